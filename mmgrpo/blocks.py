@@ -1,0 +1,89 @@
+"""Named, parametrized pure functions: how an algorithm is written down.
+
+A table maps names to ``Block`` rows. A user writes ``name`` or ``name(parameter=value, ...)`` in a
+recipe or on the command line; ``bind`` turns that text into a function of the table's inputs.
+
+    >>> from mmgrpo.blocks import Block, bind
+    >>> table = {"power": Block(lambda x, exponent=2.0: x**exponent, needs=("x",))}
+    >>> bind("power(exponent=3)", table, "demo")({"x": 2.0})
+    8.0
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """One row of a table: a pure function and the names of the inputs it takes, in order.
+
+    ``level`` says what must be seen together for the result to be right: ``decision`` (elementwise),
+    ``row`` (all decisions of a sample) or ``group`` (all samples of a group).
+    """
+
+    fn: Callable[..., Any]
+    needs: tuple[str, ...] = ()
+    level: str = "decision"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A block with its parameters; called with a mapping of inputs it picks those it needs."""
+
+    text: str
+    block: Block
+    parameters: Mapping[str, Any]
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        missing = [name for name in self.block.needs if name not in inputs]
+        if missing:
+            raise KeyError(f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have")
+        return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated."""
+    wanted = f"'{text}' is not of the form name or name(parameter=value, ...)"
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(wanted) from error
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args):
+        raise ValueError(wanted)
+    try:
+        return node.func.id, {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg}
+    except ValueError as error:
+        raise ValueError(f"{wanted}; values must be plain numbers, strings, lists or booleans") from error
+
+
+def nearest(name: str, names: Any) -> str:
+    """A hint for an unknown name: the closest known one, then all of them."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return f"{hint} Known: {', '.join(known)}."
+
+
+def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
+    """Look the text up in a table; unknown names and parameters are errors that name the nearest."""
+    name, parameters = parse(text)
+    if name not in table:
+        raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
+    block = table[name]
+    accepted = list(inspect.signature(block.fn).parameters)[len(block.needs) :]
+    for parameter in parameters:
+        if parameter not in accepted:
+            raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
+    for parameter in accepted:
+        if inspect.signature(block.fn).parameters[parameter].default is inspect.Parameter.empty:
+            if parameter not in parameters:
+                raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
+    return Bound(text, block, parameters)
