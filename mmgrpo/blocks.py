@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,20 +49,28 @@ class Bound:
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated."""
+    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated.
+
+    A name may be dotted and may hold one colon (``package.module:function``).
+    """
     wanted = f"'{text}' is not of the form name or name(parameter=value, ...)"
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(wanted) from error
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args):
+    match = re.fullmatch(r"\s*([\w.\-]+(?::[\w.]+)?)\s*(\(.*\))?\s*", text, re.DOTALL)
+    if match is None:
         raise ValueError(wanted)
+    name, arguments = match.groups()
     try:
-        return node.func.id, {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg}
-    except ValueError as error:
+        call = ast.parse(f"f{arguments or '()'}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+            raise ValueError(wanted)
+        return name, {str(k.arg): _literal(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError) as error:
         raise ValueError(f"{wanted}; values must be plain numbers, strings, lists or booleans") from error
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id == "inf":
+        return float("inf")
+    return ast.literal_eval(node)
 
 
 def nearest(name: str, names: Any) -> str:
