@@ -1,0 +1,1 @@
+"""Families that make pictures and videos."""
