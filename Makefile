@@ -1,0 +1,46 @@
+# One environment, the same for a person and for CI. `make help` lists what there is.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= visual,rewards,dev
+# Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
+CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(STAMP)  ## create the environment in .venv
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	@touch $@
+
+demo: $(STAMP)  ## train the embedded text-to-image model with GRPO and write a report
+	$(BIN)/python scripts/train_visual.py --config scripts/recipes/visual/demo.yaml
+
+test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)  ## check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(STAMP)  ## format the code and mend what lint can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## measure sampling and training speed on this machine
+	$(BIN)/python scripts/bench.py
+
+clean:  ## remove the environment and caches
+	rm -rf .venv .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
