@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -106,6 +106,7 @@ class Decisions:
         return self.mask.shape[0]
 
 
+@runtime_checkable
 class Part(Protocol):
     """Some (row, position) entries of a rollout that are scored together in one forward pass."""
 
@@ -113,6 +114,7 @@ class Part(Protocol):
     positions: Int[Tensor, "N"]
 
 
+@runtime_checkable
 class Steps(Protocol):
     """What a policy keeps of its decisions in order to score them again; opaque to the core."""
 
@@ -165,6 +167,7 @@ class Request:
     round: int = 0
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A model that makes T random decisions per sample and can say again how likely each was."""
 
@@ -186,12 +189,14 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
 class Reward(Protocol):
     """A named scorer: prompts and outputs to one number each; NaN says "could not be scored"."""
 
     def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[float]: ...
 
 
+@runtime_checkable
 class Reference(Protocol):
     """Gives the network as it was before training, for the length of a ``with`` block."""
 
