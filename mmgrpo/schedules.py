@@ -1,0 +1,148 @@
+"""Noise levels of a reverse process: computed once, in fp32, and looked up by step.
+
+Rectified flows (SD3, FLUX, Wan, ...): ``x_s = (1 - s) x0 + s e`` with level s from 1 (noise) to 0
+(data); the network predicts ``v = e - x0``. Denoising diffusion (SD1.x, SDXL):
+``x_t = sqrt(abar_t) x0 + sqrt(1 - abar_t) e`` with level ``abar``, which grows towards 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The noise levels that T steps go through; step i leads from ``levels[i]`` to ``levels[i + 1]``."""
+
+    levels: Float[Tensor, " points"]
+    """T + 1 levels: sigma for flows, cumulative alpha for diffusion, the final one included."""
+    times: Real[Tensor, " steps"]
+    """T times as the network is given them: sigma itself for flows, integer timesteps for diffusion."""
+    process: Literal["flow", "diffusion"]
+    cap: float
+    """What stands for sigma = 1 where 1 - sigma is divided by: the second level of the whole grid."""
+    shift: float = 1.0
+    """The time shift the levels were made with; a re-spaced tail uses it again."""
+
+    @property
+    def steps(self) -> int:
+        return self.times.shape[0]
+
+    def network_time(self, step: Int[Tensor, " N"]) -> Real[Tensor, " N"]:
+        """The time to give the network at each step."""
+        return self.times[step]
+
+    def dt(self, step: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Time covered by each step, positive: sigma - sigma' for flows, 1 for diffusion."""
+        if self.process == "flow":
+            return self.levels[step] - self.levels[step + 1]
+        return torch.ones_like(self.levels[step])
+
+    def pick(self, points: Sequence[int]) -> Grid:
+        """The grid that visits only these points (indices into ``levels``, ascending)."""
+        index = torch.tensor(list(points), device=self.levels.device)
+        return replace(self, levels=self.levels[index], times=self.times[index[:-1]])
+
+    def with_tail(self, start: int, steps: int) -> Grid:
+        """Go from point ``start`` to sigma 0 in ``steps`` steps, evenly spaced before the shift.
+
+        The levels up to and including ``start`` stay as they are and the last level is exactly 0,
+        for any length (MixGRPO-Flash, arXiv:2507.21802, section 3.3).
+        """
+        if self.process != "flow":
+            raise ValueError(
+                "a re-spaced tail is defined for flows; this grid is of a diffusion process: use tail_steps=0"
+            )
+        even = unshifted(self.levels[start].double(), self.shift) * torch.linspace(
+            1, 0, steps + 1, dtype=torch.float64
+        )
+        tail = shifted(even, self.shift)[1:].to(self.levels)
+        levels = torch.cat([self.levels[: start + 1], tail])
+        return replace(self, levels=levels, times=levels[:-1])
+
+    def to(self, device: torch.device | str) -> Grid:
+        return replace(self, levels=self.levels.to(device), times=self.times.to(device))
+
+
+def shifted(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
+    """Time shift ``s * sigma / (1 + (s - 1) * sigma)``; exact at 0 and 1 (SD3, arXiv:2403.03206, eq. 23)."""
+    return shift / (shift + (1 / sigma - 1))
+
+
+def unshifted(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
+    """The inverse of ``shifted``."""
+    return shifted(sigma, 1 / shift)
+
+
+def flow(levels: Float[Tensor, " points"], shift: float = 1.0) -> Grid:
+    """A grid of given flow levels, falling from at most 1 to 0."""
+    falling = bool((levels[1:] < levels[:-1]).all())
+    if levels.shape[0] < 2 or not falling or levels[0] > 1 or levels[-1] != 0:
+        raise ValueError(f"flow levels must fall from at most 1 to 0, got {levels.tolist()}")
+    return Grid(levels, levels[:-1], "flow", float(levels[1]), shift)
+
+
+def flow_grid(steps: int, shift: float = 3.0) -> Grid:
+    """``linspace(1, 0, T + 1)``, then the time shift.
+
+    Shift 3 is used for SD3, FLUX and Wan images, 5 for HunyuanVideo, 7 for SkyReels (DanceGRPO,
+    arXiv:2505.07818; MixGRPO, arXiv:2507.21802).
+    """
+    at_least_one(steps)
+    even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    return flow(shifted(even, shift).float(), shift)
+
+
+def flux_shift(image_tokens: int) -> float:
+    """FLUX's dynamic shift ``exp(mu)``; mu is linear in the image tokens, 0.5 at 256 and 1.15 at 4096."""
+    return math.exp(0.5 + (image_tokens - 256) * (1.15 - 0.5) / (4096 - 256))
+
+
+def flux_grid(steps: int, image_tokens: int) -> Grid:
+    """``linspace(1, 1/T, T)`` with FLUX's dynamic shift, then 0: the grid of diffusers' FLUX pipeline."""
+    at_least_one(steps)
+    shift = flux_shift(image_tokens)
+    even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
+    levels = torch.cat([shifted(even, shift), torch.zeros(1, dtype=torch.float64)])
+    return flow(levels.float(), shift)
+
+
+def ddim_grid(
+    alphas_cumprod: Float[Tensor, " train"],
+    steps: int,
+    spacing: Literal["leading", "trailing"] = "leading",
+    offset: int = 1,
+    clean_end: bool = False,
+) -> Grid:
+    """Integer timesteps of DDIM and their cumulative alphas (arXiv:2010.02502).
+
+    ``leading`` with ``offset=1`` is Stable Diffusion's (981, 961, ..., 1 for 50 of 1000 steps);
+    ``trailing`` starts at the last timestep. The final level is the first entry of
+    ``alphas_cumprod`` as in Stable Diffusion and DDPO, or exactly 1 with ``clean_end``.
+    """
+    at_least_one(steps)
+    train = alphas_cumprod.shape[0]
+    if steps > train:
+        raise ValueError(f"steps={steps} exceeds the {train} timesteps that the network was trained with")
+    if spacing == "leading":
+        times = torch.arange(steps - 1, -1, -1) * (train // steps) + offset
+    elif spacing == "trailing":
+        times = torch.arange(train, 0, -train / steps, dtype=torch.float64)[:steps].round().long() - 1
+    else:
+        raise ValueError(f"spacing must be 'leading' or 'trailing', got '{spacing}'")
+    times = times.clamp(0, train - 1)
+    final = torch.ones(1) if clean_end else alphas_cumprod[:1]
+    levels = torch.cat([alphas_cumprod.cpu()[times], final.to("cpu", alphas_cumprod.dtype)]).float()
+    return Grid(levels, times, "diffusion", float(levels[1]))
+
+
+def at_least_one(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"a sampler needs at least one step, got steps={steps}")
