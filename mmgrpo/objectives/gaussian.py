@@ -1,0 +1,55 @@
+"""Objectives for Gaussian decisions (transitions of a flow or diffusion), which know their distance.
+
+Throughout, log-probs are means over latent dimensions, ``shift`` is mean((mean_new - mean_old)^2) with
+gradient, ``std`` the transition's standard deviation and ``dt`` > 0 its length in noise level.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.objectives.levels import Loss, exp_ratio
+from mmgrpo.objectives.surrogates import clipped, stop
+
+
+def guard(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    shift: Float[Tensor, "*shape"],
+    std: Float[Tensor, "*shape"],
+    dt: Float[Tensor, "*shape"],
+    clip: float = 2e-6,
+) -> Loss:
+    """The clipped surrogate of a ratio without bias and with one scale for all transitions.
+
+    log r = std [log_probs - old_log_probs + shift / (2 std^2)], loss ``ppo(r) / dt``. With
+    x' = mean_old + std z this is mean((mean_new - mean_old) z), whose expectation over z is 0, while
+    that of the plain log-ratio is minus the KL, so that its upper clip hardly ever acts.
+    GRPO-Guard (2510.22319).
+    """
+    log_ratio = std * (log_probs - old_log_probs + shift / (2 * std.square()))
+    held = clipped(log_ratio, advantages, clip, clip)
+    return held._replace(values=held.values / dt)
+
+
+def flow_dppo(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    shift: Float[Tensor, "*shape"],
+    std: Float[Tensor, "*shape"],
+    threshold: float = 1e-5,
+) -> Loss:
+    """-r A without a clip, and nothing from transitions that are far off and still moving away.
+
+    Zero where D = shift / (2 std^2) exceeds ``threshold`` and (A > 0 and r > 1) or (A < 0 and r < 1).
+    D is the KL between the two transitions, so the trust region is measured, not guessed from the
+    ratio of one sample. Flow-DPPO (2606.11025).
+    """
+    log_ratio = log_probs - old_log_probs
+    _, below, above = stop(log_ratio, advantages, floor=0.0, roof=0.0)
+    far = shift.detach() / (2 * std.square()) > threshold
+    low, high = below & far, above & far
+    return Loss((-advantages * exp_ratio(log_ratio)).masked_fill(low | high, 0.0), low, high)

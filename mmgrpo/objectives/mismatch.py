@@ -1,0 +1,72 @@
+"""Mismatch: detached factors for samples drawn by another engine, or another precision, than the trainer's.
+
+Throughout, w = exp(old_log_probs - sampler_log_probs): how likely the trainer's old policy was to make
+the decision, over how likely the sampler said it was. The factor multiplies the loss of a decision.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmgrpo.objectives.levels import exp_ratio, row_mean
+
+
+def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """One everywhere: sampler and trainer are taken to agree."""
+    return torch.ones_like(old_log_probs)
+
+
+def tis(
+    old_log_probs: Float[Tensor, "*shape"], sampler_log_probs: Float[Tensor, "*shape"], cap: float = 2.0
+) -> Float[Tensor, "*shape"]:
+    """Truncated importance sampling: min(w, cap). Yao et al. 2025; ``cap`` infinite is the plain weight."""
+    return exp_ratio(old_log_probs - sampler_log_probs).clamp(max=cap).detach()
+
+
+def mis(
+    old_log_probs: Float[Tensor, "*shape"],
+    sampler_log_probs: Float[Tensor, "*shape"],
+    low: float = 0.5,
+    high: float = 2.0,
+) -> Float[Tensor, "*shape"]:
+    """Masked importance sampling: w where it lies in [low, high], else 0. IcePop (high 5) is this too."""
+    weight = exp_ratio(old_log_probs - sampler_log_probs).detach()
+    return weight.masked_fill((weight < low) | (weight > high), 0.0)
+
+
+def sequence_mask(
+    old_log_probs: Float[Tensor, "B T"],
+    sampler_log_probs: Float[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    low: float = 0.5,
+    high: float = 2.0,
+) -> Float[Tensor, "B T"]:
+    """w in rows whose geometric mean of w lies in [low, high], 0 in the others.
+
+    The "seq-mask-tis" of OpenRLHF and NeMo-RL: the row decides, the decision keeps its own weight.
+    """
+    gap = old_log_probs - sampler_log_probs
+    mean = row_mean(gap, passed)
+    kept = (mean >= (math.log(low) if low > 0 else -math.inf)) & (mean <= math.log(high))
+    return torch.where(passed & kept[:, None], exp_ratio(gap), 0.0).detach()
+
+
+def off_policy_mask(
+    log_probs: Float[Tensor, "B T"],
+    sampler_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    *,
+    delta: float,
+) -> Float[Tensor, "B T"]:
+    """0 where A < 0 in a row that the present policy has left behind, else 1.
+
+    Left behind: mean_t (sampler_log_probs - log_probs) > delta. Off-policy sequence masking of
+    DeepSeek-V3.2 (2512.02556), which does not state delta.
+    """
+    far = row_mean(sampler_log_probs - log_probs.detach(), passed) > delta
+    return torch.where(far[:, None] & (advantages < 0), 0.0, 1.0).to(log_probs.dtype)

@@ -1,0 +1,120 @@
+"""Objectives that regress log-ratios on rewards, within a group and without a ratio clip.
+
+All of them are means over pairs of one group of (d_i - d_j)^2, where the residual d of a row is what
+its log-ratios imply minus what its reward says. Pairs cancel whatever is common to the group, so
+the target is the row's advantage, centred or not.
+
+Rows without a trained decision are no members of their group. ``passed`` decisions make the sum
+L = sum_t (log_probs - old_log_probs) of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.objectives.levels import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
+
+
+def pair_mean(
+    residuals: Float[Tensor, "versions B"], members: Bool[Tensor, " B"], key: Int[Tensor, " B"]
+) -> Float[Tensor, " B"]:
+    """For each row: the mean over pairs i < j of its group of max over versions of (d_i - d_j)^2.
+
+    0 where a group has no pair. For one version it is twice the sample variance of d (ddof 1).
+    """
+    same = peers(key, members)
+    each_other = same & members[:, None] & ~torch.eye(len(key), dtype=torch.bool, device=key.device)
+    gaps = (residuals[:, :, None] - residuals[:, None, :]).square().amax(0)
+    total = same.to(gaps.dtype) @ torch.where(each_other, gaps, 0.0).sum(1)
+    pairs = same.to(gaps.dtype) @ each_other.sum(1).to(gaps.dtype)
+    return total / pairs.clamp_min(1)
+
+
+def regression_pair(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    eta: float = 1.0,
+) -> Loss:
+    """Regress differences of rewards: mean over pairs of ((L_i - L_j) / eta - (A_i - A_j))^2.
+
+    REBEL (2404.16767), with all pairs of a group in place of one.
+    """
+    residual = row_sum(log_probs - old_log_probs, passed) / eta - row_advantage(advantages, passed)
+    return unclipped(at_decisions(pair_mean(residual[None], mask.any(1), key), mask))
+
+
+def regression_group(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    beta: float = 0.1,
+) -> Loss:
+    """Match centred implicit rewards to centred rewards over the whole group.
+
+    1/2 sum_i [(beta L_i - mean beta L) - (A_i - mean A)]^2 / (G - 1), a quarter of the pair mean.
+    GVPO (2504.19599). At L = 0 the gradient is -beta / (G - 1) sum_i (A_i - mean A) grad sum_t log_probs.
+    """
+    residual = beta * row_sum(log_probs - old_log_probs, passed) - row_advantage(advantages, passed)
+    return unclipped(at_decisions(pair_mean(residual[None], mask.any(1), key) / 4, mask))
+
+
+def regression_standardized(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    eps: float = 1e-4,
+) -> Loss:
+    """Match standardized log-ratios to standardized advantages: mean_i [z(L)_i - A_i]^2, both centred.
+
+    z(L) = (L - mean) / (std + eps) over the group, std with ddof 1. Reg-GRPO (DeepVideo-R1,
+    2506.07464). On policy all L are 0 and the gradient is that of the group policy gradient times
+    2 / eps, so ``eps`` must fit the size of log-ratios.
+    """
+    members = mask.any(1)
+    same = peers(key, members).to(log_probs.dtype)
+    size = same.sum(1)
+    total = row_sum(log_probs - old_log_probs, passed)
+    centred = total - same @ total / size.clamp_min(1)
+    variance = same @ (centred.square() * members) / (size - 1).clamp_min(1)
+    # The root has no derivative at 0, where all log-ratios of a group start.
+    spread = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
+    residual = centred / (spread + eps) - row_advantage(advantages, passed)
+    half_share = (size - 1).clamp_min(0) / (2 * size.clamp_min(1))
+    return unclipped(at_decisions(half_share * pair_mean(residual[None], members, key), mask))
+
+
+def regression_proximal(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    reference_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    *,
+    clip: float,
+    beta: float = 10.0,
+) -> Loss:
+    """Regress reward differences on log-ratios to a reference, each step held near where it was.
+
+    mean over pairs of max(g, g'), g = ((R_i - R_j) - (A_i - A_j) / beta)^2, R the sum over steps of
+    log_probs - reference_log_probs; g' clips each step's term to within ``clip`` of its value under
+    the old log-probs. PRDP (2402.08714), beta 10; the paper does not state ``clip``.
+    """
+    moved = log_probs - old_log_probs
+    start = row_sum(old_log_probs - reference_log_probs, passed) - row_advantage(advantages, passed) / beta
+    residuals = torch.stack([start + row_sum(step, passed) for step in (moved, moved.clamp(-clip, clip))])
+    loss = pair_mean(residuals, mask.any(1), key)
+    return Loss(at_decisions(loss, mask), moved < -clip, moved > clip)

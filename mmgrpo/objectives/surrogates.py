@@ -1,0 +1,207 @@
+"""Surrogates: one loss per decision from its log-ratio and its advantage, elementwise on any shape.
+
+Throughout, r = exp(log_probs - old_log_probs) and A is the advantage. At r = 1 every one of them has
+the gradient -A grad log_probs; they differ in what happens to decisions that have moved away.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmgrpo.objectives.levels import Loss, exp_ratio, unclipped
+
+
+def stop(
+    log_ratio: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    floor: float,
+    roof: float,
+    ceiling: float = math.inf,
+) -> tuple[Float[Tensor, "*shape"], Bool[Tensor, "*shape"], Bool[Tensor, "*shape"]]:
+    """Log-ratios stopped, value and gradient, where moving on would only exploit the old sample.
+
+    All bounds are logarithms: ``roof`` holds where A > 0, ``floor`` (from below) and ``ceiling``
+    (from above) where A < 0. Returns the log-ratios, and where they were stopped below and above.
+    """
+    upper = (
+        torch.full_like(advantages, math.inf)
+        .masked_fill(advantages > 0, roof)
+        .masked_fill(advantages < 0, ceiling)
+    )
+    lower = torch.full_like(advantages, -math.inf).masked_fill(advantages < 0, floor)
+    return log_ratio.clamp(lower, upper), log_ratio < lower, log_ratio > upper
+
+
+def band(low: float, high: float) -> tuple[float, float]:
+    """The logarithms of 1 - low and 1 + high; ``low`` of one or more is no lower bound."""
+    return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
+
+
+def clipped(
+    log_ratio: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float,
+    high: float,
+    ceiling: float = math.inf,
+) -> Loss:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), with r held at ``ceiling`` where A < 0."""
+    if ceiling <= 1 + high:
+        raise ValueError(f"the ratio's ceiling is {ceiling}; it must exceed 1 + high = {1 + high}, e.g. 3.0")
+    floor, roof = band(low, high)
+    stopped, below, above = stop(log_ratio, advantages, floor, roof, math.log(ceiling))
+    return Loss(-advantages * exp_ratio(stopped), below, above)
+
+
+def ppo(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: float = 0.2,
+) -> Loss:
+    """The clipped surrogate: a decision stops once it has moved as far as its sample can vouch for.
+
+    -min(r A, clip(r, 1 - low, 1 + high) A). PPO (Schulman et al. 2017), eq. 7; two different bounds
+    are the clip-higher of DAPO (2503.14476; low 0.2, high 0.28). Gaussian decisions, whose
+    log-probs are means over dimensions, want 1e-3 ... 1e-5 (Flow-GRPO 2505.05470).
+    """
+    return clipped(log_probs - old_log_probs, advantages, low, high)
+
+
+def dual_clip(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float = 3.0,
+) -> Loss:
+    """``ppo`` whose loss for A < 0 is bounded too: min(ppo, -dual A).
+
+    Dual-clip PPO (Ye et al., 1912.09729); its authors and verl use 3, DAPO runs use 10.
+    """
+    return clipped(log_probs - old_log_probs, advantages, low, high, dual)
+
+
+def two_sided_clip(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: float = 0.2,
+    ceiling: float = 4.0,
+) -> Loss:
+    """``ppo`` of the ratio min(r, ceiling); the same function as ``dual_clip(dual=ceiling)``.
+
+    INTELLECT-2 (2505.07291); both names are in use, with different constants.
+    """
+    return clipped(log_probs - old_log_probs, advantages, low, high, ceiling)
+
+
+def log_preclip(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: float = 0.2,
+    bound: float = 1e3,
+) -> Loss:
+    """``ppo`` of a ratio that is first clamped to [1/bound, bound], in logarithms.
+
+    StableReinforce (R1-Reward, 2505.02835): decisions beyond the bound keep their value and lose
+    their gradient, on both sides and for either sign of A.
+    """
+    limit = math.log(bound)
+    log_ratio = log_probs - old_log_probs
+    values, below, above = clipped(log_ratio.clamp(-limit, limit), advantages, low, high)
+    return Loss(values, below | (log_ratio < -limit), above | (log_ratio > limit))
+
+
+def cispo_band(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: float = 0.2,
+) -> Loss:
+    """Policy gradient with a clipped, detached ratio: every decision keeps a gradient.
+
+    -sg[clip(r, 1 - low, 1 + high)] A log_probs. CISPO (MiniMax-M1, 2506.13585); ``low`` of one
+    or more is no lower bound. Bounds here are distances from one: ``high=4`` is ``cispo_cap(cap=5)``.
+    """
+    log_ratio = log_probs - old_log_probs
+    floor, roof = band(low, high)
+    weight = exp_ratio(log_ratio.clamp(floor, roof)).detach()
+    return Loss(-weight * advantages * log_probs, log_ratio < floor, log_ratio > roof)
+
+
+def cispo_cap(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    cap: float = 5.0,
+) -> Loss:
+    """``cispo_band`` with an absolute upper bound and no lower one: -sg[min(r, cap)] A log_probs.
+
+    The form of ScaleRL (2510.13786), cap 5.
+    """
+    return cispo_band(log_probs, old_log_probs, advantages, low=1.0, high=cap - 1)
+
+
+def sapo(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+) -> Loss:
+    """A soft gate in place of the clip: the gradient fades as the ratio leaves one.
+
+    -A f(r), f(r) = 4 sigmoid(tau (r - 1)) / tau, with tau_positive where A > 0 and tau_negative
+    elsewhere; f'(1) = 1 for any tau, while the value f(1) = 2 / tau depends on it. SAPO (2511.20347).
+    """
+    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
+    ratio = exp_ratio(log_probs - old_log_probs)
+    return unclipped(-advantages * 4 * torch.sigmoid(tau * (ratio - 1)) / tau)
+
+
+def simple_policy(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    eps: float = 0.2,
+) -> Loss:
+    """A quadratic leash in place of the clip: its optimum lies at the edge r = 1 +- eps.
+
+    -(r A - |A| (r - 1)^2 / (2 eps)). Simple Policy Optimization (2401.16025).
+    """
+    ratio = exp_ratio(log_probs - old_log_probs)
+    return unclipped(-(ratio * advantages - advantages.abs() * (ratio - 1).square() / (2 * eps)))
+
+
+def policy_gradient(log_probs: Float[Tensor, "*shape"], advantages: Float[Tensor, "*shape"]) -> Loss:
+    """Plain REINFORCE: -A log_probs, without ratio, clip or old log-probs (GPG, 2504.02546)."""
+    return unclipped(-advantages * log_probs)
+
+
+def mini_rl(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: float = 0.28,
+) -> Loss:
+    """Policy gradient with a detached ratio, and nothing from decisions that ``ppo`` would clip.
+
+    -M sg[r] A log_probs, M = 0 where (A > 0 and r > 1 + high) or (A < 0 and r < 1 - low). MiniRL
+    (2512.01374). The paper's weight is against the sampling engine; here that is this r
+    times a ``mismatch`` weight.
+    """
+    log_ratio = log_probs - old_log_probs
+    _, below, above = stop(log_ratio, advantages, *band(low, high))
+    weight = exp_ratio(log_ratio).detach().masked_fill(below | above, 0.0)
+    return Loss(-weight * advantages * log_probs, below, above)
