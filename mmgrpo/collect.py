@@ -1,0 +1,140 @@
+"""One round: sample groups, judge them, estimate advantages.
+
+    prompts -> policy.rollout -> judge -> gather over ranks -> estimate -> Batch
+
+Groups without spread teach nothing; with ``dynamic_sampling`` fresh prompts are drawn in their place
+until the round is full or the allowed number of draws is spent (DAPO, arXiv:2503.14476, section 3.2).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.judge import Scorer, Verdict, judge, mean_of_valid
+from mmgrpo.prompts import PromptOrder
+from mmgrpo.randomness import derive
+from mmgrpo.ranks import Share, gather_decisions, gather_verdict, join_decisions
+from mmgrpo.types import Policy, Prompt, Request, Rollout
+from mmgrpo.update import Batch
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """How many groups a round has, and how often groups without spread may be replaced."""
+
+    prompts: int
+    group_size: int
+    redraws: int = 0
+
+
+@dataclass(frozen=True)
+class Round:
+    """A judged and estimated round, what it cost and what is logged of it."""
+
+    batch: Batch
+    rollouts: Sequence[Rollout]
+    verdict: Verdict
+    cursor: int
+    """Where the next round begins in the prompt order."""
+    metrics: dict[str, float]
+
+
+def collect(
+    policy: Policy,
+    scorers: Sequence[Scorer],
+    recipe: AdvantageRecipe,
+    prompts: Sequence[Prompt],
+    order: PromptOrder,
+    settings: RoundSettings,
+    *,
+    cursor: int,
+    number: int,
+    seed: int,
+    accelerator: Accelerator,
+) -> Round:
+    """Make round ``number``; everything random in it comes from (seed, number)."""
+    rollouts: list[Rollout] = []
+    places: list[Tensor] = []
+    gathered, verdicts = [], []
+    wanted, made_rows = settings.prompts, 0
+    clock = {"rollout": 0.0, "reward": 0.0}
+    evaluations = 0
+    for draw in range(settings.redraws + 1):
+        indices = order.take(cursor, wanted)
+        cursor += wanted
+        share = Share.of(wanted, accelerator, "the number of prompts a round")
+        slots = range(share.start, share.stop)
+        started = time.perf_counter()
+        rollout = policy.rollout(
+            Request(
+                prompts=[prompts[indices[slot]] for slot in slots],
+                slots=[draw * settings.prompts + slot for slot in slots],
+                group_size=settings.group_size,
+                seed=derive(seed, "round", number),
+                round=number,
+            )
+        )
+        clock["rollout"] += time.perf_counter() - started
+        started = time.perf_counter()
+        local = judge(scorers, rollout.prompts, rollout.outputs)
+        clock["reward"] += time.perf_counter() - started
+        rollouts.append(rollout)
+        gathered.append(gather_decisions(rollout.decisions, accelerator, draw))
+        verdicts.append(gather_verdict(local, accelerator))
+        mine = rollout.decisions.rows
+        places.append(
+            made_rows + accelerator.process_index * mine + torch.arange(mine, device=accelerator.device)
+        )
+        made_rows += gathered[-1].rows
+        evaluations += rollout.evaluations
+        decisions = join_decisions(gathered)
+        verdict = Verdict(torch.cat([v.values for v in verdicts]), torch.cat([v.valid for v in verdicts]))
+        made = estimate(verdict.values, verdict.valid, _weights(scorers, verdict), decisions, recipe)
+        missing = settings.prompts - groups_with_spread(made.rewards, decisions.keys["prompt"])
+        if missing <= 0 or draw == settings.redraws:
+            break
+        world = accelerator.num_processes
+        wanted = -(-missing // world) * world
+    metrics = {
+        "group/zero_std_fraction": made.zero_spread,
+        "group/draws": float(len(rollouts)),
+        "rollout/evaluations": float(evaluations * accelerator.num_processes),
+        "rollout/rows": float(made_rows),
+        "time/rollout": clock["rollout"],
+        "time/reward": clock["reward"],
+    }
+    for column, scorer in enumerate(scorers):
+        mean, std, failed = mean_of_valid(verdict, column)
+        if failed == verdict.values.shape[0]:
+            raise RuntimeError(
+                f"reward '{scorer.name}' could not score any of the {failed} outputs of round {number}; "
+                "see what it returns for one of them (scripts/evaluate.py does this)"
+            )
+        metrics[f"reward/{scorer.name}/mean"], metrics[f"reward/{scorer.name}/std"] = mean, std
+        if failed:
+            metrics[f"reward/{scorer.name}/failed"] = float(failed)
+    batch = Batch(rollouts, places, decisions, made.advantages, made.mask)
+    return Round(batch, rollouts, verdict, cursor, metrics)
+
+
+def groups_with_spread(rewards: Tensor, key: Tensor) -> int:
+    """How many groups hold two different finite rewards."""
+    _, inverse = torch.unique(key, return_inverse=True)
+    count = int(inverse.max()) + 1
+    clean = torch.nan_to_num(rewards.double())
+    low = torch.full((count,), torch.inf, device=clean.device, dtype=clean.dtype).scatter_reduce(
+        0, inverse, clean, "amin"
+    )
+    high = torch.full_like(low, -torch.inf).scatter_reduce(0, inverse, clean, "amax")
+    return int((high > low).sum())
+
+
+def _weights(scorers: Sequence[Scorer], verdict: Verdict) -> Tensor:
+    return torch.tensor([scorer.weight for scorer in scorers], device=verdict.values.device)

@@ -1,0 +1,1 @@
+"""Policies: what makes T random decisions per sample and can score them again."""

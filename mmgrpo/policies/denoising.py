@@ -1,0 +1,355 @@
+"""A policy whose decisions are the Gaussian transitions of a denoising process.
+
+A rollout walks a tree per group: it starts from ``plan.roots`` initial noises and splits where the
+plan says so; a group that never splits is ``group_size`` single branches. What branches share is
+computed once, stored once and trained once:
+
+    roots --ODE--> x_k --split into G--> x_{k+1} --ODE--> G outputs        (one-step branch)
+
+    forward passes of the network     one per distinct state x_t
+    decisions                         one per distinct pair (x_t, x_{t+1})
+
+States are kept in fp32, exactly as they were scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.blocks import Bound, bind
+from mmgrpo.plan import Plan
+from mmgrpo.planners import PLANS
+from mmgrpo.randomness import stream
+from mmgrpo.transitions import (
+    Kernel,
+    Transition,
+    ddim,
+    dpmpp_2m,
+    euler,
+    kernel,
+    level_table,
+    no_history,
+    noise_table,
+    over_latent,
+    sibling_noise,
+)
+from mmgrpo.ranks import join_decisions
+from mmgrpo.schedules import Grid
+from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
+
+
+NODES_PER_WALK = 1 << 32
+"""Decision numbers of different walks of a rollout never meet."""
+
+
+class Conditioning(Protocol):
+    """What a family made of the prompts, one entry each."""
+
+    def take(self, index: Int[Tensor, "N"]) -> Conditioning: ...
+
+
+class DenoisingFamily(Protocol):
+    """One model family made to answer what this policy asks (pipelines/visual/)."""
+
+    network: nn.Module
+    prediction: str
+    """What the network predicts: flow, or epsilon, v or sample of a diffusion process."""
+    evaluations_per_row: int
+    """2 where guidance runs two branches, else 1."""
+
+    def encode(self, prompts: Sequence[Prompt]) -> Any: ...
+    def latent_shape(self) -> tuple[int, ...]: ...
+    def predict(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Any) -> Tensor: ...
+    def decode(self, latents: Tensor) -> Sequence[Output]: ...
+    def grid(self, steps: int) -> Grid: ...
+    def reference(self) -> AbstractContextManager[nn.Module]: ...
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Decisions of one walk that are scored together."""
+
+    rows: Int[Tensor, "N"]
+    positions: Int[Tensor, "N"]
+    walk: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What is kept of the trees of one plan: the states that decisions lead from and to."""
+
+    grid: Grid
+    std: Float[Tensor, " T"]
+    level: Float[Tensor, " T"]
+    first_row: int
+    """Place of its first row in the rollout; the indices below count from there."""
+    states: Float[Tensor, "S *latent"]
+    means: Float[Tensor, "S *latent"]
+    """Mean of the transition that drew each state; unused where no decision did."""
+    before: Int[Tensor, "rows T"]
+    after: Int[Tensor, "rows T"]
+    prompt: Int[Tensor, " rows"]
+    conditioning: Any
+
+
+@dataclass(frozen=True)
+class Walks:
+    """The walks of a rollout, one for each plan of the round."""
+
+    walks: Sequence[Walk]
+
+    def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Entries]:
+        """Parts of at most ``limit`` distinct states; decisions that lead from one state stay together."""
+        for number, walk in enumerate(self.walks):
+            own = slice(walk.first_row, walk.first_row + len(walk.before))
+            rows, positions = mask[own].nonzero(as_tuple=True)
+            if len(rows) == 0:
+                continue
+            _, state = torch.unique(walk.before[rows, positions], return_inverse=True)
+            for start in range(0, int(state.max()) + 1, limit):
+                chosen = (state >= start) & (state < start + limit)
+                yield Entries(rows[chosen] + walk.first_row, positions[chosen], number)
+
+
+class DenoisingPolicy:
+    """Samples by a plan and a kernel, and scores the same transitions again."""
+
+    provides = frozenset(
+        {"log_probs", "shift", "std", "dt", "level"}
+        | {"reference_log_probs", "reference_shift", "reference_velocity_gap"}
+    )
+
+    def __init__(
+        self,
+        family: DenoisingFamily,
+        *,
+        steps: int,
+        kernel_text: str,
+        plan: str,
+        evaluation_steps: int,
+        states_at_once: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.family = family
+        self.network = family.network
+        self.device = torch.device(device)
+        self.grid = family.grid(steps).to(self.device)
+        self.evaluation_grid = family.grid(evaluation_steps).to(self.device)
+        self.kernel: Kernel = kernel(kernel_text)
+        self.planner: Bound = bind(plan, PLANS, "sampling.plan")
+        self.states_at_once = states_at_once
+
+    def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
+        """The plans of a round: the same on all ranks."""
+        inputs = {
+            "steps": self.grid.steps,
+            "group_size": group_size,
+            "round": round,
+            "generator": stream(seed, "plan"),
+        }
+        return self.planner(inputs)
+
+    @torch.no_grad()
+    def rollout(self, request: Request) -> Rollout:
+        """One group per prompt and plan; the prompt key numbers (slot, plan)."""
+        plans = self.plans(request.group_size, request.round, request.seed)
+        conditioning = self.family.encode(request.prompts)
+        walks: list[Walk] = []
+        finals: list[Tensor] = []
+        previews: dict[str, list[Output]] = {}
+        decisions: list[Decisions] = []
+        for number, plan in enumerate(plans):
+            first_row = sum(len(final) for final in finals)
+            walk, made, end = self._walk(request, plan, number, len(plans), first_row, conditioning)
+            rows = conditioning.take(walk.prompt)
+            finals.append(self.denoise(end, rows, walk.grid, plan.end, plan.tail))
+            for interval in plan.intervals[1:]:
+                coarse = self.denoise(end, rows, walk.grid.pick(plan.points(interval)), 0)
+                previews.setdefault(f"interval{interval}", []).extend(self.family.decode(coarse))
+            walks.append(walk)
+            decisions.append(made)
+        prompts = [request.prompts[i] for walk in walks for i in walk.prompt.tolist()]
+        evaluations = len(request.prompts) * sum(plan.evaluations for plan in plans)
+        return Rollout(
+            prompts=prompts,
+            outputs=list(self.family.decode(torch.cat(finals))),
+            decisions=join_decisions(decisions),
+            steps=Walks(walks),
+            previews=previews,
+            evaluations=evaluations * self.family.evaluations_per_row,
+        )
+
+    def _walk(
+        self, request: Request, plan: Plan, number: int, plans: int, first_row: int, conditioning: Any
+    ) -> tuple[Walk, Decisions, Float[Tensor, "rows *latent"]]:
+        """Walk the trees of all prompts to the plan's last stochastic step."""
+        groups, rows = len(request.prompts), len(request.prompts) * plan.rows
+        grid = plan.grid(self.grid)
+        std, level = noise_table(self.kernel, grid), level_table(self.kernel, grid)
+        streams = [stream(request.seed, "noise", slot, number) for slot in request.slots]
+        x = self.initial_noise(request, plan.roots)
+        states, means = [x], [x]
+        count, here = len(x), torch.arange(len(x), device=self.device)
+        before, after = (
+            torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2)
+        )
+        log_probs = torch.zeros(rows, plan.steps, device=self.device)
+        kept = True
+        for t in range(plan.end):
+            forwards, edges = plan.forwards[t], plan.edges[t]
+            step = torch.full((len(x),), t, device=self.device)
+            prompt = torch.arange(groups, device=self.device).repeat_interleave(forwards)
+            output = self.predict(self.network, x, step, conditioning.take(prompt), grid)
+            if not plan.stochastic[t]:
+                x, kept = self.deterministic(x, output, step, grid), False
+                continue
+            if not kept:
+                states.append(x)
+                means.append(x)
+                here = torch.arange(count, count + len(x), device=self.device)
+                count += len(x)
+            before[:, t] = here.repeat_interleave(rows // len(here))
+            drawn = self.kernel(x, output, step, grid)
+            children = torch.arange(len(x), device=self.device).repeat_interleave(plan.branches[t])
+            drawn = Transition(drawn.mean[children], drawn.std[children], drawn.scaled)
+            x = drawn.sample(self._noise(streams, plan, forwards, edges))
+            states.append(x)
+            means.append(drawn.mean)
+            here = torch.arange(count, count + len(x), device=self.device)
+            count, kept = count + len(x), True
+            after[:, t] = here.repeat_interleave(rows // len(here))
+            log_probs[:, t] = drawn.log_prob(x).repeat_interleave(rows // len(here))
+        walk = Walk(
+            grid=grid,
+            std=std,
+            level=level,
+            first_row=first_row,
+            states=torch.cat(states),
+            means=torch.cat(means),
+            before=before,
+            after=after,
+            prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows),
+            conditioning=conditioning,
+        )
+        stochastic = torch.tensor(plan.stochastic, device=self.device).expand(rows, -1)
+        mask = torch.cat([plan.mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
+        slots = torch.tensor(list(request.slots), device=self.device)
+        steps = torch.arange(plan.steps, device=self.device)
+        made = Decisions(
+            log_probs=log_probs,
+            mask=mask.to(self.device),
+            passed=stochastic,
+            node=torch.where(stochastic, after + number * NODES_PER_WALK, 0),
+            origin=torch.full((rows,), OWN, device=self.device),
+            keys={"prompt": (slots * plans + number).repeat_interleave(plan.rows)},
+            fields={
+                "std": std.expand(rows, -1),
+                "level": level.expand(rows, -1),
+                "dt": grid.dt(steps).expand(rows, -1),
+            },
+        )
+        return walk, made, x
+
+    def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> Scores:
+        """Score the part's transitions again; one forward pass per distinct state."""
+        walk: Walk = rollout.steps.walks[part.walk]  # type: ignore[attr-defined]
+        rows = part.rows - walk.first_row
+        before, after = walk.before[rows, part.positions], walk.after[rows, part.positions]
+        distinct, inverse = torch.unique(before, return_inverse=True)
+        # Any decision that leads from a state tells its step and its prompt.
+        some = torch.empty_like(distinct).scatter_(
+            0, inverse, torch.arange(len(before), device=before.device)
+        )
+        step, conditioning = part.positions[some], walk.conditioning.take(walk.prompt[rows[some]])
+        x, reached = walk.states[distinct], walk.states[after]
+
+        def transition(output: Tensor) -> Transition:
+            made = self.kernel(x, output, step, walk.grid)
+            return Transition(made.mean[inverse], made.std[inverse], made.scaled)
+
+        output = self.predict(self.network, x, step, conditioning, walk.grid)
+        now = transition(output)
+        scores: Scores = {"log_probs": now.log_prob(reached)}
+        if "shift" in names:
+            scores["shift"] = over_latent((now.mean - walk.means[after]).square())
+        if "std" in names:
+            scores["std"] = walk.std[part.positions]
+        if "level" in names:
+            scores["level"] = walk.level[part.positions]
+        if "dt" in names:
+            scores["dt"] = walk.grid.dt(part.positions)
+        if any(name.startswith("reference_") for name in names):
+            with torch.no_grad(), self.family.reference() as network:
+                original = self.predict(network, x, step, conditioning, walk.grid)
+            reference = transition(original)
+            scores["reference_log_probs"] = reference.log_prob(reached)
+            scores["reference_shift"] = over_latent((now.mean - reference.mean).square())
+            scores["reference_velocity_gap"] = over_latent((output - original).square())[inverse]
+        return scores
+
+    @torch.no_grad()
+    def sample(self, request: Request) -> list[Output]:
+        """Draw by the deterministic solver, from noise that depends on the seed and the slot."""
+        conditioning = self.family.encode(request.prompts)
+        x = self.initial_noise(request, request.group_size)
+        prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
+        return list(self.family.decode(self.denoise(x, conditioning.take(prompt), self.evaluation_grid, 0)))
+
+    def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
+        """``count`` noises for each prompt of the request, each prompt from its own stream."""
+        shape = (count, *self.family.latent_shape())
+        noises = [torch.randn(shape, generator=stream(request.seed, "start", slot)) for slot in request.slots]
+        return torch.cat(noises).to(self.device)
+
+    def _noise(
+        self, streams: Sequence[torch.Generator], plan: Plan, forwards: int, edges: int
+    ) -> Float[Tensor, "edges *latent"]:
+        """Noise of one stochastic step, each prompt from its own stream; siblings share some of it."""
+        shape = self.family.latent_shape()
+        drawn = []
+        for generator in streams:
+            own = torch.randn(edges, *shape, generator=generator)
+            if edges > forwards:
+                shared = torch.randn(forwards, *shape, generator=generator)
+                own = sibling_noise(shared.repeat_interleave(edges // forwards, 0), own, plan.sibling_scale)
+            drawn.append(own)
+        return torch.cat(drawn).to(self.device)
+
+    def denoise(
+        self, x: Float[Tensor, "N *latent"], conditioning: Any, grid: Grid, start: int, solver: str = "euler"
+    ) -> Float[Tensor, "N *latent"]:
+        """Solve the ODE from step ``start`` of a grid to its end."""
+        history = no_history(x)
+        for t in range(start, grid.steps):
+            step = torch.full((len(x),), t, device=x.device)
+            output = self.predict(self.network, x, step, conditioning, grid)
+            if solver == "dpmpp_2m":
+                x, history = dpmpp_2m(x, output, step, grid, history)
+            else:
+                x = self.deterministic(x, output, step, grid)
+        return x
+
+    def deterministic(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:
+        """One noiseless step."""
+        if grid.process == "flow":
+            return euler(x, output, step, grid)
+        return ddim(x, output, step, grid, eta=0.0, prediction=self.family.prediction).mean
+
+    def predict(
+        self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid
+    ) -> Tensor:
+        """The network's output in fp32; without gradient in chunks that fit in memory."""
+        times = grid.network_time(step)
+        if torch.is_grad_enabled() or len(x) <= self.states_at_once:
+            return self.family.predict(network, x, times, conditioning).float()
+        chunks = torch.arange(len(x), device=x.device).split(self.states_at_once)
+        return torch.cat(
+            [self.family.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks]
+        )

@@ -1,0 +1,393 @@
+"""The trainer: collect -> judge -> estimate -> update, whatever the policy and the algorithm.
+
+    round:  rollout (no gradient) -> rewards -> advantages          mmgrpo/collect.py
+    step:   score the parts, weights * (objective + terms), AdamW   mmgrpo/update.py
+    around: evaluation before, during and after; checkpoints at round ends; metrics; EMA
+
+A run is its config, its seed and its commit: every random draw is named by (seed, round), so a
+killed run that resumes from its newest checkpoint repeats the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tqdm import tqdm
+
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.checkpoint import (
+    flatten_optimizer,
+    latest_checkpoint,
+    load_checkpoint,
+    restore_optimizer,
+    save_checkpoint,
+)
+from mmgrpo.collect import Round, RoundSettings, collect
+from mmgrpo.ema import Ema
+from mmgrpo.evaluation import Evaluation, Shown, compare, evaluate
+from mmgrpo.files import atomic_write_text
+from mmgrpo.judge import Scorer
+from mmgrpo.metrics import MetricsLog
+from mmgrpo.prompts import PromptOrder
+from mmgrpo.randomness import stream
+from mmgrpo.ranks import sum_gradients
+from mmgrpo.types import Policy, Prompt
+from mmgrpo.update import Loss, Tally, accumulate_gradients
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything about the optimizer steps of a run."""
+
+    steps: int
+    lr: float
+    warmup: int = 0
+    decay: str = "constant"
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    updates: int = 1
+    epochs: int = 1
+    evaluations_at_once: int = 64
+    ema: float = 0.0
+    ema_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise ValueError(f"optim.decay must be constant, linear or cosine, got '{self.decay}'")
+        for name in ("steps", "updates", "epochs", "evaluations_at_once"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of optimizer step ``step``, counted from zero."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.decay == "constant":
+            return self.lr
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (
+            1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        )
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """Which prompts are evaluated, and when."""
+
+    prompts: Sequence[Prompt] = ()
+    every: int = 0
+    samples: int = 1
+    seed: int = 1234
+    rows_at_once: int = 64
+    shown: int = 16
+
+
+class Trainer:
+    """Trains a policy; knows neither modality nor algorithm."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        scorers: Sequence[Scorer],
+        recipe: AdvantageRecipe,
+        loss: Loss,
+        prompts: Sequence[Prompt],
+        rounds: RoundSettings,
+        schedule: Schedule,
+        evaluation: EvalSettings,
+        folder: Path,
+        seed: int,
+        accelerator: Accelerator,
+        save_every: int = 50,
+        keep: int = 2,
+        exhibit: Callable[[Path, Shown], None] = lambda stem, shown: None,
+    ) -> None:
+        self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
+        self.prompts, self.rounds, self.schedule, self.evaluation = prompts, rounds, schedule, evaluation
+        self.folder, self.seed, self.accelerator = folder, seed, accelerator
+        self.save_every, self.keep, self.exhibit = save_every, keep, exhibit
+        self.refuse_what_cannot_work()
+        self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise ValueError(
+                "the policy has no trainable parameter; check the LoRA targets or train the full model"
+            )
+        self.optimizer = torch.optim.AdamW(
+            list(self.trained.values()),
+            lr=schedule.lr,
+            betas=schedule.betas,
+            weight_decay=schedule.weight_decay,
+        )
+        self.ema = (
+            Ema(list(self.trained.values()), schedule.ema, schedule.ema_every) if schedule.ema else None
+        )
+        self.order = PromptOrder(len(prompts), seed)
+        self.log = MetricsLog(folder)
+        self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
+
+    def refuse_what_cannot_work(self) -> None:
+        """Errors that can be known before the first sample is drawn."""
+        if self.rounds.group_size < 2:
+            raise ValueError(
+                f"group_size must be at least 2, got {self.rounds.group_size}: "
+                "a sample is compared with the others of its group"
+            )
+        missing = self.loss.scores - self.policy.provides
+        if missing:
+            raise ValueError(
+                f"the algorithm (objective '{self.loss.objective.text}', terms "
+                f"{[term.text for term in self.loss.terms]}) needs {', '.join(sorted(missing))}, which this policy "
+                f"does not give (it gives {', '.join(sorted(self.policy.provides))}); choose another preset or objective"
+            )
+        if not any(scorer.weight for scorer in self.scorers):
+            raise ValueError(
+                "every reward has weight 0, so nothing would be trained; give one of them a weight"
+            )
+
+    def fit(self) -> dict[str, Any]:
+        """Train to ``schedule.steps`` and return the evaluation section of the summary."""
+        before = self._before()
+        bar = tqdm(
+            total=self.schedule.steps,
+            initial=self.step,
+            desc="train",
+            unit="step",
+            disable=not self.accelerator.is_main_process,
+        )
+        while self.step < self.schedule.steps:
+            saved = self.step
+            self._round(bar)
+            due = self.step // self.save_every > saved // self.save_every
+            if due or self.step >= self.schedule.steps:
+                self.save()
+            if self.evaluation.every and self.step < self.schedule.steps:
+                if self.step // self.evaluation.every > saved // self.evaluation.every:
+                    self._evaluate(f"step-{self.step:06d}")
+        bar.close()
+        if before is None:
+            return {}
+        return compare(before, self._evaluate("after"))
+
+    def _before(self) -> Evaluation | None:
+        """The evaluation of the untrained policy: once per run, kept in the run folder for resumed ones."""
+        if not self.evaluation.prompts:
+            return None
+        path = self.folder / "evaluations" / "before.json"
+        if path.is_file() and self.step > 0:
+            return Evaluation(json.loads(path.read_text())["values"])
+        return self._evaluate("before")
+
+    def _round(self, bar: tqdm) -> None:
+        """One rollout and the optimizer steps made of it."""
+        made = collect(
+            self.policy,
+            self.scorers,
+            self.recipe,
+            self.prompts,
+            self.order,
+            self.rounds,
+            cursor=self.cursor,
+            number=self.round,
+            seed=self.seed,
+            accelerator=self.accelerator,
+        )
+        self.cursor = made.cursor
+        self.seconds += made.metrics["time/rollout"] + made.metrics["time/reward"]
+        first_gap = 0.0
+        for epoch in range(self.schedule.epochs):
+            for index, rows in enumerate(self._minibatches(made, epoch)):
+                if self.step >= self.schedule.steps:
+                    break
+                first = epoch == 0 and index == 0
+                tally, line = self._step(made, rows, first)
+                first_gap = tally.ratio_gap if first else first_gap
+                line = {**self._line(made, first), **line, "ratio/first_minus_one": first_gap}
+                if first and first_gap > 1e-3:
+                    warnings.warn(
+                        f"the ratio before the first update leaves one by {first_gap:.1e}: sampler and trainer "
+                        "disagree about the same decisions",
+                        stacklevel=2,
+                    )
+                if self.accelerator.is_main_process:
+                    self.log.write({"step": self.step, "seconds": self.seconds, **line})
+                    self.accelerator.log(line, step=self.step)
+                    bar.set_postfix_str(self.log.summary(self._main_reward()))
+                bar.update(1)
+        self.round += 1
+
+    def _minibatches(self, made: Round, epoch: int) -> Sequence[torch.Tensor]:
+        """Deal whole groups to ``updates`` minibatches, in an order drawn from (seed, round, epoch)."""
+        key = made.batch.decisions.keys["prompt"]
+        groups, inverse = torch.unique(key, return_inverse=True)
+        if len(groups) < self.schedule.updates:
+            raise ValueError(
+                f"a round of {len(groups)} groups cannot be cut into optim.updates={self.schedule.updates} steps; "
+                "use more prompts a round or fewer updates"
+            )
+        shuffled = torch.randperm(len(groups), generator=stream(self.seed, "minibatch", self.round, epoch))
+        dealt = torch.empty_like(shuffled)
+        dealt[shuffled] = torch.arange(len(groups)) % self.schedule.updates
+        return [dealt.to(key.device)[inverse] == update for update in range(self.schedule.updates)]
+
+    def _step(self, made: Round, rows: torch.Tensor, first: bool) -> tuple[Tally, dict[str, float]]:
+        """One optimizer step on the given rows."""
+        started = time.perf_counter()
+        lr = self.schedule.lr_at(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        trainable = int((made.batch.mask & rows[:, None]).sum())
+        tally, norm = Tally(), 0.0
+        if trainable:
+            tally = accumulate_gradients(
+                self.policy,
+                made.batch,
+                rows,
+                self.loss,
+                evaluations_at_once=self.schedule.evaluations_at_once,
+                accelerator=self.accelerator,
+                on_policy=first,
+            )
+            parameters = list(self.trained.values())
+            sum_gradients(parameters, self.accelerator)
+            limit = self.schedule.max_grad_norm or math.inf
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+            if not math.isfinite(norm):
+                raise RuntimeError(
+                    f"the gradient of optimizer step {self.step + 1} is not finite (norm {norm}); lower optim.lr "
+                    f"or the noise level, or use bf16 instead of fp16. The last checkpoint is in {self.folder}"
+                )
+            self.optimizer.step()
+        else:
+            self.skipped += 1
+        self.step += 1
+        if self.ema is not None:
+            self.ema.update(self.step)
+        elapsed = time.perf_counter() - started
+        self.seconds += elapsed
+        sums = self._summed(tally)
+        entries = max(1.0, sums.pop("entries", 0.0))
+        line = {
+            "loss": sums.pop("loss", 0.0),
+            "clip/low": sums.pop("clip/low", 0.0) / entries,
+            "clip/high": sums.pop("clip/high", 0.0) / entries,
+            "kl": sum(value for name, value in sums.items() if name.startswith("term/kl")),
+            "grad_norm": norm,
+            "lr": lr,
+            "time/update": elapsed,
+            "memory": _memory_gib(self.accelerator.device),
+            "decisions": float(trainable),
+            "skipped": float(trainable == 0),
+            **sums,
+        }
+        return tally, line
+
+    def _line(self, made: Round, first: bool) -> dict[str, float]:
+        """The round's part of a metrics line; its time is told once."""
+        return {n: (v if first or not n.startswith("time/") else 0.0) for n, v in made.metrics.items()}
+
+    def _summed(self, tally: Tally) -> dict[str, float]:
+        """Sums of a tally over all ranks (names are those of the loss, so equal on every rank)."""
+        names = ["loss", "entries", "clip/low", "clip/high"]
+        names += [f"term/{term.text.split('(')[0]}" for term in self.loss.terms]
+        values = torch.tensor([tally.sums.get(name, 0.0) for name in names], dtype=torch.float64)
+        if self.accelerator.num_processes > 1:
+            values = self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum").cpu()
+        return dict(zip(names, values.tolist(), strict=True))
+
+    def _main_reward(self) -> str:
+        weighted = [scorer for scorer in self.scorers if scorer.weight]
+        return f"reward/{weighted[0].name}/mean"
+
+    def _evaluate(self, title: str) -> Evaluation:
+        """Evaluate (with the averaged weights where they are kept) and write values and pictures."""
+        settings = self.evaluation
+
+        def run() -> tuple[Evaluation, Shown]:
+            return evaluate(
+                self.policy,
+                self.scorers,
+                settings.prompts,
+                samples=settings.samples,
+                seed=settings.seed,
+                rows_at_once=settings.rows_at_once,
+                shown=settings.shown,
+                accelerator=self.accelerator,
+                title=f"evaluate {title}",
+            )
+
+        if self.ema is not None and self.step > 0:
+            with self.ema.applied():
+                result, shown = run()
+        else:
+            result, shown = run()
+        if self.accelerator.is_main_process:
+            path = self.folder / "evaluations" / f"{title}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ids = [prompt.id for prompt in settings.prompts]
+            atomic_write_text(path, json.dumps({"step": self.step, "prompts": ids, "values": result.values}))
+            self.exhibit(self.folder / "samples" / title, shown)
+        return result
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the rest of the run depends on."""
+        if self.accelerator.is_main_process:
+            tensors, moments = flatten_optimizer(self.optimizer)
+            groups = {"weights": {n: p.detach() for n, p in self.trained.items()}, "optimizer": tensors}
+            if self.ema is not None:
+                groups["ema"] = dict(zip(self.trained, self.ema.shadow, strict=True))
+            state = {
+                "step": self.step,
+                "round": self.round,
+                "cursor": self.cursor,
+                "seconds": self.seconds,
+                "skipped": self.skipped,
+                "seed": self.seed,
+                "optimizer": moments,
+            }
+            save_checkpoint(self.folder / "checkpoints", self.step, groups, state, self.keep)
+        self.accelerator.wait_for_everyone()
+
+    def resume(self) -> bool:
+        """Continue from the newest complete checkpoint; False when there is none yet."""
+        path = latest_checkpoint(self.folder / "checkpoints")
+        if path is None:
+            self.log.truncate(0)
+            return False
+        tensors, state = load_checkpoint(path)
+        if state["seed"] != self.seed:
+            raise ValueError(f"{path} was made with --seed {state['seed']}, this run has --seed {self.seed}")
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                if name not in tensors["weights"]:
+                    raise ValueError(
+                        f"{path} has no weight '{name}': it belongs to another model or LoRA setting"
+                    )
+                parameter.copy_(tensors["weights"][name])
+        restore_optimizer(self.optimizer, tensors["optimizer"], state["optimizer"])
+        if self.ema is not None:
+            self.ema.shadow = [tensors["ema"][name].to(p.device) for name, p in self.trained.items()]
+        self.step, self.round, self.cursor = state["step"], state["round"], state["cursor"]
+        self.seconds, self.skipped = state["seconds"], state["skipped"]
+        if self.accelerator.is_main_process:
+            self.log.truncate(self.step)
+        return True
+
+
+def _memory_gib(device: torch.device) -> float:
+    """Peak memory so far in GiB: of the device where there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
