@@ -44,7 +44,9 @@ class Bound:
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         missing = [name for name in self.block.needs if name not in inputs]
         if missing:
-            raise KeyError(f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have")
+            raise KeyError(
+                f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have"
+            )
         return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
 
 
@@ -82,17 +84,28 @@ def nearest(name: str, names: Any) -> str:
 
 
 def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
-    """Look the text up in a table; unknown names and parameters are errors that name the nearest."""
+    """Look the text up in a table; unknown names and parameters are errors that name the nearest.
+
+    A whole number given for a parameter that is declared ``float`` becomes one.
+    """
     name, parameters = parse(text)
     if name not in table:
         raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
     block = table[name]
-    accepted = list(inspect.signature(block.fn).parameters)[len(block.needs) :]
+    declared = inspect.signature(block.fn).parameters
+    accepted = list(declared)[len(block.needs) :]
     for parameter in parameters:
         if parameter not in accepted:
-            raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
+            raise ValueError(
+                f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}"
+            )
     for parameter in accepted:
-        if inspect.signature(block.fn).parameters[parameter].default is inspect.Parameter.empty:
+        if declared[parameter].default is inspect.Parameter.empty:
             if parameter not in parameters:
-                raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
+                raise ValueError(
+                    f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)"
+                )
+    for parameter, value in parameters.items():
+        if type(value) is int and declared[parameter].annotation in (float, "float"):
+            parameters[parameter] = float(value)
     return Bound(text, block, parameters)

@@ -38,7 +38,7 @@ def share_mean(
 
 
 def soft_mean(values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], tau: float) -> Float[Tensor, " B"]:
-    """For each row: tau log mean exp(values / tau) over ``among``: the mean for large tau, the maximum for small."""
+    """For each row: tau log mean exp(values / tau) over ``among``; the maximum of them as tau shrinks."""
     # Finite, so that an empty set gives a number whose gradient the caller can drop.
     lowest = torch.finfo(values.dtype).min
     scaled = (values / tau).expand_as(among).masked_fill(~among, lowest)

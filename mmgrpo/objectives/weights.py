@@ -32,7 +32,7 @@ def sample_sum(mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 
 
 def constant_horizon(mask: Bool[Tensor, "B T"], *, length: float) -> Float[Tensor, "B T"]:
-    """``sample_sum`` over a constant: 1 / (rows length). Dr.GRPO (2503.20783); length is the longest allowed."""
+    """``sample_sum`` over a constant: 1 / (rows length). Dr.GRPO (2503.20783), longest allowed."""
     return sample_sum(mask) / length
 
 
