@@ -1,0 +1,80 @@
+"""Rewards: functions of prompts and outputs to one number each, looked up by name.
+
+    def brightness(prompts, outputs):
+        return [float(output.pixels.mean()) for output in outputs]
+
+A reward of your own is named as ``package.module:function`` wherever a known name could stand. NaN
+says "could not be scored"; raising stops the run. No reward returns a plausible number on failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Sequence
+
+from mmgrpo.blocks import nearest, parse
+from mmgrpo.judge import Scorer
+
+REWARDS: dict[str, str] = {
+    "scene_count": "reward_models.rules.scenes:scene_count",
+    "scene_colour": "reward_models.rules.scenes:scene_colour",
+    "scene_shape": "reward_models.rules.scenes:scene_shape",
+    "scene_position": "reward_models.rules.scenes:scene_position",
+    "scene_all": "reward_models.rules.scenes:scene_all",
+    "scene_score": "reward_models.rules.scenes:scene_score",
+    "scene_clean": "reward_models.rules.scenes:scene_clean",
+    "ocr": "reward_models.ocr:ocr",
+    "jpeg_compressibility": "reward_models.rules.jpeg:jpeg_compressibility",
+    "jpeg_incompressibility": "reward_models.rules.jpeg:jpeg_incompressibility",
+}
+"""Name to ``module:function``."""
+
+
+def scorer(text: str) -> Scorer:
+    """The reward that ``name(weight=1.0, parameter=value)`` names; weight 0 is logged, not trained on.
+
+    Unknown names, modules, functions and parameters are errors that say what is known.
+    """
+    name, parameters = parse(text)
+    weight = float(parameters.pop("weight", 1.0))
+    path = REWARDS.get(name, name)
+    if ":" not in path:
+        raise ValueError(
+            f"rewards: there is no '{name}'.{nearest(name, REWARDS)} A function of your own is written package.module:function."
+        )
+    module_name, function_name = path.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"rewards: '{name}' needs the module '{error.name}', which cannot be imported; a module of "
+            "your own must be on PYTHONPATH, the packages of the known rewards come with pip install 'mmgrpo[rewards]'"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        functions = [n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_")]
+        raise ValueError(
+            f"rewards: module '{module_name}' has no function '{function_name}'.{nearest(function_name, functions)}"
+        )
+    accepted = list(inspect.signature(function).parameters)[2:]
+    for parameter in parameters:
+        if parameter not in accepted:
+            raise ValueError(
+                f"rewards: '{name}' has no parameter '{parameter}'.{nearest(parameter, [*accepted, 'weight'])}"
+            )
+    short = name.split(":")[-1]
+    return Scorer(short, functools.partial(function, **parameters), weight)
+
+
+def scorers(texts: Sequence[str]) -> list[Scorer]:
+    """Several rewards; their names must differ."""
+    if not texts:
+        raise ValueError(f"rewards: none is named; give at least one of {', '.join(sorted(REWARDS))}")
+    made = [scorer(text) for text in texts]
+    names = [one.name for one in made]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"rewards: '{name}' is named twice; metrics could not tell the two apart")
+    return made

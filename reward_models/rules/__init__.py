@@ -1,0 +1,1 @@
+"""Verifiers: rewards without weights."""

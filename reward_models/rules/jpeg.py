@@ -1,0 +1,32 @@
+"""How well pictures compress: the two toy rewards of DDPO (arXiv:2305.13301, section 5.1)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image as Pil
+
+from mmgrpo.types import Image, Output, Prompt
+
+
+def jpeg_incompressibility(prompts: Sequence[Prompt], outputs: Sequence[Output], quality: int = 95) -> list[float]:
+    """Size of the picture as JPEG in kilobytes (1000 bytes); NaN for pictures with pixels that are no numbers."""
+    return [_kilobytes(output, quality) for output in outputs]
+
+
+def jpeg_compressibility(prompts: Sequence[Prompt], outputs: Sequence[Output], quality: int = 95) -> list[float]:
+    """The negative of ``jpeg_incompressibility``."""
+    return [-size for size in jpeg_incompressibility(prompts, outputs, quality)]
+
+
+def _kilobytes(output: Output, quality: int) -> float:
+    if not isinstance(output, Image):
+        raise TypeError(f"the jpeg rewards score pictures, got {type(output).__name__}")
+    if not bool(output.pixels.isfinite().all()):
+        return float("nan")
+    pixels = (output.pixels.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+    buffer = io.BytesIO()
+    Pil.fromarray(pixels).save(buffer, format="JPEG", quality=quality)
+    return buffer.tell() / 1000
