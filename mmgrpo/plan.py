@@ -140,7 +140,7 @@ class Plan:
         return torch.arange(self.rows) * self.forwards[step] // self.rows
 
     def mask(self, generator: torch.Generator) -> Bool[Tensor, "G T"]:
-        """The trained decisions that each row owns; a shared decision belongs to the first row that passes it.
+        """The trained decisions that each row owns; a shared one belongs to the first row that passes it.
 
         With ``share`` < 1 every row keeps its own random ``drawn`` of the trained steps.
         """
@@ -156,7 +156,7 @@ class Plan:
         return first & trained
 
     def points(self, interval: int) -> tuple[int, ...]:
-        """Points of the plan's grid that the completion with this interval visits, from ``end`` to the last."""
+        """Points of the plan's grid that the completion with this interval visits, from ``end`` on."""
         return (*range(self.end, self.steps, interval), self.steps)
 
     def grid(self, base: Grid) -> Grid:

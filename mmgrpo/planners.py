@@ -44,7 +44,7 @@ def random_subset(
 ) -> list[Plan]:
     """Draw noise in all steps but the last; each row trains a random share of them.
 
-    A prompt's rows start from one noise (DanceGRPO, arXiv:2505.07818, section 3.3 and appendix).
+    A prompt's rows start from one noise; DanceGRPO, arXiv:2505.07818.
     """
     return [replace(spread(steps, range(steps - 1), group_size, shared_noise), share=share)]
 
@@ -82,13 +82,14 @@ def sliding_window(
     tail: str = "euler",
     tail_ratio: float = 1.0,
 ) -> list[Plan]:
-    """Draw noise in and train a window that moves from noise to data over the rounds (MixGRPO, arXiv:2507.21802).
+    """Draw noise in and train a window that moves from noise to data over the rounds.
 
     ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays from 10 rounds at
     the first place down to 1 at the last, ``exp_decay`` stays ceil(interval exp(-0.1 max(start - 13, 0)))
     rounds, ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the
-    window stays, or starts again with ``roll_back``. With ``tail_ratio`` r < 1 the steps after the window are
-    max(int(left * r), 1) on a re-spaced grid (Flash: dpmpp_2m, 0.4; Flash*: frozen, 0.2).
+    window stays, or starts again with ``roll_back``. With ``tail_ratio`` r < 1 the window is followed by
+    max(int((T - its last step) r), 1) steps on a re-spaced grid (Flash: tail dpmpp_2m, ratio 0.4;
+    Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802.
     """
     last = last_start(steps, size)
     starts = range(0, last + 1, stride)
@@ -105,12 +106,13 @@ def sliding_window(
         start = moved(starts, stays, round, roll_back)
     else:
         raise ValueError(
-            f"sliding_window: there is no schedule '{schedule}'; known: progressive, decay, exp_decay, random, frozen"
+            f"sliding_window: there is no schedule '{schedule}'; "
+            "known: progressive, decay, exp_decay, random, frozen"
         )
     end = start + size
     if not 0 < tail_ratio <= 1:
         raise ValueError(f"sliding_window: tail_ratio must be above 0 and at most 1, got {tail_ratio}")
-    left = max(int((steps - end) * tail_ratio), 1) if tail_ratio < 1 else steps - end
+    left = max(int((steps - end + 1) * tail_ratio), 1) if tail_ratio < 1 else steps - end
     plan = spread(end + left, range(start, end), group_size, shared_noise)
     return [replace(plan, tail=tail, tail_steps=left if tail_ratio < 1 else 0)]
 
@@ -172,7 +174,7 @@ def branch_tree(
 
     ``prune`` > 0 (the paper: 4) leaves a window of that many depths untrained; it starts at the last
     split and moves one depth every ``prune_every`` rounds until it starts at ``prune_stop``.
-    The forward tree is always complete. BranchGRPO, arXiv:2509.06040, sections 3.2 and 3.4.
+    The forward tree is always complete. BranchGRPO, arXiv:2509.06040.
     """
     fits(group_size, factor ** len(splits), f"branch_tree(splits={list(splits)}, factor={factor})")
     stochastic = range(steps - 1)
@@ -230,7 +232,7 @@ def tree_window(
 
 
 def window_starts(steps: int, depth: int, r: float) -> torch.Tensor:
-    """The truncated geometric distribution of a window's start: (1 - r) r^i / (1 - r^n), n = steps - depth."""
+    """Truncated geometric distribution of a window's start: (1 - r) r^i / (1 - r^n), n = steps - depth."""
     if not 0 < r < 1:
         raise ValueError(f"tree_window: r must lie between 0 and 1, got {r}")
     count = steps - depth
@@ -322,5 +324,6 @@ def divided(group_size: int, roots: int) -> int:
 def fits(group_size: int, rows: int, what: str) -> None:
     if group_size != rows:
         raise ValueError(
-            f"{what} makes groups of {rows}, got group_size={group_size}; set group_size={rows} or change the tree"
+            f"{what} makes groups of {rows}, got group_size={group_size}; "
+            f"set group_size={rows} or change the tree"
         )

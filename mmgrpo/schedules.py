@@ -54,7 +54,7 @@ class Grid:
         """Go from point ``start`` to sigma 0 in ``steps`` steps, evenly spaced before the shift.
 
         The levels up to and including ``start`` stay as they are and the last level is exactly 0,
-        for any length (MixGRPO-Flash, arXiv:2507.21802, section 3.3).
+        for any length (MixGRPO-Flash, arXiv:2507.21802).
         """
         if self.process != "flow":
             raise ValueError(

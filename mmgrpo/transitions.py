@@ -28,6 +28,15 @@ from torch import Tensor
 from mmgrpo.blocks import Block, bind
 from mmgrpo.schedules import Grid
 
+Latent: TypeAlias = Float[Tensor, "N *latent"]
+"""Samples, network outputs and noise: any latent axes behind N."""
+
+Level: TypeAlias = Float[Tensor, "N *ones"]
+"""One number per entry, with axes of size one so that it broadcasts against ``Latent``."""
+
+Step: TypeAlias = Int[Tensor, " N"]
+"""The step of the grid that each entry is at."""
+
 
 @dataclass(frozen=True)
 class Transition:
@@ -37,20 +46,20 @@ class Transition:
     likelihood. ``scaled=False`` states the likelihood as the plain squared distance (see ``cps``).
     """
 
-    mean: Float[Tensor, "N *latent"]
-    std: Float[Tensor, "N *ones"]
+    mean: Latent
+    std: Level
     scaled: bool = True
 
     @property
-    def likelihood_std(self) -> Float[Tensor, "N *ones"]:
+    def likelihood_std(self) -> Level:
         """The std that differences of ``log_prob`` obey: ``std``, or sqrt(1/2) for a plain distance."""
         return self.std if self.scaled else torch.full_like(self.std, math.sqrt(0.5))
 
-    def sample(self, noise: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *latent"]:
+    def sample(self, noise: Latent) -> Latent:
         """``mean + std * noise``."""
         return self.mean + self.std * noise.to(self.mean.dtype)
 
-    def log_prob(self, x: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
+    def log_prob(self, x: Latent) -> Float[Tensor, " N"]:
         """MEAN over latent dimensions of ``-(x - mean)^2 / (2 std^2) - ln std - ln(2 pi) / 2``.
 
         Gradients reach the mean only: x is a sample that was drawn. Unscaled: ``-mean((x - mean)^2)``.
@@ -86,42 +95,24 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid], Transition]
 """(x [N, ...], output [N, ...], step [N], grid) to the transition of each entry."""
 
 
-def flow_sde(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    a: float = 0.7,
-) -> Transition:
+def flow_sde(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7) -> Transition:
     """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
 
     s~ = s, except at s = 1, where it is the grid's second level, so that the first step has std a.
-    Flow-GRPO, arXiv:2505.05470, eq. 9.
+    Flow-GRPO, arXiv:2505.05470.
     """
     now, _ = flow_levels(x, step, grid)
     inside = torch.where(now >= 1, torch.full_like(now, grid.cap), now)
     return reverse_sde(x, output, step, grid, a * (now / (1 - inside)).sqrt())
 
 
-def dance(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    eta: float = 0.3,
-) -> Transition:
-    """Reverse SDE of a flow at the constant noise level ``s_t = eta`` (DanceGRPO, arXiv:2505.07818, eq. 6)."""
+def dance(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.3) -> Transition:
+    """Reverse SDE of a flow at the constant noise level ``s_t = eta``; DanceGRPO, arXiv:2505.07818."""
     now, _ = flow_levels(x, step, grid)
     return reverse_sde(x, output, step, grid, torch.full_like(now, eta))
 
 
-def reverse_sde(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    level: Float[Tensor, "N *ones"],
-) -> Transition:
+def reverse_sde(x: Latent, output: Latent, step: Step, grid: Grid, level: Level) -> Transition:
     """Euler-Maruyama step of the reverse SDE with diffusion coefficient ``level``.
 
     ``mean = x + v dt + level^2 / (2 s) * x1 * dt``, ``x1 = x + (1 - s) v``, ``std = level sqrt(-dt)``.
@@ -134,12 +125,7 @@ def reverse_sde(
 
 
 def cps(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    a: float = 0.8,
-    scaled: bool = False,
+    x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scaled: bool = False
 ) -> Transition:
     """Coefficients-preserving sampling: after the step the total noise is exactly s' (a = 0 is Euler).
 
@@ -153,13 +139,7 @@ def cps(
     return Transition((1 - then) * clean + then * math.cos(angle) * noise, then * math.sin(angle), scaled)
 
 
-def flow_ddim(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    eta: float = 0.7,
-) -> Transition:
+def flow_ddim(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.7) -> Transition:
     """DDIM with noise eta, carried over to flows; the total noise after the step is exactly s'.
 
     ``std = eta s' sqrt(1 - s'^2 (1 - s)^2 / (s^2 (1 - s')^2))``,
@@ -172,13 +152,7 @@ def flow_ddim(
     return Transition((1 - then) * clean + (then.square() - std.square()).sqrt() * noise, std)
 
 
-def edm_churn(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    gamma: float = 0.0025,
-) -> Transition:
+def edm_churn(x: Latent, output: Latent, step: Step, grid: Grid, gamma: float = 0.0025) -> Transition:
     """Step past s' to ``r = s' / (1 + gamma - gamma s')``, then add noise up to s' and rescale.
 
     ``mean = (x + (r - s) v) / (1 + gamma r)``, ``std = r sqrt((1 + gamma)^2 - 1) / (1 + gamma r)``;
@@ -192,9 +166,9 @@ def edm_churn(
 
 
 def ddim(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
+    x: Latent,
+    output: Latent,
+    step: Step,
     grid: Grid,
     eta: float = 1.0,
     prediction: str = "epsilon",
@@ -252,12 +226,10 @@ def level_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
     return noise_table(kernel, grid) / grid.dt(torch.arange(grid.steps, device=grid.levels.device)).sqrt()
 
 
-def sibling_noise(
-    shared: Float[Tensor, "N *latent"], own: Float[Tensor, "N *latent"], scale: float
-) -> Float[Tensor, "N *latent"]:
+def sibling_noise(shared: Latent, own: Latent, scale: float) -> Latent:
     """Noise of siblings at a split: ``(shared + s own) / sqrt(1 + s^2)``; s = inf leaves them independent.
 
-    Each is N(0, I); two siblings correlate by 1 / (1 + s^2). BranchGRPO, arXiv:2509.06040, eq. 5.
+    Each is N(0, I); two siblings correlate by 1 / (1 + s^2). BranchGRPO, arXiv:2509.06040.
     """
     return own if math.isinf(scale) else (shared + scale * own) / math.sqrt(1 + scale**2)
 
@@ -266,30 +238,22 @@ def sibling_noise(
 class History:
     """What a multistep solver remembers: the clean estimate of the step before, and its level."""
 
-    clean: Float[Tensor, "N *latent"]
+    clean: Latent
     level: Float[Tensor, " N"]
 
 
-def no_history(x: Float[Tensor, "N *latent"]) -> History:
+def no_history(x: Latent) -> History:
     """The state before the first step. Level 1 is infinitely far in log-SNR, so that it weighs nothing."""
     return History(torch.zeros_like(x), torch.ones_like(x.flatten(1)[:, 0]))
 
 
-def euler(
-    x: Float[Tensor, "N *latent"], output: Float[Tensor, "N *latent"], step: Int[Tensor, " N"], grid: Grid
-) -> Float[Tensor, "N *latent"]:
+def euler(x: Latent, output: Latent, step: Step, grid: Grid) -> Latent:
     """``x + v (s' - s)``: one step of the flow's ODE. A step to s' = 0 gives the clean estimate."""
     now, then = flow_levels(x, step, grid)
     return x.to(now.dtype) + output.to(now.dtype) * (then - now)
 
 
-def dpmpp_2m(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    history: History,
-) -> tuple[Float[Tensor, "N *latent"], History]:
+def dpmpp_2m(x: Latent, output: Latent, step: Step, grid: Grid, history: History) -> tuple[Latent, History]:
     """Second-order multistep DPM-Solver++ for flows; the first step and the step to s' = 0 are Euler's.
 
     With l(s) = ln((1 - s) / s), h = l(s') - l(s): ``x' = euler - (1 - s') (exp(-h) - 1) D / 2``,
@@ -306,51 +270,7 @@ def dpmpp_2m(
     return after, History(clean, now.flatten())
 
 
-def euler_solver(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    history: History,
-) -> tuple[Float[Tensor, "N *latent"], History]:
-    """``euler`` with the signature of a multistep solver; leaves the history as it was."""
-    return euler(x, output, step, grid), history
-
-
-def ddim_solver(
-    x: Float[Tensor, "N *latent"],
-    output: Float[Tensor, "N *latent"],
-    step: Int[Tensor, " N"],
-    grid: Grid,
-    history: History,
-    prediction: str = "epsilon",
-    clip: float = math.inf,
-) -> tuple[Float[Tensor, "N *latent"], History]:
-    """``ddim`` at eta = 0, the ODE of a diffusion process; leaves the history as it was."""
-    return ddim(x, output, step, grid, eta=0.0, prediction=prediction, clip=clip).mean, history
-
-
-SOLVER_INPUTS = (*KERNEL_INPUTS, "history")
-
-SOLVERS: dict[str, Block] = {
-    "euler": Block(euler_solver, SOLVER_INPUTS),
-    "dpmpp_2m": Block(dpmpp_2m, SOLVER_INPUTS),
-    "ddim": Block(ddim_solver, SOLVER_INPUTS),
-}
-
-Solver: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid, History], tuple[Tensor, History]]
-"""(x [N, ...], output [N, ...], step [N], grid, history) to the next x and history."""
-
-
-def solver(text: str) -> Solver:
-    """The deterministic solver that ``name(parameter=value)`` names."""
-    bound = bind(text, SOLVERS, "solver")
-    return lambda x, output, step, grid, history: bound(
-        {"x": x, "output": output, "step": step, "grid": grid, "history": history}
-    )
-
-
-def over_latent(values: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
+def over_latent(values: Latent) -> Float[Tensor, " N"]:
     return values.flatten(1).mean(1)
 
 
@@ -358,35 +278,28 @@ def log_snr(sigma: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return ((1 - sigma) / sigma).log()
 
 
-def like(values: Float[Tensor, " N"], x: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *ones"]:
+def like(values: Float[Tensor, " N"], x: Latent) -> Level:
     """Append axes of size one until it broadcasts against x."""
     return values.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def at(
-    x: Float[Tensor, "N *latent"], step: Int[Tensor, " N"], grid: Grid, process: str
-) -> tuple[Float[Tensor, "N *ones"], Float[Tensor, "N *ones"]]:
+def at(x: Latent, step: Step, grid: Grid, process: str) -> tuple[Level, Level]:
     """Levels before and after each step, shaped to broadcast against x, in fp32 or wider."""
     if grid.process != process:
         raise ValueError(
-            f"this kernel or solver is for a {process} process, but the model's noise grid is of a {grid.process} "
-            "process; flows take flow_sde, dance, cps, flow_ddim, edm_churn; diffusion models take ddim"
+            f"this kernel or solver is for a {process} process, the model's noise grid is of a "
+            f"{grid.process} process; flows take flow_sde, dance, cps, flow_ddim or edm_churn and the "
+            "solvers euler and dpmpp_2m, diffusion models take ddim"
         )
-    levels = grid.levels.to(
-        torch.promote_types(torch.promote_types(x.dtype, torch.float32), grid.levels.dtype)
-    )
+    levels = grid.levels.to(torch.promote_types(x.dtype, grid.levels.dtype))
     return like(levels[step], x), like(levels[step + 1], x)
 
 
-def flow_levels(
-    x: Float[Tensor, "N *latent"], step: Int[Tensor, " N"], grid: Grid
-) -> tuple[Float[Tensor, "N *ones"], Float[Tensor, "N *ones"]]:
+def flow_levels(x: Latent, step: Step, grid: Grid) -> tuple[Level, Level]:
     return at(x, step, grid, "flow")
 
 
-def estimates(
-    x: Float[Tensor, "N *latent"], output: Float[Tensor, "N *latent"], now: Float[Tensor, "N *ones"]
-) -> tuple[Float[Tensor, "N *latent"], Float[Tensor, "N *latent"]]:
+def estimates(x: Latent, output: Latent, now: Level) -> tuple[Latent, Latent]:
     """Clean sample ``x - s v`` and noise ``x + (1 - s) v`` that a velocity implies."""
     x, velocity = x.to(now.dtype), output.to(now.dtype)
     return x - now * velocity, x + (1 - now) * velocity
