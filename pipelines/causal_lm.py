@@ -22,7 +22,9 @@ class CausalLm:
         self.network = network.eval()
         self.tokenizer = tokenizer
         self.end_ids = frozenset({int(tokenizer.eos_token_id)})
-        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+        self.pad_id = int(
+            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        )
         self._original = copy.deepcopy(network).eval().requires_grad_(False) if keep_reference else None
 
     def encode(self, prompts: Sequence[Prompt]) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:
@@ -62,7 +64,9 @@ class CausalLm:
     def reference(self) -> Iterator[nn.Module]:
         """The network as it was loaded."""
         if self._original is None:
-            raise ValueError("this model keeps no reference; load it with keep_reference=True to use a KL term")
+            raise ValueError(
+                "this model keeps no reference; load it with keep_reference=True to use a KL term"
+            )
         yield self._original
 
     def save(self, folder: Path, network: nn.Module) -> None:
@@ -79,7 +83,9 @@ def load(path: str, *, keep_reference: bool = False, device: str = "cpu") -> Cau
     return CausalLm(network, AutoTokenizer.from_pretrained(path), keep_reference)
 
 
-def tiny(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0, keep_reference: bool = False) -> CausalLm:
+def tiny(
+    words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0, keep_reference: bool = False
+) -> CausalLm:
     """A real Qwen2 of a few thousand parameters over a vocabulary of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

@@ -49,7 +49,7 @@ class WordEncoder(nn.Module):
         for word in vocabulary:
             if split(word) != [word]:
                 raise ValueError(
-                    f"vocabulary: '{word}' is not one lower-case word or punctuation mark; it reads as {split(word)}"
+                    f"vocabulary: '{word}' is not one lower-case word or mark; it reads as {split(word)}"
                 )
         if len(set(vocabulary)) != len(vocabulary):
             twice = sorted({word for word in vocabulary if list(vocabulary).count(word) > 1})
@@ -64,19 +64,19 @@ class WordEncoder(nn.Module):
     def tokenize(self, texts: Sequence[str]) -> Int[Tensor, "N length"]:
         """Ids, padded to ``length``; an empty text is the one token ``NULL``.
 
-        Raises ValueError for a word that is not in the vocabulary and for a text of more than ``length`` words.
+        Raises ValueError for a word outside the vocabulary and for a text of more than ``length`` words.
         """
         rows = torch.full((len(texts), self.length), PAD, dtype=torch.long)
         for row, text in zip(rows, texts, strict=True):
             words = split(text)
             if len(words) > self.length:
                 raise ValueError(
-                    f"prompt '{text}' has {len(words)} words and marks; this model reads at most {self.length}"
+                    f"prompt '{text}' has {len(words)} words and marks; at most {self.length} are read"
                 )
             for word in words:
                 if word not in self.ids:
                     raise ValueError(
-                        f"prompt '{text}': this model never learned the word '{word}'.{nearest(word, self.ids)}"
+                        f"prompt '{text}': the word '{word}' was never learned.{nearest(word, self.ids)}"
                     )
             ids = [self.ids[word] for word in words] or [NULL]
             row[: len(ids)] = torch.tensor(ids)

@@ -1,0 +1,143 @@
+"""Random Stable Diffusion 3 checkpoints of a few hundred kilobytes, of the real classes.
+
+Nothing is downloaded: the tokenizers know the bytes (CLIP) and the printable characters (T5), no words.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines import require
+from pipelines.visual.words import WordEncoder
+
+WORDS = ("a", "red", "green", "blue", "circle", "square", "and", "left", "right", "of", ".")
+"""What ``tiny_words`` reads."""
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a whole ``StableDiffusion3Pipeline`` folder (a fresh temporary one if none is named); return it.
+
+    Shaped like SD 3.5 medium (q and k normalized, dual attention in the first layer), 2 layers 32 wide;
+    pictures of up to 64 x 64 pixels in steps of 4, latents of 16 channels at half the size.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import AutoencoderKL, StableDiffusion3Pipeline
+    from transformers import T5Config, T5EncoderModel
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sd3-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        t5 = T5EncoderModel(T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4))
+        vae = AutoencoderKL(
+            block_out_channels=(4, 8),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            latent_channels=16,
+            norm_num_groups=4,
+            sample_size=16,
+            scaling_factor=1.5305,
+            shift_factor=0.0609,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        pipeline = StableDiffusion3Pipeline(
+            transformer=_transformer(
+                in_channels=16, sample_size=8, patch_size=2, qk_norm="rms_norm", dual=(0,)
+            ),
+            scheduler=_scheduler(),
+            vae=vae,
+            text_encoder=_clip(),
+            tokenizer=_clip_tokenizer(),
+            text_encoder_2=_clip(),
+            tokenizer_2=_clip_tokenizer(),
+            text_encoder_3=t5,
+            tokenizer_3=_t5_tokenizer(),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def tiny_words(folder: str | Path = "", vocabulary: Sequence[str] = WORDS, seed: int = 0) -> Path:
+    """Write a folder without VAE (``transformer/``, ``words/``, ``scheduler/``); return it. Up to 64 x 64."""
+    require("visual", "diffusers")
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-words-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = _transformer(in_channels=3, sample_size=16, patch_size=4, qk_norm=None, dual=())
+        words = WordEncoder(vocabulary, length=8, width=32, pooled_width=32)
+    network.save_pretrained(folder / "transformer")
+    words.save(folder / "words")
+    _scheduler().save_pretrained(folder / "scheduler")
+    return folder
+
+
+def _transformer(
+    in_channels: int, sample_size: int, patch_size: int, qk_norm: str | None, dual: tuple
+) -> Any:
+    from diffusers import SD3Transformer2DModel
+
+    return SD3Transformer2DModel(
+        sample_size=sample_size,
+        patch_size=patch_size,
+        in_channels=in_channels,
+        out_channels=in_channels,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        caption_projection_dim=32,
+        pooled_projection_dim=32,
+        pos_embed_max_size=16,
+        dual_attention_layers=dual,
+        qk_norm=qk_norm,
+    )
+
+
+def _scheduler() -> Any:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    return FlowMatchEulerDiscreteScheduler(shift=3.0)
+
+
+def _clip() -> Any:
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    tokenizer = _clip_tokenizer()
+    return CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            projection_dim=16,
+            max_position_embeddings=tokenizer.model_max_length,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def _clip_tokenizer() -> Any:
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import CLIPTokenizer
+
+    letters = sorted(ByteLevel.alphabet())
+    pieces = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
+
+
+def _t5_tokenizer() -> Any:
+    from transformers import T5TokenizerFast
+
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    letters = [(letter, -3.0) for letter in ("\u2581", *map(chr, range(33, 127)))]
+    return T5TokenizerFast(vocab=special + letters, extra_ids=0)
