@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import yaml
 
 from mmgrpo.advantages.presets import PRESETS
-from mmgrpo.files import atomic_write_text
+from mmgrpo.files import write_text
 
 C = TypeVar("C")
 
@@ -209,7 +209,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def write_yaml(path: Path, config: Any) -> None:
     """Write the resolved configuration."""
-    atomic_write_text(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
 
 
 def _take_option(arguments: list[str], option: str) -> tuple[str, list[str]]:

@@ -16,6 +16,7 @@ import resource
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,15 @@ from mmgrpo.checkpoint import (
     flatten_optimizer,
     latest_checkpoint,
     load_checkpoint,
+    restore_network,
     restore_optimizer,
     save_checkpoint,
+    trained_tensors,
 )
 from mmgrpo.collect import Round, RoundSettings, collect
 from mmgrpo.ema import Ema
 from mmgrpo.evaluation import Evaluation, Shown, compare, evaluate
-from mmgrpo.files import atomic_write_text
+from mmgrpo.files import write_text
 from mmgrpo.judge import Scorer
 from mmgrpo.metrics import MetricsLog
 from mmgrpo.prompts import PromptOrder
@@ -221,7 +224,7 @@ class Trainer:
                         stacklevel=2,
                     )
                 if self.accelerator.is_main_process:
-                    self.log.write({"step": self.step, "seconds": self.seconds, **line})
+                    self.log.write(self.step, {"seconds": self.seconds, **line})
                     self.accelerator.log(line, step=self.step)
                     bar.set_postfix_str(self.log.summary(self._main_reward()))
                 bar.update(1)
@@ -337,7 +340,7 @@ class Trainer:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             ids = [prompt.id for prompt in settings.prompts]
-            atomic_write_text(path, json.dumps({"step": self.step, "prompts": ids, "values": result.values}))
+            write_text(path, json.dumps({"step": self.step, "prompts": ids, "values": result.values}))
             self.exhibit(self.folder / "samples" / title, shown)
         return result
 
@@ -345,7 +348,7 @@ class Trainer:
         """Write a checkpoint of everything that the rest of the run depends on."""
         if self.accelerator.is_main_process:
             tensors, moments = flatten_optimizer(self.optimizer)
-            groups = {"weights": {n: p.detach() for n, p in self.trained.items()}, "optimizer": tensors}
+            groups = {"weights": trained_tensors(self.policy.network), "optimizer": tensors}
             if self.ema is not None:
                 groups["ema"] = dict(zip(self.trained, self.ema.shadow, strict=True))
             state = {
@@ -360,25 +363,26 @@ class Trainer:
             save_checkpoint(self.folder / "checkpoints", self.step, groups, state, self.keep)
         self.accelerator.wait_for_everyone()
 
+    def save_model(self, folder: Path) -> None:
+        """The trained weights (the average, where it is kept) in the family's own format."""
+        with self.ema.applied() if self.ema is not None else nullcontext():
+            self.policy.save(folder)
+
     def resume(self) -> bool:
         """Continue from the newest complete checkpoint; False when there is none yet."""
         path = latest_checkpoint(self.folder / "checkpoints")
         if path is None:
             self.log.truncate(0)
             return False
-        tensors, state = load_checkpoint(path)
+        found = load_checkpoint(path)
+        state = found.state
         if state["seed"] != self.seed:
             raise ValueError(f"{path} was made with --seed {state['seed']}, this run has --seed {self.seed}")
-        with torch.no_grad():
-            for name, parameter in self.trained.items():
-                if name not in tensors["weights"]:
-                    raise ValueError(
-                        f"{path} has no weight '{name}': it belongs to another model or LoRA setting"
-                    )
-                parameter.copy_(tensors["weights"][name])
-        restore_optimizer(self.optimizer, tensors["optimizer"], state["optimizer"])
+        restore_network(self.policy.network, found.tensors["weights"])
+        restore_optimizer(self.optimizer, found.tensors["optimizer"], state["optimizer"])
         if self.ema is not None:
-            self.ema.shadow = [tensors["ema"][name].to(p.device) for name, p in self.trained.items()]
+            averages = found.tensors["ema"]
+            self.ema.shadow = [averages[name].to(p.device) for name, p in self.trained.items()]
         self.step, self.round, self.cursor = state["step"], state["round"], state["cursor"]
         self.seconds, self.skipped = state["seconds"], state["skipped"]
         if self.accelerator.is_main_process:

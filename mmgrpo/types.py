@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -186,6 +187,10 @@ class Policy(Protocol):
 
     def sample(self, request: Request) -> Sequence[Output]:
         """Draw outputs as one would after training (no exploration noise), for evaluation."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the trained network in its family's own format."""
         ...
 
 

@@ -35,23 +35,15 @@ def wanted_text(prompt: Prompt) -> str:
     return text
 
 
-def edit_distance(a: str, b: str) -> int:
-    """Levenshtein distance: insertions, deletions and substitutions."""
-    row = list(range(len(b) + 1))
-    for i, left in enumerate(a, 1):
-        previous, row[0] = row[0], i
-        for j, right in enumerate(b, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (left != right))
-    return row[-1]
-
-
 def _similarity(wanted: str, output: Output) -> float:
     if not isinstance(output, Image):
         raise TypeError(f"ocr scores pictures, got {type(output).__name__}")
     if not bool(output.pixels.isfinite().all()):
         return float("nan")
+    from rapidfuzz.distance import Levenshtein
+
     target, seen = _plain(wanted), _plain(read(output))
-    return max(0.0, 1 - edit_distance(target, seen) / len(target))
+    return max(0.0, 1 - Levenshtein.distance(target, seen) / len(target))
 
 
 def read(image: Image) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -70,6 +71,7 @@ class DenoisingFamily(Protocol):
     def decode(self, latents: Tensor) -> Sequence[Output]: ...
     def grid(self, steps: int) -> Grid: ...
     def reference(self) -> AbstractContextManager[nn.Module]: ...
+    def save(self, folder: Path, network: nn.Module) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,10 @@ class DenoisingPolicy:
         x = self.initial_noise(request, request.group_size)
         prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
         return list(self.family.decode(self.denoise(x, conditioning.take(prompt), self.evaluation_grid, 0)))
+
+    def save(self, folder: Path) -> None:
+        """Write the network in its family's own format."""
+        self.family.save(folder, self.network)
 
     def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
         """``count`` noises for each prompt of the request, each prompt from its own stream."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,7 @@ class TokenFamily(Protocol):
 
     def decode(self, ids: Sequence[int], truncated: bool) -> Output: ...
     def reference(self) -> AbstractContextManager[nn.Module]: ...
+    def save(self, folder: Path, network: nn.Module) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ class TokenPolicy:
         ids, real, prompt_length, _, _ = self._generate(request, self.evaluation_temperature)
         passed = real[:, prompt_length:]
         return self._decode(ids[:, prompt_length:], passed, self._ended(ids[:, prompt_length:], passed))
+
+    def save(self, folder: Path) -> None:
+        """Write the network in its family's own format."""
+        self.family.save(folder, self.network)
 
     def _generate(
         self, request: Request, temperature: float

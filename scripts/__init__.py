@@ -1,0 +1,1 @@
+"""Entry points. Each file runs as ``python scripts/<name>.py``."""

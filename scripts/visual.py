@@ -1,0 +1,295 @@
+"""What the visual scripts share: the configuration of a run, and how its parts are put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that the scripts run from a checkout that is not installed
+
+from mmgrpo.config import Algorithm, Eval, Optim, Run, load_yaml, write_yaml  # noqa: E402
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.policies.denoising import DenoisingPolicy
+    from mmgrpo.trainer import Trainer
+
+
+@dataclass
+class Model:
+    """Which model is trained, and what of it."""
+
+    family: str = "sd3"
+    """Model family, a row of pipelines.PIPELINES."""
+    path: str = "assets/scenes/base"
+    """Folder or hub id, e.g. stabilityai/stable-diffusion-3.5-medium."""
+    height: int = 32
+    """Height of the pictures in pixels."""
+    width: int = 32
+    """Width of the pictures in pixels."""
+    guidance: float = 1.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapters; 0 trains all weights."""
+    lora_alpha: float = 64.0
+    """LoRA alpha; the update is scaled by alpha / rank."""
+    lora_targets: list[str] = field(default_factory=list)
+    """Ends of the names of adapted modules; empty takes the family's attention projections."""
+    dtype: str = "float32"
+    """What the network computes in: float32, bfloat16 or float16. Likelihoods are fp32 always."""
+    device: str = "auto"
+    """auto (accelerate's choice), cpu or cuda."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_sequence_length: int = 256
+    """Tokens that T5 reads of a prompt."""
+    forget_encoders: bool = False
+    """Encode all prompts at the start and free the text encoders' memory."""
+
+
+@dataclass
+class Data:
+    """Which prompts."""
+
+    train: str = "assets/scenes/train.jsonl"
+    """Training prompts: JSONL (text, answer, meta) or text (a prompt a line)."""
+    heldout: str = "assets/scenes/heldout.jsonl"
+    """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
+    per_round: int = 8
+    """Prompts (groups) a round, over all processes."""
+    group_size: int = 16
+    """Samples a prompt."""
+
+
+@dataclass
+class Sampling:
+    """How samples are drawn in rollouts and in evaluation."""
+
+    steps: int = 10
+    """Denoising steps of a rollout."""
+    kernel: str = "flow_sde(a=0.7)"
+    """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...)."""
+    plan: str = "every_step"
+    """What happens at each step: every_step, random_subset, random_window, sliding_window,
+    one_step_branch, branch_tree, branch_mix, tree_window."""
+    shift: float = 0.0
+    """Time shift of the noise levels; 0 takes the checkpoint's own."""
+    evaluation_steps: int = 10
+    """Denoising steps of an evaluation sample (deterministic)."""
+    states_at_once: int = 256
+    """Memory limit: network evaluations of one forward pass without gradient."""
+
+
+@dataclass
+class VisualConfig(Run):
+    """A run that trains an image (or video) generator."""
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    sampling: Sampling = field(default_factory=Sampling)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    rewards: list[str] = field(default_factory=lambda: ["scene_all"])
+    """name(weight=...) each; weight=0 is scored and logged but not trained on; package.module:function
+    names a function of your own."""
+    optim: Optim = field(default_factory=Optim)
+    eval: Eval = field(default_factory=Eval)
+
+
+def locate(path: str) -> str:
+    """A path of the project's own assets is found from any working directory."""
+    inside = ROOT / path
+    return str(inside) if not Path(path).exists() and inside.exists() else path
+
+
+def arithmetic(config: VisualConfig) -> str:
+    """What the run will do, as numbers: prompts x samples x steps -> optimizer steps."""
+    from mmgrpo.blocks import bind
+    from mmgrpo.planners import PLANS
+    from mmgrpo.randomness import stream
+
+    data, optim = config.data, config.optim
+    planner = bind(config.sampling.plan, PLANS, "sampling.plan")
+    plans = planner(
+        {
+            "steps": config.sampling.steps,
+            "group_size": data.group_size,
+            "round": 0,
+            "generator": stream(config.seed, "arithmetic"),
+        }
+    )
+    double = 2 if config.model.guidance != 1 else 1
+    rows = data.per_round * sum(plan.rows for plan in plans)
+    forward = double * data.per_round * sum(plan.evaluations for plan in plans)
+    trained = data.per_round * sum(plan.trained_edges for plan in plans)
+    backward = double * data.per_round * sum(plan.training_evaluations for plan in plans) * optim.epochs
+    per_round = optim.updates * optim.epochs
+    rounds = -(-config.steps // per_round)
+    groups = f"{data.per_round} prompts x {data.group_size} samples"
+    if len(plans) > 1:
+        groups += f" x {len(plans)} branch points"
+    return "\n".join(
+        [
+            f"a round:  {groups} = {rows:,} samples, {config.sampling.steps} denoising steps",
+            f"          {forward:,} network evaluations to sample, {trained:,} decisions trained "
+            f"with {backward:,} evaluations forward and backward",
+            f"          cut into {optim.updates} update(s) x {optim.epochs} epoch(s) = {per_round} optimizer step(s)",
+            f"the run:  {config.steps:,} optimizer steps = {rounds:,} rounds = {rounds * rows:,} samples, "
+            f"{rounds * forward:,} evaluations to sample, {rounds * backward:,} to train",
+        ]
+    )
+
+
+def build_policy(config: VisualConfig, device: str, for_training: bool = True) -> DenoisingPolicy:
+    """Load the model and make it a policy."""
+    from mmgrpo.policies.denoising import DenoisingPolicy
+    from pipelines import family
+
+    model = config.model
+    needs_reference = any(term.startswith("kl") for term in config.algorithm.terms)
+    loaded = family(model.family).load(
+        locate(model.path),
+        height=model.height,
+        width=model.width,
+        guidance=model.guidance,
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        lora_targets=tuple(model.lora_targets) or family(model.family).LORA_TARGETS,
+        lora_seed=config.seed,
+        gradient_checkpointing=model.gradient_checkpointing and for_training,
+        keep_reference=needs_reference and for_training and model.lora_rank == 0,
+        max_sequence_length=model.max_sequence_length,
+        dtype=model.dtype,
+        device=device,
+    )
+    if config.sampling.shift:
+        loaded.shift = config.sampling.shift
+    return DenoisingPolicy(
+        loaded,
+        steps=config.sampling.steps,
+        kernel_text=config.sampling.kernel,
+        plan=config.sampling.plan,
+        evaluation_steps=config.sampling.evaluation_steps,
+        states_at_once=config.sampling.states_at_once,
+        device=device,
+    )
+
+
+def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) -> Trainer:
+    """Everything of a run, ready to fit."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.blocks import parse
+    from mmgrpo.collect import RoundSettings
+    from mmgrpo.prompts import load_prompts
+    from mmgrpo.trainer import EvalSettings, Schedule, Trainer
+    from mmgrpo.update import Loss
+    from reward_models import scorers
+
+    algorithm, optim = config.algorithm, config.optim
+    prompts = load_prompts(locate(config.data.train))
+    heldout = [] if config.eval.skip or not config.data.heldout else load_prompts(locate(config.data.heldout))
+    seen = {prompt.text for prompt in prompts}
+    for prompt in heldout:
+        if prompt.text in seen:
+            raise ValueError(f"{config.data.heldout}: prompt '{prompt.id}' ({prompt.text!r}) is also in {config.data.train}")
+    heldout = heldout[: config.eval.prompts or None]
+    made = scorers(config.rewards)
+    policy = build_policy(config, str(accelerator.device))
+    if config.model.forget_encoders:
+        policy.family.forget_encoders([*prompts, *heldout])  # type: ignore[attr-defined]
+    redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
+    return Trainer(
+        policy=policy,
+        scorers=made,
+        recipe=AdvantageRecipe.of(algorithm),
+        loss=Loss.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms),
+        prompts=prompts,
+        rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
+        schedule=Schedule(
+            steps=config.steps,
+            lr=optim.lr,
+            warmup=optim.warmup,
+            decay=optim.decay,
+            weight_decay=optim.weight_decay,
+            betas=(optim.beta1, optim.beta2),
+            max_grad_norm=optim.max_grad_norm,
+            updates=optim.updates,
+            epochs=optim.epochs,
+            evaluations_at_once=optim.evaluations_at_once,
+            ema=optim.ema,
+            ema_every=optim.ema_every,
+        ),
+        evaluation=EvalSettings(
+            prompts=heldout,
+            every=config.eval.every,
+            samples=config.eval.samples,
+            seed=config.eval.seed,
+            rows_at_once=config.sampling.states_at_once,
+            shown=config.samples_shown,
+        ),
+        folder=folder,
+        seed=config.seed,
+        accelerator=accelerator,
+        save_every=config.save_every,
+        keep=config.keep,
+        exhibit=exhibit,
+    )
+
+
+def exhibit(stem: Path, shown: Shown) -> None:
+    """A grid of pictures with prompts and rewards, ``samples/<title>.png``."""
+    from mmgrpo.report import sample_grid
+
+    captions = [
+        f"{prompt.text}\n" + "  ".join(f"{name} {value:.2f}" for name, value in values.items())
+        for prompt, values in zip(shown.prompts, shown.values, strict=True)
+    ]
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    sample_grid(shown.outputs, captions, columns=4).save(stem.with_suffix(".png"))
+
+
+CONTINUES = {"resume", "overwrite", "dry_run", "steps", "save_every", "keep", "trackers", "threads", "output_dir"}
+"""Fields that may differ when a run is resumed."""
+
+
+def open_folder(config: VisualConfig) -> Path:
+    """The run folder, with the resolved config in it. An earlier run in it is never overwritten by accident."""
+    import shutil
+
+    folder = Path(config.output_dir) / config.name
+    kept = folder / "config.yaml"
+    if kept.is_file() and config.resume:
+        before, now = load_yaml(kept), dataclasses.asdict(config)
+        changed = [key for key in now if key not in CONTINUES and before.get(key) != now[key]]
+        if changed:
+            raise ValueError(
+                f"{kept} was written with other settings of {', '.join(changed)}; resume with the same ones, "
+                "or start another run with --name"
+            )
+    elif kept.is_file() and not config.overwrite:
+        raise FileExistsError(
+            f"{folder} already holds a run; continue it with --resume True, start afresh with --overwrite True, "
+            "or choose another --name"
+        )
+    elif kept.is_file():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(kept, config)
+    return folder
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Config values as trackers take them: one level of names, plain values."""
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            values.update(flat(value, f"{prefix}{f.name}."))
+        else:
+            values[prefix + f.name] = value if isinstance(value, int | float | str | bool) else str(value)
+    return values
