@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -40,8 +39,8 @@ class Plan:
     """Every row trains int(n * share) of the n trained steps, drawn at random for itself."""
     jump: int = 1
     """Steps of the base grid that the single stochastic step spans."""
-    tail: Literal["euler", "dpmpp_2m"] = "euler"
-    """Solver of the steps after the last stochastic one; before it, it is always Euler."""
+    tail: str = "euler"
+    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler."""
     tail_steps: int = 0
     """Number of those steps on a re-spaced grid; 0 keeps the base grid."""
     intervals: tuple[int, ...] = (1,)
@@ -73,6 +72,8 @@ class Plan:
             self.refuse("splits after step 0, so that rows share decisions: share must be 1")
         if self.jump > 1 and sum(self.stochastic) != 1:
             self.refuse("jumps, which needs exactly one stochastic step")
+        if self.tail not in ("euler", "dpmpp_2m"):
+            self.refuse(f"has the tail solver '{self.tail}'; known: euler, dpmpp_2m")
         if self.tail_steps not in (0, steps - self.end):
             self.refuse(
                 f"needs tail_steps of 0 or {steps - self.end}, the steps after the last stochastic one"

@@ -60,9 +60,8 @@ class Grid:
             raise ValueError(
                 "a re-spaced tail is defined for flows; this grid is of a diffusion process: use tail_steps=0"
             )
-        even = unshifted(self.levels[start].double(), self.shift) * torch.linspace(
-            1, 0, steps + 1, dtype=torch.float64
-        )
+        begin = unshifted(self.levels[start].double().cpu(), self.shift)
+        even = begin * torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         tail = shifted(even, self.shift)[1:].to(self.levels)
         levels = torch.cat([self.levels[: start + 1], tail])
         return replace(self, levels=levels, times=levels[:-1])
@@ -117,7 +116,7 @@ def flux_grid(steps: int, image_tokens: int) -> Grid:
 def ddim_grid(
     alphas_cumprod: Float[Tensor, " train"],
     steps: int,
-    spacing: Literal["leading", "trailing"] = "leading",
+    spacing: str = "leading",
     offset: int = 1,
     clean_end: bool = False,
 ) -> Grid:
