@@ -44,9 +44,7 @@ class Bound:
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         missing = [name for name in self.block.needs if name not in inputs]
         if missing:
-            raise KeyError(
-                f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have"
-            )
+            raise KeyError(f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have")
         return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
 
 
@@ -96,15 +94,10 @@ def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
     accepted = list(declared)[len(block.needs) :]
     for parameter in parameters:
         if parameter not in accepted:
-            raise ValueError(
-                f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}"
-            )
+            raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
     for parameter in accepted:
-        if declared[parameter].default is inspect.Parameter.empty:
-            if parameter not in parameters:
-                raise ValueError(
-                    f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)"
-                )
+        if declared[parameter].default is inspect.Parameter.empty and parameter not in parameters:
+            raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
         if type(value) is int and declared[parameter].annotation in (float, "float"):
             parameters[parameter] = float(value)

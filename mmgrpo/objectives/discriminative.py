@@ -42,7 +42,7 @@ def soft_mean(values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], tau: floa
     # Finite, so that an empty set gives a number whose gradient the caller can drop.
     lowest = torch.finfo(values.dtype).min
     scaled = (values / tau).expand_as(among).masked_fill(~among, lowest)
-    return tau * (scaled.logsumexp(1) - among.sum(1).clamp_min(1).log())
+    return tau * (scaled.logsumexp(1) - among.sum(1).clamp_min(1).to(values.dtype).log())
 
 
 def disco(

@@ -27,11 +27,7 @@ def stop(
     All bounds are logarithms: ``roof`` holds where A > 0, ``floor`` (from below) and ``ceiling``
     (from above) where A < 0. Returns the log-ratios, and where they were stopped below and above.
     """
-    upper = (
-        torch.full_like(advantages, math.inf)
-        .masked_fill(advantages > 0, roof)
-        .masked_fill(advantages < 0, ceiling)
-    )
+    upper = torch.full_like(advantages, math.inf).masked_fill(advantages > 0, roof).masked_fill(advantages < 0, ceiling)
     lower = torch.full_like(advantages, -math.inf).masked_fill(advantages < 0, floor)
     return log_ratio.clamp(lower, upper), log_ratio < lower, log_ratio > upper
 
@@ -49,8 +45,8 @@ def clipped(
     ceiling: float = math.inf,
 ) -> Loss:
     """-min(r A, clip(r, 1 - low, 1 + high) A), with r held at ``ceiling`` where A < 0."""
-    if ceiling <= 1 + high:
-        raise ValueError(f"the ratio's ceiling is {ceiling}; it must exceed 1 + high = {1 + high}, e.g. 3.0")
+    if ceiling < 1 + high:
+        raise ValueError(f"the ratio's ceiling is {ceiling}; it must not be below 1 + high = {1 + high}, e.g. 3.0")
     floor, roof = band(low, high)
     stopped, below, above = stop(log_ratio, advantages, floor, roof, math.log(ceiling))
     return Loss(-advantages * exp_ratio(stopped), below, above)
