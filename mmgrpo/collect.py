@@ -2,6 +2,8 @@
 
     prompts -> policy.rollout -> judge -> gather over ranks -> estimate -> Batch
 
+Previews (further outputs of the same rows) are judged by the same rewards and become further columns.
+
 Groups without spread teach nothing; with ``dynamic_sampling`` fresh prompts are drawn in their place
 until the round is full or the allowed number of draws is spent (DAPO, arXiv:2503.14476, section 3.2).
 """
@@ -83,7 +85,12 @@ def collect(
         )
         clock["rollout"] += time.perf_counter() - started
         started = time.perf_counter()
-        local = judge(scorers, rollout.prompts, rollout.outputs)
+        columns = [judge(scorers, rollout.prompts, rollout.outputs)]
+        columns += [judge(scorers, rollout.prompts, outputs) for outputs in rollout.previews.values()]
+        names = [scorer.name for scorer in scorers]
+        names += [f"{scorer.name}@{preview}" for preview in rollout.previews for scorer in scorers]
+        weights = torch.tensor([scorer.weight for scorer in scorers] * len(columns), device=accelerator.device)
+        local = Verdict(torch.cat([c.values for c in columns], 1), torch.cat([c.valid for c in columns], 1))
         clock["reward"] += time.perf_counter() - started
         rollouts.append(rollout)
         gathered.append(gather_decisions(rollout.decisions, accelerator, draw))
@@ -96,7 +103,7 @@ def collect(
         evaluations += rollout.evaluations
         decisions = join_decisions(gathered)
         verdict = Verdict(torch.cat([v.values for v in verdicts]), torch.cat([v.valid for v in verdicts]))
-        made = estimate(verdict.values, verdict.valid, _weights(scorers, verdict), decisions, recipe)
+        made = estimate(verdict.values, verdict.valid, weights, decisions, recipe)
         missing = settings.prompts - groups_with_spread(made.rewards, decisions.keys["prompt"])
         if missing <= 0 or draw == settings.redraws:
             break
@@ -110,16 +117,16 @@ def collect(
         "time/rollout": clock["rollout"],
         "time/reward": clock["reward"],
     }
-    for column, scorer in enumerate(scorers):
+    for column, name in enumerate(names):
         mean, std, failed = mean_of_valid(verdict, column)
         if failed == verdict.values.shape[0]:
             raise RuntimeError(
-                f"reward '{scorer.name}' could not score any of the {failed} outputs of round {number}; "
+                f"reward '{name}' could not score any of the {failed} outputs of round {number}; "
                 "see what it returns for one of them (scripts/evaluate.py does this)"
             )
-        metrics[f"reward/{scorer.name}/mean"], metrics[f"reward/{scorer.name}/std"] = mean, std
+        metrics[f"reward/{name}/mean"], metrics[f"reward/{name}/std"] = mean, std
         if failed:
-            metrics[f"reward/{scorer.name}/failed"] = float(failed)
+            metrics[f"reward/{name}/failed"] = float(failed)
     batch = Batch(rollouts, places, decisions, made.advantages, made.mask)
     return Round(batch, rollouts, verdict, cursor, metrics)
 
@@ -134,7 +141,3 @@ def groups_with_spread(rewards: Tensor, key: Tensor) -> int:
     )
     high = torch.full_like(low, -torch.inf).scatter_reduce(0, inverse, clean, "amax")
     return int((high > low).sum())
-
-
-def _weights(scorers: Sequence[Scorer], verdict: Verdict) -> Tensor:
-    return torch.tensor([scorer.weight for scorer in scorers], device=verdict.values.device)

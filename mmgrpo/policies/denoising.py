@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,12 +50,14 @@ NODES_PER_WALK = 1 << 32
 """Decision numbers of different walks of a rollout never meet."""
 
 
+@runtime_checkable
 class Conditioning(Protocol):
     """What a family made of the prompts, one entry each."""
 
     def take(self, index: Int[Tensor, "N"]) -> Conditioning: ...
 
 
+@runtime_checkable
 class DenoisingFamily(Protocol):
     """One model family made to answer what this policy asks (pipelines/visual/)."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +22,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
 
 
+@runtime_checkable
 class TokenFamily(Protocol):
     """One language model family made to answer what this policy asks (pipelines/)."""
 
