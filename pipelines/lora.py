@@ -18,9 +18,7 @@ from pipelines import require
 ADAPTER = "default"
 
 
-def add_lora(
-    network: nn.Module, rank: int, alpha: float, targets: Sequence[str], seed: int
-) -> list[nn.Parameter]:
+def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
     """Inject adapters into a diffusers model in place; return their parameters, the only ones that train.
 
     A ~ N(0, 1 / rank^2) (peft's ``gaussian``) drawn from ``seed``, B = 0, both fp32 whatever the base is.
@@ -48,9 +46,7 @@ def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             linear = (name for name, module in network.named_modules() if isinstance(module, nn.Linear))
-            ends = {
-                ".".join([part for part in name.split(".") if not part.isdigit()][-2:]) for name in linear
-            }
+            ends = {".".join([part for part in name.split(".") if not part.isdigit()][-2:]) for name in linear}
             raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, ends)}")
 
 
@@ -88,9 +84,7 @@ def lora_weights(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]
     return get_peft_model_state_dict(network, adapter_name=ADAPTER), network.peft_config[ADAPTER].to_dict()
 
 
-def load_lora(
-    network: nn.Module, weights: Mapping[str, Tensor], config: Mapping[str, Any]
-) -> list[nn.Parameter]:
+def load_lora(network: nn.Module, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[nn.Parameter]:
     """Put saved adapters into a network without any, bit for bit, and return their parameters."""
     require("visual", "peft")
     from peft import set_peft_model_state_dict

@@ -126,9 +126,7 @@ class Sd3Family:
         """The (guided) velocity v at sigma = ``time`` in [0, 1], in fp32."""
         given = conditioning
         if self.guidance != 1:
-            nothing = self.encode([Prompt("")]).take(
-                torch.zeros(len(x), dtype=torch.long, device=self.device)
-            )
+            nothing = self.encode([Prompt("")]).take(torch.zeros(len(x), dtype=torch.long, device=self.device))
             given = Conditioning(
                 torch.cat([nothing.hidden, conditioning.hidden]),
                 torch.cat([nothing.pooled, conditioning.pooled]),
@@ -214,9 +212,7 @@ def load(
         raise ValueError(f"lora_rank: came {lora_rank}, wanted 0 (train the whole network) or more")
     source, compute, place = parts.locate(path), parts.torch_dtype(dtype), torch.device(device)
     adapters = lora_rank > 0 or str(lora_path) != ""
-    network = parts.read_transformer(transformer_path or source, compute if adapters else torch.float32).to(
-        place
-    )
+    network = parts.read_transformer(transformer_path or source, compute if adapters else torch.float32).to(place)
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(source), subfolder="scheduler")
     saver: Callable[[Path, nn.Module], None]
     reference: Callable[[], AbstractContextManager[nn.Module]]
@@ -245,6 +241,4 @@ def load(
         reference = parts.no_reference
     if gradient_checkpointing:
         network.enable_gradient_checkpointing()
-    return Sd3Family(
-        network, float(guidance), shape, shift, compute, place, encoder, decoder, reference, saver
-    )
+    return Sd3Family(network, float(guidance), shape, shift, compute, place, encoder, decoder, reference, saver)

@@ -76,9 +76,7 @@ def read_transformer(source: str | Path, dtype: torch.dtype) -> Any:
             f"that this machine can reach): {error}"
         ) from error
     if found["missing_keys"]:
-        raise ValueError(
-            f"'{source}': the transformer's file lacks weights, e.g. {sorted(found['missing_keys'])[:3]}"
-        )
+        raise ValueError(f"'{source}': the transformer's file lacks weights, e.g. {sorted(found['missing_keys'])[:3]}")
     return network.eval()
 
 
@@ -87,9 +85,7 @@ def read_pipeline(source: str | Path, network: nn.Module, dtype: torch.dtype, de
     from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 
     vae = AutoencoderKL.from_pretrained(str(source), subfolder="vae", dtype=torch.float32)
-    pipeline = StableDiffusion3Pipeline.from_pretrained(
-        str(source), transformer=network, vae=vae, dtype=dtype
-    )
+    pipeline = StableDiffusion3Pipeline.from_pretrained(str(source), transformer=network, vae=vae, dtype=dtype)
     for frozen in (vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
         if frozen is not None:
             frozen.to(device).eval().requires_grad_(False)
@@ -97,13 +93,11 @@ def read_pipeline(source: str | Path, network: nn.Module, dtype: torch.dtype, de
 
 
 def latent_shape(config: Any, height: int, width: int, factor: int) -> tuple[int, int, int]:
-    """(channels, height, width) of a latent that is ``factor`` pixels a side; a size that does not fit raises."""
+    """(channels, height, width) of latents, one place for ``factor`` pixels; a size that does not fit raises."""
     unit, most = factor * config.patch_size, factor * config.patch_size * config.pos_embed_max_size
     for name, size in (("height", height), ("width", width)):
         if size < unit or size % unit or size > most:
-            raise ValueError(
-                f"{name}: came {size} pixels, wanted a multiple of {unit} that is at most {most}"
-            )
+            raise ValueError(f"{name}: came {size} pixels, wanted a multiple of {unit} that is at most {most}")
     return config.in_channels, height // factor, width // factor
 
 
@@ -188,9 +182,7 @@ def continue_adapters(network: nn.Module, path: Path, rank: int) -> None:
         weights = {name.removeprefix("transformer."): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     config = {name.removeprefix("transformer."): value for name, value in header.items()}
     if not {"r", "lora_alpha", "target_modules"} <= set(config):
-        raise ValueError(
-            f"'{file}' does not say its rank, alpha and targets; wanted adapters saved by this library"
-        )
+        raise ValueError(f"'{file}' does not say its rank, alpha and targets; wanted adapters saved by this library")
     if rank not in (0, config["r"]):
         raise ValueError(f"lora_rank: came {rank}, but the adapters of '{file}' have rank {config['r']}")
     load_lora(network, weights, config)

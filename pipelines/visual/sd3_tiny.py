@@ -47,9 +47,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
             use_post_quant_conv=False,
         )
         pipeline = StableDiffusion3Pipeline(
-            transformer=_transformer(
-                in_channels=16, sample_size=8, patch_size=2, qk_norm="rms_norm", dual=(0,)
-            ),
+            transformer=_transformer(in_channels=16, sample_size=8, patch_size=2, qk_norm="rms_norm", dual=(0,)),
             scheduler=_scheduler(),
             vae=vae,
             text_encoder=_clip(),
@@ -77,9 +75,7 @@ def tiny_words(folder: str | Path = "", vocabulary: Sequence[str] = WORDS, seed:
     return folder
 
 
-def _transformer(
-    in_channels: int, sample_size: int, patch_size: int, qk_norm: str | None, dual: tuple
-) -> Any:
+def _transformer(in_channels: int, sample_size: int, patch_size: int, qk_norm: str | None, dual: tuple) -> Any:
     from diffusers import SD3Transformer2DModel
 
     return SD3Transformer2DModel(

@@ -42,15 +42,11 @@ class WordEncoder(nn.Module):
     words only; word i has the id i + 2 (0 is padding, 1 the empty prompt).
     """
 
-    def __init__(
-        self, vocabulary: Sequence[str], length: int = 16, width: int = 128, pooled_width: int = 128
-    ):
+    def __init__(self, vocabulary: Sequence[str], length: int = 16, width: int = 128, pooled_width: int = 128):
         super().__init__()
         for word in vocabulary:
             if split(word) != [word]:
-                raise ValueError(
-                    f"vocabulary: '{word}' is not one lower-case word or mark; it reads as {split(word)}"
-                )
+                raise ValueError(f"vocabulary: '{word}' is not one lower-case word or mark; it reads as {split(word)}")
         if len(set(vocabulary)) != len(vocabulary):
             twice = sorted({word for word in vocabulary if list(vocabulary).count(word) > 1})
             raise ValueError(f"vocabulary: words must differ, but these come twice: {', '.join(twice)}")
@@ -70,14 +66,10 @@ class WordEncoder(nn.Module):
         for row, text in zip(rows, texts, strict=True):
             words = split(text)
             if len(words) > self.length:
-                raise ValueError(
-                    f"prompt '{text}' has {len(words)} words and marks; at most {self.length} are read"
-                )
+                raise ValueError(f"prompt '{text}' has {len(words)} words and marks; at most {self.length} are read")
             for word in words:
                 if word not in self.ids:
-                    raise ValueError(
-                        f"prompt '{text}': the word '{word}' was never learned.{nearest(word, self.ids)}"
-                    )
+                    raise ValueError(f"prompt '{text}': the word '{word}' was never learned.{nearest(word, self.ids)}")
             ids = [self.ids[word] for word in words] or [NULL]
             row[: len(ids)] = torch.tensor(ids)
         return rows.to(self.place.device)
@@ -94,9 +86,7 @@ class WordEncoder(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         shape = {"length": self.length, "width": self.width, "pooled_width": self.pooled_width}
-        (folder / "words.json").write_text(
-            json.dumps({**shape, "vocabulary": self.vocabulary}, indent=1) + "\n"
-        )
+        (folder / "words.json").write_text(json.dumps({**shape, "vocabulary": self.vocabulary}, indent=1) + "\n")
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()}
         save_file(weights, folder / "words.safetensors")
 
