@@ -1,0 +1,106 @@
+"""What is subtracted from a reward. Each function gives [B] baselines.
+
+Worked on r = [1, 0, 0, 1]: group_mean leaves [.5, -.5, -.5, .5], leave_one_out [.667, -.667, -.667, .667].
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.advantages import groups
+from mmgrpo.blocks import Block
+
+Values = Float[Tensor, "B"]
+Key = Int[Tensor, "B"]
+Stat = Bool[Tensor, "B"]
+
+
+def none(values: Values) -> Values:
+    """Nothing is subtracted (REINFORCE)."""
+    return torch.zeros_like(values)
+
+
+def constant(values: Values, value: float) -> Values:
+    """A constant; 0.5 turns rewards of 0 and 1 into -0.5 and 0.5."""
+    return torch.full_like(values, value)
+
+
+def group_mean(values: Values, key: Key, stat: Stat) -> Values:
+    """Mean of the group (GRPO, arXiv:2402.03300, section 4.1.2). A group of one gets advantage 0."""
+    return groups.group_mean(values, key, stat)
+
+
+def leave_one_out(values: Values, key: Key, stat: Stat) -> Values:
+    """Mean of the other members (RLOO, arXiv:2402.14740): r - b = G/(G-1) * (r - mean).
+
+    A group of one gets advantage 0: there is nobody to be compared with.
+    """
+    return groups.others_mean(values, key, stat)
+
+
+def length_weighted(values: Values, key: Key, stat: Stat, length: Int[Tensor, "B"]) -> Values:
+    """sum_j T_j r_j / sum_j T_j (OPO, arXiv:2505.23585), T_j the number of the row's decisions."""
+    weight = length.to(values.dtype)
+    total = groups.group_sum(weight, key, stat)
+    return groups.group_sum(weight * values, key, stat) / torch.where(total > 0, total, 1.0)
+
+
+def batch_mean(values: Values, stat: Stat) -> Values:
+    """Mean of the whole batch."""
+    return groups.group_mean(values, torch.zeros_like(stat, dtype=torch.long), stat)
+
+
+def static_reference(reference_value: Values) -> Values:
+    """A value that the rollout brings along in the field ``reference_value``.
+
+    The mean reward of a frozen policy's samples (PVPO, arXiv:2508.21104), or the reward of the greedy
+    decode or the noise-free ODE sample (ReMax, arXiv:2310.10505).
+    """
+    return reference_value
+
+
+def runner_up(values: Values, key: Key, stat: Stat) -> Values:
+    """min(r_i, max of the others): only the best member keeps something, r_(1) - r_(2); ties keep nothing.
+
+    The gradient of pass@k is carried by the best sample alone (as "grpo_passk" in verl).
+    """
+    rest = groups.others_max(values, key, stat)
+    return torch.where(torch.isfinite(rest), torch.minimum(values, rest), values)
+
+
+def virtual_max(values: Values, key: Key, stat: Stat, maximum: float = 1.0) -> Values:
+    """Mean of the group and one virtual member with the largest possible reward (NGRPO, arXiv:2509.18851).
+
+    An all-wrong group so gets a negative advantage. Goes with the scale ``virtual_max_std``.
+    """
+    return groups.group_mean(*with_virtual(values, key, stat, maximum))[: values.numel()]
+
+
+def with_virtual(
+    values: Values, key: Key, stat: Stat, maximum: float
+) -> tuple[Float[Tensor, "E"], Int[Tensor, "E"], Bool[Tensor, "E"]]:
+    """Append one row of value ``maximum`` to every group."""
+    index, count = groups.group_index(key)
+    return (
+        torch.cat([values, values.new_full((count,), maximum)]),
+        torch.cat([index, torch.arange(count, device=index.device)]),
+        torch.cat([stat, stat.new_ones(count)]),
+    )
+
+
+GROUP = ("values", "key", "stat")
+
+BASELINES = {
+    "none": Block(none, ("values",)),
+    "constant": Block(constant, ("values",)),
+    "group_mean": Block(group_mean, GROUP, "group"),
+    "leave_one_out": Block(leave_one_out, GROUP, "group"),
+    "length_weighted": Block(length_weighted, (*GROUP, "length"), "group"),
+    "batch_mean": Block(batch_mean, ("values", "stat"), "group"),
+    "static_reference": Block(static_reference, ("reference_value",)),
+    "greedy": Block(static_reference, ("reference_value",)),
+    "runner_up": Block(runner_up, GROUP, "group"),
+    "virtual_max": Block(virtual_max, GROUP, "group"),
+}

@@ -1,0 +1,52 @@
+"""How several rewards become one advantage per sample.
+
+``normalise`` turns one reward stream [B] into advantages [B]: baseline, scale and keys of the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmgrpo.advantages import groups
+from mmgrpo.blocks import Block
+
+Normalise = Callable[[Float[Tensor, "B"]], Float[Tensor, "B"]]
+
+
+def weighted_sum(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Float[Tensor, "B"]:
+    """normalise(sum_k w_k r_k): the rewards are added, then compared."""
+    return normalise(values @ weights)
+
+
+def per_reward(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Float[Tensor, "B"]:
+    """sum_k w_k normalise(r_k): no reward wins by its units (DanceGRPO, arXiv:2505.07818)."""
+    return sum((w * normalise(values[:, k]) for k, w in enumerate(weights) if w != 0), torch.zeros_like(values[:, 0]))
+
+
+def gdpo(
+    normalise: Normalise,
+    values: Float[Tensor, "B R"],
+    weights: Float[Tensor, "R"],
+    stat: Bool[Tensor, "B"],
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> Float[Tensor, "B"]:
+    """``per_reward``, then (A - mean) / (std + eps) over the batch (GDPO, arXiv:2601.05242).
+
+    The whitening keeps the size of the advantages from growing with the number of rewards.
+    """
+    summed = per_reward(normalise, values, weights)
+    batch = torch.zeros_like(stat, dtype=torch.long)
+    std = groups.group_std(summed, batch, stat, ddof)
+    return torch.where(std > 0, (summed - groups.group_mean(summed, batch, stat)) / (std + eps), 0.0)
+
+
+COMBINE = {
+    "weighted_sum": Block(weighted_sum, ("normalise", "values", "weights"), "group"),
+    "per_reward": Block(per_reward, ("normalise", "values", "weights"), "group"),
+    "gdpo": Block(gdpo, ("normalise", "values", "weights", "stat"), "group"),
+}

@@ -1,0 +1,193 @@
+"""How a sample's advantage reaches its decisions: [B] to [B, T].
+
+Rows that share a decision have the same ``node`` there. A tree is not an object: it is what the node
+numbers say. Decisions of one depth of a tree stand at one position.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.advantages import groups
+from mmgrpo.blocks import Block
+
+Values = Float[Tensor, "B"]
+Key = Int[Tensor, "B"]
+Rows = Bool[Tensor, "B"]
+Matrix = Float[Tensor, "B T"]
+Node = Int[Tensor, "B T"]
+Passed = Bool[Tensor, "B T"]
+
+
+def over_sharing(matrix: Matrix, keep: Rows, node: Node, passed: Passed) -> Matrix:
+    """At every decision, the mean over the kept rows that share it; the identity where nothing is shared."""
+    kept = keep[:, None].expand_as(passed)[passed]
+    spread = torch.zeros_like(matrix)
+    spread[passed] = groups.group_mean(matrix[passed], node[passed], kept)
+    return spread
+
+
+def broadcast(advantages: Values, keep: Rows, node: Node, passed: Passed) -> Matrix:
+    """Every decision gets its row's advantage; a shared one the mean over the kept rows that share it."""
+    return over_sharing(advantages[:, None].expand(node.shape), keep, node, passed)
+
+
+def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Float[Tensor, "B"]:
+    """Path-weighted mean of the leaf values below each row's node at one position.
+
+    sum_l w_l r_l with w_l proportional to exp(beta * log-prob of the path from the node to leaf l).
+    """
+    logits = beta * tail
+    top = groups.group_max(logits, node, rows)
+    weight = torch.where(rows, torch.exp(logits - torch.where(torch.isfinite(top), top, 0.0)), 0.0)
+    total = groups.group_sum(weight, node, rows)
+    return groups.group_sum(weight * values, node, rows) / torch.where(total > 0, total, 1.0)
+
+
+def tails(log_probs: Matrix, passed: Passed) -> Matrix:
+    """At every position, the sum of the row's log-probs at later positions."""
+    own = torch.where(passed, log_probs, 0.0)
+    return own.flip(1).cumsum(1).flip(1) - own
+
+
+def tree_depth(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    node: Node,
+    passed: Passed,
+    log_probs: Matrix,
+    beta: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """Standardize fused leaf values over the distinct nodes of each depth (BranchGRPO, arXiv:2509.06040).
+
+    v(n) is the path-weighted mean of the leaves below n (``fuse``; beta 0: their plain mean);
+    A(n) = (v(n) - mean) / (std + eps) over the nodes of the group at that position, each counted once.
+    A position with one node gets 0. Affine maps of the leaf values cancel, so baseline and scale are best
+    ``none`` here.
+    """
+    tail = tails(log_probs, passed)
+    credit = torch.zeros_like(tail)
+    for t in range(node.shape[1]):
+        rows = passed[:, t] & stat
+        value = fuse(advantages, node[:, t], tail[:, t], rows, beta)
+        first = groups.group_first(node[:, t], rows)
+        std = groups.group_std(value, key, first, ddof)
+        score = (value - groups.group_mean(value, key, first)) / (std + eps)
+        credit[:, t] = torch.where(rows & (std > 0), score, 0.0)
+    return credit
+
+
+def tree_softmax(
+    advantages: Values,
+    stat: Rows,
+    node: Node,
+    passed: Passed,
+    log_probs: Matrix,
+    beta: float = 1.0,
+) -> Matrix:
+    """A(edge) = sum over its child edges e of softmax(beta * log_prob(e)) * A(e) (TreeGRPO for flow models,
+    ICLR 2026). The last edge of a sample has the sample's advantage.
+    """
+    credit = torch.zeros_like(log_probs)
+    carried, logit = advantages, torch.zeros_like(advantages)
+    sharers = torch.ones_like(advantages)
+    for t in reversed(range(node.shape[1])):
+        rows = passed[:, t] & stat
+        # A child edge that m rows share appears m times among the rows of its parent: each carries 1/m of it.
+        above = fuse(carried, node[:, t], logit - sharers.log(), rows, 1.0)
+        carried = torch.where(rows, above, carried)
+        logit = torch.where(rows, beta * log_probs[:, t], logit)
+        sharers = torch.where(rows, groups.group_count(node[:, t], rows).clamp(min=1), sharers)
+        credit[:, t] = torch.where(rows, carried, 0.0)
+    return credit
+
+
+def tree_siblings(advantages: Values, key: Key, stat: Rows, node: Node, passed: Passed, eps: float = 1e-6) -> Matrix:
+    """Compare the children of one node: A = (v - m) / (m (1 - m) + eps) (TreeRPO, arXiv:2506.05183).
+
+    v is the mean of the leaf values below a child, in [0, 1]; m the mean of v over the distinct children.
+    A decision without siblings belongs to the branch it lies on and keeps that branch's advantage.
+    Baseline and scale should be ``none``.
+    """
+    credit = torch.zeros(node.shape, dtype=advantages.dtype, device=node.device)
+    carried = torch.zeros_like(advantages)
+    _, dense = torch.unique(node, return_inverse=True)
+    parent = -1 - groups.group_index(key)[0]
+    for t in range(node.shape[1]):
+        rows = passed[:, t] & stat
+        value = groups.group_mean(advantages, dense[:, t], rows)
+        first = groups.group_first(dense[:, t], rows)
+        mean = groups.group_mean(value, parent, first)
+        alone = groups.group_count(parent, first) < 2
+        score = (value - mean) / (mean * (1 - mean) + eps)
+        carried = torch.where(rows & ~alone, torch.where(value == mean, 0.0, score), carried)
+        credit[:, t] = torch.where(rows, carried, 0.0)
+        parent = torch.where(rows, dense[:, t], parent)
+    return credit
+
+
+def step_return(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    passed: Passed,
+    step_rewards: Matrix,
+    gamma: float = 1.0,
+    outcome: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """outcome * A_i + z(R_{i,t}) with R_{i,t} = sum_{k >= t} gamma^(k - t) s_{i,k}.
+
+    z standardizes over the group at each position; s are the rewards of single decisions, the field
+    ``step_rewards``. gamma 1: information gain per turn
+    (IGPO); gamma 0 and outcome 0: dense rewards per denoising step (DenseGRPO).
+    """
+    credit = torch.zeros_like(step_rewards, dtype=advantages.dtype)
+    ahead = torch.zeros_like(advantages)
+    for t in reversed(range(node.shape[1])):
+        ahead = torch.where(passed[:, t], step_rewards[:, t] + gamma * ahead, ahead)
+        rows = passed[:, t] & stat
+        std = groups.group_std(ahead, key, rows, ddof)
+        score = (ahead - groups.group_mean(ahead, key, rows)) / (std + eps)
+        credit[:, t] = outcome * advantages + torch.where(std > 0, score, 0.0)
+    return over_sharing(credit, keep, node, passed)
+
+
+def top_entropy(
+    advantages: Values,
+    keep: Rows,
+    node: Node,
+    passed: Passed,
+    entropy: Matrix,
+    share: float = 0.2,
+) -> Matrix:
+    """``broadcast``, and 0 on all but the given share of decisions of highest entropy in the batch.
+
+    "Beyond the 80/20 rule", arXiv:2506.01939; as there, the others stay in the denominators of the loss.
+    """
+    counted = passed & keep[:, None]
+    ranked = entropy[counted].sort(descending=True).values
+    if ranked.numel() == 0:
+        return broadcast(advantages, keep, node, passed)
+    threshold = ranked[max(1, round(share * ranked.numel())) - 1]
+    return torch.where(entropy >= threshold, broadcast(advantages, keep, node, passed), 0.0)
+
+
+TREE = ("node", "passed")
+
+CREDITS = {
+    "broadcast": Block(broadcast, ("advantages", "keep", *TREE), "group"),
+    "tree_depth": Block(tree_depth, ("advantages", "key", "stat", *TREE, "log_probs"), "group"),
+    "tree_softmax": Block(tree_softmax, ("advantages", "stat", *TREE, "log_probs"), "group"),
+    "tree_siblings": Block(tree_siblings, ("advantages", "key", "stat", *TREE), "group"),
+    "step_return": Block(step_return, ("advantages", "key", "stat", "keep", *TREE, "step_rewards"), "group"),
+    "top_entropy": Block(top_entropy, ("advantages", "keep", *TREE, "entropy"), "group"),
+}

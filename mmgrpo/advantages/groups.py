@@ -1,0 +1,117 @@
+"""Statistics over groups, where a group is an integer key per row.
+
+Every function gives each row the statistic of its group, over those members of the group for which
+``stat`` is True. Groups may be ragged, may be spread anyhow over the rows, and may have no member in
+the statistics at all. Sums are made in double precision.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def group_index(key: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B"], int]:
+    """Number the groups 0, 1, ...; returns each row's number and how many groups there are."""
+    names, index = torch.unique(key, return_inverse=True)
+    return index, names.numel()
+
+
+def group_sum(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Sum over the group's members in the statistics."""
+    index, count = group_index(key)
+    sums = torch.zeros(count, dtype=torch.float64, device=values.device)
+    sums.index_add_(0, index, torch.where(stat, values, 0.0).double())
+    return sums[index].to(values.dtype)
+
+
+def group_count(key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """How many members of the group are in the statistics."""
+    return group_sum(stat.double(), key, stat)
+
+
+def group_mean(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Mean over the group's members in the statistics; 0 for a group without any."""
+    exact, shift = values.double(), _shift(values, key, stat)
+    total = group_sum(exact - shift, key, stat)
+    return (shift + total / group_count(key, stat).clamp(min=1)).to(values.dtype)
+
+
+def group_std(
+    values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"], ddof: int = 1
+) -> Float[Tensor, "B"]:
+    """Standard deviation sqrt(sum (x - mean)^2 / (n - ddof)); 0 for a group of ``ddof`` members or fewer."""
+    exact = values.double()
+    squares = group_sum((exact - group_mean(exact, key, stat)) ** 2, key, stat)
+    freedom = group_count(key, stat) - ddof
+    return torch.where(freedom > 0, squares / freedom.clamp(min=1), 0.0).sqrt().to(values.dtype)
+
+
+def group_max(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Largest value in the statistics; -inf for a group without any."""
+    index, count = group_index(key)
+    best = torch.full((count,), -torch.inf, dtype=values.dtype, device=values.device)
+    best.scatter_reduce_(0, index, torch.where(stat, values, -torch.inf), "amax")
+    return best[index]
+
+
+def group_spread(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Bool[Tensor, "B"]:
+    """True where the group's statistics hold two different values."""
+    return group_max(values, key, stat) > -group_max(-values, key, stat)
+
+
+def others_mean(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Mean over the other members in the statistics; the row's own value if there are none."""
+    exact, shift = values.double(), _shift(values, key, stat)
+    others = group_count(key, stat) - stat.double()
+    total = group_sum(exact - shift, key, stat) - torch.where(stat, exact - shift, 0.0)
+    return torch.where(others > 0, shift + total / others.clamp(min=1), exact).to(values.dtype)
+
+
+def others_std(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Sample standard deviation (n - 1) of the other members in the statistics; 0 for fewer than two."""
+    exact = values.double()
+    deviation = torch.where(stat, exact - group_mean(exact, key, stat), 0.0)
+    others = group_count(key, stat) - stat.double()
+    squares = group_sum(deviation**2, key, stat)
+    mean = (group_sum(deviation, key, stat) - deviation) / others.clamp(min=1)
+    left = squares - deviation**2 - others * mean**2
+    # What remains of equal values is rounding of the subtraction, relative to what was subtracted from.
+    left = torch.where(left > 1e-12 * squares, left, 0.0)
+    return torch.where(others > 1, left / (others - 1).clamp(min=1), 0.0).sqrt().to(values.dtype)
+
+
+def others_max(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Largest value of the other members in the statistics; -inf if there are none."""
+    best = group_max(values, key, stat)
+    champion = stat & (values == best)
+    second = group_max(values, key, stat & ~champion)
+    return torch.where(champion & (group_count(key, champion) == 1), second, best)
+
+
+def group_rank(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Int[Tensor, "B"]:
+    """Place of the row among its group's members in the statistics, 0 for the smallest; B for the rest.
+
+    Ties are ordered by row.
+    """
+    index, count = group_index(torch.where(stat, key, key.max() + 1) if key.numel() else key)
+    order = torch.argsort(values, stable=True)
+    order = order[torch.argsort(index[order], stable=True)]
+    size = torch.bincount(index, minlength=count)
+    start = torch.cumsum(size, 0) - size
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=order.device) - start[index[order]]
+    return torch.where(stat, rank, values.numel())
+
+
+def group_first(key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Bool[Tensor, "B"]:
+    """True at one row, the first, of every group that has a member in the statistics."""
+    place = torch.arange(key.numel(), device=key.device).double()
+    return group_rank(place, key, stat) == 0
+
+
+def _shift(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """The group's largest value: measured from it, the mean of equal values is exact and their spread zero."""
+    best = group_max(values.double(), key, stat)
+    return torch.where(torch.isfinite(best), best, 0.0)

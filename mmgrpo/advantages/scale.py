@@ -1,0 +1,168 @@
+"""What the centred reward is divided by. Each function gives the scaled [B] advantages.
+
+``values`` are the rewards themselves, ``centred`` is reward minus baseline. A group (or batch) whose
+divisor has no spread gets 0, whatever the baseline was: a number over an epsilon is not an advantage.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.advantages import groups
+from mmgrpo.advantages.baseline import with_virtual
+from mmgrpo.blocks import Block
+
+Values = Float[Tensor, "B"]
+Key = Int[Tensor, "B"]
+Stat = Bool[Tensor, "B"]
+
+
+def none(centred: Values) -> Values:
+    """Nothing is divided (Dr. GRPO, arXiv:2503.20783)."""
+    return centred
+
+
+def group_std(centred: Values, values: Values, key: Key, stat: Stat, ddof: int = 1, eps: float = 1e-4) -> Values:
+    """centred / (std + eps) (GRPO, arXiv:2402.03300). ddof 1: [1,0,0,1] -> .866; ddof 0: 1."""
+    return _over(centred, groups.group_std(values, key, stat, ddof), eps)
+
+
+def group_std_floor(
+    centred: Values, values: Values, key: Key, stat: Stat, ddof: int = 0, floor: float = 1e-6
+) -> Values:
+    """centred / max(std, floor): as ``group_std`` where the floor is not added but a lower bound."""
+    std = groups.group_std(values, key, stat, ddof)
+    return torch.where(std > 0, centred / std.clamp(min=floor), 0.0)
+
+
+def virtual_max_std(
+    centred: Values,
+    values: Values,
+    key: Key,
+    stat: Stat,
+    maximum: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Values:
+    """``group_std`` over the group and one virtual member of the largest reward (NGRPO, arXiv:2509.18851)."""
+    std = groups.group_std(*with_virtual(values, key, stat, maximum), ddof)[: values.numel()]
+    return _over(centred, std, eps)
+
+
+def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Stat, eps: float = 1e-6) -> Values:
+    """centred / (std of the other members + eps), not divided where the others are all equal (as in NeMo-RL).
+
+    Unlike everywhere else in this file, equal others do not make the advantage 0.
+    """
+    std = groups.others_std(values, key, stat)
+    return torch.where(std > 0, centred / (std + eps), centred)
+
+
+def batch_std(centred: Values, values: Values, stat: Stat, ddof: int = 1, eps: float = 1e-4) -> Values:
+    """centred / (std of all rewards of the batch + eps) (Lite PPO, arXiv:2508.08221; Flow-GRPO, ddof 0)."""
+    return _over(centred, groups.group_std(values, _one(stat), stat, ddof), eps)
+
+
+def batch_std_centred(centred: Values, stat: Stat, ddof: int = 1, eps: float = 1e-4) -> Values:
+    """centred / (std of all centred values of the batch + eps): differences between groups do not count."""
+    return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
+
+
+def token_whiten(centred: Values, stat: Stat, length: Int[Tensor, "B"], eps: float = 1e-8) -> Values:
+    """(centred - m) / sqrt(v + eps), m and v (n - 1) over all decisions of the batch (REINFORCE++,
+    arXiv:2501.03262): a row counts as often as it has decisions.
+    """
+    weight = torch.where(stat, length, 0).to(centred.dtype)
+    number = weight.sum()
+    mean = (weight * centred).sum() / number.clamp(min=1)
+    variance = (weight * (centred - mean) ** 2).sum() / (number - 1).clamp(min=1)
+    return torch.where(variance > 0, (centred - mean) / (variance + eps).sqrt(), 0.0)
+
+
+def bernoulli(centred: Values, values: Values, key: Key, stat: Stat, eps: float = 1e-6) -> Values:
+    """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183)."""
+    mean = groups.group_mean(values, key, stat)
+    return _over(centred, mean * (1 - mean), eps)
+
+
+def mean(centred: Values, values: Values, key: Key, stat: Stat, eps: float = 1e-6) -> Values:
+    """centred / (mean + eps), for rewards that are not negative (half of MAPO, arXiv:2509.18849)."""
+    return _over(centred, groups.group_mean(values, key, stat), eps)
+
+
+def mapo(centred: Values, values: Values, key: Key, stat: Stat, ddof: int = 1, eps: float = 1e-6) -> Values:
+    """L * centred / std + (1 - L) * centred / mean with L = 4 p (1 - p), p the share of rewards equal to 1
+    (MAPO, arXiv:2509.18849): by the mean where a prompt is nearly always or nearly never solved.
+    """
+    share = groups.group_mean((values == 1).to(values.dtype), key, stat)
+    mixture = 4 * share * (1 - share)
+    by_std = group_std(centred, values, key, stat, ddof, eps)
+    return mixture * by_std + (1 - mixture) * mean(centred, values, key, stat, eps)
+
+
+def beta_pdf(
+    centred: Values,
+    values: Values,
+    key: Key,
+    stat: Stat,
+    low: float = 0.0,
+    high: float = 1.0,
+    limit: float = 1e6,
+) -> Values:
+    """centred * min(1 / Beta(p; a, b), limit), p the group's success rate (BNPO, arXiv:2506.02864).
+
+    With m, v the mean and sample variance of p over groups and c = m (1 - m) / v - 1,
+    a = max(1 + c m / 3, 1) and b = max(1 + c (1 - m) / 3, 1). Rewards in [low, high] are first mapped to
+    [0, 1]. With one group a = b = 1: nothing is divided.
+    """
+    width = high - low
+    rate = groups.group_mean((values - low) / width, key, stat)
+    rates = rate[groups.group_first(key, stat)]
+    m = rates.mean() if rates.numel() else rate.new_zeros(())
+    v = rates.var() if rates.numel() > 1 else rate.new_zeros(())
+    c = torch.where(v > 0, m * (1 - m) / torch.where(v > 0, v, 1.0) - 1, 0.0)
+    a = (1 + c * m / 3).clamp(min=1)
+    b = (1 + c * (1 - m) / 3).clamp(min=1)
+    log_norm = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
+    log_pdf = log_norm + torch.xlogy(a - 1, rate) + torch.xlogy(b - 1, 1 - rate)
+    made = centred / width * torch.exp(-log_pdf).clamp(max=limit)
+    return torch.where(groups.group_spread(values, key, stat), made, 0.0)
+
+
+def valid_fraction(centred: Values, values: Values, key: Key, stat: Stat) -> Values:
+    """centred * (rows in the statistics / rows of groups with spread) (GPG, arXiv:2504.02546).
+
+    It makes up for groups that give no gradient but are counted in the loss's mean; with a selector that
+    drops these groups from the mean as well, it would count them twice.
+    """
+    informative = stat & groups.group_spread(values, key, stat)
+    return centred * stat.sum() / informative.sum().clamp(min=1)
+
+
+def _over(centred: Values, divisor: Values, eps: float) -> Values:
+    return torch.where(divisor > 0, centred / (divisor + eps), 0.0)
+
+
+def _one(stat: Stat) -> Key:
+    return torch.zeros_like(stat, dtype=torch.long)
+
+
+GROUP = ("centred", "values", "key", "stat")
+
+SCALES = {
+    "none": Block(none, ("centred",)),
+    "group_std": Block(group_std, GROUP, "group"),
+    "group_std_floor": Block(group_std_floor, GROUP, "group"),
+    "virtual_max_std": Block(virtual_max_std, GROUP, "group"),
+    "leave_one_out_std": Block(leave_one_out_std, GROUP, "group"),
+    "batch_std": Block(batch_std, ("centred", "values", "stat"), "group"),
+    "batch_std_centred": Block(batch_std_centred, ("centred", "stat"), "group"),
+    "token_whiten": Block(token_whiten, ("centred", "stat", "length"), "group"),
+    "bernoulli": Block(bernoulli, GROUP, "group"),
+    "mean": Block(mean, GROUP, "group"),
+    "mapo": Block(mapo, GROUP, "group"),
+    "beta_pdf": Block(beta_pdf, GROUP, "group"),
+    "valid_fraction": Block(valid_fraction, GROUP, "group"),
+}

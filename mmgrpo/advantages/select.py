@@ -1,0 +1,141 @@
+"""Which samples make the statistics and which are trained.
+
+Two tables, for two different acts. A selector in ``BEFORE`` removes rows from the statistics and from
+training: the rest is as if they had never been sampled (GFPO). One in ``AFTER`` leaves the statistics
+alone and only says what is trained (Reinforce-Ada). Every function gives True for what it keeps:
+[B] rows, or [B, T] single decisions. ``keep`` are the rows that earlier selectors have left over.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from mmgrpo.advantages import groups
+from mmgrpo.advantages.credit import fuse, tails
+from mmgrpo.blocks import Block
+
+Values = Float[Tensor, "B"]
+Key = Int[Tensor, "B"]
+Rows = Bool[Tensor, "B"]
+
+
+def gfpo(values: Values, key: Key, keep: Rows, length: Int[Tensor, "B"], count: int, metric: str = "length") -> Rows:
+    """The ``count`` best rows of each group by ``length`` (shortest), ``efficiency`` (reward per decision) or
+    ``reward`` (GFPO, arXiv:2508.09726).
+    """
+    worth = {
+        "length": -length.to(values.dtype),
+        "efficiency": values / length.clamp(min=1),
+        "reward": values,
+    }
+    if metric not in worth:
+        raise ValueError(f"gfpo: metric must be one of {', '.join(worth)}, got '{metric}'")
+    return groups.group_rank(-worth[metric], key, keep) < count
+
+
+def max_variance(values: Values, key: Key, keep: Rows, count: int) -> Rows:
+    """The ``count`` rows of each group with the largest variance of rewards (Pro-GRPO, CVPR 2026).
+
+    The best subset is always some smallest and some largest rewards, so count + 1 splits are tried.
+    """
+    chosen = torch.zeros_like(keep)
+    for name in torch.unique(key[keep]):
+        members = torch.nonzero(keep & (key == name)).flatten()
+        members = members[values[members].argsort(stable=True)]
+        if members.numel() > count:
+            subsets = [
+                torch.cat([members[:low], members[members.numel() - (count - low) :]]) for low in range(count + 1)
+            ]
+            members = max(subsets, key=lambda subset: float(values[subset].double().var(correction=0)))
+        chosen[members] = True
+    return chosen
+
+
+def drop_zero_spread(values: Values, key: Key, stat: Rows) -> Rows:
+    """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others teach nothing."""
+    return groups.group_spread(values, key, stat)
+
+
+def drop_truncated(truncated: Shaped[Tensor, "B"]) -> Rows:
+    """Rows that ended by themselves (DAPO's overlong filtering, arXiv:2503.14476): ``truncated`` is 0."""
+    return truncated == 0
+
+
+def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: int = 4) -> Rows:
+    """The rows of highest and of lowest advantage in each group (DanceGRPO, arXiv:2505.07818).
+
+    All rows stay in the statistics. A group of at most best + worst rows is kept whole.
+    """
+    return (groups.group_rank(advantages, key, keep) < worst) | (groups.group_rank(-advantages, key, keep) < best)
+
+
+def balanced(values: Values, key: Key, keep: Rows, count: int, threshold: float = 0.5) -> Rows:
+    """At most ``count`` rows a group, half of them above the threshold if there are as many; what one side
+    lacks the other fills (Reinforce-Ada, arXiv:2510.04996). Rows of one side are alike: the first are taken.
+    """
+    correct = values > threshold
+    right, wrong = keep & correct, keep & ~correct
+    number_right, number_wrong = groups.group_count(key, right), groups.group_count(key, wrong)
+    take_right = torch.maximum(
+        count - number_wrong, torch.minimum(number_right, torch.full_like(number_right, (count + 1) // 2))
+    )
+    place = torch.arange(key.numel(), device=key.device).double()
+    return (
+        torch.where(
+            correct,
+            groups.group_rank(place, key, right) < take_right,
+            groups.group_rank(place, key, wrong) < count - torch.minimum(take_right, number_right),
+        )
+        & keep
+    )
+
+
+def parent_top1(
+    values: Values,
+    key: Key,
+    keep: Rows,
+    node: Int[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    log_probs: Float[Tensor, "B T"],
+    beta: float = 1.0,
+) -> Bool[Tensor, "B T"]:
+    """After the last split of a tree only the better child of each parent (width pruning of BranchGRPO,
+    arXiv:2509.06040). The decisions of the split itself stay trained, in both children.
+
+    T = 20 steps with binary splits at steps 0, 3, 6, 9: 138 of 218 decisions are left. A group whose rows
+    never shared a decision has no split and stays whole.
+    """
+    tail = tails(log_probs, passed)
+    last = torch.full_like(key, node.shape[1])
+    winner = torch.ones_like(keep)
+    _, dense = torch.unique(node, return_inverse=True)
+    parent = -1 - torch.arange(key.numel(), device=key.device)
+    for t in range(node.shape[1]):
+        rows = passed[:, t] & keep
+        first = groups.group_first(dense[:, t], rows)
+        split = rows & (groups.group_count(parent, first) > 1)
+        value = fuse(values, dense[:, t], tail[:, t], rows, beta)
+        leader = first & (groups.group_rank(-value, parent, first) == 0)
+        winner = torch.where(split, groups.group_count(dense[:, t], leader) > 0, winner)
+        last = torch.where(split, t, last)
+        parent = torch.where(rows, dense[:, t], parent)
+    position = torch.arange(node.shape[1], device=key.device)
+    return winner[:, None] | (position <= last[:, None])
+
+
+BEFORE = {
+    "gfpo": Block(gfpo, ("values", "key", "keep", "length"), "group"),
+    "max_variance": Block(max_variance, ("values", "key", "keep"), "group"),
+}
+
+AFTER = {
+    "drop_zero_spread": Block(drop_zero_spread, ("values", "key", "stat"), "group"),
+    "drop_truncated": Block(drop_truncated, ("truncated",)),
+    "best_worst": Block(best_worst, ("advantages", "key", "keep"), "group"),
+    "balanced": Block(balanced, ("values", "key", "keep"), "group"),
+    "parent_top1": Block(parent_top1, ("values", "key", "keep", "node", "passed", "log_probs"), "group"),
+}
+
+SELECTORS = BEFORE | AFTER

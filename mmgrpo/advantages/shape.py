@@ -1,0 +1,134 @@
+"""What is done to the advantages after the scale, in the order of the list. [B] to [B].
+
+What is to survive standardization belongs here and not in a reward: a factor or a summand that is
+constant in a group cancels there.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.advantages import groups
+from mmgrpo.blocks import Block
+from mmgrpo.types import OWN
+
+Values = Float[Tensor, "B"]
+Key = Int[Tensor, "B"]
+Stat = Bool[Tensor, "B"]
+
+
+def clamp(advantages: Values, limit: float = 5.0) -> Values:
+    """Clip to [-limit, limit] (5 in DanceGRPO and Flow-GRPO)."""
+    return advantages.clamp(-limit, limit)
+
+
+def drop_outliers(advantages: Values, stat: Stat, limit: float = 3.0, eps: float = 1e-8) -> Values:
+    """0 where the batch z-score leaves [-limit, limit] (StableReinforce, arXiv:2505.02835)."""
+    batch = torch.zeros_like(stat, dtype=torch.long)
+    centred = advantages - groups.group_mean(advantages, batch, stat)
+    score = centred / (groups.group_std(advantages, batch, stat) + eps)
+    return torch.where(score.abs() > limit, 0.0, advantages)
+
+
+def sign_weights(advantages: Values, positive: float = 0.1, negative: float = 1.0) -> Values:
+    """Positive advantages times ``positive``, negative ones times ``negative``.
+
+    0.1 and 1 on rewards of +1 and -1 without baseline is W-REINFORCE, 1 and 0 is PSR, 0 and 1 is NSR
+    (arXiv:2506.01347).
+    """
+    return torch.where(advantages > 0, positive * advantages, negative * advantages)
+
+
+def noise_weight(advantages: Values, values: Values, key: Key, stat: Stat, flip: float = 0.1) -> Values:
+    """Shrink groups that a noisy 0/1 reward may have mislabelled (noise-aware S-GRPO, arXiv:2508.05928).
+
+    With q the observed success rate, flipped with probability p, t = clip((q - p) / (1 - 2p), 0, 1) is
+    the true one; w = (1 - 2p) sqrt(t (1 - t)) / sqrt(q (1 - q)), and 0 where that is degenerate.
+    """
+    rate = groups.group_mean(values, key, stat)
+    true = ((rate - flip) / (1 - 2 * flip)).clamp(0, 1)
+    seen = rate * (1 - rate)
+    weight = (1 - 2 * flip) * (true * (1 - true)).sqrt() / torch.where(seen > 0, seen, 1.0).sqrt()
+    return torch.where(seen > 0, weight, 0.0) * advantages
+
+
+def difficulty_weight(
+    advantages: Values,
+    values: Values,
+    key: Key,
+    stat: Stat,
+    low: float = 0.4,
+    high: float = 1.5,
+    steepness: float = 10.0,
+    centre: float = 0.75,
+) -> Values:
+    """w(x) = low + (high - low) / (1 + exp(steepness (x - centre))), x the group's success rate for positive
+    advantages and one minus it for negative ones (GRPO-LEAD, arXiv:2504.09696): rare outcomes count more.
+    """
+    rate = groups.group_mean(values, key, stat)
+    share = torch.where(advantages > 0, rate, 1 - rate)
+    return (low + (high - low) * torch.sigmoid(steepness * (centre - share))) * advantages
+
+
+def entropy_ratio(
+    advantages: Values,
+    stat: Stat,
+    entropy: Float[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    eps: float = 1e-8,
+) -> Values:
+    """A * (batch mean of H) / H_i, H_i the mean token entropy of the row (EDGE-GRPO, arXiv:2507.21848):
+    confident rows count more.
+    """
+    own = (torch.where(passed, entropy, 0.0).sum(1) / passed.sum(1).clamp(min=1)).to(advantages.dtype)
+    mean = groups.group_mean(own, torch.zeros_like(stat, dtype=torch.long), stat)
+    return advantages * mean / own.clamp(min=eps)
+
+
+def momentum(
+    advantages: Values, values: Values, reference_value: Values, low: float = -0.2, high: float = 0.28
+) -> Values:
+    """A + clip(r - r_reference, low, high): better than the reference answer is good, whatever the group
+    did (AAPO, arXiv:2505.14264)."""
+    return advantages + (values - reference_value).clamp(low, high)
+
+
+def anchor(advantages: Values, key: Key, stat: Stat, origin: Int[Tensor, "B"], factor: float = 1.2) -> Values:
+    """Rows that are not the policy's own get ``factor`` times their group's best own advantage
+    (TempSamp-R1, arXiv:2509.18056)."""
+    best = groups.group_max(advantages, key, stat & (origin == OWN))
+    return torch.where(origin == OWN, advantages, factor * torch.where(torch.isfinite(best), best, 0.0))
+
+
+def noisy_backward(values: Values, false_positive: float, false_negative: float) -> Values:
+    """(r - e0) / (1 - e0 - e1) in place of the advantage: on average the reward of a verifier that errs with
+    probability e0 on wrong and e1 on right answers (backward correction of "RL with verifiable yet noisy
+    rewards"). As a reward it would cancel in a standardized group, being affine.
+    """
+    return (values - false_positive) / (1 - false_positive - false_negative)
+
+
+def noisy_forward(values: Values, false_negative: float) -> Values:
+    """e1 - 1 for reward 0 and e1 for reward 1 in place of the advantage (forward correction of the same paper).
+
+    Only the rate e1 of false negatives must be known.
+    """
+    return false_negative - (values <= 0.5).to(values.dtype)
+
+
+GROUP = ("advantages", "values", "key", "stat")
+
+SHAPES = {
+    "clamp": Block(clamp, ("advantages",)),
+    "drop_outliers": Block(drop_outliers, ("advantages", "stat"), "group"),
+    "sign_weights": Block(sign_weights, ("advantages",)),
+    "noise_weight": Block(noise_weight, GROUP, "group"),
+    "difficulty_weight": Block(difficulty_weight, GROUP, "group"),
+    "entropy_ratio": Block(entropy_ratio, ("advantages", "stat", "entropy", "passed"), "group"),
+    "momentum": Block(momentum, ("advantages", "values", "reference_value")),
+    "anchor": Block(anchor, ("advantages", "key", "stat", "origin"), "group"),
+    "noisy_backward": Block(noisy_backward, ("values",)),
+    "noisy_forward": Block(noisy_forward, ("values",)),
+}
