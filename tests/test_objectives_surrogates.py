@@ -68,6 +68,20 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages():
     assert at(surrogates.dual_clip, 2.0, -1.0, dual=3.0) == (pytest.approx(2.0), pytest.approx(2.0), False, False)
 
 
+def test_a_decision_without_advantage_is_never_counted_as_clipped():
+    for ratio in (0.1, 5.0):
+        assert at(surrogates.dual_clip, ratio, 0.0)[2:] == (False, False)
+
+
+@pytest.mark.parametrize("objective", [surrogates.ppo, surrogates.dual_clip, surrogates.sapo])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_fp32_leaves_a_finite_gradient(objective, advantage):
+    log_probs = torch.tensor([200.0], requires_grad=True)  # e^200 is infinite in fp32
+    loss = objective(log_probs, torch.zeros(1), torch.tensor([advantage]))
+    loss.values.sum().backward()
+    assert loss.values.isfinite().all() and log_probs.grad.isfinite().all()
+
+
 def test_two_sided_clip_holds_the_ratio_at_its_ceiling():
     assert at(surrogates.two_sided_clip, 5.0, -1.0) == (pytest.approx(4.0), 0.0, False, True)
     assert at(surrogates.two_sided_clip, 5.0, 1.0) == (pytest.approx(-1.2), 0.0, False, True)

@@ -87,7 +87,7 @@ def regression_standardized(
     size = same.sum(1)
     total = row_sum(log_probs - old_log_probs, passed)
     centred = total - same @ total / size.clamp_min(1)
-    variance = same @ (centred.square() * members) / (size - 1).clamp_min(1)
+    variance = same @ centred.square() / (size - 1).clamp_min(1)
     # The root has no derivative at 0, where all log-ratios of a group start.
     spread = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
     residual = centred / (spread + eps) - row_advantage(advantages, passed)
