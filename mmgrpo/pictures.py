@@ -1,0 +1,160 @@
+"""Pictures about a run: curves of its metrics, and grids of its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image as Pil
+from PIL import ImageDraw, ImageFont
+
+from mmgrpo.types import Image, Output
+
+INK = "#7c7c84"
+"""A grey that can be read on white and on black, since a figure has no background of its own."""
+ACCENT = "#3b82c4"
+
+
+def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], columns: int = 3) -> Figure:
+    """One small plot per metric over the optimizer steps: every value thin, their running mean thick.
+
+    ``metrics`` are the rows of ``read_metrics``. Values that are missing or null leave a gap; a
+    metric without any value has an empty plot that says so.
+    """
+    if not keys:
+        raise ValueError("no metric was named; a figure needs at least one")
+    columns = min(columns, len(keys))
+    rows = math.ceil(len(keys) / columns)
+    figure = Figure(figsize=(3.6 * columns, 2.3 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, key in enumerate(keys):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        axes.set_title(key, fontsize=10, color=INK, loc="left")
+        axes.tick_params(colors=INK, labelsize=8, length=3)
+        axes.grid(color=INK, alpha=0.18, linewidth=0.6)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(INK)
+        axes.set_facecolor("none")
+        steps, values = series(metrics, key)
+        if np.isfinite(values).any():
+            alone = len(values) < 3
+            axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if alone else "")
+            axes.plot(steps, running_mean(values), color=ACCENT, linewidth=1.8)
+            axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useOffset=False)
+            axes.yaxis.get_offset_text().set(color=INK, fontsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        else:
+            axes.text(0.5, 0.5, "no values", color=INK, ha="center", va="center", transform=axes.transAxes)
+    return figure
+
+
+def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one metric; NaN where a row has none."""
+    steps = np.array([row["step"] for row in metrics], dtype=np.float64)
+    values = [row.get(key) for row in metrics]
+    return steps, np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """Mean of the finite values in a centred window of about a tenth of the series; NaN where it has none."""
+    half = max(1, len(values) // 20)
+    finite = np.isfinite(values)
+    total = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(finite)])
+    places = np.arange(len(values))
+    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    number = count[high] - count[low]
+    return np.where(number > 0, (total[high] - total[low]) / np.maximum(number, 1), math.nan)
+
+
+def figure_png(figure: Figure) -> bytes:
+    """The figure as a PNG without background, sharp on screens of twice the density."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, transparent=True)
+    return buffer.getvalue()
+
+
+def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int = 4, tile: int = 192) -> Pil.Image:
+    """Pictures in rows with their captions below, on white.
+
+    Every picture is fitted into ``tile`` x ``tile`` px: small ones are enlarged without smoothing, so
+    that their pixels show. A caption is wrapped; lines after its first line break (scores, say) are grey.
+    """
+    if len(images) != len(captions) or not images:
+        raise ValueError(f"wanted one caption per picture and at least one; got {len(images)} and {len(captions)}")
+    if columns < 1:
+        raise ValueError(f"a grid has at least one column; got {columns}")
+    pictures = [to_pil(image) for image in images]
+    columns = min(columns, len(pictures))
+    gap, size = tile // 12, max(11, tile // 11)
+    font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size)
+    texts = [wrap(caption, font, tile) for caption in captions]
+    line_height = round(size * 1.3)
+    rows = [range(start, min(start + columns, len(pictures))) for start in range(0, len(pictures), columns)]
+    heights = [tile + gap // 2 + line_height * max(len(texts[place]) for place in row) + gap for row in rows]
+    sheet = Pil.new("RGB", (columns * (tile + gap) + gap, sum(heights) + gap), "white")
+    draw = ImageDraw.Draw(sheet)
+    top = gap
+    for row, height in zip(rows, heights, strict=True):
+        for column, place in enumerate(row):
+            left = gap + column * (tile + gap)
+            fitted = fit(pictures[place], tile)
+            sheet.paste(fitted, (left + (tile - fitted.width) // 2, top + (tile - fitted.height) // 2))
+            for number, (line, grey) in enumerate(texts[place]):
+                below = top + tile + gap // 2 + number * line_height
+                draw.text((left, below), line, font=font, fill="#77777f" if grey else "#1c1c20")
+        top += height
+    return sheet
+
+
+def to_pil(image: Output) -> Pil.Image:
+    """8-bit RGB, rounded to the nearest level."""
+    if not isinstance(image, Image):
+        raise TypeError(f"a grid shows Image outputs; got {type(image).__name__}")
+    levels = image.pixels.detach().cpu().float().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte()
+    return Pil.fromarray(levels.permute(1, 2, 0).numpy())
+
+
+def fit(picture: Pil.Image, tile: int) -> Pil.Image:
+    """Scale a picture so that its longer side is ``tile`` px."""
+    scale = tile / max(picture.size)
+    size = tuple(max(1, round(side * scale)) for side in picture.size)
+    return picture.resize((size[0], size[1]), Pil.Resampling.NEAREST if scale > 1 else Pil.Resampling.LANCZOS)
+
+
+def wrap(caption: str, font: ImageFont.FreeTypeFont, width: int, most: int = 4) -> list[tuple[str, bool]]:
+    """Lines no wider than ``width`` px, and whether each stands after a line break of the caption.
+
+    Words are kept whole unless one alone is too wide; beyond ``most`` lines a paragraph is cut off
+    with an ellipsis.
+    """
+    lines: list[tuple[str, bool]] = []
+    for number, paragraph in enumerate(caption.split("\n")):
+        wrapped = [""]
+        for word in paragraph.split(" "):
+            longer = f"{wrapped[-1]} {word}".strip()
+            if font.getlength(longer) <= width:
+                wrapped[-1] = longer
+                continue
+            wrapped.append("")
+            for letter in word:
+                if font.getlength(wrapped[-1] + letter) > width:
+                    wrapped.append("")
+                wrapped[-1] += letter
+        wrapped = [line for line in wrapped if line]
+        if len(wrapped) > most:
+            last = wrapped[most - 1]
+            while font.getlength(last + "…") > width:
+                last = last[:-1]
+            wrapped = [*wrapped[: most - 1], last.rstrip() + "…"]
+        lines += [(line, number > 0) for line in wrapped]
+    return lines
