@@ -104,7 +104,7 @@ def collect(
         decisions = join_decisions(gathered)
         verdict = Verdict(torch.cat([v.values for v in verdicts]), torch.cat([v.valid for v in verdicts]))
         made = estimate(verdict.values, verdict.valid, weights, decisions, recipe)
-        missing = settings.prompts - groups_with_spread(made.rewards, decisions.keys["prompt"])
+        missing = settings.prompts - made.spread_groups
         if missing <= 0 or draw == settings.redraws:
             break
         world = accelerator.num_processes
@@ -129,15 +129,3 @@ def collect(
             metrics[f"reward/{name}/failed"] = float(failed)
     batch = Batch(rollouts, places, decisions, made.advantages, made.mask)
     return Round(batch, rollouts, verdict, cursor, metrics)
-
-
-def groups_with_spread(rewards: Tensor, key: Tensor) -> int:
-    """How many groups hold two different finite rewards."""
-    _, inverse = torch.unique(key, return_inverse=True)
-    count = int(inverse.max()) + 1
-    clean = torch.nan_to_num(rewards.double())
-    low = torch.full((count,), torch.inf, device=clean.device, dtype=clean.dtype).scatter_reduce(
-        0, inverse, clean, "amin"
-    )
-    high = torch.full_like(low, -torch.inf).scatter_reduce(0, inverse, clean, "amax")
-    return int((high > low).sum())

@@ -45,7 +45,7 @@ from mmgrpo.prompts import PromptOrder
 from mmgrpo.randomness import stream
 from mmgrpo.ranks import sum_gradients
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Loss, Tally, accumulate_gradients
+from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Trainer:
         policy: Policy,
         scorers: Sequence[Scorer],
         recipe: AdvantageRecipe,
-        loss: Loss,
+        loss: LossRecipe,
         prompts: Sequence[Prompt],
         rounds: RoundSettings,
         schedule: Schedule,
@@ -153,6 +153,13 @@ class Trainer:
                 f"the algorithm (objective '{self.loss.objective.text}', terms "
                 f"{[term.text for term in self.loss.terms]}) needs {', '.join(sorted(missing))}, which this policy "
                 f"does not give (it gives {', '.join(sorted(self.policy.provides))}); choose another preset or objective"
+            )
+        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields
+        if absent:
+            raise ValueError(
+                f"the algorithm's advantages or weights need {', '.join(sorted(absent))} of every sample or decision, "
+                f"which this policy does not record (it records {', '.join(sorted(self.policy.fields))}); "
+                "choose another preset, shape, credit or weights"
             )
         if not any(scorer.weight for scorer in self.scorers):
             raise ValueError(
@@ -210,7 +217,7 @@ class Trainer:
         self.seconds += made.metrics["time/rollout"] + made.metrics["time/reward"]
         first_gap = 0.0
         for epoch in range(self.schedule.epochs):
-            for index, rows in enumerate(self._minibatches(made, epoch)):
+            for index, rows in enumerate(self._minibatches(made.batch, epoch)):
                 if self.step >= self.schedule.steps:
                     break
                 first = epoch == 0 and index == 0
@@ -230,9 +237,9 @@ class Trainer:
                 bar.update(1)
         self.round += 1
 
-    def _minibatches(self, made: Round, epoch: int) -> Sequence[torch.Tensor]:
+    def _minibatches(self, batch: Batch, epoch: int) -> Sequence[torch.Tensor]:
         """Deal whole groups to ``updates`` minibatches, in an order drawn from (seed, round, epoch)."""
-        key = made.batch.decisions.keys["prompt"]
+        key = batch.decisions.keys["prompt"]
         groups, inverse = torch.unique(key, return_inverse=True)
         if len(groups) < self.schedule.updates:
             raise ValueError(

@@ -176,6 +176,8 @@ class Policy(Protocol):
     """The trained network; the trainer replaces it by its prepared (wrapped) form."""
     provides: frozenset[str]
     """Names that ``score`` can return."""
+    fields: frozenset[str]
+    """Names in ``Decisions.fields`` of its rollouts."""
 
     def rollout(self, request: Request) -> Rollout:
         """Sample ``group_size`` rows for each prompt. No gradient."""

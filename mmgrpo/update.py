@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mmgrpo.blocks import Bound, bind
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
-from mmgrpo.types import Decisions, Part, Policy, Rollout, Scores
+from mmgrpo.types import Decisions, Part, Policy, Rollout
 
 BATCH_NAMES = frozenset({"old_log_probs", "advantages", "mask", "passed", "key", "sampler_log_probs"})
 """Inputs of objectives and terms that come from the batch; all others come from ``Policy.score``."""
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossRecipe:
     """The bound blocks that make a loss."""
 
     objective: Bound
@@ -39,9 +39,9 @@ class Loss:
     terms: tuple[Bound, ...] = ()
 
     @staticmethod
-    def of(objective: str, weights: str, mismatch: str = "none", terms: Sequence[str] = ()) -> Loss:
+    def of(objective: str, weights: str, mismatch: str = "none", terms: Sequence[str] = ()) -> LossRecipe:
         """Bind the config's strings; unknown names and parameters are errors here."""
-        return Loss(
+        return LossRecipe(
             bind(objective, OBJECTIVES, "algorithm.objective"),
             bind(weights, WEIGHTS, "algorithm.weights"),
             bind(mismatch, MISMATCH, "algorithm.mismatch"),
@@ -53,6 +53,11 @@ class Loss:
         """Names that the policy has to score."""
         needed = {name for bound in (self.objective, *self.terms) for name in bound.block.needs}
         return frozenset(needed - BATCH_NAMES) | {"log_probs"}
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names of the fields (``Decisions.fields``) that the rollout has to bring along."""
+        return frozenset((*self.weights.block.needs, *self.mismatch.block.needs)) - BATCH_NAMES
 
     @property
     def coupled(self) -> bool:
@@ -89,7 +94,7 @@ def accumulate_gradients(
     policy: Policy,
     batch: Batch,
     rows: Bool[Tensor, "B"],
-    loss: Loss,
+    loss: LossRecipe,
     *,
     evaluations_at_once: int,
     accelerator: Accelerator,
@@ -138,7 +143,7 @@ def accumulate_gradients(
     return tally
 
 
-def _total(inputs: Mapping[str, Tensor], mask: Tensor, weights: Tensor, loss: Loss, tally: Tally) -> Tensor:
+def _total(inputs: Mapping[str, Tensor], mask: Tensor, weights: Tensor, loss: LossRecipe, tally: Tally) -> Tensor:
     """sum(weights * (objective + terms)) over any set of entries, and what is logged of it."""
     made = loss.objective(inputs)
     values = made.values
@@ -164,7 +169,7 @@ def _coupled(
     mask: Bool[Tensor, "B T"],
     weights: Float[Tensor, "B T"],
     numbers: Mapping[str, Tensor],
-    loss: Loss,
+    loss: LossRecipe,
     limit: int,
     accelerator: Accelerator,
     on_policy: bool,
@@ -216,7 +221,7 @@ def _parts(batch: Batch, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[tupl
             yield rollout, place, part
 
 
-def _entries(value: Tensor, rows: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+def _entries(value: Shaped[Tensor, "B T"], rows: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Shaped[Tensor, "N"]:
     return value[rows, positions]
 
 

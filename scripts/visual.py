@@ -187,7 +187,7 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) 
     from mmgrpo.collect import RoundSettings
     from mmgrpo.prompts import load_prompts
     from mmgrpo.trainer import EvalSettings, Schedule, Trainer
-    from mmgrpo.update import Loss
+    from mmgrpo.update import LossRecipe
     from reward_models import scorers
 
     algorithm, optim = config.algorithm, config.optim
@@ -207,7 +207,7 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) 
         policy=policy,
         scorers=made,
         recipe=AdvantageRecipe.of(algorithm),
-        loss=Loss.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms),
+        loss=LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms),
         prompts=prompts,
         rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
         schedule=Schedule(

@@ -36,10 +36,9 @@ def log_prob(x: Tensor, mean: Tensor, std: float) -> Tensor:
 
 def train(
     network: nn.Module,
-    numbers: list[float],
+    rounds: list[list[float]],
     reward,
     *,
-    rounds: int,
     group_size: int,
     steps: int,
     a: float,
@@ -50,11 +49,14 @@ def train(
     epochs: int,
     seed: int,
 ) -> list[float]:
-    """Train in place; returns the mean reward of each round. The last step is deterministic and not trained."""
+    """Train in place on rounds of prompts (each a number); returns the mean reward of each round.
+
+    The last step is deterministic and not trained.
+    """
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.0)
     levels, history = sigmas(steps), []
-    for number_of_round in range(rounds):
-        round_seed = derive(seed, "round", number_of_round)
+    for round_number, numbers in enumerate(rounds):
+        round_seed = derive(seed, "round", round_number)
         trajectories, advantages, rewards = [], [], []
         for slot, number in enumerate(numbers):
             start = torch.randn(group_size, 3, 1, 1, generator=stream(round_seed, "start", slot))

@@ -129,6 +129,7 @@ class DenoisingPolicy:
         {"log_probs", "shift", "std", "dt", "level"}
         | {"reference_log_probs", "reference_shift", "reference_velocity_gap"}
     )
+    fields = frozenset({"std", "level", "dt"})
 
     def __init__(
         self,

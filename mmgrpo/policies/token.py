@@ -80,6 +80,7 @@ class TokenPolicy:
     """Samples token by token and scores the same tokens in one forward pass."""
 
     provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
+    fields = frozenset({"truncated", "entropy"})
 
     def __init__(
         self,

@@ -1,0 +1,75 @@
+"""A trainer over a toy policy, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from accelerate import Accelerator
+
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.collect import RoundSettings
+from mmgrpo.judge import Scorer
+from mmgrpo.trainer import EvalSettings, Schedule, Trainer
+from mmgrpo.types import Output, Policy, Prompt
+from mmgrpo.update import LossRecipe
+
+
+def recipe(**changes: Any) -> AdvantageRecipe:
+    """GRPO's advantages, with changes."""
+    written = {
+        "combine": "weighted_sum",
+        "keys": ["prompt"],
+        "baseline": "group_mean",
+        "scale": "group_std(ddof=1, eps=1e-4)",
+        "shape": [],
+        "credit": "broadcast",
+        "select": [],
+    }
+    return AdvantageRecipe.of(SimpleNamespace(**{**written, **changes}))
+
+
+def first_number(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """Reward: the picture's first number."""
+    return [float(output.pixels[0]) for output in outputs]
+
+
+def near_one(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """Reward: 0 at best, when every number of the picture is one."""
+    return [-float((output.pixels - 1).square().mean()) for output in outputs]
+
+
+def trainer(
+    policy: Policy,
+    folder: Path,
+    prompts: Sequence[Prompt],
+    *,
+    reward: Any = first_number,
+    advantages: AdvantageRecipe | None = None,
+    loss: LossRecipe | None = None,
+    heldout: Sequence[Prompt] = (),
+    per_round: int = 2,
+    group_size: int = 4,
+    redraws: int = 0,
+    seed: int = 0,
+    save_every: int = 1000,
+    accelerator: Accelerator | None = None,
+    **schedule: Any,
+) -> Trainer:
+    """A trainer with small defaults."""
+    return Trainer(
+        policy=policy,
+        scorers=[Scorer("reward", reward)],
+        recipe=advantages or recipe(),
+        loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
+        prompts=prompts,
+        rounds=RoundSettings(per_round, group_size, redraws),
+        schedule=Schedule(**{"steps": 4, "lr": 1e-2, "max_grad_norm": 0.0, **schedule}),
+        evaluation=EvalSettings(prompts=heldout, rows_at_once=256, samples=4),
+        folder=folder,
+        seed=seed,
+        accelerator=accelerator or Accelerator(cpu=True),
+        save_every=save_every,
+    )

@@ -1,0 +1,316 @@
+import copy
+import json
+import math
+
+import pytest
+import torch
+from building import near_one, recipe, trainer
+from reference_grpo import train
+from toys import toy_policy, toy_prompts
+from tqdm import tqdm
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Request
+from mmgrpo.update import LossRecipe, accumulate_gradients
+
+OBJECTIVES = [
+    "ppo(low=1e-3, high=1e-3)",
+    "gspo(low=1e-3, high=1e-3)",
+    "gmpo(clip=0.4)",
+    "regression_group(beta=1.0)",
+    "guard(clip=1e-3)",
+    "flow_dppo(threshold=1e-5)",
+]
+PLANS = ["every_step", "random_subset(share=0.6)", "one_step_branch(draw='all')", "branch_tree(splits=[0,2])"]
+
+
+def gradients(policy: DenoisingPolicy) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in policy.network.parameters()])
+
+
+def judged_batch(made):
+    """A round of the trainer, and the policy moved away from where it sampled, so that ratios are not one."""
+    from mmgrpo.collect import collect
+
+    batch = collect(
+        made.policy,
+        made.scorers,
+        made.recipe,
+        made.prompts,
+        made.order,
+        made.rounds,
+        cursor=0,
+        number=0,
+        seed=0,
+        accelerator=made.accelerator,
+    ).batch
+    with torch.no_grad():
+        for parameter in made.policy.network.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return batch
+
+
+def test_the_trainer_agrees_with_grpo_in_plain_loops(tmp_path):
+    policy = toy_policy("every_step", steps=5)
+    naive, original = copy.deepcopy(policy.network), copy.deepcopy(policy.network)
+    made = trainer(
+        policy,
+        tmp_path,
+        toy_prompts(3),
+        reward=near_one,
+        loss=LossRecipe.of("ppo(low=0.05, high=0.05)", "per_sample", terms=["kl_gaussian_exact(coef=0.1)"]),
+        steps=6,
+        epochs=2,
+    )
+    rounds = [[made.prompts[i].answer for i in made.order.take(2 * r, 2)] for r in range(3)]
+    made.fit()
+    history = train(
+        naive,
+        rounds,
+        lambda pixels: -float((pixels - 1).square().mean()),
+        group_size=4,
+        steps=5,
+        a=0.7,
+        clip=0.05,
+        kl=0.1,
+        original=original,
+        lr=1e-2,
+        epochs=2,
+        seed=0,
+    )
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["reward/reward/mean"] for line in lines[::2]] == pytest.approx(history, abs=1e-6)
+    assert lines[1]["clip/low"] + lines[1]["clip/high"] > 0  # the second epoch is off-policy and clips
+    for ours, theirs in zip(policy.network.parameters(), naive.parameters(), strict=True):
+        # AdamW's first steps divide by |gradient|, which amplifies the last bits of small gradients.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_cutting_a_step_into_parts_leaves_the_gradient_unchanged(objective, plan, tmp_path):
+    made = trainer(
+        toy_policy(plan, steps=6),
+        tmp_path,
+        toy_prompts(2),
+        loss=LossRecipe.of(objective, "per_sample", terms=["kl_velocity(coef=0.1)"]),
+    )
+    batch = judged_batch(made)
+    rows = torch.ones(len(batch.mask), dtype=torch.bool)
+    found = []
+    for limit in (1000, 3):
+        made.policy.network.zero_grad()
+        accumulate_gradients(
+            made.policy,
+            batch,
+            rows,
+            made.loss,
+            evaluations_at_once=limit,
+            accelerator=made.accelerator,
+            on_policy=False,
+        )
+        found.append(gradients(made.policy))
+    assert found[0].abs().max() > 1e-4
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-7 * float(found[0].abs().max()))
+
+
+def test_a_coupled_objective_with_one_decision_a_row_has_the_gradient_of_the_elementwise_one(tmp_path):
+    """The two ways through ``accumulate_gradients`` meet where a row has one decision: GSPO is PPO there."""
+    found = []
+    for objective in ("ppo(low=0.2, high=0.2)", "gspo(low=0.2, high=0.2)"):
+        made = trainer(
+            toy_policy("one_step_branch", steps=6), tmp_path, toy_prompts(2), loss=LossRecipe.of(objective, "per_sample")
+        )
+        batch = judged_batch(made)
+        made.policy.network.zero_grad()
+        rows = torch.ones(len(batch.mask), dtype=torch.bool)
+        accumulate_gradients(
+            made.policy, batch, rows, made.loss, evaluations_at_once=100, accelerator=made.accelerator, on_policy=False
+        )
+        found.append(gradients(made.policy))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_ratio_is_one_before_the_first_update(plan, tmp_path):
+    trainer(toy_policy(plan, steps=6), tmp_path, toy_prompts(2), steps=2).fit()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["ratio/first_minus_one"] <= 5e-7 for line in lines)
+
+
+def test_minibatches_hold_whole_groups_and_every_group_once(tmp_path):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(5), per_round=5, updates=2)
+    batch = judged_batch(made)
+    key = batch.decisions.keys["prompt"]
+    parts = made._minibatches(batch, epoch=0)
+    assert sum(part.long() for part in parts).eq(1).all()
+    for part in parts:
+        assert all(part[key == group].all() or not part[key == group].any() for group in key.unique())
+
+
+def test_a_flow_learns_a_known_answer_in_seconds(tmp_path):
+    made = trainer(
+        toy_policy("every_step", steps=6),
+        tmp_path,
+        toy_prompts(4),
+        reward=near_one,
+        heldout=toy_prompts(4),
+        loss=LossRecipe.of("ppo(low=1e-2, high=1e-2)", "per_sample"),
+        per_round=4,
+        group_size=8,
+        steps=60,
+        lr=1e-2,
+    )
+    result = made.fit()
+    # A perfect policy scores 0; the untrained one is more than a unit away.
+    assert result["before"]["reward"]["mean"] < -1
+    assert result["after"]["reward"]["mean"] > -0.45
+
+
+def test_everything_that_cannot_work_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match="group_size must be at least 2, got 1"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), group_size=1)
+    with pytest.raises(ValueError, match="needs entropy, which this policy"):
+        trainer(
+            toy_policy(),
+            tmp_path,
+            toy_prompts(2),
+            loss=LossRecipe.of("ppo", "per_sample", terms=["entropy_bonus(coef=0.1)"]),
+        )
+    with pytest.raises(ValueError, match=r"record .*truncated|truncated.*record"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), advantages=recipe(select=["drop_truncated"]))
+    with pytest.raises(ValueError, match="2 groups cannot be cut into optim.updates=3"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), updates=3).fit()
+
+
+def test_a_reward_that_returns_too_few_values_stops_the_run_by_name(tmp_path):
+    with pytest.raises(ValueError, match="reward 'reward' gave 1 values for 8 outputs"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [1.0]).fit()
+
+
+def test_a_reward_that_raises_stops_the_run_by_name(tmp_path):
+    def broken(prompts, outputs):
+        raise OSError("server gone")
+
+    with pytest.raises(RuntimeError, match="reward 'reward' failed on a batch of 8 outputs.*server gone"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), reward=broken).fit()
+
+
+def test_a_value_that_is_nan_is_counted_and_its_sample_is_not_trained(tmp_path):
+    def sometimes(prompts, outputs):
+        return [math.nan if i == 2 else float(output.pixels[0]) for i, output in enumerate(outputs)]
+
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), reward=sometimes, steps=1)
+    batch = judged_batch(made)
+    assert not batch.mask[2].any() and batch.mask[[0, 1, 3]].any(1).all()
+    made.fit()
+    (line,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert line["reward/reward/failed"] == 1
+
+
+def test_a_reward_that_scores_nothing_stops_the_run(tmp_path):
+    with pytest.raises(RuntimeError, match="could not score any of the 8 outputs"):
+        trainer(
+            toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [math.nan] * len(outputs)
+        ).fit()
+
+
+def test_rounds_without_spread_are_skipped_visibly_and_leave_the_weights_alone(tmp_path):
+    policy = toy_policy()
+    before = copy.deepcopy(policy.network.state_dict())
+    made = trainer(
+        policy,
+        tmp_path,
+        toy_prompts(2),
+        reward=lambda prompts, outputs: [1.0] * len(outputs),
+        advantages=recipe(select=["drop_zero_spread"]),
+        steps=3,
+    )
+    made.fit()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert made.skipped == 3 and [line["skipped"] for line in lines] == [1, 1, 1]
+    assert [line["group/zero_std_fraction"] for line in lines] == [1, 1, 1]
+    assert all(torch.equal(value, before[name]) for name, value in policy.network.state_dict().items())
+
+
+def test_groups_without_spread_are_replaced_by_fresh_prompts(tmp_path):
+    """Prompts 0 and 1 give constant rewards, 2 and 3 do not; a round asks for two groups."""
+
+    def half(prompts, outputs):
+        return [float(o.pixels[0]) if p.id in "23" else 1.0 for p, o in zip(prompts, outputs, strict=True)]
+
+    made = trainer(
+        toy_policy(),
+        tmp_path,
+        toy_prompts(4),
+        reward=half,
+        advantages=recipe(select=["drop_zero_spread"]),
+        redraws=5,
+    )
+    batch = judged_batch(made)
+    groups = batch.decisions.keys["prompt"][batch.mask.any(1)].unique()
+    assert len(groups) == 2
+    assert len(batch.rollouts) > 1 or made.order.take(0, 2) in ([2, 3], [3, 2])
+
+
+def test_the_average_of_the_weights_is_what_evaluation_uses_and_training_does_not(tmp_path):
+    policy = toy_policy()
+    made = trainer(policy, tmp_path, toy_prompts(2), ema=0.9, steps=3)
+    made.fit()
+    trained = policy.network.outer.bias.detach().clone()
+    with made.ema.applied():
+        assert not torch.equal(policy.network.outer.bias, trained)
+    assert torch.equal(policy.network.outer.bias, trained)
+
+
+def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
+    def fresh(folder):
+        return trainer(
+            toy_policy("random_window(size=2)"),
+            folder,
+            toy_prompts(5),
+            heldout=toy_prompts(2),
+            steps=9,
+            updates=2,
+            ema=0.8,
+            save_every=2,
+            warmup=3,
+            decay="cosine",
+        )
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = fresh(whole).fit()
+    killed = fresh(broken)
+    bar = tqdm(disable=True)
+    killed._before()
+    killed._round(bar)
+    killed._round(bar)
+    killed.save()
+    killed._round(bar)  # not saved: as if killed here, with metrics already written
+    resumed = fresh(broken)
+    assert resumed.resume() and resumed.step == 4
+    assert resumed.fit() == expected
+    assert [told(line) for line in lines_of(broken)] == [told(line) for line in lines_of(whole)]
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def told(line):
+    """What must repeat: everything but times and memory."""
+    return {k: v for k, v in line.items() if not k.startswith("time/") and k not in ("seconds", "memory")}
+
+
+def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), steps=1)
+    made.fit()
+    with pytest.raises(ValueError, match="made with --seed 0, this run has --seed 1"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), seed=1).resume()
+
+
+def test_the_evaluation_seed_gives_the_same_noise_before_and_after(tmp_path):
+    policy = toy_policy()
+    request = Request(toy_prompts(2), [0, 1], 3, seed=7)
+    first, second = policy.sample(request), policy.sample(request)
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(first, second, strict=True))
