@@ -64,10 +64,34 @@ RELATIONS: Mapping[str, tuple[int, int]] = {
 }
 """Direction (x to the right, y downwards) from the second object to the first."""
 
-WORDS = ("a", "go", "no", "up", "ox", "we", "cat", "dog", "sun", "hat", "key", "map", "tree", "fish", "moon", "bird")
+WORDS = (
+    "a",
+    "go",
+    "no",
+    "up",
+    "ox",
+    "we",
+    "cat",
+    "dog",
+    "sun",
+    "hat",
+    "key",
+    "map",
+    "tree",
+    "fish",
+    "moon",
+    "star",
+)
 """Words that a picture may spell."""
 
 KINDS = ("one", "many", "mixed", "relation", "word")
+
+SPLITS: Mapping[str, Mapping[str, int]] = {
+    "heldout": {"one": 24, "many": 30, "mixed": 110, "relation": 90},
+    "tune": {"one": 12, "many": 14, "mixed": 40, "relation": 34},
+    "train": {"one": 54, "many": 64, "mixed": 300, "relation": 300},
+}
+"""How many sentences of each kind a split has: to train on, to choose settings with, and to report on."""
 
 _CORNERS = ((8, 8), (24, 8), (8, 24), (24, 24))
 _SIDES = {1: 14, 2: 12, 3: 10}
@@ -149,7 +173,9 @@ def parse(sentence: str) -> Scene:
     elif one:
         scene = Scene((Thing(COUNTS.index(one[1]) + 1, one[2], one[3]),), places.get(one[4], ""))
     if scene is None or text(scene) != sentence.strip().lower():
-        raise ValueError(f"'{sentence}' describes no scene; sentences look like 'a red circle left of a blue square'")
+        raise ValueError(
+            f"'{sentence}' describes no scene; sentences look like 'a red circle left of a blue square'"
+        )
     return scene
 
 
@@ -207,7 +233,9 @@ def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"
         return x <= y + 0.5 / height + 1e-6
     if shape == "square":
         return np.ones((height, width), bool)
-    raise ValueError(f"no shape is called '{shape}'; there are {', '.join(SHAPES)} and the words {', '.join(WORDS)}")
+    raise ValueError(
+        f"no shape is called '{shape}'; there are {', '.join(SHAPES)} and the words {', '.join(WORDS)}"
+    )
 
 
 def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:
@@ -267,3 +295,30 @@ def prompt(scene: Scene) -> Prompt:
     """The prompt of a scene: the sentence, and the scene as the answer that verifiers compare with."""
     sentence = text(scene)
     return Prompt(sentence, id=sentence.replace(" ", "-"), answer=scene.to_json(), task=scene.kind)
+
+
+def splits() -> dict[str, list[Scene]]:
+    """Disjoint lists of scenes by the name of the split; which one a sentence falls into depends on its hash only.
+
+    The order is that of the hashes too, so that the first few of a split are a fair sample of it.
+    """
+
+    def place(scene: Scene) -> bytes:
+        return hashlib.blake2b(text(scene).encode(), digest_size=8).digest()
+
+    parts: dict[str, list[Scene]] = {name: [] for name in SPLITS}
+    for kind in SPLITS["train"]:
+        among = iter(sorted(scenes(kind), key=place))
+        for name, counts in SPLITS.items():
+            parts[name] += itertools.islice(among, counts[kind])
+    return {name: sorted(part, key=place) for name, part in parts.items()}
+
+
+def write_prompts(folder: Path) -> None:
+    """Write the splits as ``<name>.jsonl``, one prompt a line."""
+    for name, part in splits().items():
+        lines = [
+            json.dumps({"text": p.text, "id": p.id, "task": p.task, "answer": p.answer})
+            for p in map(prompt, part)
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
