@@ -103,6 +103,11 @@ class AdvantageRecipe:
         )
         return frozenset(name for bound in bounds for name in bound.block.needs) - GIVEN_ALWAYS
 
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the keys (``Decisions.keys``) that the rollout has to bring along."""
+        return tuple(key.name for key in self.keys)
+
 
 @dataclass(frozen=True)
 class Estimate:
