@@ -33,8 +33,11 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
         raise ValueError("no metric was named; a figure needs at least one")
     columns = min(columns, len(keys))
     rows = math.ceil(len(keys) / columns)
-    figure = Figure(figsize=(3.6 * columns, 2.3 * rows), layout="constrained")
+    width, height = 3.6 * columns, 2.3 * rows
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
+    # Margins in inches, the same for every figure, so that plots stand in line with each other.
+    figure.subplots_adjust(0.55 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
     for place, key in enumerate(keys):
         axes = figure.add_subplot(rows, columns, place + 1)
         axes.set_title(key, fontsize=10, color=INK, loc="left")
@@ -49,8 +52,8 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
             alone = len(values) < 3
             axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if alone else "")
             axes.plot(steps, running_mean(values), color=ACCENT, linewidth=1.8)
-            axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useOffset=False)
-            axes.yaxis.get_offset_text().set(color=INK, fontsize=8)
+            # A common factor above the axis would stand in the title's place.
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         else:
             axes.text(0.5, 0.5, "no values", color=INK, ha="center", va="center", transform=axes.transAxes)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -48,29 +49,31 @@ def finished(folder):
     return folder
 
 
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The report of a finished run."""
+    return page(finished(tmp_path_factory.mktemp("run")))
+
+
 def page(folder):
     return write_report(folder).read_text()
 
 
-def test_the_report_needs_nothing_but_itself(tmp_path):
-    html = page(finished(tmp_path))
+def test_the_report_needs_nothing_but_itself(html):
     sources = re.findall(r'(?:src|href)="([^"]{0,22})', html)
     assert sources and all(source == "data:image/png;base64," for source in sources)
     assert "http" not in html and "<script" not in html and "@import" not in html and "url(" not in html
 
 
-def test_every_picture_of_the_report_is_a_picture(tmp_path):
-    import base64
-
-    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', page(finished(tmp_path)))
+def test_every_picture_of_the_report_is_a_picture(html):
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
     # A curve of the reward, the gradient norm and clip/high (kl never leaves zero), and three sample grids.
     assert len(pictures) == 6
     for picture in pictures:
         Pil.open(io.BytesIO(base64.b64decode(picture))).verify()
 
 
-def test_the_report_tells_the_result_with_its_uncertainty(tmp_path):
-    html = page(finished(tmp_path))
+def test_the_report_tells_the_result_with_its_uncertainty(html):
     assert "0.250 <small>0.200 to 0.300</small>" in html
     assert '<span class="good">+0.250</span> <small>+0.100 to +0.400</small>' in html
     assert '<span class="bad">−0.200</span> <small>−0.300 to −0.100</small>' in html
@@ -85,8 +88,7 @@ def test_a_difference_that_may_be_zero_has_no_colour(tmp_path):
     assert '<span class="">+0.100</span>' in page(folder)
 
 
-def test_before_comes_first_and_what_lies_between_is_folded_away(tmp_path):
-    html = page(finished(tmp_path))
+def test_before_comes_first_and_what_lies_between_is_folded_away(html):
     captions = re.findall(r"<figcaption>([^<]+)</figcaption>", html)
     assert captions == ["before", "after", "step-000002"]
     assert html.index("<figcaption>after") < html.index("during the run") < html.index("<figcaption>step-000002")
@@ -119,8 +121,7 @@ def test_what_users_wrote_is_escaped(tmp_path):
     assert "<h1>&lt;b&gt;&amp;</h1>" in html and "# 1 &lt; 2 &amp; 3" in html and "<b>" not in html
 
 
-def test_all_metrics_are_listed_with_their_first_and_last_values(tmp_path):
-    html = page(finished(tmp_path))
+def test_all_metrics_are_listed_with_their_first_and_last_values(html):
     assert "<td>reward/exact/mean</td><td>0.25</td><td>1</td>" in html
     assert "<td>grad_norm</td><td>–</td><td>–</td>" in html
 
