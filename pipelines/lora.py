@@ -18,7 +18,7 @@ from pipelines import require
 ADAPTER = "default"
 
 
-def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
+def add_lora(network: Any, rank: int, alpha: int, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
     """Inject adapters into a diffusers model in place; return their parameters, the only ones that train.
 
     A ~ N(0, 1 / rank^2) (peft's ``gaussian``) drawn from ``seed``, B = 0, both fp32 whatever the base is.
@@ -38,7 +38,7 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     return train_adapters_only(network)
 
 
-def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
+def check_targets(network: Any, targets: Sequence[str]) -> None:
     """Every target must name at least one module of the network."""
     names = [name for name, _ in network.named_modules()]
     if not targets:
@@ -50,7 +50,7 @@ def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
             raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, ends)}")
 
 
-def train_adapters_only(network: nn.Module) -> list[nn.Parameter]:
+def train_adapters_only(network: Any) -> list[nn.Parameter]:
     """Freeze the base and keep the adapters trainable, in fp32."""
     network.requires_grad_(False)
     adapters = [parameter for name, parameter in network.named_parameters() if ".lora_" in name]
@@ -61,7 +61,7 @@ def train_adapters_only(network: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def adapters_off(network: nn.Module) -> Iterator[nn.Module]:
+def adapters_off(network: Any) -> Iterator[nn.Module]:
     """The network without its adapters, for the length of the block; restored even after an error.
 
     Which parameters train is restored too: peft freezes adapters while they are off.
@@ -77,14 +77,15 @@ def adapters_off(network: nn.Module) -> Iterator[nn.Module]:
             parameter.requires_grad_(True)
 
 
-def lora_weights(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def lora_weights(network: Any) -> tuple[dict[str, nn.Module | Tensor], dict[str, Any]]:
     """The adapters' tensors and their configuration, without which a loader guesses alpha = rank."""
     from peft import get_peft_model_state_dict
 
-    return get_peft_model_state_dict(network, adapter_name=ADAPTER), network.peft_config[ADAPTER].to_dict()
+    weights: dict[str, nn.Module | Tensor] = dict(get_peft_model_state_dict(network, adapter_name=ADAPTER))
+    return weights, network.peft_config[ADAPTER].to_dict()
 
 
-def load_lora(network: nn.Module, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[nn.Parameter]:
+def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[nn.Parameter]:
     """Put saved adapters into a network without any, bit for bit, and return their parameters."""
     require("visual", "peft")
     from peft import set_peft_model_state_dict

@@ -22,7 +22,7 @@ from pipelines.lora import adapters_off, add_lora
 from pipelines.visual import sd3
 from pipelines.visual.words import NULL, PAD, WordEncoder
 
-PROMPTS = [Prompt("a red cube"), Prompt("two cats, drawn"), Prompt("a red cube")]
+PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle."), Prompt("a red circle")]
 STEPS = 4
 
 
@@ -128,8 +128,8 @@ def test_the_grid_has_the_shift_of_the_checkpoint(folder):
     torch.testing.assert_close(ours(folder).grid(4).levels, expected, atol=1e-7, rtol=0)
 
 
-def test_the_network_is_given_a_thousand_sigma_unrounded(folder):
-    model = ours(folder)
+def test_the_network_is_given_a_thousand_sigma_unrounded(words_folder):
+    model = ours(words_folder)
     seen = []
     hook = model.network.register_forward_pre_hook(
         lambda _, __, given: seen.append(given["timestep"]), with_kwargs=True
@@ -143,8 +143,8 @@ def test_the_network_is_given_a_thousand_sigma_unrounded(folder):
 # ---- guidance
 
 
-def test_guidance_goes_from_the_empty_prompt_through_the_prompt(folder):
-    model = ours(folder, guidance=3.0)
+def test_guidance_goes_from_the_empty_prompt_through_the_prompt(words_folder):
+    model = ours(words_folder, guidance=3.0)
     guided = at(model, model.network)
     model.guidance = 1.0
     prompted = at(model, model.network)
@@ -154,9 +154,9 @@ def test_guidance_goes_from_the_empty_prompt_through_the_prompt(folder):
     assert (guided - prompted).abs().max() > 1e-3
 
 
-def test_guidance_costs_two_evaluations_a_row_in_one_batch(folder):
+def test_guidance_costs_two_evaluations_a_row_in_one_batch(words_folder):
     for guidance, evaluations in ((1.0, 1), (2.0, 2)):
-        model = ours(folder, guidance=guidance)
+        model = ours(words_folder, guidance=guidance)
         rows = []
         model.network.register_forward_hook(lambda _, __, out, rows=rows: rows.append(len(out[0])))
         at(model, model.network)
@@ -187,14 +187,14 @@ def test_the_cache_of_encodings_forgets_the_oldest(words_folder):
     assert torch.equal(model.encode([Prompt("a")]).hidden[0], got.hidden[0])
 
 
-def test_forgotten_encoders_keep_the_prompts_that_were_named(folder):
-    model = ours(folder, guidance=2.0)
+def test_forgotten_encoders_keep_the_prompts_that_were_named(words_folder):
+    model = ours(words_folder, guidance=2.0)
     model.encodings_kept = 1
     before = at(model, model.network)
     model.forget_encoders(PROMPTS)
     assert torch.equal(at(model, model.network), before)
-    with pytest.raises(KeyError, match="never named"):
-        model.encode([Prompt("never named")])
+    with pytest.raises(KeyError, match="green"):
+        model.encode([Prompt("a green square")])
 
 
 def test_rows_of_a_conditioning_can_be_taken_and_repeated(words_folder):
@@ -207,8 +207,8 @@ def test_rows_of_a_conditioning_can_be_taken_and_repeated(words_folder):
 # ---- adapters
 
 
-def test_only_adapters_train_and_the_base_is_what_they_start_from(folder):
-    model, base = ours(folder, lora_rank=2), ours(folder)
+def test_only_adapters_train_and_the_base_is_what_they_start_from(words_folder):
+    model, base = ours(words_folder, lora_rank=2), ours(words_folder)
     trained = [name for name, parameter in model.network.named_parameters() if parameter.requires_grad]
     # 8 projections of 2 layers but for to_add_out, which the last layer lacks: 15 adapters of A and B
     assert len(trained) == 2 * 15
@@ -216,8 +216,8 @@ def test_only_adapters_train_and_the_base_is_what_they_start_from(folder):
     assert torch.equal(at(model, model.network), at(base, base.network))
 
 
-def test_adapters_off_is_the_base_exactly_and_they_come_back(folder):
-    model, base = ours(folder, lora_rank=2), ours(folder)
+def test_adapters_off_is_the_base_exactly_and_they_come_back(words_folder):
+    model, base = ours(words_folder, lora_rank=2), ours(words_folder)
     shake(model.network)
     adapted, plain = at(model, model.network), at(base, base.network)
     assert (adapted - plain).abs().max() > 1e-2
@@ -226,8 +226,8 @@ def test_adapters_off_is_the_base_exactly_and_they_come_back(folder):
     assert torch.equal(at(model, model.network), adapted)
 
 
-def test_adapters_come_back_after_an_error(folder):
-    model = ours(folder, lora_rank=2)
+def test_adapters_come_back_after_an_error(words_folder):
+    model = ours(words_folder, lora_rank=2)
     shake(model.network)
     adapted = at(model, model.network)
     with pytest.raises(RuntimeError, match="inside"), model.reference():
@@ -235,8 +235,8 @@ def test_adapters_come_back_after_an_error(folder):
     assert torch.equal(at(model, model.network), adapted)
 
 
-def test_a_reference_between_forward_and_backward_leaves_the_gradient(folder):
-    model = ours(folder, lora_rank=2)
+def test_a_reference_between_forward_and_backward_leaves_the_gradient(words_folder):
+    model = ours(words_folder, lora_rank=2)
     shake(model.network)
     trained = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
     expected = torch.autograd.grad(at(model, model.network).square().mean(), trained)
@@ -248,8 +248,8 @@ def test_a_reference_between_forward_and_backward_leaves_the_gradient(folder):
         assert torch.equal(one, other)
 
 
-def test_a_frozen_adapter_stays_frozen_behind_the_reference(folder):
-    model = ours(folder, lora_rank=2)
+def test_a_frozen_adapter_stays_frozen_behind_the_reference(words_folder):
+    model = ours(words_folder, lora_rank=2)
     model.network.requires_grad_(False)
     with adapters_off(model.network):
         pass
@@ -257,7 +257,7 @@ def test_a_frozen_adapter_stays_frozen_behind_the_reference(folder):
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
-    model = ours(folder, guidance=2.0, lora_rank=2, lora_alpha=6.0)
+    model = ours(folder, guidance=2.0, lora_rank=2, lora_alpha=6)
     shake(model.network)
     start = noise(model)
     end = draw(model, model.network, start)
@@ -271,7 +271,7 @@ def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saved_adapters_go_on_bit_for_bit(folder, tmp_path, dtype):
-    model = ours(folder, lora_rank=2, lora_alpha=6.0, dtype=dtype)
+    model = ours(folder, lora_rank=2, lora_alpha=6, dtype=dtype)
     shake(model.network)
     model.save(tmp_path, model.network)
     again = ours(folder, lora_path=tmp_path, dtype=dtype)
@@ -293,32 +293,32 @@ def test_adapters_of_another_network_are_refused(folder, words_folder, tmp_path)
         ours(words_folder, lora_path=tmp_path)
 
 
-def test_a_target_that_no_module_has_is_an_error(folder):
+def test_a_target_that_no_module_has_is_an_error(words_folder):
     with pytest.raises(ValueError, match=r"'attn.to_qq'.*Did you mean 'attn.to_q'"):
-        ours(folder, lora_rank=2, lora_targets=["attn.to_k", "attn.to_qq"])
+        ours(words_folder, lora_rank=2, lora_targets=["attn.to_k", "attn.to_qq"])
     with pytest.raises(ValueError, match="came none"):
-        ours(folder, lora_rank=2, lora_targets=[])
+        ours(words_folder, lora_rank=2, lora_targets=[])
 
 
-def test_adapters_are_a_function_of_their_seed(folder):
-    one, same, other = (ours(folder, lora_rank=2, lora_seed=seed).network.state_dict() for seed in (0, 0, 1))
+def test_adapters_are_a_function_of_their_seed(words_folder):
+    one, same, other = (ours(words_folder, lora_rank=2, lora_seed=seed).network.state_dict() for seed in (0, 0, 1))
     drawn = [name for name in one if "lora_A" in name]
     assert all(torch.equal(one[name], same[name]) for name in drawn)
     assert not any(torch.equal(one[name], other[name]) for name in drawn)
 
 
-def test_adding_adapters_leaves_the_global_generator_alone(folder):
-    network = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer")
+def test_adding_adapters_leaves_the_global_generator_alone(words_folder):
+    network = SD3Transformer2DModel.from_pretrained(words_folder, subfolder="transformer")
     before = torch.random.get_rng_state()
-    add_lora(network, 2, 4.0, ["attn.to_q"], seed=0)
+    add_lora(network, 2, 4, ["attn.to_q"], seed=0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 # ---- the whole network
 
 
-def test_the_kept_reference_does_not_move_with_the_network(folder, tmp_path):
-    model = ours(folder, keep_reference=True)
+def test_the_kept_reference_does_not_move_with_the_network(words_folder, tmp_path):
+    model = ours(words_folder, keep_reference=True)
     before = at(model, model.network).detach()
     with torch.no_grad():
         for parameter in model.network.parameters():
@@ -330,13 +330,13 @@ def test_the_kept_reference_does_not_move_with_the_network(folder, tmp_path):
     assert not torch.equal(after, before)
 
     model.save(tmp_path, model.network)
-    again = ours(folder, transformer_path=tmp_path)
+    again = ours(words_folder, transformer_path=tmp_path)
     assert torch.equal(at(again, again.network), after)
 
 
-def test_without_a_kept_reference_one_is_told_how_to_have_it(folder):
+def test_without_a_kept_reference_one_is_told_how_to_have_it(words_folder):
     with pytest.raises(ValueError, match="keep_reference=True"):
-        ours(folder).reference()
+        ours(words_folder).reference()
 
 
 def test_text_encoders_and_vae_are_frozen(folder):
@@ -352,17 +352,18 @@ def test_text_encoders_and_vae_are_frozen(folder):
 # ---- precision and memory
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_half_precision_base_keeps_fp32_adapters_and_predictions(folder, dtype):
-    model, exact = ours(folder, lora_rank=2, dtype=dtype), ours(folder, lora_rank=2)
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.02), ("float16", 0.003)])
+def test_a_half_precision_base_keeps_fp32_adapters_and_predictions(folder, dtype, bound):
+    exact = ours(folder, lora_rank=2, lora_alpha=2)
+    model = ours(folder, lora_rank=2, lora_alpha=2, dtype=dtype)
     for name, parameter in model.network.named_parameters():
         assert parameter.dtype == (torch.float32 if ".lora_" in name else getattr(torch, dtype)), name
     shake(model.network)
     shake(exact.network)
     rough, fine = at(model, model.network), at(exact, exact.network)
     assert rough.dtype == torch.float32
-    error = (rough - fine).abs().max()
-    assert 0 < error < 0.05 * fine.abs().max()  # it does compute in half precision, and does so well
+    error = (rough - fine).square().mean().sqrt() / fine.square().mean().sqrt()
+    assert 0 < error < bound  # it does compute in half precision, and does so well
 
 
 def test_a_whole_network_stays_fp32_and_computes_in_half_precision(folder):
@@ -375,10 +376,10 @@ def test_a_whole_network_stays_fp32_and_computes_in_half_precision(folder):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_gradient_checkpointing_leaves_the_gradients(folder, rank):
+def test_gradient_checkpointing_leaves_the_gradients(words_folder, rank):
     gradients = []
     for checkpointing in (False, True):
-        model = ours(folder, lora_rank=rank, gradient_checkpointing=checkpointing)
+        model = ours(words_folder, lora_rank=rank, gradient_checkpointing=checkpointing)
         shake(model.network)
         blocks = []
         first = model.network.transformer_blocks[0].attn
@@ -391,8 +392,8 @@ def test_gradient_checkpointing_leaves_the_gradients(folder, rank):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
 
 
-def test_the_mode_of_the_network_does_not_change_what_it_predicts(folder):
-    model = ours(folder, lora_rank=2)
+def test_the_mode_of_the_network_does_not_change_what_it_predicts(words_folder):
+    model = ours(words_folder, lora_rank=2)
     shake(model.network)
     assert not model.network.training
     calm = at(model, model.network)

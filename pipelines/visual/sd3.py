@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -169,7 +169,7 @@ class Sd3Family:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.saver(Path(folder), extract_model_from_parallel(network))
 
-    def _computing(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+    def _computing(self, dtype: torch.dtype) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
@@ -180,7 +180,7 @@ def load(
     width: int,
     guidance: float = 1.0,
     lora_rank: int = 0,
-    lora_alpha: float = 64.0,
+    lora_alpha: int = 64,
     lora_targets: Sequence[str] = LORA_TARGETS,
     lora_seed: int = 0,
     lora_path: str | Path = "",
@@ -213,7 +213,7 @@ def load(
     source, compute, place = parts.locate(path), parts.torch_dtype(dtype), torch.device(device)
     adapters = lora_rank > 0 or str(lora_path) != ""
     network = parts.read_transformer(transformer_path or source, compute if adapters else torch.float32).to(place)
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(source), subfolder="scheduler")
+    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(str(source), subfolder="scheduler")
     saver: Callable[[Path, nn.Module], None]
     reference: Callable[[], AbstractContextManager[nn.Module]]
 

@@ -67,7 +67,7 @@ def read_transformer(source: str | Path, dtype: torch.dtype) -> Any:
     from diffusers import SD3Transformer2DModel
 
     try:
-        network, found = SD3Transformer2DModel.from_pretrained(
+        loaded: Any = SD3Transformer2DModel.from_pretrained(
             str(source), subfolder="transformer", dtype=dtype, output_loading_info=True
         )
     except OSError as error:
@@ -75,6 +75,7 @@ def read_transformer(source: str | Path, dtype: torch.dtype) -> Any:
             f"no transformer could be read from '{source}' (a folder with transformer/ in it, or a hub id "
             f"that this machine can reach): {error}"
         ) from error
+    network, found = loaded
     if found["missing_keys"]:
         raise ValueError(f"'{source}': the transformer's file lacks weights, e.g. {sorted(found['missing_keys'])[:3]}")
     return network.eval()
@@ -84,7 +85,7 @@ def read_pipeline(source: str | Path, network: nn.Module, dtype: torch.dtype, de
     """diffusers' own pipeline around the network: encoders in ``dtype``, VAE in fp32, both frozen."""
     from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 
-    vae = AutoencoderKL.from_pretrained(str(source), subfolder="vae", dtype=torch.float32)
+    vae: Any = AutoencoderKL.from_pretrained(str(source), subfolder="vae", dtype=torch.float32)
     pipeline = StableDiffusion3Pipeline.from_pretrained(str(source), transformer=network, vae=vae, dtype=dtype)
     for frozen in (vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
         if frozen is not None:
