@@ -37,7 +37,7 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     # Margins in inches, the same for every figure, so that plots stand in line with each other.
-    figure.subplots_adjust(0.55 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
+    figure.subplots_adjust(0.6 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
     for place, key in enumerate(keys):
         axes = figure.add_subplot(rows, columns, place + 1)
         axes.set_title(key, fontsize=10, color=INK, loc="left")
@@ -56,6 +56,7 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         else:
+            axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, "no values", color=INK, ha="center", va="center", transform=axes.transAxes)
     return figure
 

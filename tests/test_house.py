@@ -1,0 +1,161 @@
+"""The rules of the house that a machine can check, read from the sources without importing them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("mmgrpo", "pipelines", "reward_models", "scripts")
+MODULES = [path.relative_to(ROOT).as_posix() for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+CORE_MAY_IMPORT = {
+    *sys.stdlib_module_names,
+    *("mmgrpo", "torch", "numpy", "accelerate", "safetensors", "jaxtyping"),
+    *("yaml", "tyro", "matplotlib", "PIL", "tqdm"),
+}
+MAY_NOT_IMPORT = {
+    "mmgrpo": {"pipelines", "reward_models", "scripts"},
+    "pipelines": {"reward_models", "scripts"},
+    "reward_models": {"pipelines", "scripts"},
+    "scripts": set(),
+}
+HEAVY = {"diffusers", "transformers", "peft", "open_clip", "rapidocr", "onnxruntime", "decord", "av", "cv2", "gradio"}
+VAGUE = {"utils", "util", "helper", "helpers", "manager", "handler", "misc", "common"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Top-level packages imported anywhere in the tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." if node.level else (node.module or "").split(".")[0]
+
+
+def imported_at_start(tree: ast.Module) -> Iterator[str]:
+    """Packages that are imported when the module is: outside functions and ``if TYPE_CHECKING``."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(node)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def unsafe(tree: ast.AST) -> Iterator[str]:
+    """What could run code from data: pickle, eval, exec, remote code, torch.load of anything but tensors."""
+    for name in imports(tree):
+        if name in ("pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"):
+            yield f"imports {name}"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if name in ("eval", "exec", "compile", "__import__", "os.system", "yaml.load", "yaml.unsafe_load"):
+            yield f"line {node.lineno}: {name}"
+        if name == "torch.load" and given.get("weights_only") != "True":
+            yield f"line {node.lineno}: torch.load without weights_only=True"
+        if given.get("trust_remote_code", "False") != "False":
+            yield f"line {node.lineno}: trust_remote_code"
+        if given.get("shell", "False") != "False":
+            yield f"line {node.lineno}: shell"
+        if name.endswith("load") and given.get("allow_pickle", "False") != "False":
+            yield f"line {node.lineno}: allow_pickle"
+
+
+TREES = {module: ast.parse((ROOT / module).read_text(encoding="utf-8"), module) for module in MODULES}
+
+
+def offenders(find: Callable[[ast.Module], Iterable[str]], *rooms: str) -> dict[str, list[str]]:
+    """What ``find`` objects to in the modules of the rooms, by module."""
+    found = {module: sorted(find(tree)) for module, tree in TREES.items() if module.split("/")[0] in rooms}
+    return {module: objections for module, objections in found.items() if objections}
+
+
+def test_the_core_imports_neither_model_libraries_nor_outer_rooms():
+    assert offenders(lambda tree: set(imports(tree)) - CORE_MAY_IMPORT, "mmgrpo") == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_between_rooms_point_inward(room):
+    assert offenders(lambda tree: set(imports(tree)) & MAY_NOT_IMPORT[room], room) == {}
+
+
+def test_model_libraries_are_imported_only_when_they_are_needed():
+    assert offenders(lambda tree: set(imported_at_start(tree)) & HEAVY, "pipelines", "reward_models", "scripts") == {}
+
+
+def test_imports_are_absolute():
+    assert offenders(lambda tree: {"."} & set(imports(tree)), *ROOMS) == {}
+
+
+def test_nothing_runs_code_that_came_as_data():
+    assert offenders(unsafe, *ROOMS) == {}
+
+
+def test_no_file_is_longer_than_400_lines():
+    lengths = {module: len((ROOT / module).read_text(encoding="utf-8").splitlines()) for module in MODULES}
+    assert {module: length for module, length in lengths.items() if length > 400} == {}
+
+
+def test_names_say_what_is_inside():
+    words = {module: {w for part in Path(module).with_suffix("").parts for w in part.split("_")} for module in MODULES}
+    assert [module for module in MODULES if words[module] & VAGUE] == []
+
+
+def test_every_module_and_class_says_what_it_is():
+    assert offenders(without_docstring, "mmgrpo", "pipelines", "reward_models") == {}
+
+
+def without_docstring(tree: ast.Module) -> Iterator[str]:
+    """The module itself and its public classes, where they say nothing."""
+    if not ast.get_docstring(tree):
+        yield "the module"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+            yield node.name
+
+
+def test_protocols_of_the_core_can_be_checked_while_tests_run():
+    assert offenders(uncheckable, "mmgrpo") == {}
+
+
+def uncheckable(tree: ast.Module) -> Iterator[str]:
+    """Protocols that are not ``runtime_checkable``: a signature that names one could not be checked."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).startswith("Protocol") for base in node.bases):
+            if "runtime_checkable" not in {ast.unparse(decorator) for decorator in node.decorator_list}:
+                yield node.name
+
+
+def test_the_checks_see_what_they_look_for():
+    start = "import torch\nif TYPE_CHECKING:\n    import peft\ntry:\n    import cv2\nexcept ImportError: ...\n"
+    tree = ast.parse(start + "class A:\n    import av\n    def f(self):\n        from diffusers.x import y\n")
+    assert sorted(imported_at_start(tree)) == ["av", "cv2", "torch"]
+    assert sorted(imports(tree)) == ["av", "cv2", "diffusers", "peft", "torch"]
+    assert list(imports(ast.parse("from . import a\nfrom ..b import c"))) == [".", "."]
+    bad = ["import pickle", "eval('1')", "torch.load(f)", "f(trust_remote_code=True)", "np.load(f, allow_pickle=True)"]
+    assert all(len(list(unsafe(ast.parse(line)))) == 1 for line in bad)
+    good = "torch.load(f, weights_only=True)\nf(trust_remote_code=False)\nmodel.eval()\nast.literal_eval('1')"
+    assert list(unsafe(ast.parse(good))) == []
+
+
+def test_the_rooms_are_not_empty():
+    assert {module.split("/")[0] for module in MODULES} == set(ROOMS)
+
+
+def test_silent_classes_and_protocols_without_check_are_seen():
+    tree = ast.parse(
+        "class A: ...\nclass _B: ...\nclass C(Protocol):\n    'Says.'\n@runtime_checkable\nclass D(Protocol): ..."
+    )
+    assert list(without_docstring(tree)) == ["the module", "A", "D"]
+    assert list(uncheckable(tree)) == ["C"]
