@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from mmgrpo.advantages.presets import PRESETS
+from mmgrpo.advantages.presets import CATALOGUE, PRESETS
 from mmgrpo.files import write_text
 
 C = TypeVar("C")
@@ -192,6 +192,21 @@ def preset_values(name: str, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: there is no preset '{name}'.{hint} Known: {', '.join(sorted(PRESETS))}.")
     known = {f.name for f in dataclasses.fields(Algorithm)}
     return {key: value for key, value in PRESETS[name].items() if key in known}
+
+
+def refuse_preset(name: str, kind: str) -> None:
+    """A preset that is made for another kind of policy is an error that says why and what to take."""
+    wanted = CATALOGUE[name].policies
+    if wanted not in ("any", kind):
+        fitting = sorted(other for other, preset in CATALOGUE.items() if preset.policies in ("any", kind))
+        reason = {
+            "tokens": "it needs tokens, their entropies or lengths",
+            "gaussian": "it needs Gaussian transitions, or its clip range is made for their log-probabilities",
+        }[wanted]
+        raise ValueError(
+            f"preset '{name}' is for {wanted} policies ({reason}); this policy's decisions are {kind}. "
+            f"Presets that fit: {', '.join(fitting)}"
+        )
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:

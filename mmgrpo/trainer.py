@@ -161,6 +161,12 @@ class Trainer:
                 f"which this policy does not record (it records {', '.join(sorted(self.policy.fields))}); "
                 "choose another preset, shape, credit or weights"
             )
+        unknown = {key.name for key in self.recipe.keys} - self.policy.keys
+        if unknown:
+            raise ValueError(
+                f"algorithm.keys names {', '.join(sorted(unknown))}, which this policy's samples do not have "
+                f"(they have {', '.join(sorted(self.policy.keys))})"
+            )
         if not any(scorer.weight for scorer in self.scorers):
             raise ValueError(
                 "every reward has weight 0, so nothing would be trained; give one of them a weight"

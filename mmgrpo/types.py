@@ -178,6 +178,10 @@ class Policy(Protocol):
     """Names that ``score`` can return."""
     fields: frozenset[str]
     """Names in ``Decisions.fields`` of its rollouts."""
+    keys: frozenset[str]
+    """Names in ``Decisions.keys`` of its rollouts."""
+    kind: str
+    """``tokens`` or ``gaussian``: which presets make sense."""
 
     def rollout(self, request: Request) -> Rollout:
         """Sample ``group_size`` rows for each prompt. No gradient."""

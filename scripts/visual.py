@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the scripts run from a checkout that is not installed
 
-from mmgrpo.config import Algorithm, Eval, Optim, Run, load_yaml, write_yaml  # noqa: E402
+from mmgrpo.config import Algorithm, Eval, Optim, Run, load_yaml, refuse_preset, write_yaml  # noqa: E402
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -191,6 +191,7 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) 
     from reward_models import scorers
 
     algorithm, optim = config.algorithm, config.optim
+    refuse_preset(algorithm.preset, "gaussian")
     prompts = load_prompts(locate(config.data.train))
     heldout = [] if config.eval.skip or not config.data.heldout else load_prompts(locate(config.data.heldout))
     seen = {prompt.text for prompt in prompts}

@@ -130,6 +130,8 @@ class DenoisingPolicy:
         | {"reference_log_probs", "reference_shift", "reference_velocity_gap"}
     )
     fields = frozenset({"std", "level", "dt"})
+    keys = frozenset({"prompt", "tree"})
+    kind = "gaussian"
 
     def __init__(
         self,
@@ -247,13 +249,17 @@ class DenoisingPolicy:
         mask = torch.cat([plan.mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
         slots = torch.tensor(list(request.slots), device=self.device)
         steps = torch.arange(plan.steps, device=self.device)
+        trees = ((slots * plans + number)[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         made = Decisions(
             log_probs=log_probs,
             mask=mask.to(self.device),
             passed=stochastic,
             node=torch.where(stochastic, after + number * NODES_PER_WALK, 0),
             origin=torch.full((rows,), OWN, device=self.device),
-            keys={"prompt": (slots * plans + number).repeat_interleave(plan.rows)},
+            keys={
+                "prompt": (slots * plans + number).repeat_interleave(plan.rows),
+                "tree": trees.repeat_interleave(plan.rows // plan.roots),
+            },
             fields={
                 "std": std.expand(rows, -1),
                 "level": level.expand(rows, -1),

@@ -81,6 +81,8 @@ class TokenPolicy:
 
     provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
     fields = frozenset({"truncated", "entropy"})
+    keys = frozenset({"prompt"})
+    kind = "tokens"
 
     def __init__(
         self,
