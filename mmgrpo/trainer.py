@@ -184,7 +184,7 @@ class Trainer:
         )
         while self.step < self.schedule.steps:
             saved = self.step
-            self._round(bar)
+            self.run_round(bar)
             due = self.step // self.save_every > saved // self.save_every
             if due or self.step >= self.schedule.steps:
                 self.save()
@@ -205,8 +205,9 @@ class Trainer:
             return Evaluation(json.loads(path.read_text())["values"])
         return self._evaluate("before")
 
-    def _round(self, bar: tqdm) -> None:
+    def run_round(self, bar: tqdm | None = None) -> None:
         """One rollout and the optimizer steps made of it."""
+        bar = tqdm(disable=True) if bar is None else bar
         made = collect(
             self.policy,
             self.scorers,
@@ -353,7 +354,7 @@ class Trainer:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             ids = [prompt.id for prompt in settings.prompts]
-            write_text(path, json.dumps({"step": self.step, "prompts": ids, "values": result.values}))
+            write_text(path, json.dumps({"step": self.step, "seconds": self.seconds, "prompts": ids, "values": result.values}))
             self.exhibit(self.folder / "samples" / title, shown)
         return result
 

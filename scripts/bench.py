@@ -1,0 +1,326 @@
+"""Benchmarks: what a round costs under each plan, what the trainer adds to it, and what is learned in what time.
+
+    python scripts/bench.py visual                   # the table of rounds and the overhead (a minute or two)
+    python scripts/bench.py visual --learn           # also reward against wall-clock, 3 seeds a method
+
+Everything is measured side by side in one run, on one model. Speed is never a test: the numbers
+belong to the machine, which is named in the files under benchmarks/.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from visual import ROOT, VisualConfig, build_trainer
+
+from mmgrpo.config import build
+from mmgrpo.files import write_bytes, write_text
+
+GROUP, STEPS = 16, 10
+"""Samples a prompt and denoising steps of every method below."""
+
+METHODS: dict[str, dict[str, str]] = {
+    "Flow-GRPO": {"plan": "every_step", "preset": "flow_grpo_fast"},
+    "DanceGRPO subset": {"plan": "random_subset(share=0.6)", "preset": "dance_grpo"},
+    "MixGRPO": {"plan": "sliding_window(size=2, interval=8)", "preset": "mix_grpo"},
+    "one-step branch": {"plan": "one_step_branch(first=0.5)", "preset": "flow_grpo_fast"},
+    "BranchGRPO": {"plan": "branch_tree(splits=[0, 2, 4, 6])", "preset": "branch_grpo"},
+    "BranchGRPO pruned": {"plan": "branch_tree(splits=[0, 2, 4, 6])", "preset": "branch_grpo_pruned"},
+    "BranchGRPO-Mix": {"plan": "branch_mix(splits=[0, 2, 4, 6], window=1)", "preset": "branch_grpo"},
+}
+"""Flow-GRPO runs without its KL term here, so that all methods pay for the same things."""
+
+LEARNING = ("Flow-GRPO", "MixGRPO", "one-step branch", "BranchGRPO-Mix")
+"""Methods whose learning is compared."""
+
+
+@dataclass
+class Args:
+    """Which benchmark."""
+
+    modality: str = "visual"
+    """visual."""
+    learn: bool = False
+    """Also train every method for a fixed time, with several seeds."""
+    seconds: float = 150.0
+    """Training time of full Flow-GRPO in the learning benchmark."""
+    share: float = 0.5
+    """Training time of the other methods, as a share of that."""
+    seeds: int = 3
+    """Seeds of the learning benchmark."""
+    rounds: int = 3
+    """Rounds measured for each plan (after one that is not)."""
+    prompts: int = 8
+    """Prompts a round."""
+    threads: int = 2
+    """CPU threads of torch."""
+    output: str = "benchmarks"
+    """Folder of the tables and pictures."""
+
+
+def config_of(method: str, args: Args, **changes: Any) -> VisualConfig:
+    """The demo recipe's model, rewards and optimizer under another plan and preset."""
+    from mmgrpo.config import load_yaml
+
+    section = load_yaml(ROOT / "scripts" / "recipes" / "visual" / "demo.yaml")
+    section["algorithm"] = {"preset": METHODS[method]["preset"]}
+    section["sampling"] |= {"plan": METHODS[method]["plan"], "steps": STEPS}
+    section["data"] |= {"per_round": args.prompts, "group_size": GROUP}
+    section |= {"trackers": [], "save_every": 10**9, **changes}
+    if "BranchGRPO" in method:
+        section["algorithm"]["weights"] = "per_decision"
+    return build(VisualConfig, section, f"bench {method}")
+
+
+def machine(threads: int) -> str:
+    """What the numbers were measured on."""
+    import torch
+
+    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else (names or [platform.processor() or "CPU"])[0]
+    return f"{where}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def bench_rounds(args: Args) -> list[dict[str, Any]]:
+    """Seconds and network evaluations of one round, for each plan, and the time of the bare passes."""
+    rows = []
+    for method in METHODS:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = _trainer(replace(config_of(method, args), steps=args.rounds + 1), Path(folder))
+            calls: list[tuple[int, bool]] = []
+            _record(trainer.policy.family, calls)  # type: ignore[attr-defined]
+            lines = []
+            whole, bare = [], []
+            for number in range(args.rounds + 1):
+                calls.clear()
+                started = time.perf_counter()
+                trainer.run_round()
+                if number:
+                    whole.append(time.perf_counter() - started)
+                    bare.append(_replay(trainer.policy, list(calls)))
+            lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()[1:]]
+            rows.append(
+                {
+                    "method": method,
+                    "seconds": statistics.median(whole),
+                    "rollout": statistics.median(line["time/rollout"] for line in lines),
+                    "reward": statistics.median(line["time/reward"] for line in lines),
+                    "update": statistics.median(line["time/update"] for line in lines),
+                    "evaluations to sample": sum(n for n, grad in calls if not grad),
+                    "evaluations to train": sum(n for n, grad in calls if grad),
+                    "bare passes": statistics.median(bare),
+                    "overhead": statistics.median(w / b - 1 for w, b in zip(whole, bare, strict=True)),
+                }
+            )
+        print(_row(rows[-1]), flush=True)
+    return rows
+
+
+def _row(row: dict[str, Any]) -> str:
+    return (
+        f"{row['method']:18} {row['seconds']:8.2f} s a round  (sample {row['rollout']:6.2f}  reward {row['reward']:5.2f}  "
+        f"update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
+        f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}"
+    )
+
+
+def _trainer(config: VisualConfig, folder: Path) -> Any:
+    from accelerate import Accelerator
+
+    return build_trainer(config, Accelerator(cpu=True), folder)
+
+
+def _record(family: Any, calls: list[tuple[int, bool]]) -> None:
+    """Note the size of every network evaluation and whether it is differentiated."""
+    import torch
+
+    original = family.predict
+
+    def predict(network: Any, x: Any, times: Any, conditioning: Any) -> Any:
+        calls.append((len(x), torch.is_grad_enabled()))
+        return original(network, x, times, conditioning)
+
+    family.predict = predict
+
+
+def _replay(policy: Any, calls: list[tuple[int, bool]]) -> float:
+    """Time of the same forward and backward passes with nothing around them."""
+    import torch
+
+    family = policy.family
+    conditioning = family.encode([_prompt()])
+    prepared = []
+    for size, grad in calls:
+        x = torch.randn(size, *family.latent_shape())
+        index = torch.zeros(size, dtype=torch.long)
+        prepared.append((x, torch.full((size,), 0.5), conditioning.take(index), grad))
+    started = time.perf_counter()
+    for x, times, given, grad in prepared:
+        with torch.set_grad_enabled(grad):
+            (velocity,) = policy.network(
+                hidden_states=x,
+                timestep=times * 1000,
+                encoder_hidden_states=given.hidden,
+                pooled_projections=given.pooled,
+                return_dict=False,
+            )
+            if grad:
+                velocity.sum().backward()
+    elapsed = time.perf_counter() - started
+    policy.network.zero_grad(set_to_none=True)
+    return elapsed
+
+
+def _prompt() -> Any:
+    from mmgrpo.prompts import load_prompts
+
+    return load_prompts(ROOT / "assets" / "scenes" / "train.jsonl")[0]
+
+
+def bench_learning(args: Args, rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Held-out reward against training time, method by method and seed by seed."""
+    curves = []
+    for method in LEARNING:
+        per_round = next(row["seconds"] for row in rounds if row["method"] == method)
+        budget = args.seconds if method == "Flow-GRPO" else args.seconds * args.share
+        steps = max(10, int(budget / per_round))
+        for seed in range(args.seeds):
+            folder = Path(tempfile.mkdtemp())
+            config = config_of(method, args, steps=steps, seed=seed)
+            config.eval.every = max(1, steps // 10)
+            trainer = _trainer(config, folder)
+            trainer.fit()
+            points = []
+            for path in (folder / "evaluations").glob("*.json"):
+                kept = json.loads(path.read_text())
+                values = kept["values"]["scene_all"]
+                points.append((kept["step"], kept["seconds"], sum(values) / len(values)))
+            points.sort()
+            curves.append({"method": method, "seed": seed, "steps": steps, "points": points})
+            shutil.rmtree(folder)
+            first, last = points[0][2], points[-1][2]
+            print(f"{method:18} seed {seed}: {first:.3f} -> {last:.3f} in {points[-1][1]:.0f} s", flush=True)
+    return curves
+
+
+def time_to(curve: dict[str, Any], level: float) -> float | None:
+    """Training seconds until the held-out reward first reaches a level, on the line between evaluations."""
+    before = None
+    for _, seconds, value in curve["points"]:
+        if value >= level:
+            if before is None or value == before[1]:
+                return seconds
+            return before[0] + (seconds - before[0]) * (level - before[1]) / (value - before[1])
+        before = (seconds, value)
+    return None
+
+
+def learning_table(curves: list[dict[str, Any]], seeds: int) -> list[str]:
+    """Markdown: final reward and time to full Flow-GRPO's final reward, over seeds."""
+    finals = {m: [c["points"][-1][2] for c in curves if c["method"] == m] for m in LEARNING}
+    whole = statistics.mean(c["points"][-1][1] for c in curves if c["method"] == "Flow-GRPO")
+    level = statistics.mean(finals["Flow-GRPO"])
+    lines = [
+        f"Held-out all-correct reward, mean of {seeds} seeds (spread: smallest to largest). The level to reach is full "
+        f"Flow-GRPO's mean final reward, {level:.3f}, after {whole:.0f} s of training.",
+        "",
+        "| method | before | after | training s | s to the level (each seed) | share of Flow-GRPO's time |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for method in LEARNING:
+        mine = [c for c in curves if c["method"] == method]
+        reached = [time_to(c, level) for c in mine]
+        told = ", ".join("not reached" if r is None else f"{r:.0f}" for r in reached)
+        share = "-" if None in reached else f"{statistics.mean(r for r in reached if r is not None) / whole:.2f}"
+        before = statistics.mean(c["points"][0][2] for c in mine)
+        seconds = statistics.mean(c["points"][-1][1] for c in mine)
+        after = f"{statistics.mean(finals[method]):.3f} ({min(finals[method]):.3f} to {max(finals[method]):.3f})"
+        lines.append(f"| {method} | {before:.3f} | {after} | {seconds:.0f} | {told} | {share} |")
+    return lines
+
+
+def picture(curves: list[dict[str, Any]], path: Path) -> None:
+    """Every seed as a thin line, the mean of a method's seeds as a thick one."""
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4), dpi=120)
+    for number, method in enumerate(LEARNING):
+        mine = [c["points"] for c in curves if c["method"] == method]
+        for points in mine:
+            axis.plot([p[1] for p in points], [p[2] for p in points], color=f"C{number}", alpha=0.3, lw=1)
+        mean = [[statistics.mean(values) for values in zip(*column, strict=True)] for column in zip(*mine, strict=True)]
+        axis.plot([m[1] for m in mean], [m[2] for m in mean], color=f"C{number}", lw=2, label=method)
+    axis.set_xlabel("training time (s)")
+    axis.set_ylabel("all-correct, held-out prompts")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    write_bytes(path, buffer.getvalue())
+
+
+def main() -> None:
+    import tyro
+
+    arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--modality", *arguments]
+    args = tyro.cli(Args, args=arguments, description=__doc__)
+    if args.modality != "visual":
+        raise SystemExit(f"error: there is no benchmark for '{args.modality}'; known: visual")
+
+    import torch
+
+    torch.set_num_threads(args.threads)
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    told = machine(args.threads)
+    print(f"{told}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, embedded default\n", flush=True)
+    rounds = bench_rounds(args)
+    names = list(rounds[0])
+    table = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+    for row in rounds:
+        cells = [f"{row[n]:.1%}" if n == "overhead" else f"{row[n]:.2f}" if isinstance(row[n], float) else str(row[n]) for n in names]
+        table.append("| " + " | ".join(cells) + " |")
+    text = [
+        "# Visual benchmark",
+        "",
+        f"`python scripts/bench.py visual{' --learn' if args.learn else ''}` on {told}.",
+        f"{args.prompts} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, medians of {args.rounds} rounds; "
+        "seconds a round. *Bare passes* are the round's forward and backward passes alone, replayed with the same batch "
+        "sizes; *overhead* is what the whole round takes above them (rewards and optimizer included).",
+        "",
+        *table,
+    ]
+    result: dict[str, Any] = {"machine": told, "rounds": rounds}
+    if args.learn:
+        curves = bench_learning(args, rounds)
+        picture(curves, out / "visual_learning.png")
+        text += ["", "## Reward against wall-clock", "", *learning_table(curves, args.seeds), "", "![](visual_learning.png)"]
+        result["curves"] = curves
+    write_text(out / "visual.md", "\n".join(text) + "\n")
+    write_text(out / "visual.json", json.dumps(result, indent=1))
+    print(f"\nwritten: {out / 'visual.md'}")
+
+
+if __name__ == "__main__":
+    main()
