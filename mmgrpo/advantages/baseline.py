@@ -10,11 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages import groups
+from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.blocks import Block
-
-Values = Float[Tensor, "B"]
-Key = Int[Tensor, "B"]
-Stat = Bool[Tensor, "B"]
 
 
 def none(values: Values) -> Values:
@@ -27,12 +24,12 @@ def constant(values: Values, value: float) -> Values:
     return torch.full_like(values, value)
 
 
-def group_mean(values: Values, key: Key, stat: Stat) -> Values:
+def group_mean(values: Values, key: Key, stat: Rows) -> Values:
     """Mean of the group (GRPO, arXiv:2402.03300, section 4.1.2). A group of one gets advantage 0."""
     return groups.group_mean(values, key, stat)
 
 
-def leave_one_out(values: Values, key: Key, stat: Stat) -> Values:
+def leave_one_out(values: Values, key: Key, stat: Rows) -> Values:
     """Mean of the other members (RLOO, arXiv:2402.14740): r - b = G/(G-1) * (r - mean).
 
     A group of one gets advantage 0: there is nobody to be compared with.
@@ -40,14 +37,14 @@ def leave_one_out(values: Values, key: Key, stat: Stat) -> Values:
     return groups.others_mean(values, key, stat)
 
 
-def length_weighted(values: Values, key: Key, stat: Stat, length: Int[Tensor, "B"]) -> Values:
+def length_weighted(values: Values, key: Key, stat: Rows, length: Key) -> Values:
     """sum_j T_j r_j / sum_j T_j (OPO, arXiv:2505.23585), T_j the number of the row's decisions."""
     weight = length.to(values.dtype)
     total = groups.group_sum(weight, key, stat)
     return groups.group_sum(weight * values, key, stat) / torch.where(total > 0, total, 1.0)
 
 
-def batch_mean(values: Values, stat: Stat) -> Values:
+def batch_mean(values: Values, stat: Rows) -> Values:
     """Mean of the whole batch."""
     return groups.group_mean(values, torch.zeros_like(stat, dtype=torch.long), stat)
 
@@ -61,7 +58,7 @@ def static_reference(reference_value: Values) -> Values:
     return reference_value
 
 
-def runner_up(values: Values, key: Key, stat: Stat) -> Values:
+def runner_up(values: Values, key: Key, stat: Rows) -> Values:
     """min(r_i, max of the others): only the best member keeps something, r_(1) - r_(2); ties keep nothing.
 
     The gradient of pass@k is carried by the best sample alone (as "grpo_passk" in verl).
@@ -70,7 +67,7 @@ def runner_up(values: Values, key: Key, stat: Stat) -> Values:
     return torch.where(torch.isfinite(rest), torch.minimum(values, rest), values)
 
 
-def virtual_max(values: Values, key: Key, stat: Stat, maximum: float = 1.0) -> Values:
+def virtual_max(values: Values, key: Key, stat: Rows, maximum: float = 1.0) -> Values:
     """Mean of the group and one virtual member with the largest possible reward (NGRPO, arXiv:2509.18851).
 
     An all-wrong group so gets a negative advantage. Goes with the scale ``virtual_max_std``.
@@ -79,7 +76,7 @@ def virtual_max(values: Values, key: Key, stat: Stat, maximum: float = 1.0) -> V
 
 
 def with_virtual(
-    values: Values, key: Key, stat: Stat, maximum: float
+    values: Values, key: Key, stat: Rows, maximum: float
 ) -> tuple[Float[Tensor, "E"], Int[Tensor, "E"], Bool[Tensor, "E"]]:
     """Append one row of value ``maximum`` to every group."""
     index, count = groups.group_index(key)

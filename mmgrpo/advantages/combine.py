@@ -6,23 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.advantages import groups
+from mmgrpo.advantages.groups import Rows, Values
 from mmgrpo.blocks import Block
 
-Normalise = Callable[[Float[Tensor, "B"]], Float[Tensor, "B"]]
+Normalise: TypeAlias = Callable[[Values], Values]
 
 
-def weighted_sum(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Float[Tensor, "B"]:
+def weighted_sum(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Values:
     """normalise(sum_k w_k r_k): the rewards are added, then compared."""
     return normalise(values @ weights)
 
 
-def per_reward(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Float[Tensor, "B"]:
+def per_reward(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Values:
     """sum_k w_k normalise(r_k): no reward wins by its units (DanceGRPO, arXiv:2505.07818)."""
     return sum((w * normalise(values[:, k]) for k, w in enumerate(weights) if w != 0), torch.zeros_like(values[:, 0]))
 
@@ -31,10 +33,10 @@ def gdpo(
     normalise: Normalise,
     values: Float[Tensor, "B R"],
     weights: Float[Tensor, "R"],
-    stat: Bool[Tensor, "B"],
+    stat: Rows,
     ddof: int = 1,
     eps: float = 1e-4,
-) -> Float[Tensor, "B"]:
+) -> Values:
     """``per_reward``, then (A - mean) / (std + eps) over the batch (GDPO, arXiv:2601.05242).
 
     The whitening keeps the size of the advantages from growing with the number of rewards.

@@ -6,27 +6,35 @@ numbers say. Decisions of one depth of a tree stand at one position.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages import groups
+from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.blocks import Block
 
-Values = Float[Tensor, "B"]
-Key = Int[Tensor, "B"]
-Rows = Bool[Tensor, "B"]
-Matrix = Float[Tensor, "B T"]
-Node = Int[Tensor, "B T"]
-Passed = Bool[Tensor, "B T"]
+Matrix: TypeAlias = Float[Tensor, "B T"]
+Node: TypeAlias = Int[Tensor, "B T"]
+Passed: TypeAlias = Bool[Tensor, "B T"]
 
 
 def over_sharing(matrix: Matrix, keep: Rows, node: Node, passed: Passed) -> Matrix:
     """At every decision, the mean over the kept rows that share it; the identity where nothing is shared."""
-    kept = keep[:, None].expand_as(passed)[passed]
+    kept = passed & keep[:, None]
+    if not shares(node, passed):
+        return torch.where(kept, matrix, 0.0)
     spread = torch.zeros_like(matrix)
-    spread[passed] = groups.group_mean(matrix[passed], node[passed], kept)
+    spread[passed] = groups.group_mean(matrix[passed], node[passed], kept[passed])
     return spread
+
+
+def shares(node: Node, passed: Passed) -> bool:
+    """True if any two rows share a decision."""
+    numbers = node[passed].sort().values
+    return bool((numbers[1:] == numbers[:-1]).any())
 
 
 def broadcast(advantages: Values, keep: Rows, node: Node, passed: Passed) -> Matrix:
@@ -34,7 +42,7 @@ def broadcast(advantages: Values, keep: Rows, node: Node, passed: Passed) -> Mat
     return over_sharing(advantages[:, None].expand(node.shape), keep, node, passed)
 
 
-def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Float[Tensor, "B"]:
+def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Values:
     """Path-weighted mean of the leaf values below each row's node at one position.
 
     sum_l w_l r_l with w_l proportional to exp(beta * log-prob of the path from the node to leaf l).

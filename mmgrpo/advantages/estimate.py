@@ -19,7 +19,8 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
-from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.credit import CREDITS, shares
+from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
@@ -116,9 +117,9 @@ class Estimate:
     advantages: Float[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
     """Decisions that are trained: owned, and passed by a row that was scored and selected."""
-    rewards: Float[Tensor, "B"]
+    rewards: Values
     """Weighted sum of the rewards; NaN where one of them could not be scored."""
-    samples: Float[Tensor, "B"]
+    samples: Values
     """Advantage of each sample, before credit."""
     spread_groups: int
     """Groups (of the first key) whose rewards are not all equal."""
@@ -235,6 +236,8 @@ def _numbers(decisions: Decisions) -> dict[str, Tensor]:
 
 def _passed_by(entries: Tensor, node: Tensor, passed: Tensor) -> Tensor:
     """Decisions that some row with a True entry passes: the owner of a decision may not be that row."""
+    if not shares(node, passed):
+        return entries
     made = torch.zeros_like(passed)
     made[passed] = groups.group_count(node[passed], entries[passed]) > 0
     return made

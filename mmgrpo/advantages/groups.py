@@ -7,18 +7,24 @@ the statistics at all. Sums are made in double precision.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+Values: TypeAlias = Float[Tensor, "B"]
+Key: TypeAlias = Int[Tensor, "B"]
+Rows: TypeAlias = Bool[Tensor, "B"]
 
-def group_index(key: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B"], int]:
+
+def group_index(key: Key) -> tuple[Key, int]:
     """Number the groups 0, 1, ...; returns each row's number and how many groups there are."""
     names, index = torch.unique(key, return_inverse=True)
     return index, names.numel()
 
 
-def group_sum(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def group_sum(values: Values, key: Key, stat: Rows) -> Values:
     """Sum over the group's members in the statistics."""
     index, count = group_index(key)
     sums = torch.zeros(count, dtype=torch.float64, device=values.device)
@@ -26,21 +32,19 @@ def group_sum(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tens
     return sums[index].to(values.dtype)
 
 
-def group_count(key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def group_count(key: Key, stat: Rows) -> Values:
     """How many members of the group are in the statistics."""
     return group_sum(stat.double(), key, stat)
 
 
-def group_mean(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def group_mean(values: Values, key: Key, stat: Rows) -> Values:
     """Mean over the group's members in the statistics; 0 for a group without any."""
     exact, shift = values.double(), _shift(values, key, stat)
     total = group_sum(exact - shift, key, stat)
     return (shift + total / group_count(key, stat).clamp(min=1)).to(values.dtype)
 
 
-def group_std(
-    values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"], ddof: int = 1
-) -> Float[Tensor, "B"]:
+def group_std(values: Values, key: Key, stat: Rows, ddof: int = 1) -> Values:
     """Standard deviation sqrt(sum (x - mean)^2 / (n - ddof)); 0 for a group of ``ddof`` members or fewer."""
     exact = values.double()
     squares = group_sum((exact - group_mean(exact, key, stat)) ** 2, key, stat)
@@ -48,7 +52,7 @@ def group_std(
     return torch.where(freedom > 0, squares / freedom.clamp(min=1), 0.0).sqrt().to(values.dtype)
 
 
-def group_max(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def group_max(values: Values, key: Key, stat: Rows) -> Values:
     """Largest value in the statistics; -inf for a group without any."""
     index, count = group_index(key)
     best = torch.full((count,), -torch.inf, dtype=values.dtype, device=values.device)
@@ -56,12 +60,12 @@ def group_max(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tens
     return best[index]
 
 
-def group_spread(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Bool[Tensor, "B"]:
+def group_spread(values: Values, key: Key, stat: Rows) -> Rows:
     """True where the group's statistics hold two different values."""
     return group_max(values, key, stat) > -group_max(-values, key, stat)
 
 
-def others_mean(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def others_mean(values: Values, key: Key, stat: Rows) -> Values:
     """Mean over the other members in the statistics; the row's own value if there are none."""
     exact, shift = values.double(), _shift(values, key, stat)
     others = group_count(key, stat) - stat.double()
@@ -69,7 +73,7 @@ def others_mean(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Te
     return torch.where(others > 0, shift + total / others.clamp(min=1), exact).to(values.dtype)
 
 
-def others_std(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def others_std(values: Values, key: Key, stat: Rows) -> Values:
     """Sample standard deviation (n - 1) of the other members in the statistics; 0 for fewer than two."""
     exact = values.double()
     deviation = torch.where(stat, exact - group_mean(exact, key, stat), 0.0)
@@ -82,7 +86,7 @@ def others_std(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Ten
     return torch.where(others > 1, left / (others - 1).clamp(min=1), 0.0).sqrt().to(values.dtype)
 
 
-def others_max(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def others_max(values: Values, key: Key, stat: Rows) -> Values:
     """Largest value of the other members in the statistics; -inf if there are none."""
     best = group_max(values, key, stat)
     champion = stat & (values == best)
@@ -90,7 +94,7 @@ def others_max(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Ten
     return torch.where(champion & (group_count(key, champion) == 1), second, best)
 
 
-def group_rank(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Int[Tensor, "B"]:
+def group_rank(values: Values, key: Key, stat: Rows) -> Key:
     """Place of the row among its group's members in the statistics, 0 for the smallest; B for the rest.
 
     Ties are ordered by row.
@@ -105,13 +109,13 @@ def group_rank(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Ten
     return torch.where(stat, rank, values.numel())
 
 
-def group_first(key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Bool[Tensor, "B"]:
+def group_first(key: Key, stat: Rows) -> Rows:
     """True at one row, the first, of every group that has a member in the statistics."""
     place = torch.arange(key.numel(), device=key.device).double()
     return group_rank(place, key, stat) == 0
 
 
-def _shift(values: Float[Tensor, "B"], key: Int[Tensor, "B"], stat: Bool[Tensor, "B"]) -> Float[Tensor, "B"]:
+def _shift(values: Values, key: Key, stat: Rows) -> Values:
     """The group's largest value: measured from it, the mean of equal values is exact and their spread zero."""
     best = group_max(values.double(), key, stat)
     return torch.where(torch.isfinite(best), best, 0.0)

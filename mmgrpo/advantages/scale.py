@@ -7,16 +7,11 @@ divisor has no spread gets 0, whatever the baseline was: a number over an epsilo
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
+from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.blocks import Block
-
-Values = Float[Tensor, "B"]
-Key = Int[Tensor, "B"]
-Stat = Bool[Tensor, "B"]
 
 
 def none(centred: Values) -> Values:
@@ -24,13 +19,13 @@ def none(centred: Values) -> Values:
     return centred
 
 
-def group_std(centred: Values, values: Values, key: Key, stat: Stat, ddof: int = 1, eps: float = 1e-4) -> Values:
+def group_std(centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
     """centred / (std + eps) (GRPO, arXiv:2402.03300). ddof 1: [1,0,0,1] -> .866; ddof 0: 1."""
     return _over(centred, groups.group_std(values, key, stat, ddof), eps)
 
 
 def group_std_floor(
-    centred: Values, values: Values, key: Key, stat: Stat, ddof: int = 0, floor: float = 1e-6
+    centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 0, floor: float = 1e-6
 ) -> Values:
     """centred / max(std, floor): as ``group_std`` where the floor is not added but a lower bound."""
     std = groups.group_std(values, key, stat, ddof)
@@ -41,7 +36,7 @@ def virtual_max_std(
     centred: Values,
     values: Values,
     key: Key,
-    stat: Stat,
+    stat: Rows,
     maximum: float = 1.0,
     ddof: int = 1,
     eps: float = 1e-6,
@@ -51,7 +46,7 @@ def virtual_max_std(
     return _over(centred, std, eps)
 
 
-def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Stat, eps: float = 1e-6) -> Values:
+def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (std of the other members + eps), not divided where the others are all equal (as in NeMo-RL).
 
     Unlike everywhere else in this file, equal others do not make the advantage 0.
@@ -60,17 +55,17 @@ def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Stat, eps
     return torch.where(std > 0, centred / (std + eps), centred)
 
 
-def batch_std(centred: Values, values: Values, stat: Stat, ddof: int = 1, eps: float = 1e-4) -> Values:
+def batch_std(centred: Values, values: Values, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all rewards of the batch + eps) (Lite PPO, arXiv:2508.08221; Flow-GRPO, ddof 0)."""
     return _over(centred, groups.group_std(values, _one(stat), stat, ddof), eps)
 
 
-def batch_std_centred(centred: Values, stat: Stat, ddof: int = 1, eps: float = 1e-4) -> Values:
+def batch_std_centred(centred: Values, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all centred values of the batch + eps): differences between groups do not count."""
     return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
 
 
-def token_whiten(centred: Values, stat: Stat, length: Int[Tensor, "B"], eps: float = 1e-8) -> Values:
+def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) -> Values:
     """(centred - m) / sqrt(v + eps), m and v (n - 1) over all decisions of the batch (REINFORCE++,
     arXiv:2501.03262): a row counts as often as it has decisions.
     """
@@ -81,18 +76,18 @@ def token_whiten(centred: Values, stat: Stat, length: Int[Tensor, "B"], eps: flo
     return torch.where(variance > 0, (centred - mean) / (variance + eps).sqrt(), 0.0)
 
 
-def bernoulli(centred: Values, values: Values, key: Key, stat: Stat, eps: float = 1e-6) -> Values:
+def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183)."""
     mean = groups.group_mean(values, key, stat)
     return _over(centred, mean * (1 - mean), eps)
 
 
-def mean(centred: Values, values: Values, key: Key, stat: Stat, eps: float = 1e-6) -> Values:
+def mean(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (mean + eps), for rewards that are not negative (half of MAPO, arXiv:2509.18849)."""
     return _over(centred, groups.group_mean(values, key, stat), eps)
 
 
-def mapo(centred: Values, values: Values, key: Key, stat: Stat, ddof: int = 1, eps: float = 1e-6) -> Values:
+def mapo(centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 1, eps: float = 1e-6) -> Values:
     """L * centred / std + (1 - L) * centred / mean with L = 4 p (1 - p), p the share of rewards equal to 1
     (MAPO, arXiv:2509.18849): by the mean where a prompt is nearly always or nearly never solved.
     """
@@ -106,7 +101,7 @@ def beta_pdf(
     centred: Values,
     values: Values,
     key: Key,
-    stat: Stat,
+    stat: Rows,
     low: float = 0.0,
     high: float = 1.0,
     limit: float = 1e6,
@@ -131,7 +126,7 @@ def beta_pdf(
     return torch.where(groups.group_spread(values, key, stat), made, 0.0)
 
 
-def valid_fraction(centred: Values, values: Values, key: Key, stat: Stat) -> Values:
+def valid_fraction(centred: Values, values: Values, key: Key, stat: Rows) -> Values:
     """centred * (rows in the statistics / rows of groups with spread) (GPG, arXiv:2504.02546).
 
     It makes up for groups that give no gradient but are counted in the loss's mean; with a selector that
@@ -145,7 +140,7 @@ def _over(centred: Values, divisor: Values, eps: float) -> Values:
     return torch.where(divisor > 0, centred / (divisor + eps), 0.0)
 
 
-def _one(stat: Stat) -> Key:
+def _one(stat: Rows) -> Key:
     return torch.zeros_like(stat, dtype=torch.long)
 
 

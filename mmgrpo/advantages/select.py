@@ -14,16 +14,14 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
+from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.blocks import Block
 
-Values = Float[Tensor, "B"]
-Key = Int[Tensor, "B"]
-Rows = Bool[Tensor, "B"]
 
+def gfpo(values: Values, key: Key, keep: Rows, length: Key, count: int, metric: str = "length") -> Rows:
+    """The ``count`` best rows of each group by a metric (GFPO, arXiv:2508.09726).
 
-def gfpo(values: Values, key: Key, keep: Rows, length: Int[Tensor, "B"], count: int, metric: str = "length") -> Rows:
-    """The ``count`` best rows of each group by ``length`` (shortest), ``efficiency`` (reward per decision) or
-    ``reward`` (GFPO, arXiv:2508.09726).
+    ``length``: the shortest; ``efficiency``: the largest reward per decision; ``reward``: the largest reward.
     """
     worth = {
         "length": -length.to(values.dtype),
@@ -72,24 +70,18 @@ def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: i
 
 
 def balanced(values: Values, key: Key, keep: Rows, count: int, threshold: float = 0.5) -> Rows:
-    """At most ``count`` rows a group, half of them above the threshold if there are as many; what one side
-    lacks the other fills (Reinforce-Ada, arXiv:2510.04996). Rows of one side are alike: the first are taken.
+    """``count`` rows a group, half of them with rewards above the threshold (Reinforce-Ada, arXiv:2510.04996).
+
+    What one half lacks the other fills. Samples of one half are alike, so the first are taken.
     """
-    correct = values > threshold
-    right, wrong = keep & correct, keep & ~correct
+    right, wrong = keep & (values > threshold), keep & (values <= threshold)
     number_right, number_wrong = groups.group_count(key, right), groups.group_count(key, wrong)
-    take_right = torch.maximum(
-        count - number_wrong, torch.minimum(number_right, torch.full_like(number_right, (count + 1) // 2))
-    )
+    half = (count + 1) // 2
+    share = torch.minimum((count - number_wrong).clamp(min=half), number_right)
     place = torch.arange(key.numel(), device=key.device).double()
-    return (
-        torch.where(
-            correct,
-            groups.group_rank(place, key, right) < take_right,
-            groups.group_rank(place, key, wrong) < count - torch.minimum(take_right, number_right),
-        )
-        & keep
-    )
+    chosen_right = groups.group_rank(place, key, right) < share
+    chosen_wrong = groups.group_rank(place, key, wrong) < count - share
+    return (right & chosen_right) | (wrong & chosen_wrong)
 
 
 def parent_top1(
@@ -101,11 +93,11 @@ def parent_top1(
     log_probs: Float[Tensor, "B T"],
     beta: float = 1.0,
 ) -> Bool[Tensor, "B T"]:
-    """After the last split of a tree only the better child of each parent (width pruning of BranchGRPO,
-    arXiv:2509.06040). The decisions of the split itself stay trained, in both children.
+    """After the last split of a tree only the better child of each parent (BranchGRPO, arXiv:2509.06040).
 
-    T = 20 steps with binary splits at steps 0, 3, 6, 9: 138 of 218 decisions are left. A group whose rows
-    never shared a decision has no split and stays whole.
+    That is its width pruning; the decisions of the split itself stay trained, in both children. With 20
+    steps and binary splits at steps 0, 3, 6, 9, 138 of 218 decisions are left. A group whose rows never
+    shared a decision has no split and stays whole.
     """
     tail = tails(log_probs, passed)
     last = torch.full_like(key, node.shape[1])

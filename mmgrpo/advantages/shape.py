@@ -7,16 +7,13 @@ constant in a group cancels there.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.advantages import groups
+from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.blocks import Block
 from mmgrpo.types import OWN
-
-Values = Float[Tensor, "B"]
-Key = Int[Tensor, "B"]
-Stat = Bool[Tensor, "B"]
 
 
 def clamp(advantages: Values, limit: float = 5.0) -> Values:
@@ -24,7 +21,7 @@ def clamp(advantages: Values, limit: float = 5.0) -> Values:
     return advantages.clamp(-limit, limit)
 
 
-def drop_outliers(advantages: Values, stat: Stat, limit: float = 3.0, eps: float = 1e-8) -> Values:
+def drop_outliers(advantages: Values, stat: Rows, limit: float = 3.0, eps: float = 1e-8) -> Values:
     """0 where the batch z-score leaves [-limit, limit] (StableReinforce, arXiv:2505.02835)."""
     batch = torch.zeros_like(stat, dtype=torch.long)
     centred = advantages - groups.group_mean(advantages, batch, stat)
@@ -41,7 +38,7 @@ def sign_weights(advantages: Values, positive: float = 0.1, negative: float = 1.
     return torch.where(advantages > 0, positive * advantages, negative * advantages)
 
 
-def noise_weight(advantages: Values, values: Values, key: Key, stat: Stat, flip: float = 0.1) -> Values:
+def noise_weight(advantages: Values, values: Values, key: Key, stat: Rows, flip: float = 0.1) -> Values:
     """Shrink groups that a noisy 0/1 reward may have mislabelled (noise-aware S-GRPO, arXiv:2508.05928).
 
     With q the observed success rate, flipped with probability p, t = clip((q - p) / (1 - 2p), 0, 1) is
@@ -58,7 +55,7 @@ def difficulty_weight(
     advantages: Values,
     values: Values,
     key: Key,
-    stat: Stat,
+    stat: Rows,
     low: float = 0.4,
     high: float = 1.5,
     steepness: float = 10.0,
@@ -74,7 +71,7 @@ def difficulty_weight(
 
 def entropy_ratio(
     advantages: Values,
-    stat: Stat,
+    stat: Rows,
     entropy: Float[Tensor, "B T"],
     passed: Bool[Tensor, "B T"],
     eps: float = 1e-8,
@@ -95,7 +92,7 @@ def momentum(
     return advantages + (values - reference_value).clamp(low, high)
 
 
-def anchor(advantages: Values, key: Key, stat: Stat, origin: Int[Tensor, "B"], factor: float = 1.2) -> Values:
+def anchor(advantages: Values, key: Key, stat: Rows, origin: Key, factor: float = 1.2) -> Values:
     """Rows that are not the policy's own get ``factor`` times their group's best own advantage
     (TempSamp-R1, arXiv:2509.18056)."""
     best = groups.group_max(advantages, key, stat & (origin == OWN))
