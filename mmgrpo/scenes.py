@@ -110,7 +110,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows. ``place`` is a key of ``PLACES`` (one thing), of ``RELATIONS`` (two), or empty."""
+    """What a picture shows. ``place`` is a key of ``PLACES`` (one thing) or ``RELATIONS`` (two), or empty."""
 
     things: tuple[Thing, ...]
     place: str = ""
@@ -137,17 +137,19 @@ class Scene:
         return Scene(tuple(Thing(*thing) for thing in value["things"]), value["place"])
 
 
+def _say(thing: Thing) -> str:
+    if thing.shape in WORDS:
+        return f"the word {thing.shape} in {thing.colour}"
+    return f"{COUNTS[thing.count - 1]} {thing.colour} {thing.shape}{'s' if thing.count > 1 else ''}"
+
+
 def text(scene: Scene) -> str:
     """The sentence of a scene. ``parse`` is its inverse."""
-
-    def say(thing: Thing) -> str:
-        if thing.shape in WORDS:
-            return f"the word {thing.shape} in {thing.colour}"
-        return f"{COUNTS[thing.count - 1]} {thing.colour} {thing.shape}{'s' if thing.count > 1 else ''}"
-
     if len(scene.things) == 2:
-        return f"{say(scene.things[0])} {scene.place or 'and'} {say(scene.things[1])}"
-    return " ".join([say(scene.things[0]), _PHRASES[scene.place]] if scene.place else [say(scene.things[0])])
+        return f"{_say(scene.things[0])} {scene.place or 'and'} {_say(scene.things[1])}"
+    return " ".join(
+        [_say(scene.things[0]), _PHRASES[scene.place]] if scene.place else [_say(scene.things[0])]
+    )
 
 
 _THING = rf"(?:({'|'.join(COUNTS)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})s?)"
@@ -222,7 +224,7 @@ def _words() -> Iterator[Scene]:
 
 @cache
 def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:
-    """The ideal picture of a shape that fills its bounding box; the renderer's brush and the verifier's template."""
+    """A shape that fills its bounding box: the renderer's brush and the verifier's template."""
     if shape in WORDS:
         return _letters(shape, height, width)
     y = (np.arange(height)[:, None] + 0.5) / height
@@ -298,7 +300,7 @@ def prompt(scene: Scene) -> Prompt:
 
 
 def splits() -> dict[str, list[Scene]]:
-    """Disjoint lists of scenes by the name of the split; which one a sentence falls into depends on its hash only.
+    """Disjoint lists of scenes by the name of the split; the hash of its sentence says where a scene falls.
 
     The order is that of the hashes too, so that the first few of a split are a fair sample of it.
     """

@@ -4,7 +4,7 @@ A picture is read without looking at the prompt: pixels that differ from the bac
 objects; an object's colour is that of its median pixel; its shape is the ideal template, stretched to its
 bounding box, with which its soft mask agrees best, if the agreement (intersection over union) is at least
 0.75. When some object has no shape, all of them together are compared with the words. What was read is then
-compared with the scene in ``Prompt.answer``. About half a millisecond a picture; no weights, no network.
+compared with the scene in ``Prompt.answer``. Under a millisecond a picture; no weights, no network.
 
 Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN (could not be
 scored). ``scene_clean`` is for watching quality: do not train on it, so that it stays an honest witness.
@@ -68,7 +68,7 @@ def see(pixels: Float[np.ndarray, "32 32 3"]) -> list[Seen]:
 
 
 def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "height width"], int]:
-    """Number the regions that hang together by edges, from 1: runs of each row, joined to those of the row above."""
+    """Number the regions that hang together by edges, from 1: runs of a row, joined to those above."""
     height, width = on.shape
     edges = np.diff(np.pad(on, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(edges == 1)
@@ -102,7 +102,7 @@ def _look(
     own: Bool[np.ndarray, "height width"],
     shapes: Sequence[str],
 ) -> Seen:
-    """Name the object of the pixels ``own``; ``soft`` says how strongly each pixel is painted, other objects 0."""
+    """Name the object of the pixels ``own``; ``soft`` is how strongly a pixel is painted, other objects 0."""
     rows, columns = np.flatnonzero(own.any(1)), np.flatnonzero(own.any(0))
     top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
     paint = pixels[own]
@@ -118,7 +118,7 @@ def _look(
 def _best(
     soft: Float[np.ndarray, "height width"], box: tuple[int, int, int, int], shapes: Sequence[str]
 ) -> tuple[str, float]:
-    """The template that agrees best with a soft mask: sum min / sum max over the box and a rim of one pixel."""
+    """The template that agrees best with a soft mask: sum min / sum max over the box and a rim of a pixel."""
     top, left, height, width = box
     inside = soft[top : top + height, left : left + width]
     painted = soft[max(top - 1, 0) : top + height + 1, max(left - 1, 0) : left + width + 1].sum()
@@ -145,12 +145,12 @@ def scene_colour(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 
 def scene_shape(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if the shapes (or the word) that occur are exactly those of the prompt, however often, otherwise 0."""
+    """1 if the shapes (or word) that occur are exactly those of the prompt, however often, otherwise 0."""
     return _score(prompts, outputs, _shape)
 
 
 def scene_position(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if objects are where the prompt wants them, otherwise 0; a prompt that names no place wants some object.
+    """1 if objects are where the prompt wants them, otherwise 0; without a place, 1 if there is any object.
 
     For a relation the two things are told apart by colour.
     """
@@ -158,7 +158,7 @@ def scene_position(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list
 
 
 def scene_all(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if exactly the objects of the prompt (colour with shape, as often as asked) are in place, otherwise 0."""
+    """1 if exactly the objects of the prompt (colour, shape, count) are there and in place, otherwise 0."""
     return _score(prompts, outputs, _all)
 
 
@@ -174,8 +174,8 @@ def scene_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
 def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """How clean and flat the pixels are: mean over pixels of max(0, 1 - distance / 0.25), 1 on real pictures.
 
-    The distance is that to the nearest colour of the world or the background, in RGB from 0 to 1. It says nothing
-    about the prompt; a run that trains on the other rewards is watched with it.
+    The distance is that to the nearest colour of the world or the background, in RGB from 0 to 1. It says
+    nothing about the prompt; a run that trains on the other rewards is watched with it.
     """
     values = []
     for output in _images(prompts, outputs):
@@ -205,7 +205,7 @@ def _images(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[
             )
         if output.pixels.shape != (3, SIZE, SIZE):
             raise ValueError(
-                f"scene rewards read pictures of 3 x {SIZE} x {SIZE} pixels; this one is {tuple(output.pixels.shape)}"
+                f"scene rewards read pictures of 3 x {SIZE} x {SIZE}; this is {tuple(output.pixels.shape)}"
             )
         arrays.append(output.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
     return arrays
