@@ -29,6 +29,7 @@ def test_truncating_drops_the_lines_after_the_step_and_writing_goes_on_there(tmp
         for step in range(1, 6):
             log.write(step, {"loss": float(step)})
         log.truncate(3)
+        assert math.isnan(log.average("loss"))
         log.write(4, {"loss": 40.0})
     assert [(row["step"], row["loss"]) for row in read_metrics(log.path)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
