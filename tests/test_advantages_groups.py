@@ -58,6 +58,12 @@ def test_leave_one_out_statistics_are_those_of_the_other_members():
         assert groups.others_std(values, key, stat)[i].item() == pytest.approx(rest.std().item(), abs=1e-6)
 
 
+def test_the_largest_of_the_others_of_a_tied_best_is_the_best():
+    values = torch.tensor([4.0, 4.0, 1.0, 7.0])
+    key, stat = torch.tensor([0, 0, 0, 1]), torch.ones(4, dtype=torch.bool)
+    assert groups.others_max(values, key, stat).tolist() == [4, 4, 4, -torch.inf]
+
+
 def test_others_that_are_all_equal_have_exactly_no_spread():
     values = torch.tensor([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
     std = groups.others_std(values, torch.zeros(7, dtype=torch.long), torch.ones(7, dtype=torch.bool))
