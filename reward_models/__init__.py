@@ -24,6 +24,7 @@ REWARDS: dict[str, str] = {
     "scene_position": "reward_models.rules.scenes:scene_position",
     "scene_all": "reward_models.rules.scenes:scene_all",
     "scene_score": "reward_models.rules.scenes:scene_score",
+    "scene_fit": "reward_models.rules.scenes:scene_fit",
     "scene_clean": "reward_models.rules.scenes:scene_clean",
     "ocr": "reward_models.ocr:ocr",
     "jpeg_compressibility": "reward_models.rules.jpeg:jpeg_compressibility",

@@ -48,6 +48,8 @@ class Seen:
     """Middle of the bounding box in pixels."""
     agreement: float
     """Intersection over union with the best template, 0 to 1."""
+    agreements: Mapping[str, float]
+    """The same with every template that the box may hold."""
 
 
 def see(pixels: Float[np.ndarray, "32 32 3"]) -> list[Seen]:
@@ -110,28 +112,29 @@ def _look(
     best = int(distance.argmin())
     nearest = (np.square(_COLOURS).sum(-1) - 2 * paint @ _COLOURS.T).argmin(-1)
     pure = distance[best] < 0.35**2 and (nearest == best).mean() >= 0.75
-    shape, agreement = _best(soft, (top, left, bottom - top, right - left), shapes)
+    agreements = _agreements(soft, (top, left, bottom - top, right - left), shapes)
+    shape = max(agreements, key=agreements.__getitem__, default="")
+    agreement = agreements.get(shape, 0.0)
     colour = tuple(COLOURS)[best] if pure else ""
-    return Seen(colour, shape, (left + right) / 2, (top + bottom) / 2, agreement)
+    middle = (left + right) / 2, (top + bottom) / 2
+    return Seen(colour, shape if agreement >= AGREEMENT else "", *middle, agreement, agreements)
 
 
-def _best(
+def _agreements(
     soft: Float[np.ndarray, "height width"], box: tuple[int, int, int, int], shapes: Sequence[str]
-) -> tuple[str, float]:
-    """The template that agrees best with a soft mask: sum min / sum max over the box and a rim of a pixel."""
+) -> dict[str, float]:
+    """How well each template agrees with a soft mask: sum min / sum max over the box and a rim of a pixel."""
     top, left, height, width = box
     inside = soft[top : top + height, left : left + width]
     painted = soft[max(top - 1, 0) : top + height + 1, max(left - 1, 0) : left + width + 1].sum()
-    best, name = 0.0, ""
+    agreements = {}
     for shape in shapes:
         if shape in SHAPES and not (min(height, width) >= 6 and 2 / 3 <= height / width <= 3 / 2):
             continue
         template = mask(shape, height, width)
         common = inside[template].sum()
-        agreement = float(common / (painted + template.sum() - common))
-        if agreement > best:
-            best, name = agreement, shape
-    return (name if best >= AGREEMENT else ""), best
+        agreements[shape] = float(common / (painted + template.sum() - common))
+    return agreements
 
 
 def scene_count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
@@ -171,6 +174,16 @@ def scene_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
     return _score(prompts, outputs, _graded)
 
 
+def scene_fit(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """A smooth view for training: the mean of three parts in [0, 1] that have a slope where verifiers have a step.
+
+    Parts: count as in ``scene_score``; for every object that is wanted the agreement with its shape's template of
+    the object of its colour that fits best (each object serves once), over the larger of the two counts; place,
+    1 where ``scene_position`` holds and falling to 0 over 16 pixels beyond.
+    """
+    return _score(prompts, outputs, _fit)
+
+
 def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """How clean and flat the pixels are: mean over pixels of max(0, 1 - distance / 0.25), 1 on real pictures.
 
@@ -187,7 +200,7 @@ def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
 
 REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]]] = {
     fn.__name__: fn
-    for fn in (scene_count, scene_colour, scene_shape, scene_position, scene_all, scene_score, scene_clean)
+    for fn in (scene_count, scene_colour, scene_shape, scene_position, scene_all, scene_score, scene_fit, scene_clean)
 }
 """The verifiers by name."""
 
@@ -239,20 +252,26 @@ def _shape(scene: Scene, seen: list[Seen]) -> float:
 
 
 def _position(scene: Scene, seen: list[Seen]) -> float:
+    return _beyond(scene, seen) <= 0
+
+
+def _beyond(scene: Scene, seen: list[Seen]) -> float:
+    """By how many pixels the objects miss the place that was asked for; 0 where nothing was, infinite without them."""
     if not seen:
-        return False
+        return math.inf
     if scene.place in RELATIONS:
-        middles = [_middle([t for t in seen if t.colour == thing.colour]) for thing in scene.things]
-        dx, dy = middles[0] - middles[1]
+        first, second = (_middle([t for t in seen if t.colour == thing.colour]) for thing in scene.things)
+        dx, dy = first - second
         x, y = RELATIONS[scene.place]
-        return bool(dx * x + dy * y >= 6 and abs(dx * y - dy * x) <= 6)
+        miss = max(6 - (dx * x + dy * y), abs(dx * y - dy * x) - 6)
+        return float("inf") if math.isnan(miss) else max(0.0, float(miss))
     if not scene.place:
-        return True
+        return 0.0
     x, y = PLACES[scene.place]
-    near = np.abs(_middle(seen) - (x, y)).max() <= NEAR
-    if scene.place == "centre":
-        return bool(near)
-    return bool(near and all(abs(t.x - x if x != 16 else t.y - y) <= NEAR for t in seen))
+    misses = [float(np.abs(_middle(seen) - (x, y)).max())]
+    if scene.place != "centre":
+        misses += [abs(t.x - x if x != 16 else t.y - y) for t in seen]
+    return max(0.0, max(misses) - NEAR)
 
 
 def _middle(seen: list[Seen]) -> Float[np.ndarray, "2"]:
@@ -270,3 +289,16 @@ def _graded(scene: Scene, seen: list[Seen]) -> float:
     things = Counter((t.colour, t.shape) for t in seen) & Counter(scene.objects)
     count = max(0.0, 1 - abs(len(seen) - wanted) / wanted)
     return (count + colours.total() / most + things.total() / most + _position(scene, seen)) / 4
+
+
+def _fit(scene: Scene, seen: list[Seen]) -> float:
+    wanted, left, shapes = scene.objects, list(seen), 0.0
+    for colour, shape in wanted:
+        fitting = [thing for thing in left if thing.colour == colour]
+        if fitting:
+            best = max(fitting, key=lambda thing: thing.agreements.get(shape, 0.0))
+            shapes += best.agreements.get(shape, 0.0)
+            left.remove(best)
+    count = max(0.0, 1 - abs(len(seen) - len(wanted)) / len(wanted))
+    place = max(0.0, 1 - _beyond(scene, seen) / 16)
+    return (count + shapes / max(len(wanted), len(seen)) + place) / 3
