@@ -18,7 +18,7 @@ from pipelines import require
 ADAPTER = "default"
 
 
-def add_lora(network: Any, rank: int, alpha: int, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
+def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
     """Inject adapters into a diffusers model in place; return their parameters, the only ones that train.
 
     A ~ N(0, 1 / rank^2) (peft's ``gaussian``) drawn from ``seed``, B = 0, both fp32 whatever the base is.
@@ -31,11 +31,15 @@ def add_lora(network: Any, rank: int, alpha: int, targets: Sequence[str], seed: 
     if rank < 1:
         raise ValueError(f"lora rank: came {rank}, wanted at least 1")
     check_targets(network, targets)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
+    make: Any = LoraConfig  # annotates alpha as an integer, and only divides by the rank
+    config = make(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network.add_adapter(config, adapter_name=ADAPTER)
-    return train_adapters_only(network)
+        network.add_adapter(config, adapter_name=ADAPTER)  # freezes everything else
+    adapters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in adapters:
+        parameter.data = parameter.data.float()
+    return adapters
 
 
 def check_targets(network: Any, targets: Sequence[str]) -> None:
@@ -48,16 +52,6 @@ def check_targets(network: Any, targets: Sequence[str]) -> None:
             linear = (name for name, module in network.named_modules() if isinstance(module, nn.Linear))
             ends = {".".join([part for part in name.split(".") if not part.isdigit()][-2:]) for name in linear}
             raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, ends)}")
-
-
-def train_adapters_only(network: Any) -> list[nn.Parameter]:
-    """Freeze the base and keep the adapters trainable, in fp32."""
-    network.requires_grad_(False)
-    adapters = [parameter for name, parameter in network.named_parameters() if ".lora_" in name]
-    for parameter in adapters:
-        parameter.data = parameter.data.float()
-        parameter.requires_grad_(True)
-    return adapters
 
 
 @contextmanager
@@ -90,7 +84,7 @@ def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, 
     require("visual", "peft")
     from peft import set_peft_model_state_dict
 
-    add_lora(network, config["r"], config["lora_alpha"], config["target_modules"], seed=0)
+    adapters = add_lora(network, config["r"], config["lora_alpha"], config["target_modules"], seed=0)
     result = set_peft_model_state_dict(network, dict(weights), adapter_name=ADAPTER)
     missing = [name for name in result.missing_keys if ".lora_" in name]
     if missing or result.unexpected_keys:
@@ -99,4 +93,4 @@ def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, 
             f"file {missing[:2]}, {len(result.unexpected_keys)} weights of the file have no place "
             f"{result.unexpected_keys[:2]}"
         )
-    return train_adapters_only(network)
+    return adapters

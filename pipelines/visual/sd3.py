@@ -68,22 +68,27 @@ class Sd3Family:
     guidance: float
     """g of the formula above; 1 is no guidance and one evaluation instead of two."""
     shape: tuple[int, int, int]
+    """Channels, height and width of one latent."""
     shift: float
     """Time shift of the checkpoint's scheduler."""
     dtype: torch.dtype
     """What the network computes in; predictions come back in fp32."""
     device: torch.device
     encoder: Callable[[str], tuple[Tensor, Tensor]]
+    """One text to its hidden states and pooled vector."""
     decoder: Callable[[Tensor], Tensor]
+    """Latents to pixels in [0, 1]."""
     reference: Callable[[], AbstractContextManager[nn.Module]]
     """Context manager that gives the network as it was before training."""
     saver: Callable[[Path, nn.Module], None]
+    """Writes what is trained of an unwrapped network."""
     decode_at_once: int = 8
     """Memory limit of decoding, in pictures."""
     encodings_kept: int = 1024
     """Memory limit of the cache of encoded prompts; the oldest go first."""
     encodings: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     prediction: str = "flow"
+    """The network predicts the velocity eps - x0."""
 
     @property
     def evaluations_per_row(self) -> int:
@@ -104,7 +109,7 @@ class Sd3Family:
         for text in dict.fromkeys(prompt.text for prompt in prompts):
             rows[text] = self.encodings[text] if text in self.encodings else self.encoder(text)
         self.encodings.update(rows)
-        while len(self.encodings) > max(self.encodings_kept, 0):
+        while len(self.encodings) > self.encodings_kept:
             del self.encodings[next(iter(self.encodings))]
         hidden, pooled = zip(*(rows[prompt.text] for prompt in prompts), strict=True)
         return Conditioning(torch.stack(hidden), torch.stack(pooled))
@@ -150,8 +155,8 @@ class Sd3Family:
     def decode(self, latents: Float[Tensor, "N c h w"]) -> list[Image]:
         """Pictures of finished latents, a few at a time."""
         with self._computing(torch.float32):
-            parts = [self.decoder(part) for part in latents.to(self.device).split(self.decode_at_once)]
-        return [to_image(pixels) for part in parts for pixels in part]
+            pieces = [self.decoder(piece) for piece in latents.to(self.device).split(self.decode_at_once)]
+        return [to_image(pixels) for piece in pieces for pixels in piece]
 
     def grid(self, steps: int) -> Grid:
         """The checkpoint's sigma schedule with ``steps`` steps, from 1 to 0."""
@@ -180,7 +185,7 @@ def load(
     width: int,
     guidance: float = 1.0,
     lora_rank: int = 0,
-    lora_alpha: int = 64,
+    lora_alpha: float = 64.0,
     lora_targets: Sequence[str] = LORA_TARGETS,
     lora_seed: int = 0,
     lora_path: str | Path = "",
