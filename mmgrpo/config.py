@@ -139,26 +139,44 @@ def read(kind: type[C], arguments: Sequence[str] | None = None, description: str
     Unknown keys, values of the wrong type and unknown presets are errors that name the file, the
     key and the nearest known name.
     """
-    import tyro
-
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    path, arguments = _take_option(arguments, "--config")
+    path, arguments = take_option(arguments, "--config")
     section = load_yaml(path) if path else {}
     # The preset lies below the file's own algorithm keys, so it is resolved before they are laid over it.
-    preset, _ = _take_option(arguments, "--algorithm.preset")
+    preset, _ = take_option(arguments, "--algorithm.preset")
     algorithm = section.get("algorithm")
     if preset and isinstance(algorithm, dict):
         algorithm["preset"] = preset
     elif preset:
         section["algorithm"] = {"preset": preset}
     default = build(kind, section, path or "the command line")
-    return tyro.cli(
-        kind,
-        args=arguments,
-        default=default,
-        description=(description + "\n\n" if description else "")
-        + "--config FILE reads a YAML recipe first; every field below overrides it.",
+    more = "--config FILE reads a YAML recipe first; every field below overrides it."
+    return from_arguments(default, arguments, f"{description}\n\n{more}" if description else more)
+
+
+def from_arguments(default: C, arguments: Sequence[str], description: str) -> C:
+    """Lay a command line over a configuration; an unknown option is an error that names the nearest."""
+    import tyro
+
+    config, unknown = tyro.cli(
+        type(default), args=arguments, default=default, description=description, return_unknown_args=True
     )
+    if unknown:
+        name = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists them all.")
+    return config
+
+
+def option_names(kind: type, prefix: str = "--") -> list[str]:
+    """The options of a dataclass as they are written on the command line."""
+    hints = typing.get_type_hints(kind)
+    names: list[str] = []
+    for f in dataclasses.fields(kind):
+        name = prefix + f.name.replace("_", "-")
+        names += option_names(hints[f.name], f"{name}.") if dataclasses.is_dataclass(hints[f.name]) else [name]
+    return names
 
 
 def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "") -> C:
@@ -227,7 +245,7 @@ def write_yaml(path: Path, config: Any) -> None:
     write_text(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
 
 
-def _take_option(arguments: list[str], option: str) -> tuple[str, list[str]]:
+def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:
     """The last value of ``--option value`` or ``--option=value``, and the arguments without it."""
     value, rest, skip = "", [], False
     for i, argument in enumerate(arguments):

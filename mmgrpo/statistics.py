@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -64,6 +65,19 @@ def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, resamples: in
     if first.shape != second.shape:
         raise ValueError(f"before has shape {first.shape} and after {second.shape}; wanted the same prompts")
     return bootstrap_mean(second - first, resamples, seed)
+
+
+def best_of(values: npt.ArrayLike, k: int) -> float:
+    """The expected best of ``k`` of the ``n`` draws of a prompt, over all choices of k: unbiased.
+
+    sum_i v_i C(i - 1, k - 1) / C(n, k), with v_1 <= ... <= v_n; for values 0 and 1 with c ones it is
+    pass@k = 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, equation 1).
+    """
+    ranked = np.sort(np.asarray(values, dtype=np.float64)).tolist()
+    if not 1 <= k <= len(ranked):
+        raise ValueError(f"the best of {k} draws cannot be told from {len(ranked)}; draw more samples a prompt")
+    chosen = math.comb(len(ranked), k)
+    return sum(value * (math.comb(below, k - 1) / chosen) for below, value in enumerate(ranked))
 
 
 def per_prompt(ids: Sequence[str], values: npt.ArrayLike) -> tuple[list[str], npt.NDArray[np.float64]]:

@@ -141,7 +141,7 @@ def _row(row: dict[str, Any]) -> str:
 def _trainer(config: VisualConfig, folder: Path) -> Any:
     from accelerate import Accelerator
 
-    return build_trainer(config, Accelerator(cpu=True), folder)
+    return build_trainer(config, Accelerator(cpu=True), lambda: folder)
 
 
 def _record(family: Any, calls: list[tuple[int, bool]]) -> None:

@@ -1,7 +1,7 @@
 """Group-relative RL for image generators: Flow-GRPO, DanceGRPO, MixGRPO, BranchGRPO and relatives.
 
     python scripts/train_visual.py                                      # the embedded default, minutes on a laptop
-    python scripts/train_visual.py --config scripts/recipes/visual/flow_grpo_sd35m.yaml
+    python scripts/train_visual.py --config scripts/recipes/visual/flow_grpo.yaml
     accelerate launch scripts/train_visual.py --config ...              # several GPUs, data parallel
 
 What its GRPO is: samples of a prompt are compared with each other; each stochastic denoising step is
@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import time
 
-from visual import VisualConfig, arithmetic, build_trainer, flat, open_folder
+from door import enter
+from visual import VisualConfig, arithmetic, build_trainer, flat, open_folder, refuse_folder, run_folder
 
 from mmgrpo.config import read
 
@@ -30,17 +31,16 @@ def main() -> None:
     import torch
     from accelerate import Accelerator
 
-    from mmgrpo.report import write_report
     from mmgrpo.files import write_text
+    from mmgrpo.report import write_report
 
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    folder = open_folder(config)
-    accelerator = Accelerator(
-        cpu=config.model.device == "cpu", log_with=config.trackers or None, project_dir=folder
-    )
-    trainer = build_trainer(config, accelerator, folder)
+    refuse_folder(config)
+    folder = run_folder(config)
+    accelerator = Accelerator(cpu=config.model.device == "cpu", log_with=config.trackers or None, project_dir=folder)
+    trainer = build_trainer(config, accelerator, lambda: open_folder(config, accelerator))
     if config.trackers:
         accelerator.init_trackers("tracker", config=flat(config))
     if config.resume and not trainer.resume():
@@ -82,4 +82,4 @@ def closing(summary: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    enter(main)

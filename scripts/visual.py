@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,8 +146,10 @@ def arithmetic(config: VisualConfig) -> str:
     )
 
 
-def build_policy(config: VisualConfig, device: str, for_training: bool = True) -> DenoisingPolicy:
-    """Load the model and make it a policy."""
+def build_policy(
+    config: VisualConfig, device: str, for_training: bool = True, trained: str | Path = ""
+) -> DenoisingPolicy:
+    """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
     from mmgrpo.policies.denoising import DenoisingPolicy
     from pipelines import family
 
@@ -161,6 +164,8 @@ def build_policy(config: VisualConfig, device: str, for_training: bool = True) -
         lora_alpha=model.lora_alpha,
         lora_targets=tuple(model.lora_targets) or family(model.family).LORA_TARGETS,
         lora_seed=config.seed,
+        lora_path=trained if model.lora_rank else "",
+        transformer_path="" if model.lora_rank else trained,
         gradient_checkpointing=model.gradient_checkpointing and for_training,
         keep_reference=needs_reference and for_training and model.lora_rank == 0,
         max_sequence_length=model.max_sequence_length,
@@ -180,8 +185,11 @@ def build_policy(config: VisualConfig, device: str, for_training: bool = True) -
     )
 
 
-def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) -> Trainer:
-    """Everything of a run, ready to fit."""
+def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
+    """Everything of a run, ready to fit.
+
+    ``open_run`` makes the run folder; it is called last, so that a run that cannot start removes nothing.
+    """
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.blocks import parse
     from mmgrpo.collect import RoundSettings
@@ -197,9 +205,13 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) 
     seen = {prompt.text for prompt in prompts}
     for prompt in heldout:
         if prompt.text in seen:
-            raise ValueError(f"{config.data.heldout}: prompt '{prompt.id}' ({prompt.text!r}) is also in {config.data.train}")
+            raise ValueError(
+                f"{config.data.heldout}: prompt '{prompt.id}' ({prompt.text!r}) is also in {config.data.train}"
+            )
     heldout = heldout[: config.eval.prompts or None]
     made = scorers(config.rewards)
+    recipe = AdvantageRecipe.of(algorithm)
+    loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms)
     policy = build_policy(config, str(accelerator.device))
     if config.model.forget_encoders:
         policy.family.forget_encoders([*prompts, *heldout])  # type: ignore[attr-defined]
@@ -207,8 +219,8 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) 
     return Trainer(
         policy=policy,
         scorers=made,
-        recipe=AdvantageRecipe.of(algorithm),
-        loss=LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms),
+        recipe=recipe,
+        loss=loss,
         prompts=prompts,
         rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
         schedule=Schedule(
@@ -233,7 +245,7 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, folder: Path) 
             rows_at_once=config.sampling.states_at_once,
             shown=config.samples_shown,
         ),
-        folder=folder,
+        folder=open_run(),
         seed=config.seed,
         accelerator=accelerator,
         save_every=config.save_every,
@@ -258,13 +270,18 @@ CONTINUES = {"resume", "overwrite", "dry_run", "steps", "save_every", "keep", "t
 """Fields that may differ when a run is resumed."""
 
 
-def open_folder(config: VisualConfig) -> Path:
-    """The run folder, with the resolved config in it. An earlier run in it is never overwritten by accident."""
-    import shutil
+def run_folder(config: VisualConfig) -> Path:
+    """Where the run lives."""
+    return Path(config.output_dir) / config.name
 
-    folder = Path(config.output_dir) / config.name
+
+def refuse_folder(config: VisualConfig) -> None:
+    """An earlier run is never overwritten, nor continued with other settings, by accident."""
+    folder = run_folder(config)
     kept = folder / "config.yaml"
-    if kept.is_file() and config.resume:
+    if not kept.is_file():
+        return
+    if config.resume:
         before, now = load_yaml(kept), dataclasses.asdict(config)
         changed = [key for key in now if key not in CONTINUES and before.get(key) != now[key]]
         if changed:
@@ -272,15 +289,25 @@ def open_folder(config: VisualConfig) -> Path:
                 f"{kept} was written with other settings of {', '.join(changed)}; resume with the same ones, "
                 "or start another run with --name"
             )
-    elif kept.is_file() and not config.overwrite:
+    elif not config.overwrite:
         raise FileExistsError(
-            f"{folder} already holds a run; continue it with --resume True, start afresh with --overwrite True, "
+            f"{folder} already holds a run; continue it with --resume, start afresh with --overwrite, "
             "or choose another --name"
         )
-    elif kept.is_file():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(kept, config)
+
+
+def open_folder(config: VisualConfig, accelerator: Accelerator) -> Path:
+    """Make the run folder, with the resolved config in it; what an earlier run left there goes, unless resumed."""
+    import shutil
+
+    folder = run_folder(config)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        refuse_folder(config)
+        if (folder / "config.yaml").is_file() and not config.resume:
+            shutil.rmtree(folder)
+        write_yaml(folder / "config.yaml", config)
+    accelerator.wait_for_everyone()
     return folder
 
 

@@ -1,0 +1,116 @@
+"""Draw pictures with a trained or an untrained model.
+
+    python scripts/sample.py --prompts "a red circle" "two blue squares"        # the embedded base model
+    python scripts/sample.py --run runs/demo --before                           # a run's held-out prompts, both models
+    python scripts/sample.py --run runs/demo --weights 50 --file prompts.txt --samples 4
+
+Written to the output folder: grid.png (all pictures with their prompts), one PNG a picture, and samples.json
+with the prompts, the noise they were drawn from and their rewards. Noise is a function of the seed, the
+prompt's place and the number of samples, so the same call draws the same noise with every model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from door import enter
+from drawing import UNTRAINED, Source, load_weights, prompts_of_file, read_source, start
+
+if TYPE_CHECKING:
+    from mmgrpo.evaluation import Drawn
+    from mmgrpo.judge import Scorer
+    from mmgrpo.types import Prompt
+
+
+@dataclass
+class Sample(Source):
+    """What is drawn, by which model."""
+
+    prompts: list[str] = field(default_factory=list)
+    """Prompts; without any, those of --file."""
+    before: bool = False
+    """Also draw the same noise with the untrained model of the run, side by side."""
+    rewards: list[str] = field(default_factory=list)
+    """Rewards of the pictures, name(parameter=value) each; they may need answers, which only files have."""
+    columns: int = 4
+    """Pictures in a row of the grid."""
+    output: str = ""
+    """Folder that is written; empty writes pictures/ into the run folder, or here where there is none."""
+
+
+def main() -> None:
+    from reward_models import scorers
+
+    args, _ = read_source(Sample(limit=16), __doc__ or "")
+    prompts = chosen(args)
+    if args.before and not args.run:
+        raise ValueError("--before compares the model of a run with the one it began with; name the run with --run")
+    made = scorers(args.rewards) if args.rewards else []
+    device = str(start(args).device)
+    drawn = {"": draw_all(args, prompts, made, device)}
+    if args.before:
+        drawn = {"before": draw_all(replace(args, weights=UNTRAINED), prompts, made, device), **drawn}
+    folder = Path(args.output or Path(args.run) / "pictures")
+    written = write(folder, args, drawn, made)
+    print(f"{written} pictures in {folder}: see {folder / 'grid.png'}")
+
+
+def chosen(args: Sample) -> list[Prompt]:
+    """The prompts of the command line, or of the file."""
+    from mmgrpo.types import Prompt
+
+    if args.prompts:
+        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(args.prompts)]
+    if not args.file:
+        raise ValueError('there is nothing to draw; give --prompts "a red circle", or --file, or --run')
+    return prompts_of_file(args)
+
+
+def draw_all(args: Sample, prompts: Sequence[Prompt], made: Sequence[Scorer], device: str) -> list[Drawn]:
+    """All samples of all prompts."""
+    from mmgrpo.evaluation import draw
+
+    policy = load_weights(args, device)
+    return list(draw(policy, made, prompts, range(len(prompts)), args.samples, args.seed, args.at_once, "draw"))
+
+
+def write(folder: Path, args: Sample, drawn: dict[str, list[Drawn]], made: Sequence[Scorer]) -> int:
+    """Write the pictures, the grid and samples.json; the number of pictures."""
+    import io
+
+    from mmgrpo.files import write_bytes, write_text
+    from mmgrpo.pictures import sample_grid, to_pil
+
+    rows: list[dict[str, Any]] = []
+    shown: list[tuple[int, Any, str]] = []
+    for title, parts in drawn.items():
+        flat = [entry for part in parts for entry in zip(part.prompts, part.outputs, part.values.tolist(), strict=True)]
+        for place, (prompt, output, values) in enumerate(flat):
+            slot, sample = divmod(place, args.samples)
+            rewards = {s.name: v if v == v else None for s, v in zip(made, values, strict=True)}
+            name = "-".join(filter(None, [f"{slot:03d}", str(sample), title])) + ".png"
+            stream = io.BytesIO()
+            to_pil(output).save(stream, format="PNG")
+            write_bytes(folder / name, stream.getvalue())
+            model = {"weights": UNTRAINED if title else args.weights if args.run else "base"}
+            noise = {"seed": args.seed, "slot": slot, "sample": sample}
+            rows.append({"file": name, "prompt": prompt.text, "id": prompt.id, **noise, **model, "rewards": rewards})
+            scores = "  ".join(f"{n} {v:.2f}" if v is not None else f"{n} –" for n, v in rewards.items())
+            shown.append((place, output, "\n".join(filter(None, [prompt.text, f"{title} {scores}".strip()]))))
+    shown.sort(key=lambda entry: entry[0])  # stable, so that before stands to the left of after
+    columns = args.columns + args.columns % 2 if args.before else args.columns
+    grid = sample_grid([output for _, output, _ in shown], [caption for _, _, caption in shown], columns)
+    stream = io.BytesIO()
+    grid.save(stream, format="PNG")
+    write_bytes(folder / "grid.png", stream.getvalue())
+    told = {"run": args.run, "model": args.model.path, "steps": args.steps, "samples": args.samples, "pictures": rows}
+    write_text(folder / "samples.json", json.dumps(told, indent=1, ensure_ascii=False))
+    return len(rows)
+
+
+if __name__ == "__main__":
+    enter(main)
