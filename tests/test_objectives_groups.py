@@ -206,6 +206,12 @@ def test_drpo_weighs_positives_by_their_brevity(lam, share):
     assert torch.equal(loss.values != 0, passed)
 
 
+def test_an_advantage_of_zero_is_on_the_negative_side():
+    mixed = scores([-0.5, -1.0, -2.0], [1.0, 0.0, -1.0])
+    plain = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
+    assert_close(discriminative.disco(**mixed).values, discriminative.disco(**plain).values)
+
+
 def test_drpo_with_a_large_lambda_is_disco():
     given = scores([-0.5, -1.0, -2.0, -0.7], [1.0, -0.5, -0.5, 0.3])
     given["passed"] = given["mask"] = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]], dtype=torch.bool)

@@ -25,7 +25,7 @@ APART = torch.tensor([0, 1])
         (weights.per_prompt(MASK, APART), 2.5),  # each row a prompt: as per_sample
         (weights.per_prompt(MASK, torch.tensor([3, 3])), 2.0),  # one prompt: as per_decision
         # std of the trained decisions [1, 3, 2] on per_sample weights [1/4, 1/4, 1/2]: [1, 3, 4] / 8
-        (weights.noise_aware(MASK, torch.tensor([[1.0, 3.0], [2.0, 50.0]])), 2.5),
+        (weights.noise_aware(MASK, torch.tensor([[1.0, 3.0], [2.0, math.nan]])), 2.5),
     ],
 )
 def test_two_samples_of_two_and_one_decisions(weighed, expected):

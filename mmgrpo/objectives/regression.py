@@ -25,7 +25,7 @@ def pair_mean(
     0 where a group has no pair. For one version it is twice the sample variance of d (ddof 1).
     """
     same = peers(key, members)
-    each_other = same & members[:, None] & ~torch.eye(len(key), dtype=torch.bool, device=key.device)
+    each_other = same & ~torch.eye(len(key), dtype=torch.bool, device=key.device)
     gaps = (residuals[:, :, None] - residuals[:, None, :]).square().amax(0)
     total = same.to(gaps.dtype) @ torch.where(each_other, gaps, 0.0).sum(1)
     pairs = same.to(gaps.dtype) @ each_other.sum(1).to(gaps.dtype)
