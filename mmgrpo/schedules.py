@@ -23,7 +23,7 @@ class Grid:
 
     levels: Float[Tensor, " points"]
     """T + 1 levels: sigma for flows, cumulative alpha for diffusion, the final one included."""
-    times: Real[Tensor, " steps"]
+    times: Real[Tensor, " T"]
     """T times as the network is given them: sigma itself for flows, integer timesteps for diffusion."""
     process: Literal["flow", "diffusion"]
     cap: float

@@ -105,6 +105,14 @@ def test_ddim_log_prob_is_the_worked_number():
     assert transition.log_prob(sample).item() == pytest.approx(-0.08214424, abs=6e-9)
 
 
+def test_clipping_bounds_the_clean_estimate_and_leaves_the_noise():
+    grid = Grid(real(0.5, 0.7), torch.tensor([10]), "diffusion", 0.7)
+    inputs = (real(1)[:, None], real(0.4)[:, None], torch.tensor([0]), grid)
+    # x0 falls from 1.01421356 to 0.8, so the mean by sqrt(.7) of that
+    lost = ddim(*inputs).mean - ddim(*inputs, clip=0.8).mean
+    assert lost.item() == pytest.approx(math.sqrt(0.7) * 0.21421356, abs=1e-8)
+
+
 def test_euler_gives_the_worked_number():
     assert euler(*worked()).item() == pytest.approx(0.9, abs=1e-15)  # 1 + 0.5 * (0.6 - 0.8)
 
@@ -385,6 +393,17 @@ def test_the_step_to_sigma_zero_is_first_order_and_finite():
     _, history = dpmpp_2m(x, output, step, grid, no_history(x))
     after, _ = dpmpp_2m(x, 2 * output, torch.tensor([2]), grid, history)
     assert after.item() == pytest.approx(1 - 0.6 * 1.0, abs=1e-15)
+
+
+def test_the_first_two_steps_from_sigma_one_are_first_order():
+    """Log-SNR is minus infinity at sigma 1, so that no slope can be taken from there."""
+    grid, x = flow_like(real(1, 0.9, 0.7, 0)), real(1)[:, None]
+    history = no_history(x)
+    for index, velocity in enumerate((0.5, -0.25)):
+        step, output = torch.tensor([index]), real(velocity)[:, None]
+        expected = euler(x, output, step, grid)
+        x, history = dpmpp_2m(x, output, step, grid, history)
+        assert x.item() == expected.item()
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
