@@ -14,7 +14,16 @@ make what it never does, so the aim is a model with which most prompts succeed 2
 It never saw words drawn as pictures (--word 0). It has seen every sentence of the other kinds: the held-out
 prompts of assets/scenes are held out from reinforcement and from choosing its settings, not from pretraining.
 
-TABLE
+The committed base is the default: 144,000 pictures, 29 CPU minutes on one core, 2.92 M parameters, 5.7 MB.
+On the 254 held-out prompts, 16 samples each, 10-step Euler ODE, no guidance (--measure):
+
+    all-correct .453: one .987, many .904, mixed .347, relation .290; 1 object .987, 2 .423, 3 .321
+    count .954, colour .957, shape .702, position .809, graded score .861, cleanness .920
+    prompts by success in tenths: 51 37 13 27 15 24 13 10 21 43; 26 never, 37 always, 40 % from 20 % to 80 %
+
+On the 100 tuning prompts, 2 samples each: 6 steps .430, 8 .430, 10 .435 all-correct; cleanness .909, .915,
+.924. Sixty-four pictures of 10 steps take about 3 CPU seconds, verifiers included. What fails is which of two
+colours has which shape, and which of two comes first; counts, colours and single objects hardly ever do.
 """
 
 from __future__ import annotations
@@ -156,7 +165,7 @@ def train(args: Args) -> None:
     random = stream(args.seed, "pretrain")
     shares = torch.tensor([args.one, args.many, args.mixed, args.relation, args.word])
     tune = load_prompts(PROMPTS / "tune.jsonl")
-    begin, total = time.process_time(), 0.0
+    begin, losses = time.process_time(), []
     for step in tqdm(range(1, args.steps + 1), mininterval=5):
         rate = args.lr * min(1, step / args.warmup) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
         for group in optimizer.param_groups:
@@ -166,7 +175,7 @@ def train(args: Args) -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        total += loss.item()
+        losses.append(loss.item())
         with torch.no_grad():
             torch._foreach_lerp_(average, parameters, 1 - min(args.ema, step / (step + 10)))
         if step % args.every == 0 or step == args.steps:
@@ -176,12 +185,12 @@ def train(args: Args) -> None:
             values = measure(transformer, words, tune, samples=1, shift=args.shift)
             told = "  ".join(f"{name} {value.mean():.3f}" for name, value in values.items())
             minutes = (time.process_time() - begin) / 60
-            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {total / args.every:.4f}  {told}")
+            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  {told}")
             if args.snapshots and step < args.steps:
                 save(Path(f"{args.output}-{step}"), transformer, words, args.shift)
             if step == args.steps:
                 save(args.output, transformer, words, args.shift)
-            total = 0.0
+            losses.clear()
             with torch.no_grad():
                 torch._foreach_copy_(parameters, now)
 
