@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,13 +43,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that the script runs from a checkout that is not installed
+
 from mmgrpo import scenes
 from mmgrpo.prompts import load_prompts
 from mmgrpo.randomness import derive, stream
 from mmgrpo.schedules import flow_grid
 from mmgrpo.types import Prompt, to_image
 
-PROMPTS = Path(__file__).parents[1] / "assets" / "scenes"
+PROMPTS = ROOT / "assets" / "scenes"
 
 
 @dataclass
@@ -159,7 +163,7 @@ def train(args: Args) -> None:
     from tqdm import tqdm
 
     transformer, words = build(args)
-    parameters = [*transformer.parameters(), *words.parameters()]
+    parameters: list[Tensor] = [*transformer.parameters(), *words.parameters()]
     average = [p.detach().clone() for p in parameters]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     random = stream(args.seed, "pretrain")
@@ -219,7 +223,8 @@ def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
     from diffusers.models import SD3Transformer2DModel
     from diffusers.schedulers import FlowMatchEulerDiscreteScheduler
 
-    half = SD3Transformer2DModel.from_config(transformer.config).half()
+    half: Any = SD3Transformer2DModel.from_config(transformer.config)
+    half = half.half()
     half.load_state_dict({name: weight.half() for name, weight in transformer.state_dict().items()})
     half.save_pretrained(folder / "transformer")
     words.save(folder / "words")
