@@ -43,8 +43,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # so that the script runs from a checkout that is not installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # so that the script runs from a checkout that is not installed
 
 from mmgrpo import scenes
 from mmgrpo.prompts import load_prompts
@@ -52,7 +53,7 @@ from mmgrpo.randomness import derive, stream
 from mmgrpo.schedules import flow_grid
 from mmgrpo.types import Prompt, to_image
 
-PROMPTS = ROOT / "assets" / "scenes"
+PROMPTS = Path(__file__).resolve().parents[1] / "assets" / "scenes"
 
 
 @dataclass
