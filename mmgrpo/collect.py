@@ -96,9 +96,7 @@ def collect(
         gathered.append(gather_decisions(rollout.decisions, accelerator, draw))
         verdicts.append(gather_verdict(local, accelerator))
         mine = rollout.decisions.rows
-        places.append(
-            made_rows + accelerator.process_index * mine + torch.arange(mine, device=accelerator.device)
-        )
+        places.append(made_rows + accelerator.process_index * mine + torch.arange(mine, device=accelerator.device))
         made_rows += gathered[-1].rows
         evaluations += rollout.evaluations
         decisions = join_decisions(gathered)

@@ -79,9 +79,7 @@ class Schedule:
         if self.decay == "constant":
             return self.lr
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.lr * (
-            1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-        )
+        return self.lr * (1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 @dataclass(frozen=True)
@@ -124,18 +122,14 @@ class Trainer:
         self.refuse_what_cannot_work()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
-            raise ValueError(
-                "the policy has no trainable parameter; check the LoRA targets or train the full model"
-            )
+            raise ValueError("the policy has no trainable parameter; check the LoRA targets or train the full model")
         self.optimizer = torch.optim.AdamW(
             list(self.trained.values()),
             lr=schedule.lr,
             betas=schedule.betas,
             weight_decay=schedule.weight_decay,
         )
-        self.ema = (
-            Ema(list(self.trained.values()), schedule.ema, schedule.ema_every) if schedule.ema else None
-        )
+        self.ema = Ema(list(self.trained.values()), schedule.ema, schedule.ema_every) if schedule.ema else None
         self.order = PromptOrder(len(prompts), seed)
         self.log = MetricsLog(folder)
         self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
@@ -168,9 +162,7 @@ class Trainer:
                 f"(they have {', '.join(sorted(self.policy.keys))})"
             )
         if not any(scorer.weight for scorer in self.scorers):
-            raise ValueError(
-                "every reward has weight 0, so nothing would be trained; give one of them a weight"
-            )
+            raise ValueError("every reward has weight 0, so nothing would be trained; give one of them a weight")
 
     def fit(self) -> dict[str, Any]:
         """Train to ``schedule.steps`` and return the evaluation section of the summary."""
@@ -354,7 +346,9 @@ class Trainer:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             ids = [prompt.id for prompt in settings.prompts]
-            write_text(path, json.dumps({"step": self.step, "seconds": self.seconds, "prompts": ids, "values": result.values}))
+            write_text(
+                path, json.dumps({"step": self.step, "seconds": self.seconds, "prompts": ids, "values": result.values})
+            )
             self.exhibit(self.folder / "samples" / title, shown)
         return result
 

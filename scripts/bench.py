@@ -299,7 +299,10 @@ def main() -> None:
     names = list(rounds[0])
     table = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
     for row in rounds:
-        cells = [f"{row[n]:.1%}" if n == "overhead" else f"{row[n]:.2f}" if isinstance(row[n], float) else str(row[n]) for n in names]
+        cells = [
+            f"{row[n]:.1%}" if n == "overhead" else f"{row[n]:.2f}" if isinstance(row[n], float) else str(row[n])
+            for n in names
+        ]
         table.append("| " + " | ".join(cells) + " |")
     text = [
         "# Visual benchmark",
@@ -315,7 +318,14 @@ def main() -> None:
     if args.learn:
         curves = bench_learning(args, rounds)
         picture(curves, out / "visual_learning.png")
-        text += ["", "## Reward against wall-clock", "", *learning_table(curves, args.seeds), "", "![](visual_learning.png)"]
+        text += [
+            "",
+            "## Reward against wall-clock",
+            "",
+            *learning_table(curves, args.seeds),
+            "",
+            "![](visual_learning.png)",
+        ]
         result["curves"] = curves
     write_text(out / "visual.md", "\n".join(text) + "\n")
     write_text(out / "visual.json", json.dumps(result, indent=1))

@@ -204,9 +204,7 @@ class DenoisingPolicy:
         x = self.initial_noise(request, plan.roots)
         states, means = [x], [x]
         count, here = len(x), torch.arange(len(x), device=self.device)
-        before, after = (
-            torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2)
-        )
+        before, after = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
         log_probs = torch.zeros(rows, plan.steps, device=self.device)
         kept = True
         for t in range(plan.end):
@@ -249,7 +247,9 @@ class DenoisingPolicy:
         mask = torch.cat([plan.mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
         slots = torch.tensor(list(request.slots), device=self.device)
         steps = torch.arange(plan.steps, device=self.device)
-        trees = ((slots * plans + number)[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
+        trees = (
+            (slots * plans + number)[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)
+        ).flatten()
         made = Decisions(
             log_probs=log_probs,
             mask=mask.to(self.device),
@@ -275,9 +275,7 @@ class DenoisingPolicy:
         before, after = walk.before[rows, part.positions], walk.after[rows, part.positions]
         distinct, inverse = torch.unique(before, return_inverse=True)
         # Any decision that leads from a state tells its step and its prompt.
-        some = torch.empty_like(distinct).scatter_(
-            0, inverse, torch.arange(len(before), device=before.device)
-        )
+        some = torch.empty_like(distinct).scatter_(0, inverse, torch.arange(len(before), device=before.device))
         step, conditioning = part.positions[some], walk.conditioning.take(walk.prompt[rows[some]])
         x, reached = walk.states[distinct], walk.states[after]
 
@@ -357,14 +355,10 @@ class DenoisingPolicy:
             return euler(x, output, step, grid)
         return ddim(x, output, step, grid, eta=0.0, prediction=self.family.prediction).mean
 
-    def predict(
-        self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid
-    ) -> Tensor:
+    def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
         """The network's output in fp32; without gradient in chunks that fit in memory."""
         times = grid.network_time(step)
         if torch.is_grad_enabled() or len(x) <= self.states_at_once:
             return self.family.predict(network, x, times, conditioning).float()
         chunks = torch.arange(len(x), device=x.device).split(self.states_at_once)
-        return torch.cat(
-            [self.family.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks]
-        )
+        return torch.cat([self.family.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks])
