@@ -36,50 +36,16 @@ from mmgrpo.checkpoint import (
     trained_tensors,
 )
 from mmgrpo.collect import Round, RoundSettings, collect
-from mmgrpo.ema import Ema
 from mmgrpo.evaluation import Evaluation, Shown, compare, evaluate
 from mmgrpo.files import write_text
 from mmgrpo.judge import Scorer
 from mmgrpo.metrics import MetricsLog
+from mmgrpo.optim import Ema, Schedule
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.randomness import stream
 from mmgrpo.ranks import sum_gradients
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Everything about the optimizer steps of a run."""
-
-    steps: int
-    lr: float
-    warmup: int = 0
-    decay: str = "constant"
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = 1.0
-    updates: int = 1
-    epochs: int = 1
-    evaluations_at_once: int = 64
-    ema: float = 0.0
-    ema_every: int = 1
-
-    def __post_init__(self) -> None:
-        if self.decay not in ("constant", "linear", "cosine"):
-            raise ValueError(f"optim.decay must be constant, linear or cosine, got '{self.decay}'")
-        for name in ("steps", "updates", "epochs", "evaluations_at_once"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    def lr_at(self, step: int) -> float:
-        """Learning rate of optimizer step ``step``, counted from zero."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        if self.decay == "constant":
-            return self.lr
-        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.lr * (1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 @dataclass(frozen=True)

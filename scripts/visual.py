@@ -115,6 +115,10 @@ def arithmetic(config: VisualConfig) -> str:
     from mmgrpo.randomness import stream
 
     data, optim = config.data, config.optim
+    if data.group_size < 2:
+        raise ValueError(
+            f"data.group_size must be at least 2, got {data.group_size}: a sample is compared with others of its group"
+        )
     planner = bind(config.sampling.plan, PLANS, "sampling.plan")
     plans = planner(
         {
@@ -124,6 +128,11 @@ def arithmetic(config: VisualConfig) -> str:
             "generator": stream(config.seed, "arithmetic"),
         }
     )
+    if optim.updates > data.per_round * len(plans):
+        raise ValueError(
+            f"a round of {data.per_round * len(plans)} groups cannot be cut into optim.updates={optim.updates} steps; "
+            "raise data.per_round or lower optim.updates"
+        )
     double = 2 if config.model.guidance != 1 else 1
     rows = data.per_round * sum(plan.rows for plan in plans)
     forward = double * data.per_round * sum(plan.evaluations for plan in plans)
@@ -193,8 +202,9 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Call
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.blocks import parse
     from mmgrpo.collect import RoundSettings
+    from mmgrpo.optim import Schedule
     from mmgrpo.prompts import load_prompts
-    from mmgrpo.trainer import EvalSettings, Schedule, Trainer
+    from mmgrpo.trainer import EvalSettings, Trainer
     from mmgrpo.update import LossRecipe
     from reward_models import scorers
 

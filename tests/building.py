@@ -10,9 +10,12 @@ from typing import Any
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.blocks import parse
 from mmgrpo.collect import RoundSettings
+from mmgrpo.config import Algorithm, build
 from mmgrpo.judge import Scorer
-from mmgrpo.trainer import EvalSettings, Schedule, Trainer
+from mmgrpo.optim import Schedule
+from mmgrpo.trainer import EvalSettings, Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
 
@@ -29,6 +32,16 @@ def recipe(**changes: Any) -> AdvantageRecipe:
         "select": [],
     }
     return AdvantageRecipe.of(SimpleNamespace(**{**written, **changes}))
+
+
+def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
+    """What ``trainer`` takes of a preset, bound as a training script binds it."""
+    algorithm = build(Algorithm, {"preset": preset, **changes}, "the test")
+    return {
+        "advantages": AdvantageRecipe.of(algorithm),
+        "loss": LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms),
+        "redraws": sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler),
+    }
 
 
 def first_number(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -1,12 +1,48 @@
-"""Exponential moving average of the trained weights."""
+"""The optimizer steps of a run, and the average of the weights they make."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything about the optimizer steps of a run."""
+
+    steps: int
+    lr: float
+    warmup: int = 0
+    decay: str = "constant"
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    updates: int = 1
+    epochs: int = 1
+    evaluations_at_once: int = 64
+    ema: float = 0.0
+    ema_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise ValueError(f"optim.decay must be constant, linear or cosine, got '{self.decay}'")
+        for name in ("steps", "updates", "epochs", "evaluations_at_once"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of optimizer step ``step``, counted from zero."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.decay == "constant":
+            return self.lr
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Ema:
