@@ -203,6 +203,19 @@ def test_a_reward_that_failed_is_outside_the_statistics_and_its_row_is_not_train
     assert torch.isnan(got.rewards).tolist() == [False, False, False, True]
 
 
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"shape": ["noisy_forward(false_negative=0.2)"]},  # gives every row a number, whatever it had
+        {"scale": "token_whiten", "baseline": "none"},  # moves a zero away from zero
+        {"combine": "gdpo", "scale": "token_whiten", "baseline": "none"},
+    ],
+)
+def test_no_block_gives_a_failed_row_an_advantage(blocks):
+    got = made([1, 0, 0, math.nan], four(), **blocks)
+    assert got.samples[3] == 0 and (got.advantages[3] == 0).all() and (got.samples[:3] != 0).all()
+
+
 def test_a_failed_reward_of_weight_zero_does_not_matter():
     rewards = torch.tensor([[1.0, 7], [0, math.nan], [0, 3], [1, 2]])
     got = made(rewards, four(), weights=[1.0, 0.0])

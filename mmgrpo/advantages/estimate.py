@@ -168,7 +168,7 @@ def estimate(
             seen = {**numbers, "values": stream, "key": column, "stat": stat}
             centred = torch.where(rows, stream - algorithm.baseline(seen), 0.0)
             advantages = advantages + key.weight * algorithm.scale({**seen, "centred": centred})
-        return torch.where(rows, advantages, 0.0)
+        return advantages
 
     samples = algorithm.combine({**numbers, "normalise": normalise, "values": values})
     numbers |= {"values": total, "key": group}
