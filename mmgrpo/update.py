@@ -70,8 +70,8 @@ class Batch:
     """One round as an optimizer step sees it: this rank's rollouts and everybody's numbers."""
 
     rollouts: Sequence[Rollout]
-    places: Sequence[Int[Tensor, "rows"]]
-    """For each rollout of this rank, its rows' places in the gathered numbers."""
+    places: Sequence[Int[Tensor, "_"]]
+    """For each rollout of this rank, its rows' places in the gathered numbers (redraws may be smaller)."""
     decisions: Decisions
     advantages: Float[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
@@ -135,9 +135,7 @@ def accumulate_gradients(
     for rollout, place, part in _parts(batch, mask, evaluations_at_once):
         scores = policy.score(rollout, part, loss.scores)
         row = place[part.rows]
-        seen = {
-            name: _entries(value, row, part.positions) for name, value in numbers.items() if value.dim() == 2
-        }
+        seen = {name: _entries(value, row, part.positions) for name, value in numbers.items() if value.dim() == 2}
         total = _total({**seen, **scores}, seen["mask"], _entries(weights, row, part.positions), loss, tally)
         accelerator.backward(total)
     return tally
@@ -195,9 +193,7 @@ def _coupled(
     inputs = {**{name: value[chosen] for name, value in numbers.items()}, **spread}
     total = _total(inputs, mask[chosen], weights[chosen], loss, tally)
     names = list(leaves)
-    gradients = dict(
-        zip(names, torch.autograd.grad(total, [leaves[n] for n in names], allow_unused=True), strict=True)
-    )
+    gradients = dict(zip(names, torch.autograd.grad(total, [leaves[n] for n in names], allow_unused=True), strict=True))
     wanted = torch.zeros_like(mask)
     for gradient in gradients.values():
         if gradient is not None:

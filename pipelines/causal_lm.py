@@ -22,9 +22,7 @@ class CausalLm:
         self.network = network.eval()
         self.tokenizer = tokenizer
         self.end_ids = frozenset({int(tokenizer.eos_token_id)})
-        self.pad_id = int(
-            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        )
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
         self._original = copy.deepcopy(network).eval().requires_grad_(False) if keep_reference else None
 
     def encode(self, prompts: Sequence[Prompt]) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:
@@ -64,9 +62,7 @@ class CausalLm:
     def reference(self) -> Iterator[nn.Module]:
         """The network as it was loaded."""
         if self._original is None:
-            raise ValueError(
-                "this model keeps no reference; load it with keep_reference=True to use a KL term"
-            )
+            raise ValueError("this model keeps no reference; load it with keep_reference=True to use a KL term")
         yield self._original
 
     def save(self, folder: Path, network: nn.Module) -> None:
@@ -77,10 +73,20 @@ class CausalLm:
 
 def load(path: str, *, keep_reference: bool = False, device: str = "cpu") -> CausalLm:
     """Load a Hugging Face folder or hub id."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device)
-    return CausalLm(network, AutoTokenizer.from_pretrained(path), keep_reference)
+    return CausalLm(network, load_tokenizer(path), keep_reference)
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer as it was saved. AutoTokenizer reads one without a class of its own as the model's own class,
+    which cuts words by rules that were not saved."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    own = get_tokenizer_config(path).get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return (AutoTokenizer if own else PreTrainedTokenizerFast).from_pretrained(path)
 
 
 def tiny(

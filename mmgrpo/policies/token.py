@@ -42,9 +42,7 @@ class TokenFamily(Protocol):
         ``real`` covers the cached positions too."""
         ...
 
-    def logits(
-        self, network: nn.Module, hidden: Float[Tensor, "N width"]
-    ) -> Float[Tensor, "N vocabulary"]: ...
+    def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]: ...
 
     def decode(self, ids: Sequence[int], truncated: bool) -> Output: ...
     def reference(self) -> AbstractContextManager[nn.Module]: ...
@@ -70,7 +68,9 @@ class Sequences:
 
     def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""
-        for chunk in mask.any(1).nonzero()[:, 0].split(limit):
+        rows = mask.any(1).nonzero()[:, 0]
+        for start in range(0, len(rows), limit):
+            chunk = rows[start : start + limit]
             picked = torch.zeros_like(mask)
             picked[chunk] = mask[chunk]
             yield Tokens(*picked.nonzero(as_tuple=True))
@@ -213,9 +213,7 @@ class TokenPolicy:
             return chosen, entropy
 
         pieces = []
-        for states, tokens in zip(
-            wanted.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True
-        ):
+        for states, tokens in zip(wanted.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True):
             # The chunk's logits are made again in the backward pass instead of being kept.
             if torch.is_grad_enabled() and len(wanted) > self.tokens_at_once:
                 pieces.append(checkpoint(chunk, states, tokens, use_reentrant=False))
