@@ -219,6 +219,7 @@ def refuse_preset(name: str, kind: str) -> None:
         fitting = sorted(other for other, preset in CATALOGUE.items() if preset.policies in ("any", kind))
         reason = {
             "tokens": "it needs tokens, their entropies or lengths",
+            "matching": "its clip range is made for flow-matching errors",
             "gaussian": "it needs Gaussian transitions, or its clip range is made for their log-probabilities",
         }[wanted]
         raise ValueError(

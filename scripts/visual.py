@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.evaluation import Shown
     from mmgrpo.policies.denoising import DenoisingPolicy
+    from mmgrpo.policies.forward import ForwardPolicy
     from mmgrpo.trainer import Trainer
 
 
@@ -76,9 +77,16 @@ class Sampling:
     """Denoising steps of a rollout."""
     kernel: str = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...)."""
+    policy: str = "transitions"
+    """What a decision is: transitions (Gaussian steps of the reverse SDE, by kernel and plan) or matching
+    (flow-matching error at drawn noise levels; rollouts by the ODE, by draws and error)."""
     plan: str = "every_step"
     """What happens at each step: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
+    draws: int = 2
+    """matching: noise levels drawn for each group."""
+    error: str = "self_normalized"
+    """matching: velocity, weighted(power=...) or self_normalized."""
     shift: float = 0.0
     """Time shift of the noise levels; 0 takes the checkpoint's own."""
     evaluation_steps: int = 10
@@ -110,39 +118,22 @@ def locate(path: str) -> str:
 
 def arithmetic(config: VisualConfig) -> str:
     """What the run will do, as numbers: prompts x samples x steps -> optimizer steps."""
-    from mmgrpo.blocks import bind
-    from mmgrpo.planners import PLANS
-    from mmgrpo.randomness import stream
-
     data, optim = config.data, config.optim
     if data.group_size < 2:
         raise ValueError(
             f"data.group_size must be at least 2, got {data.group_size}: a sample is compared with others of its group"
         )
-    planner = bind(config.sampling.plan, PLANS, "sampling.plan")
-    plans = planner(
-        {
-            "steps": config.sampling.steps,
-            "group_size": data.group_size,
-            "round": 0,
-            "generator": stream(config.seed, "arithmetic"),
-        }
-    )
-    if optim.updates > data.per_round * len(plans):
+    branch_points, rows, forward, trained, backward = _costs(config)
+    if optim.updates > data.per_round * branch_points:
         raise ValueError(
-            f"a round of {data.per_round * len(plans)} groups cannot be cut into optim.updates={optim.updates} steps; "
+            f"a round of {data.per_round * branch_points} groups cannot be cut into optim.updates={optim.updates} steps; "
             "raise data.per_round or lower optim.updates"
         )
-    double = 2 if config.model.guidance != 1 else 1
-    rows = data.per_round * sum(plan.rows for plan in plans)
-    forward = double * data.per_round * sum(plan.evaluations for plan in plans)
-    trained = data.per_round * sum(plan.trained_edges for plan in plans)
-    backward = double * data.per_round * sum(plan.training_evaluations for plan in plans) * optim.epochs
     per_round = optim.updates * optim.epochs
     rounds = -(-config.steps // per_round)
     groups = f"{data.per_round} prompts x {data.group_size} samples"
-    if len(plans) > 1:
-        groups += f" x {len(plans)} branch points"
+    if branch_points > 1:
+        groups += f" x {branch_points} branch points"
     return "\n".join(
         [
             f"a round:  {groups} = {rows:,} samples, {config.sampling.steps} denoising steps",
@@ -155,11 +146,42 @@ def arithmetic(config: VisualConfig) -> str:
     )
 
 
+def _costs(config: VisualConfig) -> tuple[int, int, int, int, int]:
+    """Of a round: groups a prompt, samples, evaluations to sample, decisions, evaluations to train."""
+    from mmgrpo.blocks import bind
+    from mmgrpo.planners import PLANS
+    from mmgrpo.randomness import stream
+
+    data, sampling = config.data, config.sampling
+    double = data.per_round * (2 if config.model.guidance != 1 else 1)
+    epochs = config.optim.epochs
+    if kind_of(config) == "matching":
+        drawn = data.group_size * sampling.draws
+        forward = data.group_size * sampling.steps + drawn
+        rows = data.per_round * data.group_size
+        return 1, rows, double * forward, data.per_round * drawn, double * drawn * epochs
+    inputs = {
+        "steps": sampling.steps,
+        "group_size": data.group_size,
+        "round": 0,
+        "generator": stream(config.seed, "arithmetic"),
+    }
+    plans = bind(sampling.plan, PLANS, "sampling.plan")(inputs)
+    return (
+        len(plans),
+        data.per_round * sum(plan.rows for plan in plans),
+        double * sum(plan.evaluations for plan in plans),
+        data.per_round * sum(plan.trained_edges for plan in plans),
+        double * sum(plan.training_evaluations for plan in plans) * epochs,
+    )
+
+
 def build_policy(
     config: VisualConfig, device: str, for_training: bool = True, trained: str | Path = ""
-) -> DenoisingPolicy:
+) -> DenoisingPolicy | ForwardPolicy:
     """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
     from mmgrpo.policies.denoising import DenoisingPolicy
+    from mmgrpo.policies.forward import ForwardPolicy
     from pipelines import family
 
     model = config.model
@@ -183,15 +205,37 @@ def build_policy(
     )
     if config.sampling.shift:
         loaded.shift = config.sampling.shift
+    sampling = config.sampling
+    if sampling.policy == "matching":
+        return ForwardPolicy(
+            loaded,
+            steps=sampling.steps,
+            draws=sampling.draws,
+            error=sampling.error,
+            evaluation_steps=sampling.evaluation_steps,
+            states_at_once=sampling.states_at_once,
+            device=device,
+        )
     return DenoisingPolicy(
         loaded,
-        steps=config.sampling.steps,
-        kernel_text=config.sampling.kernel,
-        plan=config.sampling.plan,
-        evaluation_steps=config.sampling.evaluation_steps,
-        states_at_once=config.sampling.states_at_once,
+        steps=sampling.steps,
+        kernel_text=sampling.kernel,
+        plan=sampling.plan,
+        evaluation_steps=sampling.evaluation_steps,
+        states_at_once=sampling.states_at_once,
         device=device,
     )
+
+
+KINDS = {"transitions": "gaussian", "matching": "matching"}
+"""``sampling.policy`` and the kind of decisions it makes, which presets are made for."""
+
+
+def kind_of(config: VisualConfig) -> str:
+    """The kind of decisions of the configured policy."""
+    if config.sampling.policy not in KINDS:
+        raise ValueError(f"sampling.policy must be one of {', '.join(KINDS)}, got '{config.sampling.policy}'")
+    return KINDS[config.sampling.policy]
 
 
 def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
@@ -209,7 +253,7 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Call
     from reward_models import scorers
 
     algorithm, optim = config.algorithm, config.optim
-    refuse_preset(algorithm.preset, "gaussian")
+    refuse_preset(algorithm.preset, kind_of(config))
     prompts = load_prompts(locate(config.data.train))
     heldout = [] if config.eval.skip or not config.data.heldout else load_prompts(locate(config.data.heldout))
     seen = {prompt.text for prompt in prompts}

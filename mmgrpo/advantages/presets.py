@@ -43,7 +43,7 @@ class Preset:
     about: str
     """What it is, in one sentence."""
     policies: str
-    """``any``, ``tokens`` or ``gaussian``."""
+    """``any``, ``tokens``, ``gaussian`` or ``matching``."""
     blocks: dict[str, Any]
 
 
@@ -54,6 +54,10 @@ def _any(about: str, **changes: Any) -> Preset:
 
 def _tokens(about: str, **changes: Any) -> Preset:
     return Preset(about, "tokens", _any(about, **changes).blocks)
+
+
+def _matching(about: str, **changes: Any) -> Preset:
+    return Preset(about, "matching", _any(about, **changes).blocks)
 
 
 def _gaussian(about: str, **changes: Any) -> Preset:
@@ -332,6 +336,13 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         weights="noise_aware",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **FLOW,
+    ),
+    # Advantage Weighted Matching, the clipped form of its released code: prompt mean, batch std, clip at 5. The
+    # clip range of pseudo-ratios is that of DGPO's released code, about 1e-2.
+    "awm": _matching(
+        "Flow-matching errors in the place of log-probabilities: no trajectories, no SDE.",
+        objective="ppo(low=1e-2, high=1e-2)",
         **FLOW,
     ),
     # arXiv:2510.22319: ratio centred per step, loss over dt, clip 2e-6.

@@ -15,65 +15,34 @@ States are kept in fp32, exactly as they were scored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmgrpo.blocks import Bound, bind
 from mmgrpo.plan import Plan
 from mmgrpo.planners import PLANS
+from mmgrpo.policies.ode import DenoisingFamily, Solver
 from mmgrpo.randomness import stream
+from mmgrpo.ranks import join_decisions
+from mmgrpo.schedules import Grid
 from mmgrpo.transitions import (
     Kernel,
     Transition,
-    ddim,
-    dpmpp_2m,
-    euler,
     kernel,
     level_table,
-    no_history,
     noise_table,
     over_latent,
     sibling_noise,
 )
-from mmgrpo.ranks import join_decisions
-from mmgrpo.schedules import Grid
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
-
 
 NODES_PER_WALK = 1 << 32
 """Decision numbers of different walks of a rollout never meet."""
-
-
-@runtime_checkable
-class Conditioning(Protocol):
-    """What a family made of the prompts, one entry each."""
-
-    def take(self, index: Int[Tensor, "N"]) -> Conditioning: ...
-
-
-@runtime_checkable
-class DenoisingFamily(Protocol):
-    """One model family made to answer what this policy asks (pipelines/visual/)."""
-
-    network: nn.Module
-    prediction: str
-    """What the network predicts: flow, or epsilon, v or sample of a diffusion process."""
-    evaluations_per_row: int
-    """2 where guidance runs two branches, else 1."""
-
-    def encode(self, prompts: Sequence[Prompt]) -> Any: ...
-    def latent_shape(self) -> tuple[int, ...]: ...
-    def predict(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Any) -> Tensor: ...
-    def decode(self, latents: Tensor) -> Sequence[Output]: ...
-    def grid(self, steps: int) -> Grid: ...
-    def reference(self) -> AbstractContextManager[nn.Module]: ...
-    def save(self, folder: Path, network: nn.Module) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -151,7 +120,7 @@ class DenoisingPolicy:
         self.evaluation_grid = family.grid(evaluation_steps).to(self.device)
         self.kernel: Kernel = kernel(kernel_text)
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
-        self.states_at_once = states_at_once
+        self.solver = Solver(family, states_at_once, self.device)
 
     def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
         """The plans of a round: the same on all ranks."""
@@ -176,9 +145,9 @@ class DenoisingPolicy:
             first_row = sum(len(final) for final in finals)
             walk, made, end = self._walk(request, plan, number, len(plans), first_row, conditioning)
             rows = conditioning.take(walk.prompt)
-            finals.append(self.denoise(end, rows, walk.grid, plan.end, plan.tail))
+            finals.append(self.solver.denoise(self.network, end, rows, walk.grid, plan.end, plan.tail))
             for interval in plan.intervals[1:]:
-                coarse = self.denoise(end, rows, walk.grid.pick(plan.points(interval)), 0)
+                coarse = self.solver.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.family.decode(coarse))
             walks.append(walk)
             decisions.append(made)
@@ -201,7 +170,7 @@ class DenoisingPolicy:
         grid = plan.grid(self.grid)
         std, level = noise_table(self.kernel, grid), level_table(self.kernel, grid)
         streams = [stream(request.seed, "noise", slot, number) for slot in request.slots]
-        x = self.initial_noise(request, plan.roots)
+        x = self.solver.initial_noise(request, plan.roots)
         states, means = [x], [x]
         count, here = len(x), torch.arange(len(x), device=self.device)
         before, after = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
@@ -211,9 +180,9 @@ class DenoisingPolicy:
             forwards, edges = plan.forwards[t], plan.edges[t]
             step = torch.full((len(x),), t, device=self.device)
             prompt = torch.arange(groups, device=self.device).repeat_interleave(forwards)
-            output = self.predict(self.network, x, step, conditioning.take(prompt), grid)
+            output = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
             if not plan.stochastic[t]:
-                x, kept = self.deterministic(x, output, step, grid), False
+                x, kept = self.solver.step(x, output, step, grid), False
                 continue
             if not kept:
                 states.append(x)
@@ -283,7 +252,7 @@ class DenoisingPolicy:
             made = self.kernel(x, output, step, walk.grid)
             return Transition(made.mean[inverse], made.std[inverse], made.scaled)
 
-        output = self.predict(self.network, x, step, conditioning, walk.grid)
+        output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
         now = transition(output)
         scores: Scores = {"log_probs": now.log_prob(reached)}
         if "shift" in names:
@@ -296,30 +265,20 @@ class DenoisingPolicy:
             scores["dt"] = walk.grid.dt(part.positions)
         if any(name.startswith("reference_") for name in names):
             with torch.no_grad(), self.family.reference() as network:
-                original = self.predict(network, x, step, conditioning, walk.grid)
+                original = self.solver.predict(network, x, step, conditioning, walk.grid)
             reference = transition(original)
             scores["reference_log_probs"] = reference.log_prob(reached)
             scores["reference_shift"] = over_latent((now.mean - reference.mean).square())
             scores["reference_velocity_gap"] = over_latent((output - original).square())[inverse]
         return scores
 
-    @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
         """Draw by the deterministic solver, from noise that depends on the seed and the slot."""
-        conditioning = self.family.encode(request.prompts)
-        x = self.initial_noise(request, request.group_size)
-        prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
-        return list(self.family.decode(self.denoise(x, conditioning.take(prompt), self.evaluation_grid, 0)))
+        return self.solver.sample(self.network, request, self.evaluation_grid)[0]
 
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.family.save(folder, self.network)
-
-    def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
-        """``count`` noises for each prompt of the request, each prompt from its own stream."""
-        shape = (count, *self.family.latent_shape())
-        noises = [torch.randn(shape, generator=stream(request.seed, "start", slot)) for slot in request.slots]
-        return torch.cat(noises).to(self.device)
 
     def _noise(
         self, streams: Sequence[torch.Generator], plan: Plan, forwards: int, edges: int
@@ -334,31 +293,3 @@ class DenoisingPolicy:
                 own = sibling_noise(shared.repeat_interleave(edges // forwards, 0), own, plan.sibling_scale)
             drawn.append(own)
         return torch.cat(drawn).to(self.device)
-
-    def denoise(
-        self, x: Float[Tensor, "N *latent"], conditioning: Any, grid: Grid, start: int, solver: str = "euler"
-    ) -> Float[Tensor, "N *latent"]:
-        """Solve the ODE from step ``start`` of a grid to its end."""
-        history = no_history(x)
-        for t in range(start, grid.steps):
-            step = torch.full((len(x),), t, device=x.device)
-            output = self.predict(self.network, x, step, conditioning, grid)
-            if solver == "dpmpp_2m":
-                x, history = dpmpp_2m(x, output, step, grid, history)
-            else:
-                x = self.deterministic(x, output, step, grid)
-        return x
-
-    def deterministic(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:
-        """One noiseless step."""
-        if grid.process == "flow":
-            return euler(x, output, step, grid)
-        return ddim(x, output, step, grid, eta=0.0, prediction=self.family.prediction).mean
-
-    def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
-        """The network's output in fp32; without gradient in chunks that fit in memory."""
-        times = grid.network_time(step)
-        if torch.is_grad_enabled() or len(x) <= self.states_at_once:
-            return self.family.predict(network, x, times, conditioning).float()
-        chunks = torch.arange(len(x), device=x.device).split(self.states_at_once)
-        return torch.cat([self.family.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks])
