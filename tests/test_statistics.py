@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mmgrpo.statistics import Interval, bootstrap_mean, paired_difference, per_prompt
+from mmgrpo.statistics import Interval, best_of, bootstrap_mean, paired_difference, per_prompt
 
 
 def test_the_interval_of_many_values_is_the_normal_one():
@@ -88,3 +88,18 @@ def test_what_is_no_list_of_finite_numbers_is_an_error():
 
 def test_an_interval_reads_as_mean_and_range():
     assert str(Interval(0.5, 0.25, 0.75, 9)) == "0.5 [0.25, 0.75]"
+
+
+def test_the_best_of_k_draws_is_the_mean_over_all_choices_of_k():
+    values = [0.5, 0.1, 0.9, 0.4]
+    assert best_of(values, 1) == pytest.approx(sum(values) / 4)
+    # pairs: .5 .9 .5 .9 .4 .9 over 6
+    assert best_of(values, 2) == pytest.approx(4.1 / 6)
+    assert best_of(values, 4) == pytest.approx(0.9)
+
+
+def test_the_best_of_zeros_and_ones_is_pass_at_k():
+    # 2 of 5 pass: 1 - C(3, 2) / C(5, 2) = 1 - 3 / 10
+    assert best_of([0, 1, 0, 1, 0], 2) == pytest.approx(0.7)
+    with pytest.raises(ValueError, match="best of 6 draws cannot be told from 5"):
+        best_of([0, 1, 0, 1, 0], 6)
