@@ -283,6 +283,24 @@ def render(scene: Scene, seed: int) -> UInt8[np.ndarray, "32 32 3"]:
     return canvas
 
 
+def stray(canvas: UInt8[np.ndarray, "32 32 3"], seed: int) -> UInt8[np.ndarray, "32 32 3"]:
+    """The picture with one small thing more than its sentence says, where there is room for it.
+
+    Pictures of the web show more than their captions say; a base model that saw such pictures has something to
+    unlearn. The thing is 7 pixels wide, of any colour and shape, two pixels away from everything else.
+    """
+    draw = np.random.default_rng(seed)
+    side, shape = 7, mask(tuple(SHAPES)[draw.integers(len(SHAPES))], 7, 7)
+    paint = COLOURS[tuple(COLOURS)[draw.integers(len(COLOURS))]]
+    for left, top in draw.integers(1, SIZE - side, (60, 2)):
+        around = canvas[max(top - 2, 0) : top + side + 2, max(left - 2, 0) : left + side + 2]
+        if (around == BACKGROUND).all():
+            made = canvas.copy()
+            made[top : top + side, left : left + side][shape] = paint
+            return made
+    return canvas
+
+
 def picture(scene: Scene, seed: int) -> Image:
     """``render`` as an output that rewards read."""
     return Image(torch.from_numpy(render(scene, seed)).permute(2, 0, 1).float() / 255)

@@ -94,6 +94,10 @@ class Args:
     """Share of pictures of two objects in a relation."""
     word: float = 0.0
     """Share of pictures of a word."""
+    stray: float = 0.0
+    """Share of pictures with one thing more than their sentence says, as pictures of the web have."""
+    start: str = ""
+    """Folder of a model to go on from; empty starts from nothing."""
     every: int = 300
     """Steps between evaluations."""
     snapshots: bool = False
@@ -110,6 +114,9 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
 
     from pipelines.visual.words import WordEncoder
 
+    if args.start:
+        transformer: Any = SD3Transformer2DModel.from_pretrained(str(Path(args.start) / "transformer"))
+        return transformer.float().train(), WordEncoder.load(Path(args.start) / "words")
     torch.manual_seed(derive(args.seed, "weights"))
     transformer = SD3Transformer2DModel(
         sample_size=scenes.SIZE,
@@ -131,7 +138,7 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
 
 
 def draw(
-    shares: Float[Tensor, " kinds"], count: int, random: torch.Generator
+    shares: Float[Tensor, " kinds"], count: int, random: torch.Generator, stray: float = 0.0
 ) -> tuple[list[str], Float[Tensor, "count 3 32 32"]]:
     """Sentences and a picture of each, in [-1, 1]."""
     texts, pixels = [], []
@@ -140,7 +147,9 @@ def draw(
         which, seed = torch.randint(2**40, (2,), generator=random).tolist()
         scene = among[which % len(among)]
         texts.append(scenes.text(scene))
-        pixels.append(scenes.render(scene, seed))
+        canvas = scenes.render(scene, seed)
+        # The seed's own digits decide, so that the draws of a model without strays stay what they were.
+        pixels.append(scenes.stray(canvas, seed) if seed % 1000 < 1000 * stray else canvas)
     return texts, torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
@@ -148,7 +157,7 @@ def flow_loss(
     transformer: Any, words: Any, args: Args, shares: Float[Tensor, " kinds"], random: torch.Generator
 ) -> Float[Tensor, ""]:
     """Mean squared error of the velocity, mean over a fresh batch: |v(x_t, t, prompt) - (noise - x_0)|^2."""
-    texts, x = draw(shares, args.batch, random)
+    texts, x = draw(shares, args.batch, random, args.stray)
     keep = torch.rand(args.batch, generator=random) >= args.dropout
     hidden, pooled = words(words.tokenize([t if k else "" for t, k in zip(texts, keep, strict=True)]))
     u = torch.sigmoid(torch.randn(args.batch, generator=random))
