@@ -99,7 +99,7 @@ class Decisions:
     keys: Mapping[str, Int[Tensor, "B"]]
     """Group keys by name. ``prompt`` is always there."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """What only some policies know, by name: [B] (``truncated``) or [B, T] (``noise``: the
+    """What only some policies know, by name: [B] (``truncated``) or [B, T] (``std``: the
     std of each transition, ``entropy`` of each token)."""
 
     @property
@@ -111,8 +111,11 @@ class Decisions:
 class Part(Protocol):
     """Some (row, position) entries of a rollout that are scored together in one forward pass."""
 
-    rows: Int[Tensor, "N"]
-    positions: Int[Tensor, "N"]
+    @property
+    def rows(self) -> Int[Tensor, "N"]: ...
+
+    @property
+    def positions(self) -> Int[Tensor, "N"]: ...
 
 
 @runtime_checkable
