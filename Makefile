@@ -39,7 +39,7 @@ format: $(STAMP)  ## format the code and mend what lint can mend
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## measure sampling and training speed on this machine
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench.py visual
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache build dist
