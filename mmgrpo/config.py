@@ -12,6 +12,7 @@ import difflib
 import sys
 import typing
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -190,8 +191,10 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
             raise ValueError(f"{where}: unknown key '{prefix}{key}'.{hint} Known here: {', '.join(names)}.")
     values: dict[str, Any] = {}
     if kind is Algorithm:
-        values.update(preset_values(str(section.get("preset", "grpo")), where))
-    for name, value in section.items():
+        values.update(preset_values(str(section.get("preset", Algorithm.preset)), where))
+    # A file that says nothing of the algorithm still means all of the default preset.
+    unsaid = {name: {} for name in names if hints[name] is Algorithm}
+    for name, value in {**unsaid, **section}.items():
         wanted = hints[name]
         if dataclasses.is_dataclass(wanted):
             if not isinstance(value, Mapping):
@@ -209,7 +212,7 @@ def preset_values(name: str, where: str) -> dict[str, Any]:
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise ValueError(f"{where}: there is no preset '{name}'.{hint} Known: {', '.join(sorted(PRESETS))}.")
     known = {f.name for f in dataclasses.fields(Algorithm)}
-    return {key: value for key, value in PRESETS[name].items() if key in known}
+    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in known}
 
 
 def refuse_preset(name: str, kind: str) -> None:

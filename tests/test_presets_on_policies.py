@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from building import algorithm_blocks, trainer
-from toys import toy_policy, toy_prompts
+from toys import ToyFamily, toy_policy, toy_prompts
 
-from mmgrpo.advantages.presets import CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
+from mmgrpo.advantages.presets import CATALOGUE
 from mmgrpo.config import refuse_preset
+from mmgrpo.policies.forward import ForwardPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
+from pipelines.causal_lm import tiny
 
-NEED_MORE = {
-    "remax": "need reference_value",
-}
+NO_REFERENCE_VALUE = {"remax": "need reference_value"}
 """Presets that need what no policy records yet, and what the refusal says."""
-NEED_TREES = {"tree_grpo": "algorithm.keys names tree"}
-"""Presets that need samples in trees, which tokens do not grow."""
+NO_TREES = {"tree_grpo": "algorithm.keys names tree"}
+"""Presets that need samples in trees, which only denoising policies grow."""
+REFUSED = {
+    "gaussian": NO_REFERENCE_VALUE,
+    "tokens": NO_REFERENCE_VALUE | NO_TREES,
+    "matching": NO_REFERENCE_VALUE | NO_TREES,
+}
+"""Presets that suit a kind of policy but need more than it gives."""
 PLANS = {"tree_grpo": "one_step_branch(roots=2)", "granular_grpo": "one_step_branch(draw='all')"} | {
     name: "branch_tree(splits=[0,1,2])" for name in ("branch_grpo", "branch_grpo_pruned", "flow_tree_grpo")
 }
@@ -43,24 +49,28 @@ def _number(output: Output) -> float:
     return 1.0 if output.text.split()[:1] > ["a"] else -1.0
 
 
-def denoising(preset: str, folder: Path) -> Trainer:
-    policy = toy_policy(PLANS.get(preset, "every_step"), steps=5)
-    return short_run(policy, toy_prompts(3), preset, folder)
+def policy_of(kind: str, preset: str) -> Policy:
+    if kind == "gaussian":
+        return toy_policy(PLANS.get(preset, "every_step"), steps=5)
+    if kind == "matching":
+        return ForwardPolicy(
+            ToyFamily(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, states_at_once=1024
+        )
+    return TokenPolicy(tiny(WORDS, keep_reference=True), max_tokens=4)
 
 
-def tokens(preset: str, folder: Path) -> Trainer:
-    from pipelines.causal_lm import tiny
-
-    policy = TokenPolicy(tiny(WORDS, keep_reference=True), max_tokens=4)
-    return short_run(policy, [Prompt(f"say {word}", word) for word in "abc"], preset, folder)
+def prompts_of(kind: str) -> list[Prompt]:
+    return [Prompt(f"say {word}", word) for word in "abc"] if kind == "tokens" else toy_prompts(3)
 
 
-def short_run(policy: Policy, prompts: Sequence[Prompt], preset: str, folder: Path) -> Trainer:
+def short_run(kind: str, preset: str, folder: Path) -> Trainer:
+    """Two steps of a preset, put together as a training script does it."""
+    policy = policy_of(kind, preset)
     refuse_preset(preset, policy.kind)
     return trainer(
         policy,
         folder,
-        prompts,
+        prompts_of(kind),
         reward=right_or_wrong,
         per_round=3,
         group_size=8,
@@ -70,11 +80,20 @@ def short_run(policy: Policy, prompts: Sequence[Prompt], preset: str, folder: Pa
     )
 
 
-def trains(made: Trainer) -> None:
-    """Two steps with finite numbers, of which the first moves the weights."""
+def made_for(kind: str) -> list[str]:
+    return sorted(name for name, preset in CATALOGUE.items() if preset.policies in ("any", kind))
+
+
+def pairs(names: Callable[[str], Iterable[str]]) -> list[tuple[str, str]]:
+    return [(kind, preset) for kind in REFUSED for preset in names(kind)]
+
+
+@pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: [p for p in made_for(kind) if p not in REFUSED[kind]]))
+def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path):
+    made = short_run(kind, preset, tmp_path)
     before = torch.cat([p.detach().clone().flatten() for p in made.trained.values()])
     made.fit()
-    lines = [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         # A number that is not finite is written as null.
@@ -85,45 +104,17 @@ def trains(made: Trainer) -> None:
     assert bool(after.isfinite().all()) and not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - TOKENS_ONLY - NEED_MORE.keys()))
-def test_a_preset_trains_a_denoising_policy(preset, tmp_path):
-    trains(denoising(preset, tmp_path))
+@pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: sorted(CATALOGUE.keys() - made_for(kind))))
+def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind, preset):
+    with pytest.raises(
+        ValueError, match=rf"preset '{preset}' is for .*; this policy's decisions are {kind}"
+    ) as refusal:
+        refuse_preset(preset, kind)
+    assert str(refusal.value).split("fit: ")[1].split(", ") == made_for(kind)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - GAUSSIAN_ONLY - NEED_MORE.keys() - NEED_TREES.keys()))
-def test_a_preset_trains_a_token_policy(preset, tmp_path):
-    trains(tokens(preset, tmp_path))
-
-
-@pytest.mark.parametrize("preset", sorted(TOKENS_ONLY))
-def test_a_preset_for_tokens_refuses_a_denoising_policy_by_name(preset, tmp_path):
-    with pytest.raises(ValueError, match=rf"preset '{preset}' is for tokens policies .*entropies.*gaussian.*fit: "):
-        denoising(preset, tmp_path)
-
-
-@pytest.mark.parametrize("preset", sorted(GAUSSIAN_ONLY))
-def test_a_preset_for_gaussian_decisions_refuses_a_token_policy_by_name(preset):
-    with pytest.raises(ValueError, match=rf"preset '{preset}' is for gaussian policies .*Gaussian.*tokens.*fit: "):
-        refuse_preset(preset, "tokens")
-
-
-def test_a_refusal_names_presets_that_fit():
-    with pytest.raises(ValueError) as refusal:
-        refuse_preset("flow_grpo", "tokens")
-    fitting = str(refusal.value).split("fit: ")[1].split(", ")
-    assert set(fitting) == CATALOGUE.keys() - GAUSSIAN_ONLY
-
-
-@pytest.mark.parametrize("build", [denoising, tokens])
-@pytest.mark.parametrize("preset", sorted(NEED_MORE))
-def test_a_preset_that_needs_what_no_policy_records_is_refused_before_anything_is_sampled(preset, build, tmp_path):
-    with pytest.raises(ValueError, match=NEED_MORE[preset]):
-        build(preset, tmp_path)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize("preset", sorted(NEED_TREES))
-def test_a_preset_that_needs_trees_is_refused_by_a_token_policy(preset, tmp_path):
-    with pytest.raises(ValueError, match=NEED_TREES[preset]):
-        tokens(preset, tmp_path)
+@pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: REFUSED[kind]))
+def test_a_preset_that_needs_what_the_policy_lacks_is_refused_before_anything_is_sampled(kind, preset, tmp_path):
+    with pytest.raises(ValueError, match=REFUSED[kind][preset]):
+        short_run(kind, preset, tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -80,8 +80,8 @@ class Matches:
     def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` draws; each is one network evaluation."""
         rows, positions = mask.nonzero(as_tuple=True)
-        for chosen in torch.arange(len(rows), device=rows.device).split(limit):
-            yield Draws(rows[chosen], positions[chosen])
+        for start in range(0, len(rows), limit):
+            yield Draws(rows[start : start + limit], positions[start : start + limit])
 
 
 class ForwardPolicy:
