@@ -86,28 +86,11 @@ def recipe_run(model, tmp_path_factory):
             visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
             run(
                 "train_visual.py",
-                *(
-                    "--config",
-                    RECIPES[name],
-                    "--output-dir",
-                    output,
-                    "--steps",
-                    2,
-                    "--threads",
-                    1,
-                    "--model.path",
-                    model,
-                ),
+                *("--config", RECIPES[name], "--output-dir", output, "--model.path", model),
                 *("--model.height", 16, "--model.width", 16, "--model.dtype", "float32"),
                 *("--model.max-sequence-length", 16, "--data.per-round", PROMPTS_A_ROUND.get(name, 1)),
-                *(
-                    "--sampling.evaluation-steps",
-                    2,
-                    "--sampling.states-at-once",
-                    256,
-                    "--optim.evaluations-at-once",
-                    64,
-                ),
+                *("--sampling.evaluation-steps", 2, "--sampling.states-at-once", 256),
+                *("--optim.evaluations-at-once", 64, "--steps", 2, "--threads", 1),
                 *("--eval.prompts", 2, "--samples-shown", 2, "--rewards", reward, *visible),
             )
             runs[name] = output / name
@@ -119,10 +102,10 @@ def recipe_run(model, tmp_path_factory):
 def small(words: Path, folder: Path, *more: object) -> list[object]:
     """Arguments of a quick run of the model without VAE: 12 steps, a checkpoint every 4."""
     return [
-        *("--output-dir", folder, "--model.path", words, "--model.height", 16, "--model.width", 16, "--steps", 12),
-        *("--save-every", 4, "--threads", 1, "--trackers", "--data.per-round", 2, "--data.group-size", 4),
-        *("--sampling.steps", 4, "--sampling.evaluation-steps", 2, "--eval.prompts", 3, "--optim.ema", 0.5),
-        *("--optim.lr", 0.01, "--rewards", "jpeg_compressibility", *more),
+        *("--output-dir", folder, "--model.path", words, "--model.height", 16, "--model.width", 16),
+        *("--steps", 12, "--save-every", 4, "--threads", 1, "--trackers", "--rewards", "jpeg_compressibility"),
+        *("--data.per-round", 2, "--data.group-size", 4, "--sampling.steps", 4, "--sampling.evaluation-steps", 2),
+        *("--eval.prompts", 3, "--optim.ema", 0.5, "--optim.lr", 0.01, *more),
     ]
 
 
