@@ -54,9 +54,7 @@ class Plan:
         if min((self.roots, self.jump, *self.branches, *self.intervals)) < 1:
             self.refuse("needs roots, jump, branches and intervals of at least 1")
         if self.stochastic[-1]:
-            self.refuse(
-                "draws noise in its last step, which would stay in the output; make that step deterministic"
-            )
+            self.refuse("draws noise in its last step, which would stay in the output; make that step deterministic")
         if not any(self.trained):
             self.refuse("trains no step; give it more steps or a larger window")
         for step in range(steps):
@@ -75,9 +73,7 @@ class Plan:
         if self.tail not in ("euler", "dpmpp_2m"):
             self.refuse(f"has the tail solver '{self.tail}'; known: euler, dpmpp_2m")
         if self.tail_steps not in (0, steps - self.end):
-            self.refuse(
-                f"needs tail_steps of 0 or {steps - self.end}, the steps after the last stochastic one"
-            )
+            self.refuse(f"needs tail_steps of 0 or {steps - self.end}, the steps after the last stochastic one")
         if self.intervals[0] != 1 or len(set(self.intervals)) != len(self.intervals):
             self.refuse("needs distinct intervals that begin with 1, the output itself")
 

@@ -106,8 +106,7 @@ def sliding_window(
         start = moved(starts, stays, round, roll_back)
     else:
         raise ValueError(
-            f"sliding_window: there is no schedule '{schedule}'; "
-            "known: progressive, decay, exp_decay, random, frozen"
+            f"sliding_window: there is no schedule '{schedule}'; known: progressive, decay, exp_decay, random, frozen"
         )
     end = start + size
     if not 0 < tail_ratio <= 1:
@@ -261,9 +260,7 @@ def planner(text: str) -> Planner:
     )
 
 
-def tree(
-    steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: Mapping[int, int], roots: int
-) -> Plan:
+def tree(steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: Mapping[int, int], roots: int) -> Plan:
     """A plan from sets of steps and the children at each split."""
     noisy, chosen = set(stochastic), set(trained)
     outside = sorted(step for step in noisy | chosen | set(splits) if not 0 <= step < steps - 1)
@@ -283,9 +280,7 @@ def tree(
 def spread(steps: int, window: Sequence[int], group_size: int, shared_noise: bool) -> Plan:
     """Noise in, and training of, one window; with shared noise the group branches at its first step."""
     if not window:
-        raise ValueError(
-            f"a plan of {steps} steps with a window of {len(window)} trains nothing; use at least 2 steps"
-        )
+        raise ValueError(f"a plan of {steps} steps with a window of {len(window)} trains nothing; use at least 2 steps")
     if shared_noise:
         return tree(steps, window, window, {window[0]: group_size}, 1)
     return tree(steps, window, window, {}, group_size)
@@ -315,15 +310,12 @@ def last_start(steps: int, size: int) -> int:
 def divided(group_size: int, roots: int) -> int:
     """Children per root."""
     if roots < 1 or group_size % roots:
-        raise ValueError(
-            f"group_size={group_size} does not divide into {roots} roots; use a multiple of {roots}"
-        )
+        raise ValueError(f"group_size={group_size} does not divide into {roots} roots; use a multiple of {roots}")
     return group_size // roots
 
 
 def fits(group_size: int, rows: int, what: str) -> None:
     if group_size != rows:
         raise ValueError(
-            f"{what} makes groups of {rows}, got group_size={group_size}; "
-            f"set group_size={rows} or change the tree"
+            f"{what} makes groups of {rows}, got group_size={group_size}; set group_size={rows} or change the tree"
         )

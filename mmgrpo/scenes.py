@@ -147,9 +147,7 @@ def text(scene: Scene) -> str:
     """The sentence of a scene. ``parse`` is its inverse."""
     if len(scene.things) == 2:
         return f"{_say(scene.things[0])} {scene.place or 'and'} {_say(scene.things[1])}"
-    return " ".join(
-        [_say(scene.things[0]), _PHRASES[scene.place]] if scene.place else [_say(scene.things[0])]
-    )
+    return " ".join([_say(scene.things[0]), _PHRASES[scene.place]] if scene.place else [_say(scene.things[0])])
 
 
 _THING = rf"(?:({'|'.join(COUNTS)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})s?)"
@@ -175,9 +173,7 @@ def parse(sentence: str) -> Scene:
     elif one:
         scene = Scene((Thing(COUNTS.index(one[1]) + 1, one[2], one[3]),), places.get(one[4], ""))
     if scene is None or text(scene) != sentence.strip().lower():
-        raise ValueError(
-            f"'{sentence}' describes no scene; sentences look like 'a red circle left of a blue square'"
-        )
+        raise ValueError(f"'{sentence}' describes no scene; sentences look like 'a red circle left of a blue square'")
     return scene
 
 
@@ -235,9 +231,7 @@ def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"
         return x <= y + 0.5 / height + 1e-6
     if shape == "square":
         return np.ones((height, width), bool)
-    raise ValueError(
-        f"no shape is called '{shape}'; there are {', '.join(SHAPES)} and the words {', '.join(WORDS)}"
-    )
+    raise ValueError(f"no shape is called '{shape}'; there are {', '.join(SHAPES)} and the words {', '.join(WORDS)}")
 
 
 def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:
@@ -338,7 +332,6 @@ def write_prompts(folder: Path) -> None:
     """Write the splits as ``<name>.jsonl``, one prompt a line."""
     for name, part in splits().items():
         lines = [
-            json.dumps({"text": p.text, "id": p.id, "task": p.task, "answer": p.answer})
-            for p in map(prompt, part)
+            json.dumps({"text": p.text, "id": p.id, "task": p.task, "answer": p.answer}) for p in map(prompt, part)
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")

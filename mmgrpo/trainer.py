@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -112,7 +112,8 @@ class Trainer:
             raise ValueError(
                 f"the algorithm (objective '{self.loss.objective.text}', terms "
                 f"{[term.text for term in self.loss.terms]}) needs {', '.join(sorted(missing))}, which this policy "
-                f"does not give (it gives {', '.join(sorted(self.policy.provides))}); choose another preset or objective"
+                f"does not give (it gives {', '.join(sorted(self.policy.provides))}); "
+                "choose another preset or objective"
             )
         absent = (self.recipe.fields | self.loss.fields) - self.policy.fields
         if absent:
@@ -279,7 +280,7 @@ class Trainer:
         names += [f"term/{term.text.split('(')[0]}" for term in self.loss.terms]
         values = torch.tensor([tally.sums.get(name, 0.0) for name in names], dtype=torch.float64)
         if self.accelerator.num_processes > 1:
-            values = self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum").cpu()
+            values = cast(torch.Tensor, self.accelerator.reduce(values.to(self.accelerator.device), "sum")).cpu()
         return dict(zip(names, values.tolist(), strict=True))
 
     def _main_reward(self) -> str:

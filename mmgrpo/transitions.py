@@ -124,9 +124,7 @@ def reverse_sde(x: Latent, output: Latent, step: Step, grid: Grid, level: Level)
     return Transition(x + velocity * dt + level.square() / (2 * now) * noise * dt, level * (-dt).sqrt())
 
 
-def cps(
-    x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scaled: bool = False
-) -> Transition:
+def cps(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scaled: bool = False) -> Transition:
     """Coefficients-preserving sampling: after the step the total noise is exactly s' (a = 0 is Euler).
 
     ``std = s' sin(a pi / 2)``, ``mean = (1 - s') x0 + s' cos(a pi / 2) x1``; Flow-CPS, arXiv:2509.05952.

@@ -190,8 +190,8 @@ class Policy(Protocol):
         """Sample ``group_size`` rows for each prompt. No gradient."""
         ...
 
-    def score(self, rollout: Rollout, part: Part, names: frozenset[str]) -> Scores:
-        """Score the part's decisions again under the present parameters; ``names`` says what is wanted."""
+    def score(self, rollout: Rollout, part: Any, names: frozenset[str]) -> Scores:
+        """Score a part of ``rollout.steps`` again under the present parameters; ``names`` says what is wanted."""
         ...
 
     def sample(self, request: Request) -> Sequence[Output]:

@@ -37,7 +37,7 @@ class CausalLm:
         return ids, real
 
     def hidden(
-        self, network: nn.Module, ids: Tensor, real: Tensor, cache: Any
+        self, network: Any, ids: Tensor, real: Tensor, cache: Any
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states, positions counted over real tokens only."""
         positions = (real.long().cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -50,7 +50,7 @@ class CausalLm:
         )
         return out.last_hidden_state, out.past_key_values
 
-    def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
+    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
         return network.get_output_embeddings()(hidden)
 
@@ -65,7 +65,7 @@ class CausalLm:
             raise ValueError("this model keeps no reference; load it with keep_reference=True to use a KL term")
         yield self._original
 
-    def save(self, folder: Path, network: nn.Module) -> None:
+    def save(self, folder: Path, network: Any) -> None:
         """An ordinary Hugging Face folder."""
         network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

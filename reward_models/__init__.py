@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mmgrpo.blocks import nearest, parse
 from mmgrpo.judge import Scorer
@@ -39,11 +39,14 @@ def scorer(text: str) -> Scorer:
     Unknown names, modules, functions and parameters are errors that say what is known.
     """
     name, parameters = parse(text)
-    weight = float(parameters.pop("weight", 1.0))
+    weight = parameters.pop("weight", 1.0)
+    if not isinstance(weight, int | float):
+        raise ValueError(f"rewards: '{name}' needs a number as weight, got {weight!r}")
     path = REWARDS.get(name, name)
     if ":" not in path:
         raise ValueError(
-            f"rewards: there is no '{name}'.{nearest(name, REWARDS)} A function of your own is written package.module:function."
+            f"rewards: there is no '{name}'.{nearest(name, REWARDS)} "
+            "A function of your own is written package.module:function."
         )
     module_name, function_name = path.split(":")
     try:
@@ -66,7 +69,8 @@ def scorer(text: str) -> Scorer:
                 f"rewards: '{name}' has no parameter '{parameter}'.{nearest(parameter, [*accepted, 'weight'])}"
             )
     short = name.split(":")[-1]
-    return Scorer(short, functools.partial(function, **parameters), weight)
+    fn: Callable[..., Sequence[float]] = functools.partial(function, **parameters)
+    return Scorer(short, fn, float(weight))
 
 
 def scorers(texts: Sequence[str]) -> list[Scorer]:

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from visual import ROOT, VisualConfig, build_trainer
 from mmgrpo.config import build
 from mmgrpo.files import write_bytes, write_text
 
-GROUP, STEPS = 16, 10
+GROUP, STEPS = 16, 8
 """Samples a prompt and denoising steps of every method below."""
 
 METHODS: dict[str, dict[str, str]] = {
@@ -57,6 +57,12 @@ class Args:
     """Training time of the other methods, as a share of that."""
     seeds: int = 3
     """Seeds of the learning benchmark."""
+    points: int = 6
+    """Evaluations of each run of the learning benchmark, beside those before and after."""
+    eval_prompts: int = 128
+    """Held-out prompts of each of those evaluations."""
+    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    """Plans whose rounds are measured."""
     rounds: int = 3
     """Rounds measured for each plan (after one that is not)."""
     prompts: int = 8
@@ -98,9 +104,11 @@ def _cpuinfo() -> list[str]:
 def bench_rounds(args: Args) -> list[dict[str, Any]]:
     """Seconds and network evaluations of one round, for each plan, and the time of the bare passes."""
     rows = []
-    for method in METHODS:
+    for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = _trainer(replace(config_of(method, args), steps=args.rounds + 1), Path(folder))
+            config = replace(config_of(method, args), steps=args.rounds + 1)
+            config.eval.skip = True
+            trainer = _trainer(config, Path(folder))
             calls: list[tuple[int, bool]] = []
             _record(trainer.policy.family, calls)  # type: ignore[attr-defined]
             lines = []
@@ -132,8 +140,8 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
 
 def _row(row: dict[str, Any]) -> str:
     return (
-        f"{row['method']:18} {row['seconds']:8.2f} s a round  (sample {row['rollout']:6.2f}  reward {row['reward']:5.2f}  "
-        f"update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
+        f"{row['method']:18} {row['seconds']:8.2f} s a round  (sample {row['rollout']:6.2f}  "
+        f"reward {row['reward']:5.2f}  update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
         f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}"
     )
 
@@ -201,7 +209,8 @@ def bench_learning(args: Args, rounds: list[dict[str, Any]]) -> list[dict[str, A
         for seed in range(args.seeds):
             folder = Path(tempfile.mkdtemp())
             config = config_of(method, args, steps=steps, seed=seed)
-            config.eval.every = max(1, steps // 10)
+            config.eval.every = max(1, steps // args.points)
+            config.eval.prompts = args.eval_prompts
             trainer = _trainer(config, folder)
             trainer.fit()
             points = []
@@ -308,9 +317,10 @@ def main() -> None:
         "# Visual benchmark",
         "",
         f"`python scripts/bench.py visual{' --learn' if args.learn else ''}` on {told}.",
-        f"{args.prompts} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, medians of {args.rounds} rounds; "
-        "seconds a round. *Bare passes* are the round's forward and backward passes alone, replayed with the same batch "
-        "sizes; *overhead* is what the whole round takes above them (rewards and optimizer included).",
+        f"{args.prompts} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, "
+        f"medians of {args.rounds} rounds; seconds a round. *Bare passes* are the round's forward and backward "
+        "passes alone, replayed with the same batch sizes; *overhead* is what the whole round takes above them, "
+        "rewards and optimizer included.",
         "",
         *table,
     ]

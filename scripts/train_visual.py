@@ -39,7 +39,7 @@ def main() -> None:
     torch.manual_seed(config.seed)
     refuse_folder(config)
     folder = run_folder(config)
-    accelerator = Accelerator(cpu=config.model.device == "cpu", log_with=config.trackers or None, project_dir=folder)
+    accelerator = Accelerator(cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=folder)
     trainer = build_trainer(config, accelerator, lambda: open_folder(config, accelerator))
     if config.trackers:
         accelerator.init_trackers("tracker", config=flat(config))

@@ -126,8 +126,8 @@ def arithmetic(config: VisualConfig) -> str:
     branch_points, rows, forward, trained, backward = _costs(config)
     if optim.updates > data.per_round * branch_points:
         raise ValueError(
-            f"a round of {data.per_round * branch_points} groups cannot be cut into optim.updates={optim.updates} steps; "
-            "raise data.per_round or lower optim.updates"
+            f"a round of {data.per_round * branch_points} groups cannot be cut into "
+            f"optim.updates={optim.updates} steps; raise data.per_round or lower optim.updates"
         )
     per_round = optim.updates * optim.epochs
     rounds = -(-config.steps // per_round)

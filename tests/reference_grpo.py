@@ -19,7 +19,9 @@ def sigmas(steps: int) -> list[float]:
     return [1 - i / steps for i in range(steps + 1)]
 
 
-def transition(network: nn.Module, x: Tensor, number: float, levels: list[float], i: int, a: float) -> tuple[Tensor, float]:
+def transition(
+    network: nn.Module, x: Tensor, number: float, levels: list[float], i: int, a: float
+) -> tuple[Tensor, float]:
     """Mean and std of the reverse SDE's step i (Flow-GRPO, arXiv:2505.05470, eq. 9)."""
     now, then = levels[i], levels[i + 1]
     dt = then - now

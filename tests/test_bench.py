@@ -22,20 +22,16 @@ def test_the_learning_table_names_what_was_not_reached():
     from bench import LEARNING, learning_table
 
     ends = {"Flow-GRPO": 0.8, "MixGRPO": 0.5, "one-step branch": 0.9, "BranchGRPO-Mix": 0.8}
-    curves = [
-        {"method": m, "seed": 0, "points": [(0, 0.0, 0.4), (10, 100.0, ends[m])]} for m in LEARNING
-    ]
+    curves = [{"method": m, "seed": 0, "points": [(0, 0.0, 0.4), (10, 100.0, ends[m])]} for m in LEARNING]
     rows = {line.split("|")[1].strip(): line for line in learning_table(curves, 1) if line.startswith("| ")}
     assert "not reached" in rows["MixGRPO"]
     assert rows["one-step branch"].endswith("| 80 | 0.80 |")  # (0.8 - 0.4) / (0.9 - 0.4) of 100 s
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_rounds_writes_a_table_with_every_plan(tmp_path):
-    from bench import METHODS
-
+def test_the_benchmark_of_rounds_writes_a_table(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "bench.py"), "visual", "--rounds", "1", "--prompts", "1"]
-    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
+    command += ["--methods", "one-step branch", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    table = (tmp_path / "visual.md").read_text()
-    assert all(f"| {method} |" in table for method in METHODS)
+    assert "| one-step branch |" in (tmp_path / "visual.md").read_text()

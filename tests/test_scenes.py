@@ -132,10 +132,7 @@ def test_a_relation_holds_in_one_direction_only(place, name):
 @pytest.mark.parametrize("name", ["scene_position", "scene_all"])
 @pytest.mark.parametrize("place", PLACES)
 def test_one_object_is_at_one_place_only(place, name):
-    values = {
-        other: judge(name, text(replace(ONE, place=place)), text(replace(ONE, place=other)))
-        for other in PLACES
-    }
+    values = {other: judge(name, text(replace(ONE, place=place)), text(replace(ONE, place=other))) for other in PLACES}
     assert values == {other: float(other == place) for other in PLACES}
 
 
@@ -194,9 +191,7 @@ def test_cleanness_falls_with_noise_and_counts_pixels():
     grey = real.pixels.clone()
     grey[:, :8] = 0.6
     assert scene_clean([prompt(scene)], [Image(grey)])[0] == pytest.approx(0.75, abs=1e-6)
-    noisy = [
-        Image((real.pixels + level * torch.randn(3, 32, 32)).clamp(0, 1)) for level in (0.0, 0.03, 0.1, 0.3)
-    ]
+    noisy = [Image((real.pixels + level * torch.randn(3, 32, 32)).clamp(0, 1)) for level in (0.0, 0.03, 0.1, 0.3)]
     values = scene_clean([prompt(scene)] * 4, noisy)
     assert values == sorted(values, reverse=True) and values[0] - values[-1] > 0.3
 
@@ -263,9 +258,7 @@ def test_the_base_model_knows_every_word_of_the_prompts():
 
 def test_a_sentence_says_how_many_of_what():
     assert parse("two red circles") == Scene((Thing(2, "red", "circle"),))
-    assert parse("two red circles and a blue square").objects == (("red", "circle"),) * 2 + (
-        ("blue", "square"),
-    )
+    assert parse("two red circles and a blue square").objects == (("red", "circle"),) * 2 + (("blue", "square"),)
     assert prompt(parse("two red circles")).task == "many"
 
 

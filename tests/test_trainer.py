@@ -118,7 +118,10 @@ def test_a_coupled_objective_with_one_decision_a_row_has_the_gradient_of_the_ele
     found = []
     for objective in ("ppo(low=0.2, high=0.2)", "gspo(low=0.2, high=0.2)"):
         made = trainer(
-            toy_policy("one_step_branch", steps=6), tmp_path, toy_prompts(2), loss=LossRecipe.of(objective, "per_sample")
+            toy_policy("one_step_branch", steps=6),
+            tmp_path,
+            toy_prompts(2),
+            loss=LossRecipe.of(objective, "per_sample"),
         )
         batch = judged_batch(made)
         made.policy.network.zero_grad()
@@ -209,9 +212,7 @@ def test_a_value_that_is_nan_is_counted_and_its_sample_is_not_trained(tmp_path):
 
 def test_a_reward_that_scores_nothing_stops_the_run(tmp_path):
     with pytest.raises(RuntimeError, match="could not score any of the 8 outputs"):
-        trainer(
-            toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [math.nan] * len(outputs)
-        ).fit()
+        trainer(toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [math.nan] * len(outputs)).fit()
 
 
 def test_rounds_without_spread_are_skipped_visibly_and_leave_the_weights_alone(tmp_path):

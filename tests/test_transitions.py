@@ -146,9 +146,7 @@ def test_sigma_one_is_replaced_only_where_one_minus_sigma_divides():
 )
 def test_noise_tables_are_the_published_ones(text, table):
     # the tables are rounded to three digits, twice
-    torch.testing.assert_close(
-        noise_table(kernel(text), flow_grid(10)), torch.tensor(table), atol=6e-4, rtol=0
-    )
+    torch.testing.assert_close(noise_table(kernel(text), flow_grid(10)), torch.tensor(table), atol=6e-4, rtol=0)
 
 
 def test_the_noise_level_is_the_std_without_the_root_of_dt():

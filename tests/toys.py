@@ -75,7 +75,9 @@ class ToyFamily:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def toy_policy(plan: str = "every_step", steps: int = 6, kernel: str = "flow_sde(a=0.7)", seed: int = 0) -> DenoisingPolicy:
+def toy_policy(
+    plan: str = "every_step", steps: int = 6, kernel: str = "flow_sde(a=0.7)", seed: int = 0
+) -> DenoisingPolicy:
     """A denoising policy over three numbers."""
     return DenoisingPolicy(
         ToyFamily(seed=seed),

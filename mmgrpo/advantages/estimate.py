@@ -38,13 +38,20 @@ GIVEN_ALWAYS = frozenset(
 class Written(Protocol):
     """The part of an algorithm's configuration that is about advantages: blocks as text."""
 
-    combine: str
-    keys: Sequence[str]
-    baseline: str
-    scale: str
-    shape: Sequence[str]
-    credit: str
-    select: Sequence[str]
+    @property
+    def combine(self) -> str: ...
+    @property
+    def keys(self) -> Sequence[str]: ...
+    @property
+    def baseline(self) -> str: ...
+    @property
+    def scale(self) -> str: ...
+    @property
+    def shape(self) -> Sequence[str]: ...
+    @property
+    def credit(self) -> str: ...
+    @property
+    def select(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)

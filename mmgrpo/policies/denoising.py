@@ -39,7 +39,7 @@ from mmgrpo.transitions import (
     over_latent,
     sibling_noise,
 )
-from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
+from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32
 """Decision numbers of different walks of a rollout never meet."""

@@ -207,15 +207,11 @@ REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]
 
 def _images(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[np.ndarray, "32 32 3"]]:
     if len(prompts) != len(outputs):
-        raise ValueError(
-            f"scene rewards got {len(prompts)} prompts but {len(outputs)} outputs; give one each"
-        )
+        raise ValueError(f"scene rewards got {len(prompts)} prompts but {len(outputs)} outputs; give one each")
     arrays = []
     for output in outputs:
         if not isinstance(output, Image):
-            raise TypeError(
-                f"scene rewards look at pictures; the output is a {type(output).__name__}, not an Image"
-            )
+            raise TypeError(f"scene rewards look at pictures; the output is a {type(output).__name__}, not an Image")
         if output.pixels.shape != (3, SIZE, SIZE):
             raise ValueError(
                 f"scene rewards read pictures of 3 x {SIZE} x {SIZE}; this is {tuple(output.pixels.shape)}"
