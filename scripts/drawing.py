@@ -15,8 +15,7 @@ from mmgrpo.config import build, from_arguments, load_yaml, take_option
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from mmgrpo.policies.denoising import DenoisingPolicy
-    from mmgrpo.types import Prompt
+    from mmgrpo.types import Policy, Prompt
 
 UNTRAINED = "untrained"
 
@@ -94,7 +93,7 @@ def prompts_of_file(source: Source) -> list[Prompt]:
     return load_prompts(locate(source.file))[: source.limit or None]
 
 
-def load_weights(source: Source, device: str) -> DenoisingPolicy:
+def load_weights(source: Source, device: str) -> Policy:
     """The policy with the weights that are asked for."""
     from mmgrpo.checkpoint import latest_checkpoint, load_checkpoint, restore_network
 

@@ -354,7 +354,7 @@ LATE = {
     "folder that is no model": (["--model.path", "."], "is no Stable Diffusion 3 model: it holds broken.jsonl"),
     "missing prompts": (["--data.train", "nowhere.jsonl"], "nowhere.jsonl: there is no such prompt file"),
     "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2: not JSON"),
-    "preset for tokens": (["--algorithm.preset", "dapo"], "preset 'dapo'"),
+    "preset for tokens": (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
 }
 
 
