@@ -75,8 +75,8 @@ def load(path: str, *, keep_reference: bool = False, device: str = "cpu") -> Cau
     """Load a Hugging Face folder or hub id."""
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device)
-    return CausalLm(network, load_tokenizer(path), keep_reference)
+    network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return CausalLm(network.to(device), load_tokenizer(path), keep_reference)
 
 
 def load_tokenizer(path: str) -> Any:

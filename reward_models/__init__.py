@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from mmgrpo.blocks import nearest, parse
 from mmgrpo.judge import Scorer
@@ -69,7 +70,7 @@ def scorer(text: str) -> Scorer:
                 f"rewards: '{name}' has no parameter '{parameter}'.{nearest(parameter, [*accepted, 'weight'])}"
             )
     short = name.split(":")[-1]
-    fn: Callable[..., Sequence[float]] = functools.partial(function, **parameters)
+    fn: Any = functools.partial(function, **parameters)
     return Scorer(short, fn, float(weight))
 
 

@@ -23,7 +23,8 @@ that show what their sentence says, then 32,000 of which half, and 10,240 of whi
 (--stray), as pictures of the web show more than their captions. That is what reinforcement has to unlearn. After
 the first part .453 of the held-out prompts were all-correct and .954 of the counts; what failed was which of two
 colours has which shape and which of two comes first. After the last part .217 are, with .413 of the counts right
-and cleanness .900 (254 held-out prompts, one sample each, 10-step Euler ODE: the evaluation that make demo starts with).
+and cleanness .900 (254 held-out prompts, one sample each, 10-step Euler ODE: the evaluation that make demo
+starts with).
 """
 
 from __future__ import annotations
