@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from building import algorithm_blocks, trainer
+from toys import toy_policy, toy_prompts
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
@@ -16,6 +18,7 @@ from mmgrpo.advantages.presets import BASE, CATALOGUE
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.metrics import read_metrics
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
 from mmgrpo.planners import PLANS
 from mmgrpo.policies.forward import ERRORS
@@ -151,3 +154,13 @@ def test_files_that_the_documentation_names_exist() -> None:
             assert (ROOT / path).exists(), f"{name} names {path}"
         for link in re.findall(r"\]\(([\w./-]+\.md)\)", text):
             assert (ROOT / "docs" / link).is_file(), f"{name} links to {link}"
+
+
+@pytest.mark.parametrize("preset", ["flow_grpo", "dapo"])
+def test_every_key_of_a_metrics_line_is_explained(preset: str, tmp_path: Path) -> None:
+    run = trainer(toy_policy(), tmp_path, toy_prompts(4), **algorithm_blocks(preset))
+    run.run_round()
+    [row] = read_metrics(tmp_path / "metrics.jsonl")
+    written = {re.sub(r"^(reward|term)/[^/]+", r"\1/<name>", key) for key in row}
+    explained = set(re.findall(r"`([^`\s]+)`", DOCS["metrics.md"].split("## summary.json")[0]))
+    assert sorted(written - explained) == []
