@@ -131,9 +131,9 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
                     "evaluations to sample": sum(n for n, grad in calls if not grad),
                     "evaluations to train": sum(n for n, grad in calls if grad),
                     "bare passes": statistics.median(bare),
-                    "overhead": statistics.median(w / b - 1 for w, b in zip(whole, bare, strict=True)),
                 }
             )
+            rows[-1]["overhead"] = (rows[-1]["seconds"] - rows[-1]["reward"]) / rows[-1]["bare passes"] - 1
         print(_row(rows[-1]), flush=True)
     return rows
 
@@ -287,6 +287,38 @@ def picture(curves: list[dict[str, Any]], path: Path) -> None:
     write_bytes(path, buffer.getvalue())
 
 
+def write_results(result: dict[str, Any], out: Path) -> None:
+    """``visual.json`` (everything measured), ``visual.md`` (tables) and the picture of the learning curves."""
+    rounds, learned = result["rounds"], "curves" in result
+    names = list(rounds[0])
+    table = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+    for row in rounds:
+        table.append("| " + " | ".join(_cell(name, row[name]) for name in names) + " |")
+    text = [
+        "# Visual benchmark",
+        "",
+        f"`python scripts/bench.py visual{' --learn' if learned else ''}` on {result['machine']}.",
+        f"{result['prompts']} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, medians of "
+        f"{result['medians of']} rounds; seconds a round. *Bare passes* are the round's forward and backward passes "
+        "alone, replayed with the same batch sizes; *overhead* is what the round takes above them, the time of the "
+        "reward functions set apart.",
+        "",
+        *table,
+    ]
+    if learned:
+        picture(result["curves"], out / "visual_learning.png")
+        text += ["", "## Reward against wall-clock", "", *learning_table(result["curves"], result["seeds"])]
+        text += ["", "![](visual_learning.png)"]
+    write_text(out / "visual.md", "\n".join(text) + "\n")
+    write_text(out / "visual.json", json.dumps(result, indent=1))
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "overhead":
+        return f"{value:+.1%}"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
 def main() -> None:
     import tyro
 
@@ -305,40 +337,10 @@ def main() -> None:
     told = machine(args.threads)
     print(f"{told}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, embedded default\n", flush=True)
     rounds = bench_rounds(args)
-    names = list(rounds[0])
-    table = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
-    for row in rounds:
-        cells = [
-            f"{row[n]:.1%}" if n == "overhead" else f"{row[n]:.2f}" if isinstance(row[n], float) else str(row[n])
-            for n in names
-        ]
-        table.append("| " + " | ".join(cells) + " |")
-    text = [
-        "# Visual benchmark",
-        "",
-        f"`python scripts/bench.py visual{' --learn' if args.learn else ''}` on {told}.",
-        f"{args.prompts} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, "
-        f"medians of {args.rounds} rounds; seconds a round. *Bare passes* are the round's forward and backward "
-        "passes alone, replayed with the same batch sizes; *overhead* is what the whole round takes above them, "
-        "rewards and optimizer included.",
-        "",
-        *table,
-    ]
-    result: dict[str, Any] = {"machine": told, "rounds": rounds}
+    result: dict[str, Any] = {"machine": told, "prompts": args.prompts, "medians of": args.rounds, "rounds": rounds}
     if args.learn:
-        curves = bench_learning(args, rounds)
-        picture(curves, out / "visual_learning.png")
-        text += [
-            "",
-            "## Reward against wall-clock",
-            "",
-            *learning_table(curves, args.seeds),
-            "",
-            "![](visual_learning.png)",
-        ]
-        result["curves"] = curves
-    write_text(out / "visual.md", "\n".join(text) + "\n")
-    write_text(out / "visual.json", json.dumps(result, indent=1))
+        result |= {"seeds": args.seeds, "curves": bench_learning(args, rounds)}
+    write_results(result, out)
     print(f"\nwritten: {out / 'visual.md'}")
 
 
