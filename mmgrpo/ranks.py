@@ -44,6 +44,11 @@ def gather_rows(value: Tensor, accelerator: Accelerator) -> Tensor:
     return value if accelerator.num_processes == 1 else accelerator.gather(value.contiguous())  # type: ignore[return-value]
 
 
+def largest(value: float, accelerator: Accelerator) -> float:
+    """The largest of all ranks' numbers."""
+    return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
+
+
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
     """The decisions of all ranks; the decision axis is padded to the longest rank."""
     width = torch.tensor([decisions.mask.shape[1]], device=decisions.mask.device)

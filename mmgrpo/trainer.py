@@ -43,7 +43,7 @@ from mmgrpo.metrics import MetricsLog
 from mmgrpo.optim import Ema, Schedule
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.randomness import stream
-from mmgrpo.ranks import sum_gradients
+from mmgrpo.ranks import largest, sum_gradients
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients
 
@@ -134,23 +134,22 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Train to ``schedule.steps`` and return the evaluation section of the summary."""
         before = self._before()
-        bar = tqdm(
+        with tqdm(
             total=self.schedule.steps,
             initial=self.step,
             desc="train",
             unit="step",
             disable=not self.accelerator.is_main_process,
-        )
-        while self.step < self.schedule.steps:
-            saved = self.step
-            self.run_round(bar)
-            due = self.step // self.save_every > saved // self.save_every
-            if due or self.step >= self.schedule.steps:
-                self.save()
-            if self.evaluation.every and self.step < self.schedule.steps:
-                if self.step // self.evaluation.every > saved // self.evaluation.every:
-                    self._evaluate(f"step-{self.step:06d}")
-        bar.close()
+        ) as bar:
+            while self.step < self.schedule.steps:
+                saved = self.step
+                self.run_round(bar)
+                due = self.step // self.save_every > saved // self.save_every
+                if due or self.step >= self.schedule.steps:
+                    self.save()
+                if self.evaluation.every and self.step < self.schedule.steps:
+                    if self.step // self.evaluation.every > saved // self.evaluation.every:
+                        self._evaluate(f"step-{self.step:06d}")
         if before is None:
             return {}
         return compare(before, self._evaluate("after"))
@@ -188,7 +187,7 @@ class Trainer:
                     break
                 first = epoch == 0 and index == 0
                 tally, line = self._step(made, rows, first)
-                first_gap = tally.ratio_gap if first else first_gap
+                first_gap = largest(tally.ratio_gap, self.accelerator) if first else first_gap
                 line = {**self._line(made, first), **line, "ratio/first_minus_one": first_gap}
                 if first and first_gap > 1e-3:
                     warnings.warn(

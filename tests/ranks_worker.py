@@ -19,6 +19,7 @@ from toys import toy_policy, toy_prompts
 from mmgrpo.files import write_text
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.prompts import PromptOrder
+from mmgrpo.ranks import largest
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
@@ -91,6 +92,9 @@ def run(folder: Path) -> None:
         made.fit()
         weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
         save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
+    write_text(
+        folder / f"largest-{accelerator.process_index}", str(largest(float(accelerator.process_index), accelerator))
+    )
     if accelerator.is_main_process:
         write_text(folder / "processes", str(accelerator.num_processes))
     accelerator.end_training()

@@ -119,7 +119,7 @@ def runs(tmp_path_factory) -> dict[int, Path]:
     workers = [started(folders[world], index, world, port) for world in (1, 2) for index in range(world)]
     try:
         for worker in workers:
-            told, _ = worker.communicate(timeout=280)
+            told, _ = worker.communicate(timeout=800)
             assert worker.returncode == 0, told[-3000:]
     finally:
         for worker in workers:
@@ -129,6 +129,7 @@ def runs(tmp_path_factory) -> dict[int, Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three processes in lock step are slow on a busy machine
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_train_like_one(case, runs):
     one, two = (
@@ -161,3 +162,8 @@ def test_two_processes_evaluate_like_one(title, runs):
     one, two = (json.loads((runs[n] / "rows" / "evaluations" / f"{title}.json").read_text())["values"] for n in (1, 2))
     assert len(one["reward"]) == 3
     assert two["reward"] == pytest.approx(one["reward"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_every_process_knows_the_largest_number_of_all(runs):
+    assert [float((runs[2] / f"largest-{index}").read_text()) for index in range(2)] == [1, 1]

@@ -149,6 +149,21 @@ def test_tokens_are_drawn_with_their_probabilities():
     assert ((share - probabilities).abs() < 4.5 * (probabilities * (1 - probabilities) / 4000).sqrt()).all()
 
 
+def test_positions_are_counted_over_real_tokens_only():
+    """What a model with relative positions cannot tell apart, one with learned positions can."""
+    policy, seen = token_policy(), []
+    policy.network.base_model.register_forward_pre_hook(
+        lambda module, given, named: seen.append(named["position_ids"]), with_kwargs=True
+    )
+    ids, real = policy.family.encode(PROMPTS)
+    with torch.no_grad():
+        _, cache = policy.family.hidden(policy.network, ids, real, None)
+        policy.family.hidden(policy.network, ids[:, -1:], torch.cat([real, real[:, -1:]], 1), cache)
+    # "say a" has two tokens, "say b c d a" five, "d" one.
+    assert seen[0].tolist() == [[0, 0, 0, 0, 1], [0, 1, 2, 3, 4], [0, 0, 0, 0, 0]]
+    assert seen[1].tolist() == [[2], [5], [1]]
+
+
 def gradient(policy: TokenPolicy, made: Rollout, limit: int) -> Tensor:
     policy.network.zero_grad()
     coefficients = torch.sin(torch.arange(made.decisions.mask.numel())).view_as(made.decisions.mask)
