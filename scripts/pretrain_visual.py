@@ -234,7 +234,9 @@ def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
     from diffusers.models import SD3Transformer2DModel
     from diffusers.schedulers import FlowMatchEulerDiscreteScheduler
 
-    half: Any = SD3Transformer2DModel.from_config(transformer.config)
+    half: Any = SD3Transformer2DModel.from_config(
+        {name: value for name, value in transformer.config.items() if not name.startswith("_")}  # no local paths
+    )
     half = half.half()
     half.load_state_dict({name: weight.half() for name, weight in transformer.state_dict().items()})
     half.save_pretrained(folder / "transformer")
