@@ -26,14 +26,44 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
+class Media:
+    """A picture, clip or sound that a prompt shows, and how it is to be read."""
+
+    kind: str
+    """``image``, ``video`` or ``audio``."""
+    source: str | tuple[str, ...] | Output
+    """A file, the files of a clip's frames, or what is in memory already."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """How it is read: ``min_pixels``, ``max_pixels``; of a video ``fps`` or ``frames``, ``start``, ``end``
+    (seconds), ``shuffle`` (a seed: the frames in another order)."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation: text and media in the order in which they are shown."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    parts: tuple[str | Media, ...]
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One row of a data set: what the policy is given, and what a verifier may compare with."""
 
     text: str
+    """The whole prompt where it is only text; what its user turns say, where there are turns."""
     id: str = ""
     answer: Any = None
     task: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()
+    """A conversation, where the prompt is more than a text."""
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """All media, in the order in which they are shown."""
+        return tuple(part for turn in self.turns for part in turn.parts if isinstance(part, Media))
 
 
 @dataclass(frozen=True)
@@ -43,6 +73,9 @@ class Text:
     text: str
     tokens: int = 0
     truncated: bool = False
+    seen: tuple[tuple[int, int], ...] = ()
+    """(height, width) in pixels at which the model saw each of the prompt's media: the pixels that a box it names
+    may be in."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +101,7 @@ class Audio:
     rate: int
 
 
-Output: TypeAlias = Text | Image | Video | Audio
+Output: TypeAlias = "Text | Image | Video | Audio"
 
 OWN = 0
 """``origin`` of rows that the policy itself sampled in this round."""
@@ -78,6 +111,9 @@ REPLAYED = 1
 
 GIVEN = 2
 """``origin`` of rows that a data set supplied (reference answers)."""
+
+CONTRAST = 3
+"""``origin`` of rows sampled from a changed prompt (frames in another order): judged, never trained on."""
 
 
 @dataclass(frozen=True)
