@@ -1,0 +1,252 @@
+"""Pictures and clips of a prompt, from disk or memory to the frames and sizes that a model sees.
+
+Nothing here needs torchvision: pictures are decoded and resized by Pillow, clips decoded by decord or av.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image as Pil
+from torch import Tensor
+from tqdm import tqdm
+
+from mmgrpo.files import write_text
+from mmgrpo.pixels import Unreadable, read_picture
+from mmgrpo.types import Image, Media, Prompt, Video
+from pipelines.vlm.frames import Choose, Decoded, decode, frame_indices, frame_range, shuffle
+
+DEFAULT_FPS = 2.0
+"""Frames looked at per second of a clip where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The frames of a clip that a model sees."""
+
+    frames: UInt8[Tensor, "frames 3 height width"]
+    sample_fps: float
+    """Frames seen per second of the clip."""
+    seconds: tuple[float, ...]
+    """When each place of ``frames`` is shown, counted from the clip's beginning; ascending even where the frames
+    are shuffled."""
+    reader: str
+    """What read it: ``decord``, ``av``, ``files`` (a picture a frame) or ``memory``."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is known of a medium before it is resized. A picture has one frame and lasts 0 seconds."""
+
+    height: int
+    width: int
+    frames: int = 1
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is left out, since one of its media cannot be read."""
+
+    id: str
+    file: str
+    reason: str
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The nearest size whose sides are multiples of ``factor`` and whose area lies in [min_pixels, max_pixels].
+
+    With h, w the sides rounded to multiples: where h w > max, both are divided by b = sqrt(height width / max) and
+    rounded down; where h w < min, multiplied by sqrt(min / (height width)) and rounded up. No side is below
+    ``factor``, so that a very long picture may stay above max. Sides more than 200 to 1 are refused.
+    Source: transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
+    """
+    if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
+        raise Unreadable(f"{height} x {width} pixels: sides of more than 200 to 1 cannot be shown to the model")
+    if not 0 < min_pixels <= max_pixels:
+        raise ValueError(f"min_pixels is {min_pixels} and max_pixels {max_pixels}; wanted 0 < min <= max")
+    sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
+    if math.prod(sides) > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
+    elif math.prod(sides) < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+    return sides[0], sides[1]
+
+
+def resize(
+    frames: Float[Tensor, "frames 3 _ _"] | UInt8[Tensor, "frames 3 _ _"], height: int, width: int
+) -> Float[Tensor, "frames 3 {height} {width}"]:
+    """Every frame in another size, in [0, 1]; bicubic with antialiasing on 8 bits, as Pillow and so the processors
+    of transformers do. Each frame is resized by itself; frames that have the size already are not touched."""
+    if frames.shape[-2:] == (height, width):
+        return frames.float() / 255 if frames.dtype == torch.uint8 else frames.float()
+    pixels = eight_bits(frames).permute(0, 2, 3, 1).numpy()
+    resized = [Pil.fromarray(frame).resize((width, height), Pil.Resampling.BICUBIC) for frame in pixels]
+    return torch.from_numpy(np.stack([np.array(frame) for frame in resized])).permute(0, 3, 1, 2).float() / 255
+
+
+def eight_bits(pixels: Tensor) -> UInt8[Tensor, "..."]:
+    """Pixels in [0, 1] as whole numbers from 0 to 255; what is whole already stays."""
+    return pixels if pixels.dtype == torch.uint8 else (pixels.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+
+
+def read_image(media: Media) -> Image:
+    """The picture, RGB in [0, 1], upright and on white where it is transparent. ``Unreadable`` says what is wrong."""
+    if isinstance(media.source, Image):
+        return media.source
+    if not isinstance(media.source, str):
+        raise Unreadable(f"a picture is one file or an Image, not {type(media.source).__name__}")
+    return read_picture(media.source)
+
+
+def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, max_frames: int = 768) -> Clip:
+    """The frames of a clip that a model sees (``frame_indices``); the medium's own options come before the arguments.
+
+    Options: ``fps`` or ``frames``, ``start`` and ``end`` in seconds, ``shuffle`` (a seed). The source is a video
+    file, a Video, or files of frames that are ``fps`` a second (the last is shown twice where their number is odd).
+    ``Unreadable`` says what is wrong; no other frames are ever given in place of the wanted ones.
+    """
+    options = media.options
+    fps = options.get("fps", fps)
+    span = _span(options)
+    number = {"fps": fps, "min_frames": min_frames, "max_frames": max_frames, "frames": options.get("frames", 0)}
+    view = partial(frame_indices, **number, **span)
+
+    def choose(total: int, source_fps: float) -> list[int]:
+        indices = view(total, source_fps)
+        return shuffle(indices, options["shuffle"]) if "shuffle" in options else indices
+
+    decoded = _decode(media, choose, fps)
+    total = len(decoded.times)
+    first, last = frame_range(total, decoded.fps, **span)
+    indices = view(total, decoded.fps)
+    sample_fps = len(indices) / (last - first + 1) * decoded.fps
+    return Clip(decoded.frames, sample_fps, tuple(decoded.times[index] for index in indices), decoded.reader)
+
+
+def _decode(media: Media, choose: Choose, fps: float) -> Decoded:
+    """The chosen frames of whatever a clip may come from; ``fps`` is that of frames in files."""
+    source = media.source
+    if isinstance(source, str):
+        return decode(source, choose)
+    if isinstance(source, Video):
+        frames = source.frames[choose(len(source.frames), source.fps)]
+        return Decoded(eight_bits(frames), _times(len(source.frames), source.fps), source.fps, "memory")
+    if not isinstance(source, tuple) or not source:
+        raise Unreadable(f"a clip is one file, the files of its frames or a Video, not {type(source).__name__}")
+    files = source + source[-1:] * (len(source) % 2)
+    wanted = [files[index] for index in choose(len(files), fps)]
+    pictures = {file: eight_bits(read_picture(file).pixels) for file in dict.fromkeys(wanted)}
+    size = pictures[wanted[0]].shape
+    for file, pixels in pictures.items():
+        if pixels.shape != size:
+            raise Unreadable(
+                f"{file}: has {pixels.shape[1]} x {pixels.shape[2]} pixels, but {wanted[0]} of the same clip has "
+                f"{size[1]} x {size[2]}; frames of a clip have one size"
+            )
+    return Decoded(torch.stack([pictures[file] for file in wanted]), _times(len(files), fps), fps, "files")
+
+
+def _times(frames: int, fps: float) -> tuple[float, ...]:
+    return tuple(index / fps for index in range(frames))
+
+
+def _span(options: Mapping[str, Any]) -> dict[str, float]:
+    return {"start": options.get("start", 0.0), "end": options.get("end", math.inf)}
+
+
+def measure(media: Media) -> Measure:
+    """Open one medium: a picture is decoded whole, of a clip the container and the first wanted frame.
+
+    A sound is only looked for. What cannot be opened is ``Unreadable``.
+    """
+    if media.kind == "image":
+        height, width = read_image(media).pixels.shape[1:]
+        return Measure(height, width)
+    if media.kind == "video":
+        decoded = _decode(
+            media,
+            lambda total, fps: frame_range(total, fps, **_span(media.options))[:1],
+            media.options.get("fps", DEFAULT_FPS),
+        )
+        height, width = decoded.frames.shape[2:]
+        return Measure(height, width, len(decoded.times), len(decoded.times) / decoded.fps)
+    if isinstance(media.source, str) and not Path(media.source).is_file():
+        raise Unreadable(f"{media.source}: there is no such file (looked from {Path.cwd()})")
+    return Measure(0, 0)
+
+
+def measure_all(prompts: Sequence[Prompt], workers: int = 1, title: str = "") -> list[tuple[Measure | Unreadable, ...]]:
+    """What is known of the media of each prompt, or why it is not; a file that many prompts show is opened once.
+
+    With a title a progress bar is shown.
+    """
+    distinct = {_same(media): media for prompt in prompts for media in prompt.media}
+    with ThreadPoolExecutor(workers) as pool:
+        found = pool.map(_measure_or_reason, distinct.values())
+        known = dict(zip(distinct, tqdm(found, title, len(distinct), unit="file", disable=not title), strict=True))
+    return [tuple(known[_same(media)] for media in prompt.media) for prompt in prompts]
+
+
+def _same(media: Media) -> Hashable:
+    """Equal for media that are read alike."""
+    in_memory = not isinstance(media.source, str | tuple)
+    return media.kind, id(media.source) if in_memory else media.source, json.dumps(dict(media.options), sort_keys=True)
+
+
+def _measure_or_reason(media: Media) -> Measure | Unreadable:
+    try:
+        return measure(media)
+    except Unreadable as error:
+        return error
+
+
+def check_media(prompts: Sequence[Prompt], *, workers: int = 1, title: str = "") -> tuple[list[Prompt], list[Skipped]]:
+    """Open all media (``measure``): the prompts whose media can all be read, and the others with the first reason."""
+    kept, skipped = [], []
+    for prompt, measures in zip(prompts, measure_all(prompts, workers, title), strict=True):
+        bad = [(media, found) for media, found in zip(prompt.media, measures) if isinstance(found, Unreadable)]
+        if bad:
+            skipped.append(Skipped(prompt.id, file_of(bad[0][0]), str(bad[0][1])))
+        else:
+            kept.append(prompt)
+    return kept, skipped
+
+
+def file_of(media: Media) -> str:
+    """What a medium is called in lists: its file, the first of its files, or what it is in memory."""
+    if isinstance(media.source, tuple):
+        return media.source[0] if media.source else "no file"
+    return media.source if isinstance(media.source, str) else type(media.source).__name__
+
+
+def keep_readable(
+    prompts: Sequence[Prompt], folder: Path, limit: float = 0.05, *, workers: int = 1, title: str = ""
+) -> list[Prompt]:
+    """The prompts whose media can be read; the others are listed in ``folder/skipped.jsonl`` and counted aloud.
+
+    More than the share ``limit`` of skipped prompts is an error: such a data set is broken, or is looked for in the
+    wrong place.
+    """
+    kept, skipped = check_media(prompts, workers=workers, title=title)
+    listed = folder / "skipped.jsonl"
+    write_text(listed, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in skipped))
+    print(f"media: {len(kept)} of {len(prompts)} prompts can be read, {len(skipped)} skipped (listed in {listed})")
+    if len(skipped) > limit * len(prompts):
+        raise ValueError(
+            f"{len(skipped)} of {len(prompts)} prompts show something that cannot be read, more than the allowed "
+            f"share of {limit:g}; the first: {skipped[0].reason}. All are listed in {listed}"
+        )
+    return kept
