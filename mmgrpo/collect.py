@@ -22,8 +22,8 @@ from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.judge import Scorer, Verdict, judge, mean_of_valid
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.randomness import derive
-from mmgrpo.ranks import Share, gather_decisions, gather_verdict, join_decisions
-from mmgrpo.types import Policy, Prompt, Request, Rollout
+from mmgrpo.ranks import Share, gather_decisions, gather_verdict, join_decisions, row_counts
+from mmgrpo.types import CONTRAST, OWN, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
 
 
@@ -95,8 +95,9 @@ def collect(
         rollouts.append(rollout)
         gathered.append(gather_decisions(rollout.decisions, accelerator, draw))
         verdicts.append(gather_verdict(local, accelerator))
-        mine = rollout.decisions.rows
-        places.append(made_rows + accelerator.process_index * mine + torch.arange(mine, device=accelerator.device))
+        counts = row_counts(rollout.decisions.origin, accelerator)
+        before = made_rows + sum(counts[: accelerator.process_index])
+        places.append(before + torch.arange(rollout.decisions.rows, device=accelerator.device))
         made_rows += gathered[-1].rows
         evaluations += rollout.evaluations
         decisions = join_decisions(gathered)
@@ -115,9 +116,11 @@ def collect(
         "time/rollout": clock["rollout"],
         "time/reward": clock["reward"],
     }
+    own = decisions.origin == OWN
+    told = Verdict(verdict.values[own], verdict.valid[own])
     for column, name in enumerate(names):
-        mean, std, failed = mean_of_valid(verdict, column)
-        if failed == verdict.values.shape[0]:
+        mean, std, failed = mean_of_valid(told, column)
+        if failed == len(told.values):
             raise RuntimeError(
                 f"reward '{name}' could not score any of the {failed} outputs of round {number}; "
                 "see what it returns for one of them (scripts/evaluate.py does this)"
@@ -125,5 +128,9 @@ def collect(
         metrics[f"reward/{name}/mean"], metrics[f"reward/{name}/std"] = mean, std
         if failed:
             metrics[f"reward/{name}/failed"] = float(failed)
+        if bool((decisions.origin == CONTRAST).any()):
+            contrast = decisions.origin == CONTRAST
+            other = Verdict(verdict.values[contrast], verdict.valid[contrast])
+            metrics[f"reward/{name}/contrast"] = mean_of_valid(other, column)[0]
     batch = Batch(rollouts, places, decisions, made.advantages, made.mask)
     return Round(batch, rollouts, verdict, cursor, metrics)

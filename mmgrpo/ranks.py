@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from accelerate import Accelerator
@@ -40,8 +41,20 @@ class Share:
 
 
 def gather_rows(value: Tensor, accelerator: Accelerator) -> Tensor:
-    """Concatenate the rows of all ranks, in rank order (equal row counts)."""
-    return value if accelerator.num_processes == 1 else accelerator.gather(value.contiguous())  # type: ignore[return-value]
+    """Concatenate the rows of all ranks, in rank order; ranks may have different numbers of them."""
+    if accelerator.num_processes == 1:
+        return value
+    counts = row_counts(value, accelerator)
+    longest = max(counts)
+    padded = torch.cat([value, value.new_zeros((longest - len(value), *value.shape[1:]))])
+    whole = cast(Tensor, accelerator.gather(padded))
+    return torch.cat([whole[rank * longest :][:count] for rank, count in enumerate(counts)])
+
+
+def row_counts(value: Tensor, accelerator: Accelerator) -> list[int]:
+    """How many rows each rank has."""
+    count = torch.tensor([len(value)], device=value.device)
+    return [len(value)] if accelerator.num_processes == 1 else cast(Tensor, accelerator.gather(count)).tolist()
 
 
 def largest(value: float, accelerator: Accelerator) -> float:

@@ -107,9 +107,9 @@ def accumulate_gradients(
     """
     mask = batch.mask & rows[:, None]
     numbers = {
+        "sampler_log_probs": batch.decisions.log_probs,  # unless the sampler was another and recorded its own
         **batch.decisions.fields,
         "old_log_probs": batch.decisions.log_probs,
-        "sampler_log_probs": batch.decisions.log_probs,
         "advantages": batch.advantages,
         "mask": mask,
         "passed": batch.decisions.passed,

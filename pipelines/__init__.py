@@ -18,7 +18,7 @@ from types import ModuleType
 
 from mmgrpo.blocks import nearest
 
-PIPELINES = {"sd3": "pipelines.visual.sd3"}
+PIPELINES = {"sd3": "pipelines.visual.sd3", "qwen_vl": "pipelines.vlm.qwen_vl"}
 """Name of a family: the module with its ``load`` and ``tiny``."""
 
 

@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.types import Prompt, Text
+from mmgrpo.policies.language import Context, Features
+from mmgrpo.types import Prompt
+from pipelines.conversation import load_tokenizer, pad_left
+from pipelines.kv import spread_cache
 
 
 class CausalLm:
     """A Hugging Face causal language model as a token policy asks it."""
+
+    silent_ids: frozenset[int] = frozenset()
+    place_ids: frozenset[int] = frozenset()
+    frozen_media = True
 
     def __init__(self, network: nn.Module, tokenizer: Any, keep_reference: bool = False) -> None:
         self.network = network.eval()
@@ -25,38 +32,46 @@ class CausalLm:
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
         self._original = copy.deepcopy(network).eval().requires_grad_(False) if keep_reference else None
 
-    def encode(self, prompts: Sequence[Prompt]) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:
-        """Token ids padded on the left."""
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Token ids padded on the left; positions are counted over real tokens only."""
         rows = [self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts]
         for prompt, row in zip(prompts, rows, strict=True):
+            if prompt.media:
+                raise ValueError(f"prompt '{prompt.id}' shows media, which a plain language model cannot take")
             if not row:
                 raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}) has no tokens")
-        length = max(map(len, rows))
-        ids = torch.tensor([[self.pad_id] * (length - len(row)) + row for row in rows])
-        real = torch.tensor([[False] * (length - len(row)) + [True] * len(row) for row in rows])
-        return ids, real
+        ids, real = pad_left(rows, self.pad_id)
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        return Context(ids, real, positions[:, None], [None] * len(rows))
+
+    def features(self, network: Any, context: Context) -> Features:
+        """A text has none."""
+        return ()
 
     def hidden(
-        self, network: Any, ids: Tensor, real: Tensor, cache: Any
+        self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, features: Features, cache: Any
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states, positions counted over real tokens only."""
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        """Last hidden states."""
         out = network.base_model(
             input_ids=ids,
             attention_mask=real.long(),
-            position_ids=positions,
+            position_ids=positions[:, 0],
             past_key_values=cache,
-            use_cache=not torch.is_grad_enabled(),
+            use_cache=True,
         )
         return out.last_hidden_state, out.past_key_values
+
+    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
+        """The cache of a group's prompt, once for each of its members."""
+        return spread_cache(cache, rows)
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
         return network.get_output_embeddings()(hidden)
 
-    def decode(self, ids: Sequence[int], truncated: bool) -> Text:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        return Text(self.tokenizer.decode(ids, skip_special_tokens=True), len(ids), truncated)
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @contextmanager
     def reference(self) -> Iterator[nn.Module]:
@@ -77,16 +92,6 @@ def load(path: str, *, keep_reference: bool = False, device: str = "cpu") -> Cau
 
     network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     return CausalLm(network.to(device), load_tokenizer(path), keep_reference)
-
-
-def load_tokenizer(path: str) -> Any:
-    """The tokenizer as it was saved. AutoTokenizer reads one without a class of its own as the model's own class,
-    which cuts words by rules that were not saved."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-    own = get_tokenizer_config(path).get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (AutoTokenizer if own else PreTrainedTokenizerFast).from_pretrained(path)
 
 
 def tiny(

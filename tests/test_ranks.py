@@ -149,7 +149,8 @@ def test_two_processes_train_like_one(case, runs):
     for index in range(2):
         shared = load_file(runs[2] / case / f"weights-{index}.safetensors")
         for name, value in alone.items():
-            torch.testing.assert_close(shared[name], value, rtol=0, atol=1e-6)
+            # A two-hundredth of one of AdamW's steps (1e-3 here), which blow up the rounding of tiny gradients.
+            torch.testing.assert_close(shared[name], value, rtol=0, atol=5e-6)
     assert one[0]["grad_norm"] > 1e-6
     if case == "resampled":
         assert [line["group/draws"] for line in one] == [2, 1, 1]

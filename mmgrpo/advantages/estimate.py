@@ -25,7 +25,7 @@ from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.blocks import Bound, bind, nearest, parse
-from mmgrpo.types import OWN, Decisions
+from mmgrpo.types import CONTRAST, OWN, Decisions
 
 GIVEN_ALWAYS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
@@ -162,7 +162,7 @@ def estimate(
     total = values @ weights
     group = keys[0]
 
-    rows = scored
+    rows = scored & (numbers["origin"] != CONTRAST)
     for selector in algorithm.before:
         rows = rows & selector({**numbers, "values": total, "key": group, "keep": rows})
     own = numbers["origin"] == OWN
@@ -194,7 +194,7 @@ def estimate(
     credit = algorithm.credit({**numbers, "keep": keep})
     mask = numbers["mask"] & _passed_by(keep[:, None] & entries, numbers["node"], numbers["passed"])
 
-    first = groups.group_first(group, torch.ones_like(scored))
+    first = groups.group_first(group, numbers["origin"] != CONTRAST)
     spread = groups.group_spread(total, group, stats[0])
     return Estimate(
         advantages=credit.to(device, torch.float32),

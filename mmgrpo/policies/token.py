@@ -1,52 +1,31 @@
-"""A policy whose decisions are tokens.
+"""A policy whose decisions are tokens, whatever its prompts show.
 
 Log-probabilities are those of the distribution that was sampled from: logits divided by the
-temperature. They are computed at completion positions only, in fp32, and in chunks, so that memory
-does not grow with vocabulary x length x batch.
+temperature, without the tokens that the family never says. They are computed at completion positions
+only, in fp32, and in chunks, so that memory does not grow with vocabulary x length x batch.
+
+What the members of a group have in common is computed once: the features of the prompt's media, and
+(with ``share_prefix``) the keys and values of the prompt's tokens, in sampling and in scoring alike.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmgrpo.blocks import bind
+from mmgrpo.policies.contrast import CONTRASTS
+from mmgrpo.policies.language import Context, Features, TokenFamily, following_position
 from mmgrpo.randomness import stream
-from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
-
-
-@runtime_checkable
-class TokenFamily(Protocol):
-    """One language model family made to answer what this policy asks (pipelines/)."""
-
-    network: nn.Module
-    end_ids: frozenset[int]
-    """Tokens that end a completion."""
-    pad_id: int
-
-    def encode(self, prompts: Sequence[Prompt]) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:
-        """Token ids, padded on the left, and which of them are real."""
-        ...
-
-    def hidden(
-        self, network: nn.Module, ids: Tensor, real: Tensor, cache: Any
-    ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states of ``ids``, given the cache of what came before (None at first); the grown cache.
-        ``real`` covers the cached positions too."""
-        ...
-
-    def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]: ...
-
-    def decode(self, ids: Sequence[int], truncated: bool) -> Output: ...
-    def reference(self) -> AbstractContextManager[nn.Module]: ...
-    def save(self, folder: Path, network: nn.Module) -> None: ...
+from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
 
 @dataclass(frozen=True)
@@ -61,10 +40,14 @@ class Tokens:
 class Sequences:
     """Prompts and completions as they were sampled."""
 
-    ids: Int[Tensor, "B length"]
-    """Prompt (padded on the left), then completion (padded on the right)."""
-    real: Bool[Tensor, "B length"]
-    prompt_length: int
+    context: Context
+    features: Features | None
+    """Of the context's media; None when the encoder is trained, so that they are computed anew."""
+    prompt: Int[Tensor, "B"]
+    """Which row of the context a completion answers."""
+    ids: Int[Tensor, "B T"]
+    """Completions, padded on the right."""
+    real: Bool[Tensor, "B T"]
 
     def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""
@@ -79,10 +62,9 @@ class Sequences:
 class TokenPolicy:
     """Samples token by token and scores the same tokens in one forward pass."""
 
-    provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
-    fields = frozenset({"truncated", "entropy"})
-    keys = frozenset({"prompt"})
     kind = "tokens"
+    keys = frozenset({"prompt"})
+    provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
 
     def __init__(
         self,
@@ -90,143 +72,282 @@ class TokenPolicy:
         *,
         max_tokens: int,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         evaluation_temperature: float = 0.0,
         train_truncated: bool = True,
+        share_prefix: bool = True,
+        sampling_dtype: str = "",
+        contrast: str = "",
         tokens_at_once: int = 4096,
         device: torch.device | str = "cpu",
     ) -> None:
+        """``sampling_dtype`` (bfloat16, float16) samples faster under autocast; the old log-probabilities are then
+        computed again as training computes them, and the sampler's own are kept for a mismatch correction.
+        ``contrast`` names a change of the prompt under which further rows are sampled (``CONTRASTS``)."""
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 to sample a group, got {temperature}")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+        if top_p < 1:
+            warnings.warn(
+                f"top_p={top_p} samples from a cut distribution while likelihoods are of the whole one, which biases "
+                "the gradient; top_p=1 is exact",
+                stacklevel=2,
+            )
+        if sampling_dtype and sampling_dtype not in AUTOCAST:
+            raise ValueError(f"sampling_dtype must be empty or one of {', '.join(AUTOCAST)}, got '{sampling_dtype}'")
         self.family = family
         self.network = family.network
         self.max_tokens = max_tokens
         self.temperature = temperature
+        self.top_p = top_p
         self.evaluation_temperature = evaluation_temperature
         self.train_truncated = train_truncated
+        self.share_prefix = share_prefix
+        self.sampling_dtype = sampling_dtype
+        self.contrast = bind(contrast, CONTRASTS, "sampling.contrast") if contrast else None
         self.tokens_at_once = tokens_at_once
         self.device = torch.device(device)
+        self.silent = torch.tensor(sorted(family.silent_ids), dtype=torch.long, device=self.device)
+        self.places = torch.tensor(sorted(family.place_ids), dtype=torch.long, device=self.device)
+        self.ends = torch.tensor(sorted(family.end_ids), device=self.device)
+        self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
-        """``group_size`` completions a prompt, each group from its own stream."""
-        ids, real, prompt_length, log_probs, entropy = self._generate(request, self.temperature)
-        passed = real[:, prompt_length:]
-        ended = self._ended(ids[:, prompt_length:], passed)
+        """``group_size`` completions a prompt, each group from its own stream; then those of changed prompts."""
+        asked = [Asked(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
+        asked += self._contrasted(request)
+        kept, log_probs, entropy = self._generate(asked, request.seed, self.temperature)
+        passed, ended = kept.real, self._ended(kept)
+        own = torch.tensor([one.name == "tokens" for one in asked], device=self.device)[kept.prompt]
+        slots = torch.tensor([one.slot for one in asked], device=self.device)[kept.prompt]
+        fields = {"truncated": (~ended).float(), "entropy": entropy}
+        if self.sampling_dtype:
+            fields["sampler_log_probs"], log_probs = log_probs, self._rescored(kept)
         rows, width = passed.shape
-        mask = passed if self.train_truncated else passed & ended[:, None]
-        slots = torch.tensor(list(request.slots), device=self.device)
+        mask = passed & own[:, None]
         decisions = Decisions(
             log_probs=log_probs,
-            mask=mask,
+            mask=mask if self.train_truncated else mask & ended[:, None],
             passed=passed,
             node=torch.arange(rows * width, device=self.device).view(rows, width),
-            origin=torch.full((rows,), OWN, device=self.device),
-            keys={"prompt": slots.repeat_interleave(request.group_size)},
-            fields={"truncated": (~ended).float(), "entropy": entropy},
+            origin=torch.where(own, OWN, CONTRAST),
+            keys={"prompt": slots},
+            fields=fields,
         )
-        return Rollout(
-            prompts=[prompt for prompt in request.prompts for _ in range(request.group_size)],
-            outputs=self._decode(ids[:, prompt_length:], passed, ended),
-            decisions=decisions,
-            steps=Sequences(ids, real, prompt_length),
-            evaluations=rows * width,
-        )
+        prompts = [asked[row].prompt for row in kept.prompt.tolist()]
+        return Rollout(prompts, self._decode(kept), decisions, kept, evaluations=rows * width)
 
     def score(self, rollout: Rollout, part: Tokens, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters."""
         kept: Sequences = rollout.steps  # type: ignore[assignment]
-        rows, inverse = torch.unique(part.rows, return_inverse=True)
-        log_probs, entropy = self._score(self.network, kept, rows, inverse, part.positions, "entropy" in names)
+        log_probs, entropy = self._score(self.network, kept, part, "entropy" in names)
         scores: Scores = {"log_probs": log_probs}
         if "entropy" in names:
             scores["entropy"] = entropy
         if "reference_log_probs" in names:
             with torch.no_grad(), self.family.reference() as network:
-                original, _ = self._score(network, kept, rows, inverse, part.positions, False)
-            scores["reference_log_probs"] = original
+                scores["reference_log_probs"], _ = self._score(network, kept, part, False)
         return scores
 
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
         """Draw at the evaluation temperature (0 is greedy)."""
-        ids, real, prompt_length, _, _ = self._generate(request, self.evaluation_temperature)
-        passed = real[:, prompt_length:]
-        return self._decode(ids[:, prompt_length:], passed, self._ended(ids[:, prompt_length:], passed))
+        asked = [Asked(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
+        kept, _, _ = self._generate(asked, request.seed, self.evaluation_temperature)
+        return self._decode(kept)
 
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.family.save(folder, self.network)
 
+    def _contrasted(self, request: Request) -> list[Asked]:
+        """The same prompts changed, each to be answered a few times, where the change means anything."""
+        if self.contrast is None:
+            return []
+        asked = []
+        for prompt, slot in zip(request.prompts, request.slots):
+            inputs = {"prompt": prompt, "group_size": request.group_size, "seed": request.seed}
+            changed, count = self.contrast(inputs)
+            if count:
+                asked.append(Asked(changed, slot, count, "contrast"))
+        return asked
+
     def _generate(
-        self, request: Request, temperature: float
-    ) -> tuple[Tensor, Tensor, int, Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Sample completions with a cache; returns ids, which are real, prompt length, log-probs and entropies."""
-        ids, real = self.family.encode(request.prompts)
-        ids = ids.to(self.device).repeat_interleave(request.group_size, 0)
-        real = real.to(self.device).repeat_interleave(request.group_size, 0)
-        prompt_length = ids.shape[1]
-        streams = [stream(request.seed, "tokens", slot) for slot in request.slots]
-        ends = torch.tensor(sorted(self.family.end_ids), device=self.device)
-        alive = torch.ones(len(ids), dtype=torch.bool, device=self.device)
-        cache, given = None, ids
-        log_probs, entropies = [], []
-        for _ in range(self.max_tokens):
-            hidden, cache = self.family.hidden(self.network, given, real, cache)
-            logits = self.family.logits(self.network, hidden[:, -1]).float()
-            # Noise is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
-            shape = (request.group_size, logits.shape[1])
-            uniform = torch.cat([torch.rand(shape, generator=s) for s in streams]).to(self.device)
-            spread = torch.log_softmax(logits / (temperature or 1.0), -1)
-            gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
-            token = (spread + gumbel if temperature else spread).argmax(-1)
-            token = torch.where(alive, token, self.family.pad_id)
-            log_probs.append(spread.gather(1, token[:, None])[:, 0] * alive)
-            entropies.append(-(spread.exp() * spread).sum(-1) * alive)
-            ids = torch.cat([ids, token[:, None]], 1)
-            real = torch.cat([real, alive[:, None]], 1)
-            alive = alive & ~torch.isin(token, ends)
-            given = token[:, None]
-            if not bool(alive.any()):
-                break
-        return ids, real, prompt_length, torch.stack(log_probs, 1), torch.stack(entropies, 1)
+        self, asked: Sequence[Asked], seed: int, temperature: float
+    ) -> tuple[Sequences, Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Sample completions with a cache that starts from each prompt once; also log-probs and entropies."""
+        context = _moved(self.family.encode([one.prompt for one in asked]), self.device)
+        dtype = AUTOCAST.get(self.sampling_dtype)
+        with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
+            features = self._features(self.network, context, [one.prompt.id for one in asked])
+            hidden, cache = self.family.hidden(
+                self.network, context.ids, context.real, context.positions, features, None
+            )
+            counts = torch.tensor([one.count for one in asked], device=self.device)
+            prompt = torch.arange(len(asked), device=self.device).repeat_interleave(counts)
+            streams = [stream(seed, one.name, one.slot) for one in asked]
+            real, following = context.real[prompt], following_position(context)[prompt]
+            cache, hidden = self.family.spread(cache, prompt), hidden[prompt, -1]
+            alive = torch.ones(len(prompt), dtype=torch.bool, device=self.device)
+            tokens, living, log_probs, entropies = [], [], [], []
+            for position in range(self.max_tokens):
+                spread = self._log_softmax(self.network, hidden, temperature or 1.0)
+                # A number is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
+                drawn = torch.cat([torch.rand(one.count, generator=s) for one, s in zip(asked, streams)])
+                chosen = draw_tokens(spread, drawn.to(self.device), self.top_p) if temperature else spread.argmax(-1)
+                token = torch.where(alive, chosen, self.family.pad_id)
+                tokens.append(token)
+                living.append(alive)
+                log_probs.append(spread.gather(1, chosen[:, None])[:, 0] * alive)
+                entropies.append(_entropy(spread) * alive)
+                real = torch.cat([real, alive[:, None]], 1)
+                alive = alive & ~torch.isin(token, self.ends)
+                if position + 1 == self.max_tokens or not bool(alive.any()):
+                    break
+                places = (following + position)[:, None, None].expand(-1, context.positions.shape[1], 1)
+                hidden, cache = self.family.hidden(self.network, token[:, None], real, places, (), cache)
+                hidden = hidden[:, -1]
+        kept = Sequences(
+            context,
+            features if self.family.frozen_media and not dtype else None,
+            prompt,
+            torch.stack(tokens, 1),
+            torch.stack(living, 1),
+        )
+        return kept, torch.stack(log_probs, 1), torch.stack(entropies, 1)
+
+    def _rescored(self, kept: Sequences, rows_at_once: int = 16) -> Float[Tensor, "B T"]:
+        """Log-probabilities as training computes them."""
+        found = torch.zeros(kept.real.shape, device=self.device)
+        for part in kept.split(kept.real, rows_at_once):
+            found[part.rows, part.positions], _ = self._score(self.network, kept, part, False)
+        return found
 
     def _score(
-        self,
-        network: nn.Module,
-        kept: Sequences,
-        rows: Int[Tensor, " rows"],
-        inverse: Int[Tensor, "N"],
-        positions: Int[Tensor, "N"],
-        with_entropy: bool,
+        self, network: nn.Module, kept: Sequences, part: Tokens, with_entropy: bool
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probabilities (and entropies) of chosen tokens; logits are made chunk by chunk."""
-        ids, real = kept.ids[rows], kept.real[rows]
-        hidden, _ = self.family.hidden(network, ids[:, :-1], real[:, :-1], None)
-        # Token t of the completion is predicted at the position before it.
-        wanted = hidden[inverse, kept.prompt_length - 1 + positions]
-        target = ids[inverse, kept.prompt_length + positions]
+        rows, inverse = torch.unique(part.rows, return_inverse=True)
+        states = self._states(network, kept, rows)
+        wanted, target = states[inverse, part.positions], kept.ids[part.rows, part.positions]
 
-        def chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            spread = torch.log_softmax(self.family.logits(network, states).float() / self.temperature, -1)
+        def chunk(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            spread = self._log_softmax(network, hidden, self.temperature)
             chosen = spread.gather(1, tokens[:, None])[:, 0]
-            entropy = -(spread.exp() * spread).sum(-1) if with_entropy else torch.zeros_like(chosen)
-            return chosen, entropy
+            return chosen, _entropy(spread) if with_entropy else torch.zeros_like(chosen)
 
         pieces = []
-        for states, tokens in zip(wanted.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True):
+        for hidden, tokens in zip(wanted.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True):
             # The chunk's logits are made again in the backward pass instead of being kept.
             if torch.is_grad_enabled() and len(wanted) > self.tokens_at_once:
-                pieces.append(checkpoint(chunk, states, tokens, use_reentrant=False))
+                pieces.append(checkpoint(chunk, hidden, tokens, use_reentrant=False))
             else:
-                pieces.append(chunk(states, tokens))
+                pieces.append(chunk(hidden, tokens))
         return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
 
-    def _ended(self, completion: Int[Tensor, "B T"], passed: Bool[Tensor, "B T"]) -> Bool[Tensor, " B"]:
-        ends = torch.tensor(sorted(self.family.end_ids), device=completion.device)
-        return (torch.isin(completion, ends) & passed).any(1)
+    def _states(self, network: nn.Module, kept: Sequences, rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows T width"]:
+        """The hidden state before every token of some completions."""
+        prompts, prompt = torch.unique(kept.prompt[rows], return_inverse=True)
+        which = prompts.tolist()
+        context = kept.context.take(which)
+        if kept.features is None:
+            features = self._features(network, context, [""] * len(which))
+        else:
+            features = [kept.features[row] for row in which] if kept.features else ()
+        length = int(kept.real[rows].any(0).sum())
+        ids, real = kept.ids[rows, : length - 1], kept.real[rows, : length - 1]
+        steps = torch.arange(length - 1, device=ids.device)
+        following = following_position(context)[prompt][:, None] + steps
+        places = following[:, None].expand(-1, context.positions.shape[1], -1)
+        if not self.share_prefix:
+            hidden, _ = self.family.hidden(
+                network,
+                torch.cat([context.ids[prompt], ids], 1),
+                torch.cat([context.real[prompt], real], 1),
+                torch.cat([context.positions[prompt], places], 2),
+                [features[row] for row in prompt.tolist()] if features else (),
+                None,
+            )
+            return hidden[:, context.ids.shape[1] - 1 :]
+        before, cache = self.family.hidden(network, context.ids, context.real, context.positions, features, None)
+        first = before[prompt, -1:]
+        if length == 1:
+            return first
+        whole = torch.cat([context.real[prompt], real], 1)
+        hidden, _ = self.family.hidden(network, ids, whole, places, (), self.family.spread(cache, prompt))
+        return torch.cat([first, hidden], 1)
 
-    def _decode(self, completion: Tensor, passed: Tensor, ended: Tensor) -> list[Output]:
+    def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:
+        """Features of the context's media, as many for each prompt as it has places for them."""
+        frozen = torch.no_grad() if self.family.frozen_media else nullcontext()
+        with frozen:
+            features = self.family.features(network, context)
+        if features:
+            places = torch.isin(context.ids, self.places).sum(1).tolist()
+            for name, wanted, found in zip(names, places, features, strict=True):
+                if wanted != len(found):
+                    raise ValueError(
+                        f"prompt '{name}': its text has places for {wanted} features of media, its media make "
+                        f"{len(found)}; the family's encode and features disagree"
+                    )
+        return features
+
+    def _log_softmax(self, network: nn.Module, hidden: Tensor, temperature: float) -> Float[Tensor, "N vocabulary"]:
+        logits = self.family.logits(network, hidden).float() / temperature
+        if len(self.silent):
+            logits = logits.index_fill(1, self.silent, -torch.inf)
+        return torch.log_softmax(logits, -1)
+
+    def _ended(self, kept: Sequences) -> Bool[Tensor, " B"]:
+        return (torch.isin(kept.ids, self.ends) & kept.real).any(1)
+
+    def _decode(self, kept: Sequences) -> list[Output]:
+        seen = [kept.context.seen[row] if kept.context.seen else () for row in kept.prompt.tolist()]
         return [
-            self.family.decode(row[real].tolist(), not bool(done))
-            for row, real, done in zip(completion, passed, ended, strict=True)
+            Text(self.family.decode(ids[real].tolist()), int(real.sum()), not bool(ended), sizes)
+            for ids, real, ended, sizes in zip(kept.ids, kept.real, self._ended(kept), seen, strict=True)
         ]
+
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt and how many completions of it are drawn, from which stream."""
+
+    prompt: Prompt
+    slot: int
+    count: int
+    name: str = "tokens"
+
+
+def draw_tokens(
+    spread: Float[Tensor, "N vocabulary"], drawn: Float[Tensor, "N"], top_p: float = 1.0
+) -> Int[Tensor, "N"]:
+    """The token at which the cumulative probability passes a uniform number.
+
+    With ``top_p`` below one only the most likely tokens that together reach it can be drawn (nucleus sampling,
+    Holtzman et al. 2019).
+    """
+    # In double precision, because over a large vocabulary fp32 sums lose the tail.
+    probabilities = spread.double().exp()
+    if top_p < 1:
+        ordered, order = probabilities.sort(-1, descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        probabilities = probabilities.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
+    total = probabilities.cumsum(-1)
+    token = torch.searchsorted(total, drawn.double()[:, None] * total[:, -1:], right=True)[:, 0]
+    return token.clamp(max=spread.shape[1] - 1)
+
+
+def _entropy(spread: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
+    """-sum p log p; a token without probability adds nothing."""
+    return -(spread.exp() * spread.masked_fill(spread == -torch.inf, 0.0)).sum(-1)
+
+
+def _moved(context: Context, device: torch.device) -> Context:
+    ids, real, positions = (value.to(device) for value in (context.ids, context.real, context.positions))
+    return replace(context, ids=ids, real=real, positions=positions)

@@ -1,0 +1,37 @@
+"""Changes of a prompt under which further completions are sampled, only to be compared with.
+
+T-GRPO (Video-R1, arXiv:2503.21776, section 3.2) asks the same question about the same frames in another
+order: a model that answers as well then did not use the order, and earns no bonus for being right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mmgrpo.blocks import Block
+from mmgrpo.randomness import derive
+from mmgrpo.types import Media, Prompt
+
+
+def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, share: float = 0.5) -> tuple[Prompt, int]:
+    """The prompt with the frames of its videos shuffled, and ``share`` of the group size; none without a video."""
+    if not 0 < share <= 1:
+        raise ValueError(f"shuffled_frames: share must lie in (0, 1], got {share}")
+    if not any(media.kind == "video" for media in prompt.media):
+        return prompt, 0
+    order = derive(seed, "shuffle", prompt.id)
+
+    def changed(part: str | Media) -> str | Media:
+        if isinstance(part, str) or part.kind != "video":
+            return part
+        return replace(part, options={**part.options, "shuffle": order})
+
+    turns = tuple(replace(turn, parts=tuple(changed(part) for part in turn.parts)) for turn in prompt.turns)
+    meta = {**prompt.meta, "contrast": "shuffled_frames"}
+    return replace(prompt, turns=turns, meta=meta), max(1, round(share * group_size))
+
+
+CONTRASTS: Mapping[str, Block] = {
+    "shuffled_frames": Block(shuffled_frames, needs=("prompt", "group_size", "seed")),
+}

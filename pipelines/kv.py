@@ -1,0 +1,33 @@
+"""Key-value caches of transformers, shared by the members of a group."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+
+def spread_cache(cache: Any, rows: Int[Tensor, "rows"]) -> Any:
+    """A cache whose row i is row ``rows[i]`` of the given one, which stays as it is; gradients flow back.
+
+    Raises TypeError for a kind of cache whose rows cannot be copied (layers that are not plain keys and values).
+    """
+    from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
+
+    made = copy.copy(cache)
+    if isinstance(cache, EncoderDecoderCache):
+        made.self_attention_cache = spread_cache(cache.self_attention_cache, rows)
+        made.cross_attention_cache = spread_cache(cache.cross_attention_cache, rows)
+        made.is_updated = dict(cache.is_updated)
+        return made
+    made.layers = []
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicLayer):
+            raise TypeError(f"a cache layer of type {type(layer).__name__} cannot be shared by a group")
+        mine = copy.copy(layer)
+        # index_select, unlike indexing, adds the rows' gradients up in a fixed order.
+        mine.keys, mine.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+        made.layers.append(mine)
+    return made

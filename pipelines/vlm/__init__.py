@@ -1,0 +1,1 @@
+"""Vision-language models: pictures, video and text in, text out."""

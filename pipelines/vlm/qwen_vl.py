@@ -1,0 +1,313 @@
+"""Qwen2.5-VL (arXiv:2502.13923): text, pictures and video in one conversation, text out.
+
+Pictures keep their shape and become a grid of patches, two by two merged into one place of the text; a video is
+such a grid for every two frames. Positions have three axes (time, height, width), and time runs with the clock:
+one place for ``2 / fps`` seconds times the config's ``tokens_per_second``. They are computed once, when the prompt
+is encoded, so that sampling, old, new and reference likelihoods see the same ones.
+
+    load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-VL-3B-Instruct
+    tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_vl_tiny.py)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.policies.language import Context, Features
+from mmgrpo.types import Media, Prompt
+from pipelines import require
+from pipelines.conversation import (
+    conversation_ids,
+    end_tokens,
+    load_tokenizer,
+    pad_left,
+    repeat_marks,
+    silent_tokens,
+)
+from pipelines.kv import spread_cache
+from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.vlm.media import read_image, read_video, resize, smart_resize
+from pipelines.vlm.qwen_vl_tiny import tiny
+
+__all__ = ["LORA_TARGETS", "QwenVl", "load", "tiny"]
+
+LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+"""The attention of the language model; the vision tower's has other names."""
+
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+MARKS = (IMAGE, VIDEO, "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+
+VIDEO_TOTAL = int(128_000 * 28 * 28 * 0.9)
+"""Pixels of all frames of a clip together, at most (qwen-vl-utils)."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes at which media are read, in pixels; the defaults are the field's (qwen-vl-utils)."""
+
+    min_pixels: int
+    max_pixels: int
+    frame_pixels: int
+    max_frames: int
+    fps: float
+    max_prompt_tokens: int
+    """A longer prompt is refused, never cut; 0 takes any."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture or clip as the network reads it."""
+
+    patches: Float[Tensor, "n values"]
+    grid: tuple[int, int, int]
+    """Time, height and width in patches."""
+    seconds: float
+    """Seconds between two places on the time axis; 0 for a picture."""
+    size: tuple[int, int]
+
+
+@dataclass
+class QwenVl:
+    """The answers of a Qwen2.5-VL model to a token policy's questions; ``load`` makes one."""
+
+    network: nn.Module
+    tokenizer: Any
+    processor: Any
+    """The checkpoint's image processor, of which only the numbers are read."""
+    limits: Limits
+    dtype: torch.dtype
+    device: torch.device
+    reference: Reference
+
+    def __post_init__(self) -> None:
+        network: Any = self.network
+        self.end_ids = end_tokens(network, self.tokenizer)
+        self.pad_id = int(self.tokenizer.pad_token_id)
+        self.place_ids = frozenset({network.config.image_token_id, network.config.video_token_id})
+        vocabulary = network.get_output_embeddings().weight.shape[0]
+        self.silent_ids = silent_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.place_ids
+        self.frozen_media = not any(p.requires_grad for p in network.model.visual.parameters())
+        self.checkpointing = bool(network.is_gradient_checkpointing)
+
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Conversations with a place for every feature of their media; a prompt that is too long is refused."""
+        network: Any = self.network
+        media = [[self._read(medium, prompt) for medium in prompt.media] for prompt in prompts]
+        rows = [self._ids(prompt, shown) for prompt, shown in zip(prompts, media, strict=True)]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if 0 < self.limits.max_prompt_tokens < len(row):
+                raise ValueError(
+                    f"prompt '{prompt.id}' has {len(row)} tokens with its media, more than max_prompt_tokens="
+                    f"{self.limits.max_prompt_tokens}; show less (max_pixels, fps, max_frames) or leave it out "
+                    "(data.too_long=filter). Cutting it would cut its media"
+                )
+        ids, real = pad_left(rows, self.pad_id)
+        kinds = torch.zeros_like(ids, dtype=torch.int)
+        kinds[ids == network.config.image_token_id] = 1
+        kinds[ids == network.config.video_token_id] = 2
+        pictures = [one.grid for shown in media for one in shown if not one.seconds]
+        clips = [one for shown in media for one in shown if one.seconds]
+        positions, _ = network.model.get_rope_index(
+            ids,
+            kinds,
+            torch.tensor(pictures) if pictures else None,
+            torch.tensor([one.grid for one in clips]) if clips else None,
+            torch.tensor([one.seconds for one in clips]) if clips else None,
+            real.long(),
+        )
+        sizes = [tuple(one.size for one in shown) for shown in media]
+        return Context(ids, real, positions.permute(1, 0, 2), media, sizes)
+
+    def prompt_length(self, prompt: Prompt) -> int:
+        """How many tokens a prompt has with its media."""
+        return len(self._ids(prompt, [self._read(medium, prompt) for medium in prompt.media]))
+
+    def features(self, network: Any, context: Context) -> Features:
+        """What the vision tower says of each prompt's media, in the order in which they are shown."""
+        flat = [shown for media in context.media for shown in media]
+        if not flat:
+            return ()
+        pixels = torch.cat([shown.patches for shown in flat]).to(self.device)
+        grids = torch.tensor([shown.grid for shown in flat], device=self.device)
+        with self._computing():
+            merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
+        return list(merged.split([sum(self._places(shown) for shown in media) for media in context.media]))
+
+    def hidden(
+        self,
+        network: Any,
+        ids: Int[Tensor, "rows length"],
+        real: Tensor,
+        positions: Int[Tensor, "rows axes length"],
+        features: Features,
+        cache: Any,
+    ) -> tuple[Float[Tensor, "rows length width"], Any]:
+        """Last hidden states of the language model, media in their places."""
+        # transformers recomputes activations in training mode only, and then keeps no cache.
+        network.train(self.checkpointing and torch.is_grad_enabled())
+        embedded = network.get_input_embeddings()(ids)
+        if len(features):
+            places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
+            embedded = embedded.masked_scatter(places[..., None], torch.cat(list(features)).to(embedded.dtype))
+        with self._computing():
+            out = network.model.language_model(
+                inputs_embeds=embedded,
+                attention_mask=real.long(),
+                position_ids=positions.permute(1, 0, 2),
+                past_key_values=cache,
+                use_cache=not network.training,
+            )
+        return out.last_hidden_state, out.past_key_values
+
+    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
+        """The cache of a group's prompt, once for each of its members."""
+        return spread_cache(cache, rows)
+
+    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
+        """Unscaled scores of the next token."""
+        with self._computing():
+            return network.get_output_embeddings()(hidden)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary folder."""
+        save_network(folder, network, (self.tokenizer, self.processor))
+
+    def _ids(self, prompt: Prompt, shown: Sequence[Shown]) -> list[int]:
+        def content(medium: Media) -> list[dict[str, str]]:
+            return [{"type": medium.kind}]
+
+        ids = conversation_ids(self.tokenizer, prompt, MARKS, content)
+        marks = sum(one in self.place_ids for one in ids)
+        if marks != len(shown):
+            raise ValueError(
+                f"prompt '{prompt.id}' shows {len(shown)} media, but the model's chat template makes places for {marks}"
+            )
+        return repeat_marks(ids, [self._places(one) for one in shown], sorted(self.place_ids))
+
+    def _places(self, shown: Shown) -> int:
+        return math.prod(shown.grid) // self.processor.merge_size**2
+
+    def _read(self, medium: Media, prompt: Prompt) -> Shown:
+        """Pixels of a medium at the size that the limits and its own options allow."""
+        limits, processor = self.limits, self.processor
+        low = int(medium.options.get("min_pixels", limits.min_pixels))
+        if medium.kind == "image":
+            frames = read_image(medium).pixels[None]
+            high, seconds = int(medium.options.get("max_pixels", limits.max_pixels)), 0.0
+        elif medium.kind == "video":
+            clip = read_video(medium, fps=limits.fps, max_frames=limits.max_frames)
+            frames, seconds = clip.frames, processor.temporal_patch_size / clip.sample_fps
+            # As qwen-vl-utils: all frames of a clip share a budget, but none falls below the least size.
+            share = max(
+                min(limits.frame_pixels, VIDEO_TOTAL * processor.temporal_patch_size // len(frames)), int(1.05 * low)
+            )
+            high = int(medium.options.get("max_pixels", share))
+        else:
+            raise ValueError(f"prompt '{prompt.id}' shows {medium.kind}, which Qwen2.5-VL cannot take")
+        factor = processor.patch_size * processor.merge_size
+        height, width = smart_resize(frames.shape[-2], frames.shape[-1], factor, low, high)
+        frames = resize(frames, height, width)
+        mean, std = (torch.tensor(value).view(3, 1, 1) for value in (processor.image_mean, processor.image_std))
+        patches, grid = patchify(
+            (frames - mean) / std, processor.patch_size, processor.merge_size, processor.temporal_patch_size
+        )
+        return Shown(patches, grid, seconds, (height, width))
+
+    def _computing(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+
+def patchify(
+    frames: Float[Tensor, "frames 3 height width"], patch: int, merge: int, temporal: int
+) -> tuple[Float[Tensor, "n values"], tuple[int, int, int]]:
+    """Cut frames into patches of ``temporal`` frames, those that are merged next to each other; and the grid.
+
+    The last frame is repeated until their number is a multiple of ``temporal``; a picture is one frame.
+    """
+    missing = -len(frames) % temporal
+    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+    t, h, w = len(frames) // temporal, frames.shape[2] // patch, frames.shape[3] // patch
+    cut = frames.reshape(t, temporal, 3, h // merge, merge, patch, w // merge, merge, patch)
+    ordered = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return ordered.reshape(t * h * w, 3 * temporal * patch * patch), (t, h, w)
+
+
+def load(
+    path: str | Path,
+    *,
+    lora_rank: int = 0,
+    lora_alpha: float = 64.0,
+    lora_targets: Sequence[str] = (),
+    lora_seed: int = 0,
+    lora_path: str | Path = "",
+    network_path: str | Path = "",
+    freeze_vision: bool = True,
+    keep_reference: bool = False,
+    gradient_checkpointing: bool = False,
+    min_pixels: int = 0,
+    max_pixels: int = 0,
+    frame_pixels: int = 0,
+    max_frames: int = 0,
+    fps: float = 0.0,
+    max_prompt_tokens: int = 0,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+) -> QwenVl:
+    """Read a Qwen2.5-VL model for training.
+
+    ``lora_rank`` 0 trains the whole network (but the vision tower, where ``freeze_vision``); ``lora_path`` goes on
+    from saved adapters, ``network_path`` from a whole saved network. What trains is fp32, ``dtype`` is what is
+    computed in, and what a frozen base under adapters is stored in. Sizes are in pixels of one picture or frame;
+    0 takes the checkpoint's for pictures and qwen-vl-utils' for clips (768 merged patches a frame, 2 frames a
+    second, at most 768). Raises FileNotFoundError for a folder that is no model.
+    """
+    require("vlm", "transformers", "peft")
+    from transformers import AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
+
+    source, compute = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct"), torch_dtype(dtype)
+    adapters = lora_rank > 0 or str(lora_path) != ""
+    stored = compute if adapters else torch.float32
+    network = read_network(Qwen2_5_VLForConditionalGeneration, str(network_path or source), stored).to(device)
+    processor: Any = AutoImageProcessor.from_pretrained(source)
+    merged = (processor.patch_size * processor.merge_size) ** 2
+    low = min_pixels or processor.size["shortest_edge"]
+    reference = make_trainable(
+        network,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets or LORA_TARGETS,
+        lora_seed=lora_seed,
+        lora_path=lora_path,
+        frozen=[network.model.visual] if freeze_vision else [],
+        keep_reference=keep_reference,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    return QwenVl(
+        network,
+        load_tokenizer(source),
+        processor,
+        Limits(
+            low,
+            max_pixels or processor.size["longest_edge"],
+            frame_pixels or 768 * merged,
+            max_frames or 768,
+            fps or 2.0,
+            max_prompt_tokens,
+        ),
+        compute,
+        torch.device(device),
+        reference,
+    )
