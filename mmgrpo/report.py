@@ -5,7 +5,8 @@ It is made from what the run folder holds, so a run that was killed has one too:
     config.yaml              the configuration
     metrics.jsonl            a line per optimizer step
     evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
-    samples/<title>.png      grids of samples
+    samples/<title>.png      grids of samples, where they are pictures
+    samples/<title>.jsonl    completions, where they are texts (mmgrpo/completions.py)
     summary.json             written at the end of a run only
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from mmgrpo.completions import completions_html
 from mmgrpo.files import write_text
 from mmgrpo.metrics import read_metrics
 from mmgrpo.pictures import curve_figure, figure_png, sample_grid, series
@@ -33,6 +35,8 @@ ALWAYS = ("group/zero_std_fraction", "grad_norm")
 """Metrics that are plotted besides the rewards."""
 IF_NOT_ZERO = ("kl", "clip/low", "clip/high")
 """Metrics that are plotted when they ever leave zero."""
+
+BLIND = " Blind: the same prompts with every picture and clip blank; what is left was guessed and not seen."
 
 Means = Mapping[str, Mapping[str, float]]
 
@@ -65,18 +69,23 @@ def write_report(folder: str | Path) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such run folder")
     run = read_run(folder)
-    parts = [_header(run), _results(run), _curves(run), _samples(run), _numbers(run), _config(run)]
+    answers = completions_html(folder / "samples")
+    parts = [_header(run), _results(run), _curves(run), _samples(run), answers, _numbers(run), _config(run)]
+    path = folder / "report.html"
+    write_text(path, page(run.name, parts))
+    return path
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    """A whole HTML page that needs nothing else; the title is escaped, the sections are HTML already."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    page = (
+    return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(run.name)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in parts if part)
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(section for section in sections if section)
         + "\n</main>\n</body>\n</html>\n"
     )
-    path = folder / "report.html"
-    write_text(path, page)
-    return path
 
 
 def read_run(folder: Path) -> RunFolder:
@@ -146,17 +155,21 @@ def _results(run: RunFolder) -> str:
     if not run.evaluation:
         return f'{title}<p class="soft">This run was not evaluated.</p></section>'
     before, after, difference = (run.evaluation.get(key, {}) for key in ("before", "after", "difference"))
+    blind = run.summary.get("blind", {})
     names = dict.fromkeys([*before, *after])
     rows = []
     for name in names:
         cells = [_interval(before.get(name)), _interval(after.get(name)), _difference(difference.get(name))]
+        cells += [_interval(blind.get(name))] if blind else []
         count = (difference.get(name) or after.get(name) or before.get(name) or {}).get("n", "–")
         rows.append(f"<tr><td>{escape(name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}<td>{count}</td></tr>")
     return (
         f'{title}<div class="wide"><table><thead><tr><th>reward</th><th>before</th><th>after</th><th>difference</th>'
+        f"{'<th>blind, after</th>' if blind else ''}"
         f"<th>prompts</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="soft"><small>Means over prompts with 95 % bootstrap intervals; the difference is paired prompt by '
-        "prompt, and coloured where its interval leaves out zero.</small></p></section>"
+        "prompt, and coloured where its interval leaves out zero."
+        f"{BLIND if blind else ''}</small></p></section>"
     )
 
 

@@ -149,10 +149,10 @@ class Trainer:
                     self.save()
                 if self.evaluation.every and self.step < self.schedule.steps:
                     if self.step // self.evaluation.every > saved // self.evaluation.every:
-                        self._evaluate(f"step-{self.step:06d}")
+                        self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
         if before is None:
             return {}
-        return compare(before, self._evaluate("after"))
+        return compare(before, self.measure("after", self.evaluation.prompts))
 
     def _before(self) -> Evaluation | None:
         """The evaluation of the untrained policy: once per run, kept in the run folder for resumed ones."""
@@ -161,7 +161,7 @@ class Trainer:
         path = self.folder / "evaluations" / "before.json"
         if path.is_file() and self.step > 0:
             return Evaluation(json.loads(path.read_text())["values"])
-        return self._evaluate("before")
+        return self.measure("before", self.evaluation.prompts)
 
     def run_round(self, bar: tqdm | None = None) -> None:
         """One rollout and the optimizer steps made of it."""
@@ -286,15 +286,15 @@ class Trainer:
         weighted = [scorer for scorer in self.scorers if scorer.weight]
         return f"reward/{weighted[0].name}/mean"
 
-    def _evaluate(self, title: str) -> Evaluation:
-        """Evaluate (with the averaged weights where they are kept) and write values and pictures."""
+    def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
+        """Evaluate (with the averaged weights where they are kept) and write values and samples."""
         settings = self.evaluation
 
         def run() -> tuple[Evaluation, Shown]:
             return evaluate(
                 self.policy,
                 self.scorers,
-                settings.prompts,
+                prompts,
                 samples=settings.samples,
                 seed=settings.seed,
                 rows_at_once=settings.rows_at_once,
@@ -311,7 +311,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            ids = [prompt.id for prompt in settings.prompts]
+            ids = [prompt.id for prompt in prompts]
             write_text(
                 path, json.dumps({"step": self.step, "seconds": self.seconds, "prompts": ids, "values": result.values})
             )

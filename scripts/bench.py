@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from visual import ROOT, VisualConfig, build_trainer
+from run import ROOT
+from visual import VisualConfig, build_trainer
 
 from mmgrpo.config import build
 from mmgrpo.files import write_bytes, write_text

@@ -4,10 +4,18 @@
     python scripts/evaluate.py --run runs/demo --against untrained --samples 8
     python scripts/evaluate.py --run runs/a --against runs/b                    # the same prompts and noise
     python scripts/evaluate.py --file prompts.jsonl --rewards scene_all         # the embedded base model
+    python scripts/evaluate.py --model.family qwen_vl --model.path Qwen/Qwen2.5-VL-3B-Instruct --file prompts.jsonl \\
+        --rewards task --samples 8 --temperature 1
 
 Intervals are 95 % bootstrap intervals over prompts. "best of k" is the expected best of k samples of a prompt and
 "pass@k" the chance that one of k reaches --success, both estimated without bias from --samples of each (so k goes up
 to that); they are told of rewards whose values lie in [0, 1].
+
+Of a model that answers in words also: "majority@k", what the most frequent answer of k samples scores (majority.py),
+and "blind", what it scores when every picture and clip is blank (blind.py). A score that is no better than the blind
+one was not seen but guessed.
+
+--help lists the options of models that draw, and with --model.family qwen_vl or --run those of models that answer.
 """
 
 from __future__ import annotations
@@ -19,8 +27,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from answering import ANSWERS, Answering
+from blind import blinded
 from door import enter
-from drawing import UNTRAINED, Source, load_weights, prompts_of_file, read_source, run_config, start
+from drawing import PICTURES, Drawing
+from majority import agreement, answer_number, majority_at
+from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_source, run_config, start
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,6 +42,9 @@ if TYPE_CHECKING:
 
 Table = Mapping[str, Sequence[Sequence[float]]]
 """Reward name to the values of the samples of each prompt; NaN where one could not be scored."""
+
+ANSWER = "answer"
+"""The column of a table that is no reward but says which samples give the same answer."""
 
 
 @dataclass
@@ -46,17 +61,34 @@ class Evaluate(Source):
     """File that is written; empty writes evaluation.json into the run folder, or here where there is none."""
 
 
+@dataclass
+class EvaluateDrawing(Evaluate, Drawing):
+    """What is measured, of which model that draws."""
+
+
+@dataclass
+class EvaluateAnswering(Evaluate, Answering):
+    """What is measured, of which model that answers."""
+
+    blind: bool = True
+    """Also measure with blank pictures and clips."""
+
+
+OPTIONS: Mapping[str, Evaluate] = {"visual": EvaluateDrawing(), "vlm": EvaluateAnswering()}
+KINDS = {"visual": PICTURES, "vlm": ANSWERS}
+
+
 def main() -> None:
     from reward_models import scorers
 
-    args, config = read_source(Evaluate(), __doc__ or "")
+    args, config, kind = read_source(OPTIONS, KINDS, __doc__ or "")
     if not args.file:
         raise ValueError("there are no prompts to measure with; give --file, or --run for a run's held-out prompts")
-    prompts = prompts_of_file(args)
+    prompts = prompts_of_file(args, kind)
     made = scorers(args.rewards or (config.rewards if args.run else []))
-    other = opponent(args)
+    other = opponent(args, kind)
     accelerator = start(args)
-    table = measure(args, prompts, made, accelerator)
+    table = measure(args, kind, prompts, made, accelerator)
     found: dict[str, Any] = {
         "run": args.run,
         "weights": args.weights if args.run else "base",
@@ -65,15 +97,19 @@ def main() -> None:
         "prompts": len(prompts),
         "samples": args.samples,
         "seed": args.seed,
-        "steps": args.steps,
+        **kind.told(args),
         **describe(table, prompts, args.success),
     }
+    if isinstance(args, EvaluateAnswering) and args.blind and any(prompt.media for prompt in prompts):
+        unseen = measure(args, kind, blinded(prompts), made, accelerator)
+        found["blind"] = {"name": "blind", **describe(unseen, prompts, args.success)}
+        found["blind"]["difference"] = difference(unseen, table)
     if other is not None:
-        against = measure(other, prompts, made, accelerator)
-        found["against"] = {"name": args.against, **describe(against, prompts, args.success)}
+        against = measure(other, kind, prompts, made, accelerator)
         found["difference"] = difference(against, table)
+        found["against"] = {"name": args.against, **describe(against, prompts, args.success)}
     found["values"] = [
-        {"id": prompt.id, **{name: [known(v) for v in rows[i]] for name, rows in table.items()}}
+        {"id": prompt.id, **{name: [known(v) for v in rows[i]] for name, rows in rewards_of(table).items()}}
         for i, prompt in enumerate(prompts)
     ]
     if accelerator.is_main_process:
@@ -81,10 +117,10 @@ def main() -> None:
 
         path = Path(args.output or Path(args.run) / "evaluation.json")
         write_text(path, json.dumps(found, indent=1, ensure_ascii=False))
-        print(told(found), f"\nwritten: {path}")
+        print(told(found, kind.told(args)), f"\nwritten: {path}")
 
 
-def opponent(args: Evaluate) -> Source | None:
+def opponent(args: Any, kind: Kind) -> Any:
     """The model that is compared with, if any."""
     if not args.against:
         return None
@@ -93,17 +129,21 @@ def opponent(args: Evaluate) -> Source | None:
             raise ValueError("--against untrained means the model that a run began with; name the run with --run")
         return replace(args, weights=UNTRAINED)
     if (Path(args.against) / "config.yaml").is_file():
-        return replace(args, run=args.against, weights="model", model=run_config(args.against).model)
+        return replace(args, run=args.against, weights="model", model=run_config(args.against, kind).model)
     return replace(args, run="", weights="model", model=replace(args.model, path=args.against, lora_rank=0))
 
 
-def measure(source: Source, prompts: Sequence[Prompt], made: Sequence[Scorer], accelerator: Accelerator) -> Table:
-    """The value of every sample of every prompt."""
+def measure(
+    source: Any, kind: Kind, prompts: Sequence[Prompt], made: Sequence[Scorer], accelerator: Accelerator
+) -> Table:
+    """The value of every sample of every prompt; of completions also which answers are the same."""
     from mmgrpo.evaluation import score_samples
+    from mmgrpo.judge import Scorer
 
+    columns = [*made, Scorer(ANSWER, answer_number, 0.0)] if kind is ANSWERS else list(made)
     table, _ = score_samples(
-        load_weights(source, str(accelerator.device)),
-        made,
+        load_weights(source, kind, str(accelerator.device)),
+        columns,
         prompts,
         samples=source.samples,
         seed=source.seed,
@@ -112,27 +152,50 @@ def measure(source: Source, prompts: Sequence[Prompt], made: Sequence[Scorer], a
         accelerator=accelerator,
         title=f"{source.run or source.model.path} {source.weights}",
     )
-    for column, scorer in enumerate(made):
+    for column, scorer in enumerate(columns):
         if bool(table[..., column].isnan().all()):
             raise ValueError(f"reward '{scorer.name}' gave NaN for all {table[..., 0].numel()} samples: none is scored")
-    return {scorer.name: table[..., column].tolist() for column, scorer in enumerate(made)}
+    return {scorer.name: table[..., column].tolist() for column, scorer in enumerate(columns)}
+
+
+def rewards_of(table: Table) -> Table:
+    return {name: rows for name, rows in table.items() if name != ANSWER}
 
 
 def describe(table: Table, prompts: Sequence[Prompt], success: float) -> dict[str, Any]:
     """Means over prompts, all of them and task by task, and what the best of k samples reaches."""
+    rewards = rewards_of(table)
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     members = {task: [i for i, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
-    unit = {name: rows for name, rows in table.items() if all(0 <= v <= 1 for row in rows for v in scored(row))}
+    unit = {name: rows for name, rows in rewards.items() if all(0 <= v <= 1 for row in rows for v in scored(row))}
     passed = {name: [[float(v >= success) for v in scored(row)] for row in rows] for name, rows in unit.items()}
-    return {
-        "rewards": {name: interval(rows) for name, rows in table.items()},
+    told = {
+        "rewards": {name: interval(rows) for name, rows in rewards.items()},
         "tasks": {
-            task or "(none)": {name: interval([rows[i] for i in members[task]]) for name, rows in table.items()}
+            task or "(none)": {name: interval([rows[i] for i in members[task]]) for name, rows in rewards.items()}
             for task in tasks
         },
         "best_of": {name: best(rows) for name, rows in unit.items()},
         "pass_at": {name: best(rows) for name, rows in passed.items()},
     }
+    return {**told, **agreed(table[ANSWER], unit)} if ANSWER in table else told
+
+
+def agreed(answers: Sequence[Sequence[float]], unit: Table) -> dict[str, Any]:
+    """What majorities score, and the mean share of samples that agree with the most frequent answer."""
+    ks = [k for k in counts(len(answers[0])) if k > 1]
+    return {
+        "majority_at": {
+            name: {str(k): mean([majority_at(*row, k) for row in zip(answers, rows, strict=True)]) for k in ks}
+            for name, rows in unit.items()
+        },
+        "agreement": mean([agreement(row) for row in answers]),
+    }
+
+
+def counts(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({2**i for i in range(most.bit_length())} | {most})
 
 
 def interval(rows: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -152,15 +215,15 @@ def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
     kept = [scored(row) for row in rows]
     most = max(len(row) for row in kept)
-    ks = sorted({2**i for i in range(most.bit_length())} | {most})
-    return {str(k): mean([best_of(row, k) for row in kept if len(row) >= k]) for k in ks}
+    return {str(k): mean([best_of(row, k) for row in kept if len(row) >= k]) for k in counts(most)}
 
 
 def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
     """The paired difference of each reward, prompt by prompt, where both were scored."""
     from mmgrpo.evaluation import Evaluation, compare
 
-    sides = [Evaluation({name: [mean(row) for row in rows] for name, rows in t.items()}) for t in (before, after)]
+    tables = [rewards_of(table) for table in (before, after)]
+    sides = [Evaluation({name: [mean(row) for row in rows] for name, rows in table.items()}) for table in tables]
     return compare(*sides)["difference"]
 
 
@@ -179,9 +242,10 @@ def mean(values: Sequence[float]) -> float:
     return sum(kept) / len(kept) if kept else math.nan
 
 
-def told(found: Mapping[str, Any]) -> str:
+def told(found: Mapping[str, Any], how: Mapping[str, Any]) -> str:
     """Tables for the terminal."""
-    lines = [f"{found['prompts']} prompts x {found['samples']} samples, {found['steps']} denoising steps"]
+    settings = ", ".join(f"{name} {value}" for name, value in how.items())
+    lines = [f"{found['prompts']} prompts x {found['samples']} samples, {settings}"]
     lines += ["", f"{'reward':24} {'mean (95 %)':>28} {'prompts':>8} {'failed':>7}"]
     for name, one in found["rewards"].items():
         lines.append(f"{name:24} {ranged(one):>28} {one['n']:8} {one['failed']:7}")
@@ -192,12 +256,17 @@ def told(found: Mapping[str, Any]) -> str:
             count = max(rewards[name]["n"] for name in names)
             cells = [f"{rewards[name]['mean']:.3f}" if rewards[name]["n"] else "–" for name in names]
             lines.append(f"{task:24} {count:8} " + " ".join(f"{cell:>22}" for cell in cells))
-    for title, section in (("best of k", "best_of"), ("pass@k", "pass_at")):
-        for name, values in found[section].items() if found["samples"] > 1 else ():
+    for title, section in (("best of k", "best_of"), ("pass@k", "pass_at"), ("majority@k", "majority_at")):
+        for name, values in found.get(section, {}).items() if found["samples"] > 1 else ():
             lines += ["", f"{name}, {title}: " + "  ".join(f"{k}: {value:.3f}" for k, value in values.items())]
-    for name, one in found.get("difference", {}).items():
-        other = found["against"]["rewards"][name]["mean"]
-        lines += ["", f"{name} against {found['against']['name']} ({other:.3f}): {ranged(one, '+')}, paired"]
+    if "agreement" in found and found["samples"] > 1:
+        lines += ["", f"samples that give the most frequent answer of their prompt: {found['agreement']:.3f}"]
+    compared = [(found["blind"], found["blind"]["difference"])] if "blind" in found else []
+    compared += [(found["against"], found["difference"])] if "against" in found else []
+    for other, differences in compared:
+        for name, one in differences.items():
+            there = other["rewards"][name]["mean"]
+            lines += ["", f"{name} against {other['name']} ({there:.3f}): {ranged(one, '+')}, paired"]
     return "\n".join(lines)
 
 

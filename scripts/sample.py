@@ -1,24 +1,29 @@
-"""Draw pictures with a trained or an untrained model.
+"""Draw pictures, or answer prompts, with a trained or an untrained model.
 
     python scripts/sample.py --prompts "a red circle" "two blue squares"        # the embedded base model
     python scripts/sample.py --run runs/demo --before                           # a run's held-out prompts, both models
     python scripts/sample.py --run runs/demo --weights 50 --file prompts.txt --samples 4
 
-Written to the output folder: grid.png (all pictures with their prompts), one PNG a picture, and samples.json
-with the prompts, the noise they were drawn from and their rewards. Noise is a function of the seed, the
-prompt's place and the number of samples, so the same call draws the same noise with every model.
+Of a model that draws, written to the output folder: grid.png (all pictures with their prompts), one PNG a picture,
+and samples.json with the prompts, the noise they were drawn from and their rewards. Of a model that answers:
+completions.html with pictures, prompts and completions, and the same as lines of JSON. Noise is a function of the
+seed, the prompt's place and the number of samples, so the same call draws the same noise with every model.
+
+--help lists the options of models that draw, and with --model.family qwen_vl or --run those of models that answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from answering import ANSWERS, Answering
 from door import enter
-from drawing import UNTRAINED, Source, load_weights, prompts_of_file, read_source, start
+from drawing import PICTURES, Drawing
+from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_source, start
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Drawn
@@ -35,31 +40,52 @@ class Sample(Source):
     before: bool = False
     """Also draw the same noise with the untrained model of the run, side by side."""
     rewards: list[str] = field(default_factory=list)
-    """Rewards of the pictures, name(parameter=value) each; they may need answers, which only files have."""
+    """Rewards of the samples, name(parameter=value) each; they may need answers, which only files have."""
+    output: str = ""
+    """Folder that is written; empty writes pictures/ or completions/ into the run folder, or here where there is
+    none."""
+
+
+@dataclass
+class SampleDrawing(Sample, Drawing):
+    """What is drawn, by which model."""
+
     columns: int = 4
     """Pictures in a row of the grid."""
-    output: str = ""
-    """Folder that is written; empty writes pictures/ into the run folder, or here where there is none."""
+
+
+@dataclass
+class SampleAnswering(Sample, Answering):
+    """What is answered, by which model."""
+
+
+OPTIONS: Mapping[str, Sample] = {"visual": SampleDrawing(limit=16), "vlm": SampleAnswering(limit=16)}
+KINDS = {"visual": PICTURES, "vlm": ANSWERS}
 
 
 def main() -> None:
     from reward_models import scorers
 
-    args, _ = read_source(Sample(limit=16), __doc__ or "")
-    prompts = chosen(args)
+    args, _, kind = read_source(OPTIONS, KINDS, __doc__ or "")
+    prompts = chosen(args, kind)
     if args.before and not args.run:
         raise ValueError("--before compares the model of a run with the one it began with; name the run with --run")
     made = scorers(args.rewards) if args.rewards else []
     device = str(start(args).device)
-    drawn = {"": draw_all(args, prompts, made, device)}
+    drawn = {"": draw_all(args, kind, prompts, made, device)}
     if args.before:
-        drawn = {"before": draw_all(replace(args, weights=UNTRAINED), prompts, made, device), **drawn}
-    folder = Path(args.output or Path(args.run) / "pictures")
-    written = write(folder, args, drawn, made)
-    print(f"{written} pictures in {folder}: see {folder / 'grid.png'}")
+        drawn = {"before": draw_all(replace(args, weights=UNTRAINED), kind, prompts, made, device), **drawn}
+    if isinstance(args, SampleDrawing):
+        folder = Path(args.output or Path(args.run) / "pictures")
+        written = write(folder, args, drawn, made)
+        print(f"{written} pictures in {folder}: see {folder / 'grid.png'}")
+    else:
+        folder = Path(args.output or Path(args.run) / "completions")
+        written = write_answers(folder, args.samples, drawn, made)
+        print(f"{written} completions in {folder}: see {folder / 'completions.html'}")
 
 
-def chosen(args: Sample) -> list[Prompt]:
+def chosen(args: Sample, kind: Kind) -> list[Prompt]:
     """The prompts of the command line, or of the file."""
     from mmgrpo.types import Prompt
 
@@ -67,18 +93,40 @@ def chosen(args: Sample) -> list[Prompt]:
         return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(args.prompts)]
     if not args.file:
         raise ValueError('there is nothing to draw; give --prompts "a red circle", or --file, or --run')
-    return prompts_of_file(args)
+    return prompts_of_file(args, kind)
 
 
-def draw_all(args: Sample, prompts: Sequence[Prompt], made: Sequence[Scorer], device: str) -> list[Drawn]:
+def draw_all(args: Sample, kind: Kind, prompts: Sequence[Prompt], made: Sequence[Scorer], device: str) -> list[Drawn]:
     """All samples of all prompts."""
     from mmgrpo.evaluation import draw
 
-    policy = load_weights(args, device)
+    policy = load_weights(args, kind, device)
     return list(draw(policy, made, prompts, range(len(prompts)), args.samples, args.seed, args.at_once, "draw"))
 
 
-def write(folder: Path, args: Sample, drawn: dict[str, list[Drawn]], made: Sequence[Scorer]) -> int:
+def write_answers(folder: Path, samples: int, drawn: Mapping[str, Sequence[Drawn]], made: Sequence[Scorer]) -> int:
+    """Write the completions as lines and as a page; the number of completions."""
+    from vlm import exhibit
+
+    from mmgrpo.completions import completions_html
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.files import write_text
+    from mmgrpo.report import page
+
+    count = 0
+    for title, parts in drawn.items():
+        prompts = [prompt for part in parts for prompt in part.prompts]
+        if samples > 1:
+            prompts = [replace(prompt, id=f"{prompt.id} ({i % samples + 1})") for i, prompt in enumerate(prompts)]
+        outputs = [output for part in parts for output in part.outputs]
+        values = [{s.name: v for s, v in zip(made, row)} for part in parts for row in part.values.tolist()]
+        exhibit(folder / (title or "after"), Shown(prompts, outputs, values))
+        count += len(outputs)
+    write_text(folder / "completions.html", page("Completions", [completions_html(folder)]))
+    return count
+
+
+def write(folder: Path, args: SampleDrawing, drawn: dict[str, list[Drawn]], made: Sequence[Scorer]) -> int:
     """Write the pictures, the grid and samples.json; the number of pictures."""
     import io
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # so that the scripts run from a checkout that is not installed
+import run
+from run import locate, needs_reference, read_prompts, refuse_lonely, rounds_of
 
-from mmgrpo.config import Algorithm, Eval, Optim, Run, load_yaml, refuse_preset, write_yaml  # noqa: E402
+from mmgrpo.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -110,27 +108,12 @@ class VisualConfig(Run):
     eval: Eval = field(default_factory=Eval)
 
 
-def locate(path: str) -> str:
-    """A path of the project's own assets is found from any working directory."""
-    inside = ROOT / path
-    return str(inside) if not Path(path).exists() and inside.exists() else path
-
-
 def arithmetic(config: VisualConfig) -> str:
     """What the run will do, as numbers: prompts x samples x steps -> optimizer steps."""
     data, optim = config.data, config.optim
-    if data.group_size < 2:
-        raise ValueError(
-            f"data.group_size must be at least 2, got {data.group_size}: a sample is compared with others of its group"
-        )
+    refuse_lonely(data.group_size)
     branch_points, rows, forward, trained, backward = _costs(config)
-    if optim.updates > data.per_round * branch_points:
-        raise ValueError(
-            f"a round of {data.per_round * branch_points} groups cannot be cut into "
-            f"optim.updates={optim.updates} steps; raise data.per_round or lower optim.updates"
-        )
-    per_round = optim.updates * optim.epochs
-    rounds = -(-config.steps // per_round)
+    per_round, rounds = rounds_of(config, data.per_round * branch_points)
     groups = f"{data.per_round} prompts x {data.group_size} samples"
     if branch_points > 1:
         groups += f" x {branch_points} branch points"
@@ -185,7 +168,6 @@ def build_policy(
     from pipelines import family
 
     model = config.model
-    needs_reference = any(term.startswith("kl") for term in config.algorithm.terms)
     loaded = family(model.family).load(
         locate(model.path),
         height=model.height,
@@ -198,7 +180,7 @@ def build_policy(
         lora_path=trained if model.lora_rank else "",
         transformer_path="" if model.lora_rank else trained,
         gradient_checkpointing=model.gradient_checkpointing and for_training,
-        keep_reference=needs_reference and for_training and model.lora_rank == 0,
+        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
         max_sequence_length=model.max_sequence_length,
         dtype=model.dtype,
         device=device,
@@ -239,71 +221,25 @@ def kind_of(config: VisualConfig) -> str:
 
 
 def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
-    """Everything of a run, ready to fit.
-
-    ``open_run`` makes the run folder; it is called last, so that a run that cannot start removes nothing.
-    """
-    from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.blocks import parse
-    from mmgrpo.collect import RoundSettings
-    from mmgrpo.optim import Schedule
+    """Everything of a run, ready to fit; ``open_run`` makes the run folder."""
     from mmgrpo.prompts import load_prompts
-    from mmgrpo.trainer import EvalSettings, Trainer
-    from mmgrpo.update import LossRecipe
-    from reward_models import scorers
 
-    algorithm, optim = config.algorithm, config.optim
-    refuse_preset(algorithm.preset, kind_of(config))
-    prompts = load_prompts(locate(config.data.train))
-    heldout = [] if config.eval.skip or not config.data.heldout else load_prompts(locate(config.data.heldout))
-    seen = {prompt.text for prompt in prompts}
-    for prompt in heldout:
-        if prompt.text in seen:
-            raise ValueError(
-                f"{config.data.heldout}: prompt '{prompt.id}' ({prompt.text!r}) is also in {config.data.train}"
-            )
-    heldout = heldout[: config.eval.prompts or None]
-    made = scorers(config.rewards)
-    recipe = AdvantageRecipe.of(algorithm)
-    loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms)
-    policy = build_policy(config, str(accelerator.device))
-    if config.model.forget_encoders:
-        policy.family.forget_encoders([*prompts, *heldout])  # type: ignore[attr-defined]
-    redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
-    return Trainer(
-        policy=policy,
-        scorers=made,
-        recipe=recipe,
-        loss=loss,
+    prompts = read_prompts(config, load_prompts)
+
+    def load() -> DenoisingPolicy | ForwardPolicy:
+        policy = build_policy(config, str(accelerator.device))
+        if config.model.forget_encoders:
+            policy.family.forget_encoders([*prompts[0], *prompts[1]])  # type: ignore[attr-defined]
+        return policy
+
+    return run.build_trainer(
+        config,
+        accelerator,
+        open_run,
+        kind=kind_of(config),
         prompts=prompts,
-        rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
-        schedule=Schedule(
-            steps=config.steps,
-            lr=optim.lr,
-            warmup=optim.warmup,
-            decay=optim.decay,
-            weight_decay=optim.weight_decay,
-            betas=(optim.beta1, optim.beta2),
-            max_grad_norm=optim.max_grad_norm,
-            updates=optim.updates,
-            epochs=optim.epochs,
-            evaluations_at_once=optim.evaluations_at_once,
-            ema=optim.ema,
-            ema_every=optim.ema_every,
-        ),
-        evaluation=EvalSettings(
-            prompts=heldout,
-            every=config.eval.every,
-            samples=config.eval.samples,
-            seed=config.eval.seed,
-            rows_at_once=config.sampling.states_at_once,
-            shown=config.samples_shown,
-        ),
-        folder=open_run(),
-        seed=config.seed,
-        accelerator=accelerator,
-        save_every=config.save_every,
-        keep=config.keep,
+        load=load,
+        rows_at_once=config.sampling.states_at_once,
         exhibit=exhibit,
     )
 
@@ -318,60 +254,3 @@ def exhibit(stem: Path, shown: Shown) -> None:
     ]
     stem.parent.mkdir(parents=True, exist_ok=True)
     sample_grid(shown.outputs, captions, columns=4).save(stem.with_suffix(".png"))
-
-
-CONTINUES = {"resume", "overwrite", "dry_run", "steps", "save_every", "keep", "trackers", "threads", "output_dir"}
-"""Fields that may differ when a run is resumed."""
-
-
-def run_folder(config: VisualConfig) -> Path:
-    """Where the run lives."""
-    return Path(config.output_dir) / config.name
-
-
-def refuse_folder(config: VisualConfig) -> None:
-    """An earlier run is never overwritten, nor continued with other settings, by accident."""
-    folder = run_folder(config)
-    kept = folder / "config.yaml"
-    if not kept.is_file():
-        return
-    if config.resume:
-        before, now = load_yaml(kept), dataclasses.asdict(config)
-        changed = [key for key in now if key not in CONTINUES and before.get(key) != now[key]]
-        if changed:
-            raise ValueError(
-                f"{kept} was written with other settings of {', '.join(changed)}; resume with the same ones, "
-                "or start another run with --name"
-            )
-    elif not config.overwrite:
-        raise FileExistsError(
-            f"{folder} already holds a run; continue it with --resume, start afresh with --overwrite, "
-            "or choose another --name"
-        )
-
-
-def open_folder(config: VisualConfig, accelerator: Accelerator) -> Path:
-    """Make the run folder, with the resolved config in it; what an earlier run left there goes, unless resumed."""
-    import shutil
-
-    folder = run_folder(config)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        refuse_folder(config)
-        if (folder / "config.yaml").is_file() and not config.resume:
-            shutil.rmtree(folder)
-        write_yaml(folder / "config.yaml", config)
-    accelerator.wait_for_everyone()
-    return folder
-
-
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Config values as trackers take them: one level of names, plain values."""
-    values: dict[str, Any] = {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            values.update(flat(value, f"{prefix}{f.name}."))
-        else:
-            values[prefix + f.name] = value if isinstance(value, int | float | str | bool) else str(value)
-    return values

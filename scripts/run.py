@@ -1,0 +1,268 @@
+"""What every training script shares: the course of a run, its folder, and the trainer of a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that the scripts run from a checkout that is not installed
+
+from mmgrpo.config import load_yaml, refuse_preset, write_yaml  # noqa: E402
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from visual import VisualConfig
+    from vlm import VlmConfig
+
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Policy, Prompt
+
+    Config: TypeAlias = VisualConfig | VlmConfig
+    C = TypeVar("C", VisualConfig, VlmConfig)
+
+
+def train(
+    config: C,
+    modality: str,
+    build: Callable[[C, Accelerator, Callable[[], Path]], Trainer],
+    more: Callable[[C, Trainer], dict[str, Any]] = lambda config, trainer: {},
+) -> None:
+    """A whole run: what ``build`` makes is trained, evaluated, saved and reported.
+
+    ``more`` is asked after training, on every process, for what a modality adds to summary.json.
+    """
+    import torch
+    from accelerate import Accelerator
+
+    from mmgrpo.files import write_text
+    from mmgrpo.report import write_report
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    refuse_folder(config)
+    folder = run_folder(config)
+    accelerator = Accelerator(cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=folder)
+    trainer = build(config, accelerator, lambda: open_folder(config, accelerator))
+    if config.trackers:
+        accelerator.init_trackers("tracker", config=flat(config))
+    if config.resume and not trainer.resume():
+        print(f"{folder} holds no checkpoint yet; starting from the beginning", flush=True)
+    started = time.perf_counter()
+    evaluation = trainer.fit()
+    added = more(config, trainer)
+    if accelerator.is_main_process:
+        trainer.save_model(folder / "model")
+        summary = {
+            "modality": modality,
+            "family": config.model.family,
+            "preset": config.algorithm.preset,
+            "steps": trainer.step,
+            "seconds": round(trainer.seconds, 3),
+            "wall_seconds": round(time.perf_counter() - started, 3),
+            "seed": config.seed,
+            "skipped_steps": trainer.skipped,
+            "eval": evaluation,
+            **added,
+        }
+        write_text(folder / "summary.json", json.dumps(summary, indent=2))
+        write_report(folder)
+        print(closing(summary), f"\nreport: {folder / 'report.html'}", flush=True)
+    accelerator.end_training()
+
+
+def build_trainer(
+    config: Config,
+    accelerator: Accelerator,
+    open_run: Callable[[], Path],
+    *,
+    kind: str,
+    prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
+    load: Callable[[], Policy],
+    rows_at_once: int,
+    exhibit: Callable[[Path, Shown], None],
+) -> Trainer:
+    """Everything of a run, ready to fit.
+
+    ``kind`` is that of the policy's decisions, ``prompts`` are those of training and of evaluation. Whatever can
+    be wrong in the config is found before ``load`` reads the model, and ``open_run`` makes the run folder last, so
+    that a run that cannot start removes nothing.
+    """
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.blocks import parse
+    from mmgrpo.collect import RoundSettings
+    from mmgrpo.optim import Schedule
+    from mmgrpo.trainer import EvalSettings, Trainer
+    from mmgrpo.update import LossRecipe
+    from reward_models import scorers
+
+    algorithm, optim = config.algorithm, config.optim
+    refuse_preset(algorithm.preset, kind)
+    made = scorers(config.rewards)
+    recipe = AdvantageRecipe.of(algorithm)
+    loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms)
+    redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
+    training, heldout = prompts
+    return Trainer(
+        policy=load(),
+        scorers=made,
+        recipe=recipe,
+        loss=loss,
+        prompts=training,
+        rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
+        schedule=Schedule(
+            steps=config.steps,
+            lr=optim.lr,
+            warmup=optim.warmup,
+            decay=optim.decay,
+            weight_decay=optim.weight_decay,
+            betas=(optim.beta1, optim.beta2),
+            max_grad_norm=optim.max_grad_norm,
+            updates=optim.updates,
+            epochs=optim.epochs,
+            evaluations_at_once=optim.evaluations_at_once,
+            ema=optim.ema,
+            ema_every=optim.ema_every,
+        ),
+        evaluation=EvalSettings(
+            prompts=heldout,
+            every=config.eval.every,
+            samples=config.eval.samples,
+            seed=config.eval.seed,
+            rows_at_once=rows_at_once,
+            shown=config.samples_shown,
+        ),
+        folder=open_run(),
+        seed=config.seed,
+        accelerator=accelerator,
+        save_every=config.save_every,
+        keep=config.keep,
+        exhibit=exhibit,
+    )
+
+
+def read_prompts(config: Config, read: Callable[[str], list[Prompt]]) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts of training and those of evaluation; ``read`` reads a file. One that is in both is an error."""
+    data = config.data
+    prompts = read(locate(data.train))
+    heldout = [] if config.eval.skip or not data.heldout else read(locate(data.heldout))
+    seen = {content(prompt) for prompt in prompts}
+    for prompt in heldout:
+        if content(prompt) in seen:
+            raise ValueError(f"{data.heldout}: prompt '{prompt.id}' ({prompt.text!r}) is also in {data.train}")
+    return prompts, heldout[: config.eval.prompts or None]
+
+
+def content(prompt: Prompt) -> tuple[str, ...]:
+    """What makes two prompts the same question: their words and the files they show."""
+    return (prompt.text, *(str(media.source) for media in prompt.media))
+
+
+def needs_reference(config: Config) -> bool:
+    """True when a term of the loss compares with the network before training."""
+    return any(term.startswith("kl") for term in config.algorithm.terms)
+
+
+def refuse_lonely(group_size: int) -> None:
+    """A group of one has nobody to be compared with."""
+    if group_size < 2:
+        raise ValueError(
+            f"data.group_size must be at least 2, got {group_size}: a sample is compared with others of its group"
+        )
+
+
+def rounds_of(config: Config, groups: int) -> tuple[int, int]:
+    """Optimizer steps of a round of so many groups, and rounds of the run; an error where the cut is impossible."""
+    optim = config.optim
+    if optim.updates > groups:
+        raise ValueError(
+            f"a round of {groups} groups cannot be cut into optim.updates={optim.updates} steps; "
+            "raise data.per_round or lower optim.updates"
+        )
+    steps = optim.updates * optim.epochs
+    return steps, -(-config.steps // steps)
+
+
+CONTINUES = {"resume", "overwrite", "dry_run", "steps", "save_every", "keep", "trackers", "threads", "output_dir"}
+"""Fields that may differ when a run is resumed."""
+
+
+def run_folder(config: Config) -> Path:
+    """Where the run lives."""
+    return Path(config.output_dir) / config.name
+
+
+def refuse_folder(config: Config) -> None:
+    """An earlier run is never overwritten, nor continued with other settings, by accident."""
+    folder = run_folder(config)
+    kept = folder / "config.yaml"
+    if not kept.is_file():
+        return
+    if config.resume:
+        before, now = load_yaml(kept), dataclasses.asdict(config)
+        changed = [key for key in now if key not in CONTINUES and before.get(key) != now[key]]
+        if changed:
+            raise ValueError(
+                f"{kept} was written with other settings of {', '.join(changed)}; resume with the same ones, "
+                "or start another run with --name"
+            )
+    elif not config.overwrite:
+        raise FileExistsError(
+            f"{folder} already holds a run; continue it with --resume, start afresh with --overwrite, "
+            "or choose another --name"
+        )
+
+
+def open_folder(config: Config, accelerator: Accelerator) -> Path:
+    """Make the run folder, with the resolved config in it; what an earlier run left there goes, unless resumed."""
+    import shutil
+
+    folder = run_folder(config)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        refuse_folder(config)
+        if (folder / "config.yaml").is_file() and not config.resume:
+            shutil.rmtree(folder)
+        write_yaml(folder / "config.yaml", config)
+    accelerator.wait_for_everyone()
+    return folder
+
+
+def locate(path: str) -> str:
+    """A path of the project's own assets is found from any working directory."""
+    inside = ROOT / path
+    return str(inside) if not Path(path).exists() and inside.exists() else path
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Config values as trackers take them: one level of names, plain values."""
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            values.update(flat(value, f"{prefix}{f.name}."))
+        else:
+            values[prefix + f.name] = value if isinstance(value, int | float | str | bool) else str(value)
+    return values
+
+
+def closing(summary: dict[str, Any]) -> str:
+    """The evaluation as a small table for the terminal."""
+    sections = summary["eval"]
+    lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
+    if summary["skipped_steps"]:
+        lines.append(f"{summary['skipped_steps']} steps had no group with spread and trained nothing")
+    if sections:
+        lines.append(f"{'reward':24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts")
+    for name, difference in sections.get("difference", {}).items():
+        interval = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+        before, after = sections["before"][name]["mean"], sections["after"][name]["mean"]
+        lines.append(f"{name:24} {before:8.3f} {after:8.3f} {interval:>30}   {difference['n']}")
+    return "\n".join(lines)

@@ -1,0 +1,263 @@
+"""What the vision-language scripts share: the configuration of a run, and how its parts are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import run
+from run import locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+
+from mmgrpo.config import Algorithm, Eval, Optim, Run
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from PIL import Image as Pil
+
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Media, Prompt
+
+FAMILIES = ("qwen_vl", "smolvlm", "causal_lm")
+"""Rows of pipelines.PIPELINES that answer in words, and are trained by scripts/train_vlm.py."""
+
+
+@dataclass
+class Model:
+    """Which model is trained, what of it, and at which size it sees."""
+
+    family: str = "qwen_vl"
+    """Model family, a row of pipelines.PIPELINES: qwen_vl, smolvlm or causal_lm (text only)."""
+    path: str = "assets/questions/base"
+    """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapters; 0 trains all weights."""
+    lora_alpha: float = 64.0
+    """LoRA alpha; the update is scaled by alpha / rank."""
+    lora_targets: list[str] = field(default_factory=list)
+    """Ends of the names of adapted modules; empty takes the family's attention projections."""
+    freeze_vision: bool = True
+    """Train the language model only; the features of media are then computed once per prompt."""
+    dtype: str = "float32"
+    """What the network computes in: float32, bfloat16 or float16. Likelihoods are fp32 always."""
+    device: str = "auto"
+    """auto (accelerate's choice), cpu or cuda."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    min_pixels: int = 0
+    """Smaller pictures are enlarged to so many pixels; 0 takes the checkpoint's own."""
+    max_pixels: int = 0
+    """Larger pictures are reduced to so many pixels; 0 takes the checkpoint's own."""
+    frame_pixels: int = 0
+    """The most pixels of a video's frame; 0 takes the family's own."""
+    max_frames: int = 0
+    """The most frames of a video; 0 takes the family's own."""
+    fps: float = 0.0
+    """Frames per second at which a video is looked at; 0 takes the family's own."""
+    max_prompt_tokens: int = 0
+    """The longest prompt, media included; 0 sets no limit. Prompts are never cut: see data.too_long."""
+
+
+@dataclass
+class Data:
+    """Which prompts."""
+
+    train: str = "assets/questions/train.jsonl"
+    """Training prompts: JSONL with messages (text, image and video parts) or text, answer, task, meta."""
+    heldout: str = "assets/questions/heldout.jsonl"
+    """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
+    media_root: str = ""
+    """Folder that relative paths of media start from; empty takes the prompt file's own folder."""
+    per_round: int = 8
+    """Prompts (groups) a round, over all processes."""
+    group_size: int = 8
+    """Samples a prompt."""
+    skip_limit: float = 0.05
+    """The largest share of prompts that may be left out because their media cannot be read; each is listed in
+    skipped.jsonl. 0 stops at the first."""
+    too_long: str = "refuse"
+    """What happens to prompts over model.max_prompt_tokens: refuse (stop) or filter (leave out and list)."""
+
+
+@dataclass
+class Sampling:
+    """How completions are drawn in rollouts and in evaluation."""
+
+    max_tokens: int = 64
+    """The longest completion."""
+    temperature: float = 1.0
+    """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
+    top_p: float = 1.0
+    """Nucleus of rollouts; below 1 the gradient is biased, for likelihoods are of the whole distribution."""
+    evaluation_temperature: float = 0.0
+    """Temperature of evaluation samples; 0 is greedy."""
+    truncated: str = "train"
+    """What happens to completions that do not end within max_tokens: train on them, or mask them (they are still
+    judged, DAPO's overlong filtering)."""
+    contrast: str = ""
+    """Further samples of a changed prompt, judged and compared with but never trained on:
+    shuffled_frames(share=0.5) for T-GRPO."""
+    share_prefix: bool = True
+    """Compute a prompt once for all its samples; off is slower and gives the same numbers."""
+    dtype: str = ""
+    """Sample in bfloat16 or float16 though likelihoods are computed in model.dtype; empty samples in that too."""
+    tokens_at_once: int = 4096
+    """Memory limit: tokens whose logits are held at one time."""
+    rows_at_once: int = 64
+    """Memory limit: completions drawn at one time in evaluation."""
+
+
+@dataclass
+class VlmEval(Eval):
+    """Evaluation on prompts that are never trained on."""
+
+    blind: bool = True
+    """After training, also evaluate with every picture and clip blank: what is left was not seen but guessed."""
+
+
+@dataclass
+class VlmConfig(Run):
+    """A run that trains a model that looks and answers in words."""
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    sampling: Sampling = field(default_factory=Sampling)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    rewards: list[str] = field(default_factory=lambda: ["task", "format(weight=0.5)"])
+    """name(weight=...) each; weight=0 is scored and logged but not trained on; package.module:function
+    names a function of your own."""
+    optim: Optim = field(default_factory=Optim)
+    eval: VlmEval = field(default_factory=VlmEval)
+
+
+def arithmetic(config: VlmConfig) -> str:
+    """What the run will do, as numbers: prompts x samples x tokens -> optimizer steps."""
+    check(config)
+    data, optim, tokens = config.data, config.optim, config.sampling.max_tokens
+    refuse_lonely(data.group_size)
+    per_round, rounds = rounds_of(config, data.per_round)
+    sequences = data.per_round * data.group_size
+    lines = [
+        f"a round:  {data.per_round} prompts x {data.group_size} samples = {sequences:,} sequences of at most "
+        f"{tokens:,} tokens, {sequences * tokens:,} in all"
+    ]
+    if config.sampling.contrast:
+        lines.append(f"          and those of changed prompts ({config.sampling.contrast}), judged but not trained on")
+    scored = sequences * optim.epochs
+    lines += [
+        f"          {sequences * tokens:,} tokens sampled, {scored:,} sequences forward and backward",
+        f"          cut into {optim.updates} update(s) x {optim.epochs} epoch(s) = {per_round} optimizer step(s)",
+        f"the run:  {config.steps:,} optimizer steps = {rounds:,} rounds = {rounds * sequences:,} sequences, at most "
+        f"{rounds * sequences * tokens:,} tokens sampled, {rounds * scored:,} sequences forward and backward",
+    ]
+    return "\n".join(lines)
+
+
+def check(config: VlmConfig) -> None:
+    """Words that must be among a few."""
+    from mmgrpo.blocks import nearest
+
+    for name, value, known in (
+        ("model.family", config.model.family, FAMILIES),
+        ("data.too_long", config.data.too_long, ("refuse", "filter")),
+        ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}: there is no '{value}'.{nearest(value, known)}")
+
+
+def build_policy(config: VlmConfig, device: str, for_training: bool = True, trained: str | Path = "") -> TokenPolicy:
+    """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
+    from mmgrpo.policies.token import TokenPolicy
+    from pipelines import family
+
+    model, sampling = config.model, config.sampling
+    module = family(model.family)
+    loaded = module.load(
+        locate(model.path),
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        lora_targets=tuple(model.lora_targets) or module.LORA_TARGETS,
+        lora_seed=config.seed,
+        lora_path=trained if model.lora_rank else "",
+        network_path="" if model.lora_rank else trained,
+        freeze_vision=model.freeze_vision,
+        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
+        gradient_checkpointing=model.gradient_checkpointing and for_training,
+        min_pixels=model.min_pixels,
+        max_pixels=model.max_pixels,
+        frame_pixels=model.frame_pixels,
+        max_frames=model.max_frames,
+        fps=model.fps,
+        max_prompt_tokens=model.max_prompt_tokens,
+        dtype=model.dtype,
+        device=device,
+    )
+    return TokenPolicy(
+        loaded,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        evaluation_temperature=sampling.evaluation_temperature,
+        train_truncated=sampling.truncated == "train",
+        share_prefix=sampling.share_prefix,
+        sampling_dtype=sampling.dtype,
+        contrast=sampling.contrast,
+        tokens_at_once=sampling.tokens_at_once,
+        device=device,
+    )
+
+
+def read_file(path: str, media_root: str) -> list[Prompt]:
+    """The prompts of a file; relative paths of media start from ``media_root``."""
+    from mmgrpo.prompts import load_prompts
+
+    return load_prompts(path)
+
+
+def build_trainer(config: VlmConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
+    """Everything of a run, ready to fit; ``open_run`` makes the run folder."""
+    return run.build_trainer(
+        config,
+        accelerator,
+        open_run,
+        kind="tokens",
+        prompts=read_prompts(config, lambda path: read_file(path, config.data.media_root)),
+        load=lambda: build_policy(config, str(accelerator.device)),
+        rows_at_once=config.sampling.rows_at_once,
+        exhibit=exhibit,
+    )
+
+
+def exhibit(stem: Path, shown: Shown) -> None:
+    """Completions with what they answer, ``samples/<title>.jsonl`` and thumbnails."""
+    from mmgrpo.completions import write_completions
+
+    write_completions(stem, shown, [[pictured(media) for media in prompt.media] for prompt in shown.prompts])
+
+
+def pictured(media: Media) -> Pil.Image:
+    """A thumbnail of a picture, or a strip of a few frames of a clip."""
+    from PIL import Image as Pil
+
+    from mmgrpo.completions import FRAMES, strip, thumbnail
+    from mmgrpo.pictures import to_pil
+    from pipelines.vlm.media import read_image, read_video
+
+    if media.kind == "image":
+        return thumbnail(to_pil(read_image(media)))
+    clip = read_video(media, max_frames=FRAMES)
+    return strip([Pil.fromarray(frame.permute(1, 2, 0).numpy()) for frame in clip.frames])
+
+
+def blind_score(config: VlmConfig, trainer: Trainer) -> dict[str, Any]:
+    """The ``blind`` section of summary.json: the held-out rewards after training when all media are blank."""
+    from blind import blinded
+
+    prompts = trainer.evaluation.prompts
+    if not config.eval.blind or not any(prompt.media for prompt in prompts):
+        return {}
+    return {"blind": trainer.measure("blind", blinded(prompts)).intervals()}
