@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from door import enter
 from torch import Tensor, nn
 
 sys.path.insert(
@@ -271,9 +272,13 @@ def report(folder: Path, samples: int = 16) -> None:
     print(f"{seconds:.2f} CPU seconds for 64 pictures of 10 steps, verifiers included")
 
 
-if __name__ == "__main__":
+def main() -> None:
     import tyro
 
     args = tyro.cli(Args, description=__doc__)
     torch.set_num_threads(args.threads)
     report(args.output) if args.measure else train(args)
+
+
+if __name__ == "__main__":
+    enter(main)
