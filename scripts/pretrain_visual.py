@@ -41,8 +41,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from door import enter
+from jaxtyping import Float
 from torch import Tensor, nn
 
 sys.path.insert(
