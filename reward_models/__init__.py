@@ -18,6 +18,15 @@ from typing import Any
 from mmgrpo.blocks import nearest, parse
 from mmgrpo.judge import Scorer
 
+TASKS = (
+    *("exact", "classification", "choice", "choices", "yes_no", "numeric", "numeric_video_r1", "regression"),
+    *("relative_accuracy", "count_fuzzy", "jaccard", "edit", "edit_ratio", "ocr_wer", "rouge", "math", "teds"),
+    *("box_iou", "box_giou", "box_gui_g1", "point_in_box", "ui_r1", "gui_r1"),
+    *("detection_visual_rft", "detection_ap", "detection_ap50", "detection_od_length", "detection_weighted"),
+    *("temporal_iou", "temporal_time_r1", "temporal_multi", "tracking_iou"),
+)
+"""Verifiable answers: each is a reward of its own, and what the reward ``task`` looks up for a row of that task."""
+
 REWARDS: dict[str, str] = {
     "scene_count": "reward_models.rules.scenes:scene_count",
     "scene_colour": "reward_models.rules.scenes:scene_colour",
@@ -30,6 +39,14 @@ REWARDS: dict[str, str] = {
     "ocr": "reward_models.ocr:ocr",
     "jpeg_compressibility": "reward_models.rules.jpeg:jpeg_compressibility",
     "jpeg_incompressibility": "reward_models.rules.jpeg:jpeg_incompressibility",
+    "task": "reward_models.rules.tasks:task",
+    **{name: f"reward_models.rules.single:{name}" for name in TASKS},
+    "format": "reward_models.rules.tags:format",
+    "soft_overlong": "reward_models.rules.lengths:soft_overlong",
+    "cosine_length": "reward_models.rules.lengths:cosine_length",
+    "repetition": "reward_models.rules.lengths:repetition",
+    "length_bonus": "reward_models.rules.groups:length_bonus",
+    "temporal_bonus": "reward_models.rules.groups:temporal_bonus",
 }
 """Name to ``module:function``."""
 

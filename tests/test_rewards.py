@@ -67,7 +67,7 @@ def test_several_rewards_keep_their_order_and_have_names_of_their_own():
     assert [(one.name, one.weight) for one in made] == [("ocr", 0.3), ("jpeg_compressibility", 1.0)]
     with pytest.raises(ValueError, match="'ocr' is named twice"):
         scorers(["ocr", "ocr(weight=0)"])
-    with pytest.raises(ValueError, match="none is named; give at least one of jpeg_compressibility, "):
+    with pytest.raises(ValueError, match="none is named; give at least one of box_giou, "):
         scorers([])
 
 

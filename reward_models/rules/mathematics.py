@@ -1,0 +1,86 @@
+"""Is a formula equal to the gold one? Decided by math-verify, which reads LaTeX and compares with sympy."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from math import inf, log10, nan
+from typing import Any
+
+from mmgrpo.types import Prompt, Text
+from reward_models.rules.reading import gold_text
+
+LONGEST = 1000
+"""Characters of a formula that are read; a longer one is unreadable."""
+
+DIGITS = 1000
+"""A formula whose value may have more digits than that is not worked out (9^9^9 would stop the run for good)."""
+
+_ANCHOR = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
+
+
+def math(answer: str, prompt: Prompt, output: Text) -> float:
+    """1 if the answer is the same number, expression, set, equation, ... as the gold answer, otherwise 0.
+
+    NaN where the gold answer cannot be read as mathematics. In an answer the last ``\\boxed`` counts before other
+    LaTeX; prose without either must say "the answer is". What takes longer than 10 s to read or 5 s to compare is
+    wrong; outside the main thread, where no alarm can be set, only lengths and digits are bounded.
+    """
+    gold = read(gold_text(prompt))
+    if not gold:
+        return nan
+    said = read(answer)
+    if not said or _digits(said[0]) > DIGITS:
+        return 0.0
+    from math_verify import verify
+
+    return float(verify(gold, said, timeout_seconds=5 if _in_main_thread() else None))
+
+
+def read(text: str) -> list[Any]:
+    """What math-verify makes of a text: [expression, its LaTeX], or nothing."""
+    if not text or len(text) > LONGEST:
+        return []
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    # It warns once that no alarm is set outside the main thread, which is what we want there.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    kind: Any = LatexExtractionConfig(boxed_match_priority=0)
+    if not _ANCHOR.search(text):
+        if _PROSE.search(text):
+            kind = ExprExtractionConfig(try_extract_without_anchor=False)
+        else:
+            text = f"${text}$"
+    found = parse(
+        text,
+        extraction_config=[kind],
+        fallback_mode="no_fallback",
+        parsing_timeout=10 if _in_main_thread() else None,  # pyright: ignore[reportArgumentType]
+    )
+    return found
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _digits(value: Any) -> float:
+    """A bound on log10 of the size of a value or of any number met on the way to it."""
+    import sympy
+
+    if not isinstance(value, sympy.Basic):
+        return 0.0
+    parts = [_digits(part) for part in value.args]
+    if isinstance(value, sympy.Rational):
+        return log10(max(abs(value.p), value.q, 1))
+    if isinstance(value, sympy.Float):
+        return abs(log10(abs(value) or 1)) if value.is_finite else inf
+    if isinstance(value, sympy.Mul):
+        return sum(parts)
+    if isinstance(value, sympy.Pow) and parts[1] < 15:
+        return max(parts[0], 1.0) * 10 ** parts[1]
+    if isinstance(value, sympy.Pow | sympy.factorial):
+        return inf if max(parts) > 3 else 10 ** parts[0] * max(parts[0], 1.0)
+    return max(parts, default=0.0)

@@ -1,0 +1,105 @@
+"""Verifiable tasks by name, chosen row by row: a batch may mix pictures to box with sums to do.
+
+    {"text": "Where is the cat?", "task": "box_iou", "answer": [10, 20, 90, 80],
+     "coordinates": "relative_1000", "size": [480, 640]}
+    {"text": "How many cats?", "task": "numeric", "answer": 3}
+
+A task is a pure function of the answer (text), its prompt (gold answer; parameters of the row in ``meta``) and the
+whole output. What a model wrote and cannot be read is worth 0, the least of every task. A gold answer that cannot be
+used is an error that names the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mmgrpo.blocks import nearest
+from mmgrpo.types import Output, Prompt, Text
+from reward_models.rules import answers, boxes, detection, gui, mathematics, tables, times
+from reward_models.rules.reading import malformed
+from reward_models.rules.tags import answer_of, texts
+
+Task = Callable[[str, Prompt, Text], float]
+
+TASKS: Mapping[str, Task] = {
+    check.__name__: check
+    for check in (
+        # words, letters and numbers
+        answers.exact,
+        answers.classification,
+        answers.choice,
+        answers.choices,
+        answers.yes_no,
+        answers.numeric,
+        answers.numeric_video_r1,
+        answers.regression,
+        answers.relative_accuracy,
+        answers.count_fuzzy,
+        answers.jaccard,
+        answers.edit,
+        answers.edit_ratio,
+        answers.ocr_wer,
+        answers.rouge,
+        mathematics.math,
+        tables.teds,
+        # places in a picture
+        boxes.box_iou,
+        boxes.box_giou,
+        boxes.box_gui_g1,
+        boxes.point_in_box,
+        gui.ui_r1,
+        gui.gui_r1,
+        detection.detection_visual_rft,
+        detection.detection_ap,
+        detection.detection_ap50,
+        detection.detection_od_length,
+        detection.detection_weighted,
+        # places in time
+        times.temporal_iou,
+        times.temporal_time_r1,
+        times.temporal_multi,
+        times.tracking_iou,
+    )
+}
+"""Name to function of answer, prompt and output. The most that a task gives is 1, except for ``MAXIMA``."""
+
+MAXIMA: Mapping[str, float] = {
+    "count_fuzzy": 1.5,
+    "box_giou": 2.0,
+    "box_gui_g1": 1.375,
+    "ui_r1": 2.0,
+    "detection_visual_rft": 2.0,
+}
+"""What a perfect answer is worth, where it is not 1."""
+
+
+def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
+    """The value of every row by the task that its own prompt names; NaN where that task cannot say.
+
+    The answer is what stands in the last ``<answer>`` after the thought, and nothing if there is none. With
+    ``tags=False``, or ``"tags": false`` in ``meta`` of a row, it is the whole completion.
+    """
+    rows = zip(prompts, texts(outputs, "task"), strict=True)
+    return [find(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
+
+
+def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
+    """The value of every row by one task, whatever task the prompts name."""
+    rows = zip(prompts, texts(outputs, name), strict=True)
+    return [TASKS[name](answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
+
+
+def find(prompt: Prompt) -> Task:
+    """The task that a prompt names; an unknown one is an error that says which are known."""
+    if prompt.task not in TASKS:
+        named = f"task is '{prompt.task}', which is not known" if prompt.task else "names no task"
+        raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {named}.{nearest(prompt.task, TASKS)}")
+    return TASKS[prompt.task]
+
+
+def answer_in(text: Text, prompt: Prompt, tags: bool) -> str:
+    """What of a completion is its answer."""
+    wanted = prompt.meta.get("tags", tags)
+    if not isinstance(wanted, bool):
+        malformed(prompt, "true or false", "meta.tags")
+    return answer_of(text.text) if wanted else text.text.strip()

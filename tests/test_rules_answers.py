@@ -1,0 +1,163 @@
+"""Answers that are words, letters or numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.types import Prompt, Text
+from reward_models.rules.answers import fuzzy_count, mean_relative_accuracy, share_of_choices
+from reward_models.rules.tasks import TASKS
+
+
+def value(task: str, answer: str, gold, **meta) -> float:
+    prompt = Prompt("a question", "7", answer=gold, task=task, meta=meta)
+    return TASKS[task](answer, prompt, Text(answer))
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "gold", "wanted"),
+    [
+        ("exact", "Red  Cat.", "red cat", 1),
+        ("exact", "a red cat", "red cat", 0),
+        ("exact", "5", 5, 1),
+        ("exact", "grey", ["gray", "grey"], 1),
+        ("exact", ".", "red", 0),
+        ("classification", "Golden_Retriever dog", "golden retriever", 1),
+        ("classification", "retriever", "golden retriever", 1),
+        ("classification", "poodle", "golden retriever", 0),
+        ("classification", "", "golden retriever", 0),  # "" is a part of every name
+        ("classification", " _ ", "golden retriever", 0),
+        ("choice", "B", "B", 1),
+        ("choice", "(b)", "B", 1),
+        ("choice", "B. a red cat", "b", 1),
+        ("choice", "B: red", "(B)", 1),
+        ("choice", "a dog", "A", 0),
+        ("choice", "A or B", "A", 0),
+        ("choice", "C", "B", 0),
+        ("choice", "AB", "A", 0),
+        # |said| / |right| if nothing wrong is said
+        ("choices", "A", "A,B", 0.5),
+        ("choices", "A,C", "A,B", 0),
+        ("choices", "b, A", "A,B", 1),
+        ("choices", "A,A", "A,B", 0.5),
+        ("choices", "", "A,B", 0),
+        ("choices", ",", "A", 0),
+        ("choices", "A,B,C,D", "A", 0),
+        ("choices", "C", ["A", "C"], 0.5),
+        ("yes_no", "Yes, it is.", "yes", 1),
+        ("yes_no", "No", False, 1),
+        ("yes_no", "yes and no", "yes", 0),
+        ("yes_no", "I know nothing", "no", 0),  # neither word stands there by itself
+        ("numeric", "5", 5, 1),
+        ("numeric", "5 apples", "5", 1),
+        ("numeric", "-1,234.50", -1234.5, 1),
+        ("numeric", "1e3", 1000, 1),
+        ("numeric", "4 or 5", 5, 0),
+        ("numeric", "m5", 5, 0),
+        ("numeric", "five", 5, 0),
+        ("numeric", "inf", 5, 0),
+        ("numeric", "1e999", 5, 0),
+        ("numeric_video_r1", "0.333", "0.33", 1),
+        ("numeric_video_r1", "0.34", "0.33", 0),
+        ("numeric_video_r1", "3", "3.0", 0),  # one of them has a decimal point
+        ("numeric_video_r1", "3.00", "3.0", 1),
+        # 1 - min(1, |p - g| / |g|)
+        ("regression", "90", 100, 1 - (10 + 1e-9) / (100 + 1e-9)),
+        ("regression", "250", 100, 0),
+        ("regression", "0", 0, 1),
+        ("regression", "1", 0, 0),
+        ("relative_accuracy", "90", 100, 0.8),
+        ("relative_accuracy", "60", 100, 0.2),
+        ("relative_accuracy", "100", 100, 1),
+        ("relative_accuracy", "50", 100, 0),
+        ("count_fuzzy", "90", 100, 1.4),
+        ("count_fuzzy", "110 people", 100, 1.4),
+        ("count_fuzzy", "50", 100, 0),
+        ("count_fuzzy", "51", 100, 1.01),
+        ("count_fuzzy", "many", 100, 0),
+        ("jaccard", "cat; dog", "dog;bird", 1 / 3),
+        ("jaccard", "cat;cat;", ["cat"], 1),
+        ("jaccard", ";", "cat", 0),
+        ("edit", "kitten", "sitting", 4 / 7),  # 3 edits of 7 letters
+        ("edit_ratio", "kitten", "sitting", 8 / 13),  # 2 out, 3 in: 5 of 13 letters
+        ("ocr_wer", "a big red cat", "a red cat", 2 / 3),  # one word too many, of three
+        ("ocr_wer", "one two three four five", "six", 0),
+        # 1-grams 2 * 2 / 5, 2-grams none, longest common subsequence "the cat" 2 * 2 / 5
+        ("rouge", "the black cat", "The cat!", (0.8 + 0 + 0.8) / 3),
+        ("rouge", "the cat sat", "the cat sat", 1),
+    ],
+)
+def test_worked_values(task, answer, gold, wanted):
+    assert value(task, answer, gold) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_shares_and_gaps_are_those_of_the_papers():
+    assert share_of_choices({"A"}, {"A", "B"}) == 0.5
+    assert share_of_choices({"A", "C"}, {"A", "B"}) == 0
+    assert (mean_relative_accuracy(90, 100), mean_relative_accuracy(60, 100)) == (0.8, 0.2)
+    assert (fuzzy_count(90, 100), fuzzy_count(50, 100)) == (1.4, 0)
+
+
+@pytest.mark.parametrize("error", range(1, 20))
+def test_relative_accuracy_does_not_turn_on_the_last_bit(error):
+    # The error is the limit of a threshold wherever it is below 1/2, and limits do not count: 10 - error are left.
+    wanted = max(0, 10 - error) / 10
+    for gold in (20, 0.2, 7.0, 1e6):
+        assert mean_relative_accuracy(gold * (1 - error / 20), gold) == wanted
+        assert mean_relative_accuracy(gold * (1 + error / 20), gold) == wanted
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"), [("0.4", 1), ("0.2", 1), ("0.41", 0), ("0.19", 0), ("0.30000000000000004", 1)]
+)
+def test_a_tolerance_includes_its_ends(answer, wanted):
+    # 0.4 - 0.3 is 0.10000000000000003 in floating point
+    assert value("numeric", answer, 0.3, tolerance=0.1) == wanted
+
+
+def test_without_a_tolerance_numbers_must_be_equal():
+    assert value("numeric", "0.30000000000000004", 0.3) == 1
+    assert value("numeric", "0.3001", 0.3) == 0
+    assert value("numeric", "1e-15", 0) == 0
+
+
+def test_a_choice_may_be_named_by_its_own_text():
+    options = ["a red cat", "A", "a blue cat"]
+    assert value("choice", "a blue cat.", "C", options=options) == 1
+    assert value("choice", "A", "B", options=options) == 1  # the text of option B
+    assert value("choice", "a cat", "C", options=options) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "wanted"),
+    [
+        ("exact", None, "a text or number"),
+        ("exact", [], "a text or number"),
+        ("exact", ["red", " "], "texts that are not empty"),
+        ("classification", "", "a text that is not empty"),
+        ("choice", "AB", "one letter"),
+        ("choices", ",", "letters with commas"),
+        ("choices", "A,red", "letters with commas"),
+        ("yes_no", "perhaps", "yes or no"),
+        ("yes_no", None, "yes or no"),
+        ("numeric", "three", "one finite number"),
+        ("numeric", float("nan"), "one finite number"),
+        ("numeric", True, "one finite number"),
+        ("relative_accuracy", 0, "a number other than 0"),
+        ("count_fuzzy", 0, "a positive count"),
+        ("jaccard", ";", "labels with semicolons"),
+        ("edit", 3.5j, "a text that is not empty"),
+    ],
+)
+def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold, wanted):
+    with pytest.raises(ValueError, match=rf"prompt '7' \('a question'\): answer is .*; wanted {wanted}"):
+        value(task, "3", gold)
+
+
+def test_parameters_that_cannot_be_used_are_errors_that_name_them():
+    with pytest.raises(ValueError, match=r"meta\.tolerance is 'wide'; wanted one finite number"):
+        value("numeric", "3", 3, tolerance="wide")
+    with pytest.raises(ValueError, match=r"meta\.tolerance is -1; wanted a number that is not negative"):
+        value("numeric", "3", 3, tolerance=-1)
+    with pytest.raises(ValueError, match=r"meta\.options is 'red'; wanted a list of texts"):
+        value("choice", "A", "A", options="red")

@@ -1,0 +1,191 @@
+"""Boxes and points: their coordinates, and how well they cover."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from mmgrpo.types import Prompt, Text
+from reward_models.rules.boxes import as_box, giou, inside, iou, likeness, read_box, read_point
+from reward_models.rules.tasks import TASKS
+
+GOLD, HALF = (0.0, 0.0, 10.0, 10.0), (5.0, 5.0, 15.0, 15.0)
+
+
+def value(task: str, answer, gold, seen=(), **meta) -> float:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return TASKS[task](text, Prompt("where?", "7", answer=gold, task=task, meta=meta), Text(text, seen=seen))
+
+
+def test_overlaps_of_two_squares():
+    # common 25, union 175, hull 225
+    assert iou(GOLD, HALF) == pytest.approx(25 / 175)
+    assert iou(GOLD, HALF) == pytest.approx(0.142857, abs=1e-6)
+    assert giou(GOLD, HALF) == pytest.approx(25 / 175 - 50 / 225)
+    assert giou(GOLD, HALF) == pytest.approx(-0.079365, abs=1e-6)
+    assert value("box_iou", HALF, GOLD) == iou(HALF, GOLD)
+    assert value("box_giou", HALF, GOLD) == pytest.approx(0.920635, abs=1e-6)
+
+
+def test_overlap_is_symmetric_at_most_one_and_generalized_overlap_is_not_above_it():
+    draw = random.Random(0)
+
+    def box():
+        x, y = draw.uniform(0, 50), draw.uniform(0, 50)
+        return x, y, x + draw.uniform(1, 30), y + draw.uniform(1, 30)
+
+    for _ in range(200):
+        a, b = box(), box()
+        assert iou(a, b) == iou(b, a)
+        assert 0 <= iou(a, b) < 1
+        assert -1 < giou(a, b) <= iou(a, b) + 1e-15
+        assert iou(a, a) == giou(a, a) == 1
+
+
+def test_boxes_apart_are_told_by_their_distance():
+    near, far = (20, 0, 30, 10), (90, 0, 100, 10)
+    assert iou(GOLD, near) == iou(GOLD, far) == 0
+    assert giou(GOLD, near) == pytest.approx(-100 / 300)  # hull 300, union 200
+    assert giou(GOLD, far) == pytest.approx(-800 / 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        ("[1, 2, 3, 4]", (1, 2, 3, 4)),
+        ('```json\n[{"bbox_2d": [1, 2.5, 3, 4], "label": "cat"}]\n```', (1, 2.5, 3, 4)),
+        ("(1,2),(3,4)", (1, 2, 3, 4)),
+        ("<|box_start|>(1, 2), (3, 4)<|box_end|>", (1, 2, 3, 4)),
+        ("first [1, 2, 3, 4], then [5, 6, 7, 8]", (1, 2, 3, 4)),
+        ("[-1, -2, 3, 4]", (-1, -2, 3, 4)),
+        ("[3, 2, 1, 4]", None),
+        ("[1, 2, 1, 4]", None),
+        ("[1, 2, 3]", None),
+        ("[1, 2, 3, 1e999]", None),
+        ("[0, 0, 1e300, 1e300]", None),
+        ("1 2 3 4", None),
+        ("", None),
+    ],
+)
+def test_a_box_is_the_first_four_numbers_in_brackets(text, box):
+    assert read_box(text) == box
+    if box is None:
+        assert value("box_iou", text, GOLD) == value("box_giou", text, GOLD) == 0
+
+
+def test_a_point_is_a_pair_or_the_middle_of_a_box():
+    assert read_point("(3, 4)") == read_point('{"point_2d": [3, 4.0]}') == (3, 4)
+    assert read_point("[0, 0, 6, 8]") == (3, 4)
+    assert read_point("3, 4") is read_point("") is None
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "said"),
+    [
+        ("absolute", [100, 50, 300, 150]),
+        ("resized", [50, 30, 150, 90]),  # x * 400 / 200, y * 200 / 120
+        ("relative_1000", [250, 250, 750, 750]),
+        ("relative_1", [0.25, 0.25, 0.75, 0.75]),
+    ],
+)
+def test_boxes_are_converted_to_pixels_of_the_original_picture(coordinates, said):
+    row = {"coordinates": coordinates, "size": [200, 400], "seen": ((120, 200),)}
+    gold = [100, 50, 300, 150]
+    assert value("box_iou", said, gold, **row) == pytest.approx(1)
+    assert value("box_giou", said, gold, **row) == pytest.approx(2)
+    assert value("box_gui_g1", said, gold, **row) == pytest.approx(1.375)
+    assert value("point_in_box", said, gold, **row) == 1
+    if coordinates != "absolute":
+        assert value("box_iou", said, gold) < 0.5
+
+
+def test_the_size_that_counts_is_that_of_the_medium_the_row_names():
+    row = {"coordinates": "resized", "size": [200, 400], "seen": ((28, 28), (100, 200))}
+    assert value("box_iou", [50, 25, 150, 75], [100, 50, 300, 150], media=1, **row) == 1
+    assert value("box_iou", [50, 25, 150, 75], [100, 50, 300, 150], **row) == 0
+
+
+def test_points_on_the_edge_are_inside():
+    assert inside((0, 10), GOLD)
+    assert not inside((0, 10.001), GOLD)
+    assert value("point_in_box", "(10, 0)", GOLD) == 1
+    assert value("point_in_box", "(11, 0)", GOLD) == 0
+    assert value("point_in_box", "there", GOLD) == 0
+
+
+def test_a_box_on_a_screen_is_hit_overlap_and_likeness():
+    gold, said = (100, 100, 200, 200), (110, 100, 220, 190)
+    # a = 0.99, 1, 0.98, 0.98: 4 / (1/0.99 + 1 + 1/0.98 + 1/0.98)
+    assert likeness(said, gold, 500, 1000) == pytest.approx(0.987431, abs=1e-6)
+    # common 90 * 90, union 10000 + 9900 - 8100
+    assert value("box_gui_g1", said, gold, size=[500, 1000]) == pytest.approx(
+        1 + 0.25 * 8100 / 11800 + 0.125 * 0.987431, abs=1e-6
+    )
+    assert likeness((0, 0, 10, 10), (0, 0, 110, 10), 100, 100) == 0  # further off than the screen is wide
+    missed = value("box_gui_g1", [500, 0, 510, 10], gold, size=[500, 1000])
+    assert 0 < missed < 0.125
+
+
+@pytest.mark.parametrize(
+    ("said", "ui", "gui"),
+    [
+        ('{"action": "click", "point": [5, 5]}', 2, 1),
+        ("[{'action': 'Click', 'coordinate': [5, 5]}]", 2, 1),
+        ('{"action": "click", "point": [10, 10]}', 2, 0),  # on the edge
+        ('{"action": "click", "point": [11, 5]}', 1, 0),
+        ('{"action": "click"}', 1, 0),
+        ('{"action": "scroll", "point": [5, 5]}', 0, 0),
+        ("click (5, 5)", 0, 0),
+        ("__import__('os').system('false')", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_a_click_is_its_kind_and_its_place(said, ui, gui):
+    gold = {"action": "click", "box": [0, 0, 10, 10]}
+    assert (value("ui_r1", said, gold), value("gui_r1", said, gold)) == (ui, gui)
+
+
+def test_a_click_in_other_coordinates_is_converted():
+    gold, meta = {"action": "click", "box": [100, 100, 200, 200]}, {"coordinates": "relative_1000", "size": [400, 200]}
+    assert value("ui_r1", '{"action": "click", "point": [750, 375]}', gold, **meta) == 2  # (150, 150)
+    assert value("ui_r1", '{"action": "click", "point": [750, 375]}', gold) == 1
+
+
+def test_actions_without_a_place_are_their_kind_and_what_is_typed():
+    assert value("ui_r1", '{"action": "back"}', {"action": "back"}) == 2
+    typed = {"action": "type", "input_text": "red cat"}
+    assert value("gui_r1", '{"action": "type", "input_text": "Red"}', typed) == 1  # F1 2/3
+    assert value("gui_r1", '{"action": "type", "input_text": "a red dog or bird"}', typed) == 0  # F1 2/7
+    assert value("gui_r1", '{"action": "type", "input_text": ""}', typed) == 0
+    near = {"action": "click", "point": [0, 0]}
+    assert value("gui_r1", '{"action": "click", "point": [84, 112]}', near) == 1  # 140 pixels away
+    assert value("gui_r1", '{"action": "click", "point": [85, 112]}', near) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "meta", "message"),
+    [
+        ("box_iou", [1, 2, 1, 4], {}, r"answer is \[1, 2, 1, 4\]; wanted \[x1, y1, x2, y2\] with x1 < x2"),
+        ("box_giou", "nowhere", {}, "answer is 'nowhere'; wanted"),
+        ("box_iou", None, {}, "answer is None; wanted"),
+        ("box_iou", GOLD, {"coordinates": "resize"}, r"wanted one of absolute, .*\(did you mean 'resized'\?\)"),
+        ("box_iou", GOLD, {"coordinates": "relative_1000"}, r"meta\.size is None; wanted \[height, width\]"),
+        ("box_iou", GOLD, {"coordinates": "resized", "size": [9, 9]}, r"no size of medium 0 .*Text\.seen has 0"),
+        ("box_gui_g1", GOLD, {}, r"meta\.size is None"),
+        ("ui_r1", {"action": "click"}, {}, r'wanted "box": \[x1, y1, x2, y2\] for a click'),
+        ("gui_r1", {"action": "click"}, {}, r'wanted "box": .* for a click'),
+        ("gui_r1", {"action": "type"}, {}, 'wanted "input_text"'),
+        ("ui_r1", "click", {}, r'wanted \{"action"'),
+    ],
+)
+def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, meta, message):
+    with pytest.raises(ValueError, match="prompt '7'.*" + message):
+        value(task, "[1, 2, 3, 4]", gold, **meta)
+
+
+def test_what_is_no_box_is_none():
+    assert as_box([1, 2, 3, 4]) == (1, 2, 3, 4)
+    for value in ([True, 2, 3, 4], [1, 2, 3, "4"], {"a": 1}, None, [1, 2, 3, float("inf")], [1, 2, 3, 10**400]):
+        assert as_box(value) is None

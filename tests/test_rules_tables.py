@@ -1,0 +1,65 @@
+"""Tables as trees."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.types import Prompt, Text
+from reward_models.rules.tables import MOST, read_table, table_similarity
+from reward_models.rules.tasks import TASKS
+
+TABLE = "<table><tr><td>a</td><td>b</td></tr><tr><td>c</td><td>dd</td></tr></table>"  # 1 + 2 + 4 elements
+
+
+def teds(said: str, gold: str = TABLE, **meta) -> float:
+    return TASKS["teds"](said, Prompt("copy it", "7", answer=gold, meta=meta), Text(said))
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "structure"),
+    [
+        (TABLE, 1, 1),
+        (TABLE.replace("dd", "dx"), 1 - 0.5 / 7, 1),  # one of two letters of one of seven elements
+        (TABLE.replace(">b<", "><"), 1 - 1 / 7, 1),
+        (TABLE.replace("<td>dd</td>", ""), 1 - 1 / 7, 1 - 1 / 7),
+        (TABLE.replace("</table>", "<tr><td>e</td></tr></table>"), 1 - 2 / 9, 1 - 2 / 9),
+        (TABLE.replace("<td>a", '<td colspan="2">a'), 1 - 1 / 7, 1 - 1 / 7),
+        (TABLE.replace("<td>a</td>", "<th>a</th>"), 1 - 1 / 7, 1 - 1 / 7),
+        ("<table></table>", 1 - 6 / 7, 1 - 6 / 7),
+    ],
+)
+def test_similarity_is_one_minus_the_edits_over_the_larger_tree(said, wanted, structure):
+    assert teds(said) == pytest.approx(wanted)
+    assert teds(said, teds="structure") == pytest.approx(structure)
+    assert teds(TABLE, said) == pytest.approx(wanted)
+
+
+def test_only_the_table_counts():
+    dressed = (
+        f"<html><body>Here: {TABLE.replace('<td>a</td>', '<td> <b>a</b> </td>')} done <table></table></body></html>"
+    )
+    assert teds(dressed) == 1
+
+
+def test_closing_tags_may_be_missing():
+    assert teds("<table><tr><td>a<td>b<tr><td>c<td>dd") == 1
+
+
+def test_sections_are_elements():
+    table = read_table("<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>b</td></tr></tbody></table>")
+    assert table is not None
+    assert [child.tag for child in table.children] == ["thead", "tbody"]
+    assert table.count() == 7
+    assert table_similarity(table, table) == 1
+
+
+@pytest.mark.parametrize("said", ["", "no table", "<tr><td>a</td></tr>", "<table>" + "<tr><td>a" * MOST, "<" * 9999])
+def test_what_is_no_table_or_too_large_is_worth_nothing(said):
+    assert teds(said) == 0
+
+
+def test_a_gold_answer_without_a_table_is_an_error():
+    with pytest.raises(ValueError, match=r"prompt '7'.*wanted HTML with a <table>"):
+        teds(TABLE, "no table")
+    with pytest.raises(ValueError, match=r"meta\.teds is 'structur'; wanted one of full, structure \(did you mean"):
+        teds(TABLE, teds="structur")

@@ -1,0 +1,129 @@
+"""Spans of time and boxes through a clip."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmgrpo.types import Prompt, Text
+from reward_models.rules.tasks import TASKS
+from reward_models.rules.times import merged, overlap_of_many, read_span, temporal_overlap, time_r1
+
+
+def value(task: str, answer: str, gold, completion: str = "", **meta) -> float:
+    return TASKS[task](answer, Prompt("when?", "7", answer=gold, meta=meta), Text(completion or answer))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        ((2, 8), (4, 10), 0.5),  # 4 of 8
+        ((0, 10), (0, 10), 1),
+        ((0, 1), (9, 10), 0),
+        ((0, 5), (5, 10), 0),
+        ((3, 3), (0, 10), 0),
+        ((3, 3), (3, 3), 0),
+    ],
+)
+def test_overlap_is_the_common_part_over_the_hull(a, b, wanted):
+    assert temporal_overlap(a, b) == temporal_overlap(b, a) == wanted
+
+
+def test_distances_of_the_ends_count_too():
+    # 0.5 * (1 - 2/20) * (1 - 2/20)
+    assert time_r1((2, 8), (4, 10), 20) == pytest.approx(0.405)
+    assert value("temporal_time_r1", "2 to 8", [4, 10], duration=20) == pytest.approx(0.405)
+    # both ends further off than the clip is long: two negative factors are not a positive one
+    assert time_r1((-100, 100), (4, 10), 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "span"),
+    [
+        ("2 to 8", (2, 8)),
+        ("from 2.5 and 8. seconds", (2.5, 8)),
+        ("0 to 1, no: 2 to 8", (2, 8)),
+        ('{"start_time": 2, "end_time": "8.0"}', (2, 8)),
+        ("[2, 8]", (2, 8)),
+        ("8 to 2", None),
+        ('{"start_time": 8, "end_time": 2}', None),
+        ('{"start_time": 2}', None),
+        ("[2, 8, 9]", None),
+        ("2-8", None),
+        ("NaN to 8", None),
+        ("[NaN, 8]", None),
+        ("", None),
+    ],
+)
+def test_a_span_is_read_or_not(answer, span):
+    assert read_span(answer) == span
+    assert value("temporal_iou", answer, [4, 10]) == (temporal_overlap(span, (4, 10)) if span else 0)
+
+
+def test_a_reversed_span_is_worth_nothing_whatever_came_before_it():
+    values = [value("temporal_iou", answer, [4, 10]) for answer in ("4 to 10", "10 to 4", "4 to 10", "7 to 7")]
+    assert values == [1, 0, 1, 0]
+
+
+def test_many_spans_are_merged_before_they_are_compared():
+    assert merged([(5, 7), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 7)]
+    # common 1 + 1, union 3 + 2
+    assert overlap_of_many([(0, 2), (4, 6)], [(1, 3), (5, 6)]) == pytest.approx(2 / 5)
+    # saying the same twice does not pay
+    assert overlap_of_many([(0, 1), (0, 1)], [(0, 2)]) == 0.5
+    assert overlap_of_many([], []) == 1
+    assert overlap_of_many([(0, 1)], []) == overlap_of_many([], [(0, 1)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "wanted"),
+    [
+        ("[(0, 2), (4, 6)]", [[1, 3], [5, 6]], 0.4),
+        ("[]", [], 1),
+        ("", [], 0),
+        ("none", [], 0),
+        ("[(2, 0)]", [[0, 2]], 0),
+        ("[(0, 2), (6, 4)]", [[0, 2]], 0),
+        ("[[0, 2]]", [], 0),
+    ],
+)
+def test_answers_of_many_spans(answer, gold, wanted):
+    assert value("temporal_multi", answer, gold) == pytest.approx(wanted)
+
+
+def test_spans_in_glue_come_before_the_answer():
+    completion = "<think></think><answer>a cat</answer><glue>[(0, 2)]</glue>"
+    assert value("temporal_multi", "a cat", [[0, 2]], completion) == 1
+
+
+def test_tracking_is_the_mean_over_exactly_the_frames_there_are():
+    square, half = [0, 0, 10, 10], [5, 0, 15, 10]  # IoU 50 / 150
+    gold = [square] * 8
+    assert value("tracking_iou", json.dumps([square] * 8), gold) == 1
+    assert value("tracking_iou", json.dumps([square] * 6 + [half] * 2), gold) == pytest.approx((6 + 2 / 3) / 8)
+    assert value("tracking_iou", json.dumps([square] * 7 + [[0, 0, 0, 0]]), gold) == 7 / 8
+    for count in (0, 7, 9):
+        assert value("tracking_iou", json.dumps([square] * count), gold) == 0
+    assert value("tracking_iou", "[0, 0, 10, 10]", gold) == 0
+    relative = {"coordinates": "relative_1000", "size": [10, 10]}
+    assert value("tracking_iou", json.dumps([[0, 0, 1000, 1000]] * 8), gold, **relative) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "meta", "message"),
+    [
+        ("temporal_iou", [8, 2], {}, r"answer is \[8, 2\]; wanted \[start, end\] with start < end"),
+        ("temporal_iou", [2, 2], {}, "with start < end"),
+        ("temporal_iou", None, {}, "with start < end"),
+        ("temporal_time_r1", [2, 8], {}, r"meta\.duration is None; wanted one finite number"),
+        ("temporal_time_r1", [2, 8], {"duration": 0}, r"meta\.duration is 0; wanted the length"),
+        ("temporal_multi", [[8, 2]], {}, r"wanted a list of \[start, end\]"),
+        ("temporal_multi", None, {}, r"wanted a list of \[start, end\]"),
+        ("tracking_iou", [], {}, "wanted a list of one"),
+        ("tracking_iou", [[0, 0, 0, 0]], {}, "wanted a list of one"),
+    ],
+)
+def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, meta, message):
+    with pytest.raises(ValueError, match="prompt '7'.*" + message):
+        value(task, "2 to 8", gold, **meta)
