@@ -18,7 +18,11 @@ from types import ModuleType
 
 from mmgrpo.blocks import nearest
 
-PIPELINES = {"sd3": "pipelines.visual.sd3", "qwen_vl": "pipelines.vlm.qwen_vl"}
+PIPELINES = {
+    "sd3": "pipelines.visual.sd3",
+    "qwen_vl": "pipelines.vlm.qwen_vl",
+    "causal_lm": "pipelines.causal_lm",
+}
 """Name of a family: the module with its ``load`` and ``tiny``."""
 
 

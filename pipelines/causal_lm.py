@@ -1,10 +1,13 @@
-"""Plain causal language models: text in, text out. One file of the token side of the house."""
+"""Plain causal language models: text in, text out. One file of the token side of the house.
+
+load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-0.5B-Instruct
+tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of words
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,15 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Prompt
-from pipelines.conversation import load_tokenizer, pad_left
+from pipelines import require
+from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left
 from pipelines.kv import spread_cache
+from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
+
+LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+"""The attention of the model."""
+
+TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
 
 
 class CausalLm:
@@ -25,24 +35,43 @@ class CausalLm:
     place_ids: frozenset[int] = frozenset()
     frozen_media = True
 
-    def __init__(self, network: nn.Module, tokenizer: Any, keep_reference: bool = False) -> None:
-        self.network = network.eval()
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        reference: Reference,
+        dtype: torch.dtype = torch.float32,
+        max_prompt_tokens: int = 0,
+        checkpointing: bool = False,
+    ) -> None:
+        self.network: nn.Module = network.eval()
         self.tokenizer = tokenizer
-        self.end_ids = frozenset({int(tokenizer.eos_token_id)})
+        self.reference = reference
+        self.dtype = dtype
+        self.max_prompt_tokens = max_prompt_tokens
+        self.end_ids = end_tokens(network, tokenizer)
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
-        self._original = copy.deepcopy(network).eval().requires_grad_(False) if keep_reference else None
+        self.checkpointing = checkpointing
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
-        """Token ids padded on the left; positions are counted over real tokens only."""
-        rows = [self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts]
+        """Token ids padded on the left; positions are counted over real tokens only.
+
+        A model with a chat template is spoken to in it, one without reads the bare text.
+        """
+        rows = [self._ids(prompt) for prompt in prompts]
         for prompt, row in zip(prompts, rows, strict=True):
-            if prompt.media:
-                raise ValueError(f"prompt '{prompt.id}' shows media, which a plain language model cannot take")
-            if not row:
-                raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}) has no tokens")
+            if 0 < self.max_prompt_tokens < len(row):
+                raise ValueError(
+                    f"prompt '{prompt.id}' has {len(row)} tokens, more than max_prompt_tokens={self.max_prompt_tokens}"
+                    "; raise it, or leave the prompt out (data.too_long=filter)"
+                )
         ids, real = pad_left(rows, self.pad_id)
         positions = (real.long().cumsum(1) - 1).clamp(min=0)
         return Context(ids, real, positions[:, None], [None] * len(rows))
+
+    def prompt_length(self, prompt: Prompt) -> int:
+        """How many tokens a prompt has."""
+        return len(self._ids(prompt))
 
     def features(self, network: Any, context: Context) -> Features:
         """A text has none."""
@@ -52,13 +81,16 @@ class CausalLm:
         self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, features: Features, cache: Any
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states."""
-        out = network.base_model(
-            input_ids=ids,
-            attention_mask=real.long(),
-            position_ids=positions[:, 0],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        # transformers recomputes activations in training mode only, and then keeps no cache.
+        network.train(self.checkpointing and torch.is_grad_enabled())
+        with self._computing(ids.device):
+            out = network.base_model(
+                input_ids=ids,
+                attention_mask=real.long(),
+                position_ids=positions[:, 0],
+                past_key_values=cache,
+                use_cache=not network.training,
+            )
         return out.last_hidden_state, out.past_key_values
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
@@ -67,34 +99,89 @@ class CausalLm:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
-        return network.get_output_embeddings()(hidden)
+        with self._computing(hidden.device):
+            return network.get_output_embeddings()(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    @contextmanager
-    def reference(self) -> Iterator[nn.Module]:
-        """The network as it was loaded."""
-        if self._original is None:
-            raise ValueError("this model keeps no reference; load it with keep_reference=True to use a KL term")
-        yield self._original
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary folder."""
+        save_network(folder, network, (self.tokenizer,))
 
-    def save(self, folder: Path, network: Any) -> None:
-        """An ordinary Hugging Face folder."""
-        network.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if prompt.media:
+            raise ValueError(f"prompt '{prompt.id}' shows media, which a plain language model cannot take")
+        if self.tokenizer.chat_template is not None:
+            return conversation_ids(self.tokenizer, prompt, (), lambda medium: [])
+        ids = self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}) has no tokens")
+        return ids
+
+    def _computing(self, device: torch.device) -> AbstractContextManager:
+        return torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
 
-def load(path: str, *, keep_reference: bool = False, device: str = "cpu") -> CausalLm:
-    """Load a Hugging Face folder or hub id."""
+def load(
+    path: str | Path,
+    *,
+    lora_rank: int = 0,
+    lora_alpha: float = 64.0,
+    lora_targets: Sequence[str] = (),
+    lora_seed: int = 0,
+    lora_path: str | Path = "",
+    network_path: str | Path = "",
+    freeze_vision: bool = True,
+    keep_reference: bool = False,
+    gradient_checkpointing: bool = False,
+    min_pixels: int = 0,
+    max_pixels: int = 0,
+    frame_pixels: int = 0,
+    max_frames: int = 0,
+    fps: float = 0.0,
+    max_prompt_tokens: int = 0,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+) -> CausalLm:
+    """Read a language model for training; arguments as those of ``pipelines.vlm.qwen_vl.load``.
+
+    Those about pictures and clips (``freeze_vision``, sizes, frames) are accepted, since all families that answer are
+    loaded alike, and mean nothing here: a prompt with media is refused. Raises FileNotFoundError for a folder that is
+    no model.
+    """
+    require("vlm", "transformers", "peft")
     from transformers import AutoModelForCausalLM
 
-    network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    return CausalLm(network.to(device), load_tokenizer(path), keep_reference)
+    source, compute = locate(path, "Qwen/Qwen2.5-0.5B-Instruct"), torch_dtype(dtype)
+    adapters = lora_rank > 0 or str(lora_path) != ""
+    stored = compute if adapters else torch.float32
+    network = read_network(AutoModelForCausalLM, str(network_path or source), stored).to(device)
+    reference = make_trainable(
+        network,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets or LORA_TARGETS,
+        lora_seed=lora_seed,
+        lora_path=lora_path,
+        frozen=[],
+        keep_reference=keep_reference,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    return CausalLm(
+        network, load_tokenizer(source), reference, compute, max_prompt_tokens, checkpointing=gradient_checkpointing
+    )
 
 
-def tiny(
+def tiny(folder: str | Path) -> str:
+    """Write a random model over ``TINY_WORDS`` and return its folder."""
+    family = toy(TINY_WORDS.split())
+    family.save(Path(folder), family.network)
+    return str(folder)
+
+
+def toy(
     words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0, keep_reference: bool = False
 ) -> CausalLm:
     """A real Qwen2 of a few thousand parameters over a vocabulary of words."""
@@ -117,4 +204,15 @@ def tiny(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Qwen2ForCausalLM(config)
-    return CausalLm(network, tokenizer, keep_reference)
+    reference = make_trainable(
+        network,
+        lora_rank=0,
+        lora_alpha=1.0,
+        lora_targets=(),
+        lora_seed=0,
+        lora_path="",
+        frozen=[],
+        keep_reference=keep_reference,
+        gradient_checkpointing=False,
+    )
+    return CausalLm(network, tokenizer, reference)

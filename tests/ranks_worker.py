@@ -56,12 +56,12 @@ def resampled(folder: Path, accelerator: Accelerator) -> Trainer:
 
 def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
     """Completions of different lengths on different ranks, and a loss that couples a group's rows."""
-    from pipelines.causal_lm import tiny
+    from pipelines.causal_lm import toy
 
     def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
 
-    policy = TokenPolicy(tiny(["say", "a", "b"]), max_tokens=5)
+    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
     prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
     return trainer(
         policy, folder, prompts, reward=short, steps=3, lr=1e-3, accelerator=accelerator, **algorithm_blocks("gvpo")

@@ -18,7 +18,7 @@ from mmgrpo.policies.forward import ForwardPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
-from pipelines.causal_lm import tiny
+from pipelines.causal_lm import toy
 
 NO_REFERENCE_VALUE = {"remax": "need reference_value"}
 """Presets that need what no policy records yet, and what the refusal says."""
@@ -56,7 +56,7 @@ def policy_of(kind: str, preset: str) -> Policy:
         return ForwardPolicy(
             ToyFamily(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, states_at_once=1024
         )
-    return TokenPolicy(tiny(WORDS, keep_reference=True), max_tokens=4)
+    return TokenPolicy(toy(WORDS, keep_reference=True), max_tokens=4)
 
 
 def prompts_of(kind: str) -> list[Prompt]:

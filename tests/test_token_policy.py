@@ -15,7 +15,7 @@ from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.types import Output, Prompt, Request, Rollout, Text
 from mmgrpo.update import LossRecipe, accumulate_gradients
-from pipelines.causal_lm import load, tiny
+from pipelines.causal_lm import load, toy
 
 pytest.importorskip("transformers")
 
@@ -25,7 +25,7 @@ PROMPTS = [Prompt("say a", "0"), Prompt("say b c d a", "1"), Prompt("d", "2")]
 
 def token_policy(max_tokens: int = 6, keep_reference: bool = False, **settings) -> TokenPolicy:
     """A policy that prefers some tokens to others and ends early now and then."""
-    family = tiny(WORDS, keep_reference=keep_reference)
+    family = toy(WORDS, keep_reference=keep_reference)
     with torch.no_grad():
         for i, parameter in enumerate(family.network.parameters()):
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
@@ -212,7 +212,7 @@ def test_parts_hold_every_trained_decision_once_and_no_part_is_empty():
 
 
 def test_the_reference_is_the_network_as_it_was_loaded():
-    policy = TokenPolicy(tiny(WORDS, keep_reference=True), max_tokens=6)
+    policy = TokenPolicy(toy(WORDS, keep_reference=True), max_tokens=6)
     made = rollout(policy)
     mask = made.decisions.mask
     with torch.no_grad():
@@ -309,7 +309,7 @@ SAY = [Prompt(f"say {word}", word, answer=word) for word in "abcd"]
 @pytest.mark.parametrize(("preset", "changes"), [("grpo", {"terms": []}), ("dr_grpo", {})])
 def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, tmp_path):
     made = trainer(
-        TokenPolicy(tiny(WORDS), max_tokens=2),
+        TokenPolicy(toy(WORDS), max_tokens=2),
         tmp_path,
         SAY,
         reward=says_it,
