@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmgrpo.conversations import WANTED, prompt_of
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt
 
-WANTED = 'one JSON object a line, e.g. {"text": "two red circles", "answer": 2}'
 
-
-def load_prompts(path: str | Path) -> list[Prompt]:
+def load_prompts(path: str | Path, media_root: str | Path = "") -> list[Prompt]:
     """Read a ``.jsonl`` file of objects, or a ``.txt`` file with one prompt a line.
 
-    An object has ``text`` (or ``prompt``) and, if wanted, ``id`` (default ``file:line``), ``answer``,
-    ``task`` and ``meta``; other keys go to ``meta``. Blank lines are allowed, nothing else is passed
-    over: a line that cannot be read, an empty file and an id that occurs twice are errors which name
-    the file and the line.
+    An object has ``text`` (or ``prompt``, ``problem``, or a conversation: see ``conversations``) and, if wanted,
+    ``id`` (default ``file:line``), ``answer``, ``task``, ``meta`` and media; other keys go to ``meta``. Relative
+    paths of media are looked for in ``media_root``, by default the folder of the file; they are not opened here.
+    Blank lines are allowed, nothing else is passed over: a line that cannot be read, an empty file and an id that
+    occurs twice are errors which name the file and the line.
     """
     path = Path(path)
     if path.suffix not in READERS:
@@ -36,64 +35,47 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error}); save it as UTF-8") from error
-    read = READERS[path.suffix]
-    prompts: list[Prompt] = []
-    first_line: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        prompt = read(line, f"{path}:{number}", f"{path.name}:{number}")
-        if prompt.id in first_line:
-            raise ValueError(
-                f"{path}:{number}: the id '{prompt.id}' was used on line {first_line[prompt.id]} already; "
-                "ids must differ, or leave them out"
-            )
-        first_line[prompt.id] = number
-        prompts.append(prompt)
+    read, root = READERS[path.suffix], Path(media_root or path.parent)
+    prompts = unique(
+        (f"{path}:{number}", read(line, f"{path}:{number}", f"{path.name}:{number}", root))
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    )
     if not prompts:
         raise ValueError(f"{path}: holds no prompt; wanted {WANTED if path.suffix == '.jsonl' else 'one a line'}")
     return prompts
 
 
-def _from_json(line: str, place: str, default_id: str) -> Prompt:
+def unique(placed: Iterable[tuple[str, Prompt]]) -> list[Prompt]:
+    """The prompts of (place, prompt); an id that occurs twice is an error that names both places."""
+    places: dict[str, str] = {}
+    prompts = []
+    for place, prompt in placed:
+        if prompt.id in places:
+            raise ValueError(
+                f"{place}: the id '{prompt.id}' was used at {places[prompt.id]} already; ids must differ, or leave "
+                "them out"
+            )
+        places[prompt.id] = place
+        prompts.append(prompt)
+    return prompts
+
+
+def _from_json(line: str, place: str, default_id: str, root: Path) -> Prompt:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: not JSON ({error.msg} at column {error.colno}); wanted {WANTED}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{place}: a {type(row).__name__} and not an object; wanted {WANTED}")
-    if "text" in row and "prompt" in row:
-        raise ValueError(f"{place}: has both 'text' and 'prompt'; keep one of them")
-    key = "text" if "text" in row else "prompt"
-    if key not in row:
-        raise ValueError(f"{place}: has no 'text' (keys: {', '.join(row) or 'none'}); wanted {WANTED}")
-    text = _typed(row, key, str, None, place)
-    if not text.strip():
-        raise ValueError(f"{place}: '{key}' is empty; wanted {WANTED}")
-    known = {key, "id", "answer", "task", "meta"}
-    meta = {name: value for name, value in row.items() if name not in known}
-    given = _typed(row, "meta", dict, {}, place)
-    if twice := meta.keys() & given.keys():
-        raise ValueError(f"{place}: {sorted(twice)} stand beside 'meta' and inside it; keep one of them")
-    identity = row.get("id", default_id)
-    if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise ValueError(f"{place}: 'id' is {json.dumps(identity)}; wanted a string or a whole number")
-    return Prompt(text, str(identity), row.get("answer"), _typed(row, "task", str, "", place), {**meta, **given})
+    return prompt_of(row, place, default_id, root)
 
 
-def _from_text(line: str, place: str, default_id: str) -> Prompt:
+def _from_text(line: str, place: str, default_id: str, root: Path) -> Prompt:
     return Prompt(line.strip(), default_id)
 
 
 READERS = {".jsonl": _from_json, ".txt": _from_text}
-
-
-def _typed(row: dict[str, Any], key: str, kind: type, default: Any, place: str) -> Any:
-    value = row.get(key, default)
-    if not isinstance(value, kind):
-        wanted = {str: "a string", dict: "an object"}[kind]
-        raise ValueError(f"{place}: '{key}' is {json.dumps(value)}; wanted {wanted}")
-    return value
 
 
 @dataclass(frozen=True)

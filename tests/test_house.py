@@ -24,7 +24,19 @@ MAY_NOT_IMPORT = {
     "reward_models": {"pipelines", "scripts"},
     "scripts": set(),
 }
-HEAVY = {"diffusers", "transformers", "peft", "open_clip", "rapidocr", "onnxruntime", "decord", "av", "cv2", "gradio"}
+HEAVY = {
+    "diffusers",
+    "transformers",
+    "peft",
+    "open_clip",
+    "rapidocr",
+    "onnxruntime",
+    "datasets",
+    "decord",
+    "av",
+    "cv2",
+    "gradio",
+}
 VAGUE = {"utils", "util", "helper", "helpers", "manager", "handler", "misc", "common"}
 
 

@@ -242,6 +242,8 @@ def test_a_picture_in_memory_is_taken_as_it_is():
         (24, 8.0, {}, [0, 5, 9, 14, 18, 23]),
         # At most 4: 23 k / 3 = 0, 7.67, 15.33, 23.
         (24, 8.0, {"max_frames": 4}, [0, 8, 15, 23]),
+        # The greatest number comes before the least, which is 4.
+        (24, 8.0, {"max_frames": 2}, [0, 23]),
         # 3 s at 0.1 a second are 0.3 frames, but at least 4.
         (24, 8.0, {"fps": 0.1}, [0, 8, 15, 23]),
         # 3 s at 2.4 a second are 7.2: rounded down to the even 6.
@@ -276,7 +278,7 @@ def test_a_span_without_a_frame_is_an_error(span):
         frame_indices(24, 8.0, start=span[0], end=span[1])
 
 
-@pytest.mark.parametrize("wrong", [{"fps": 0}, {"min_frames": 0}, {"max_frames": 2}, {"frames": -2}])
+@pytest.mark.parametrize("wrong", [{"fps": 0}, {"min_frames": 0}, {"max_frames": 0}, {"frames": -2}])
 def test_senseless_numbers_of_frames_are_errors(wrong):
     with pytest.raises(ValueError, match="cannot choose frames"):
         frame_indices(24, 8.0, **wrong)

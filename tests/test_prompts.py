@@ -15,9 +15,9 @@ def written(folder, *lines, name="prompts.jsonl"):
 
 
 def test_every_field_of_an_object_finds_its_place_and_unknown_keys_go_to_meta(tmp_path):
-    row = {"text": "a cat", "id": "cat", "answer": [1, 2], "task": "count", "image": "a.png", "meta": {"w": 3}}
+    row = {"text": "a cat", "id": "cat", "answer": [1, 2], "task": "count", "source": "a.html", "meta": {"w": 3}}
     assert load_prompts(written(tmp_path, json.dumps(row))) == [
-        Prompt("a cat", "cat", [1, 2], "count", {"image": "a.png", "w": 3})
+        Prompt("a cat", "cat", [1, 2], "count", {"source": "a.html", "w": 3})
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_line_separator_inside_a_json_string_does_not_end_the_line(tmp_path):
         ('{"text": "b", "meta": 3}', "'meta' is 3; wanted an object"),
         ('{"text": "b", "task": null}', "'task' is null; wanted a string"),
         ('{"text": "b", "id": [1]}', "'id' is"),
-        ('{"text": "b", "id": "first"}', "'first' was used on line 1 already"),
+        ('{"text": "b", "id": "first"}', "'first' was used at .*prompts.jsonl:1 already"),
         ('{"text": "b", "w": 1, "meta": {"w": 2}}', r"\['w'\] stand beside 'meta' and inside it"),
     ],
 )

@@ -59,12 +59,12 @@ def frame_indices(
 ) -> list[int]:
     """The frames that are seen: evenly spaced from the first to the last between ``start`` and ``end``.
 
-    n = total / source_fps * fps, clipped to [min_frames, max_frames] and to total, made even by rounding down;
+    n = total / source_fps * fps, at least min_frames, at most max_frames and total, made even by rounding down;
     index_k = round(first + (last - first) k / (n - 1)). ``frames``, where it is not 0, is taken for n instead, in
     spite of both limits. A clip of one frame is seen as two, since models look at frames in pairs.
     Source: qwen-vl-utils (github.com/QwenLM/Qwen3-VL), vision_process.py, smart_nframes.
     """
-    if min(fps, source_fps, min_frames) <= 0 or max_frames < min_frames or frames < 0:
+    if min(fps, source_fps, min_frames, max_frames) <= 0 or frames < 0:
         raise ValueError(
             f"cannot choose frames: fps {fps:g} of {source_fps:g}, from {min_frames} to {max_frames}, frames {frames}"
         )
