@@ -32,6 +32,7 @@ class CausalLm:
     """A Hugging Face causal language model as a token policy asks it."""
 
     silent_ids: frozenset[int] = frozenset()
+    silent_at_first_ids: frozenset[int] = frozenset()
     place_ids: frozenset[int] = frozenset()
     frozen_media = True
 

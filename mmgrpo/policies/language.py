@@ -55,8 +55,10 @@ class TokenFamily(Protocol):
     pad_id: int
     silent_ids: frozenset[int]
     """Tokens that are never said: placeholders of media and the like."""
+    silent_at_first_ids: frozenset[int]
+    """Further tokens that are not said at the beginning of a completion."""
     place_ids: frozenset[int]
-    """Those that stand where features of media go."""
+    """Those that stand where features of media go; empty for an encoder-decoder, whose text looks at its media."""
     frozen_media: bool
     """True when no gradient flows into the features of media, so that they are computed once per rollout."""
 

@@ -109,6 +109,7 @@ class TokenPolicy:
         self.tokens_at_once = tokens_at_once
         self.device = torch.device(device)
         self.silent = torch.tensor(sorted(family.silent_ids), dtype=torch.long, device=self.device)
+        self.silent_at_first = torch.tensor(sorted(family.silent_at_first_ids), dtype=torch.long, device=self.device)
         self.places = torch.tensor(sorted(family.place_ids), dtype=torch.long, device=self.device)
         self.ends = torch.tensor(sorted(family.end_ids), device=self.device)
         self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
@@ -193,7 +194,8 @@ class TokenPolicy:
             alive = torch.ones(len(prompt), dtype=torch.bool, device=self.device)
             tokens, living, log_probs, entropies = [], [], [], []
             for position in range(self.max_tokens):
-                spread = self._log_softmax(self.network, hidden, temperature or 1.0)
+                first = torch.full_like(alive, position == 0)
+                spread = self._log_softmax(self.network, hidden, first, temperature or 1.0)
                 # A number is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
                 drawn = torch.cat([torch.rand(one.count, generator=s) for one, s in zip(asked, streams)])
                 chosen = draw_tokens(spread, drawn.to(self.device), self.top_p) if temperature else spread.argmax(-1)
@@ -233,18 +235,19 @@ class TokenPolicy:
         states = self._states(network, kept, rows)
         wanted, target = states[inverse, part.positions], kept.ids[part.rows, part.positions]
 
-        def chunk(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            spread = self._log_softmax(network, hidden, self.temperature)
+        def chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+            spread = self._log_softmax(network, hidden, first, self.temperature)
             chosen = spread.gather(1, tokens[:, None])[:, 0]
             return chosen, _entropy(spread) if with_entropy else torch.zeros_like(chosen)
 
         pieces = []
-        for hidden, tokens in zip(wanted.split(self.tokens_at_once), target.split(self.tokens_at_once), strict=True):
+        cut = [value.split(self.tokens_at_once) for value in (wanted, target, part.positions == 0)]
+        for hidden, tokens, first in zip(*cut, strict=True):
             # The chunk's logits are made again in the backward pass instead of being kept.
             if torch.is_grad_enabled() and len(wanted) > self.tokens_at_once:
-                pieces.append(checkpoint(chunk, hidden, tokens, use_reentrant=False))
+                pieces.append(checkpoint(chunk, hidden, tokens, first, use_reentrant=False))
             else:
-                pieces.append(chunk(hidden, tokens))
+                pieces.append(chunk(hidden, tokens, first))
         return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
 
     def _states(self, network: nn.Module, kept: Sequences, rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows T width"]:
@@ -284,7 +287,7 @@ class TokenPolicy:
         frozen = torch.no_grad() if self.family.frozen_media else nullcontext()
         with frozen:
             features = self.family.features(network, context)
-        if features:
+        if features and len(self.places):
             places = torch.isin(context.ids, self.places).sum(1).tolist()
             for name, wanted, found in zip(names, places, features, strict=True):
                 if wanted != len(found):
@@ -294,10 +297,16 @@ class TokenPolicy:
                     )
         return features
 
-    def _log_softmax(self, network: nn.Module, hidden: Tensor, temperature: float) -> Float[Tensor, "N vocabulary"]:
+    def _log_softmax(
+        self, network: nn.Module, hidden: Tensor, first: Bool[Tensor, "N"], temperature: float
+    ) -> Float[Tensor, "N vocabulary"]:
+        """Log-probabilities of the next token; ``first`` is True where it begins the completion."""
         logits = self.family.logits(network, hidden).float() / temperature
         if len(self.silent):
             logits = logits.index_fill(1, self.silent, -torch.inf)
+        if len(self.silent_at_first):
+            begun = torch.where(first[:, None], -torch.inf, logits[:, self.silent_at_first])
+            logits = logits.index_copy(1, self.silent_at_first, begun)
         return torch.log_softmax(logits, -1)
 
     def _ended(self, kept: Sequences) -> Bool[Tensor, " B"]:

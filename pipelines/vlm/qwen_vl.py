@@ -88,6 +88,8 @@ class QwenVl:
     device: torch.device
     reference: Reference
 
+    silent_at_first_ids: frozenset[int] = frozenset()
+
     def __post_init__(self) -> None:
         network: Any = self.network
         self.end_ids = end_tokens(network, self.tokenizer)
