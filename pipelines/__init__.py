@@ -22,6 +22,7 @@ PIPELINES = {
     "sd3": "pipelines.visual.sd3",
     "qwen_vl": "pipelines.vlm.qwen_vl",
     "causal_lm": "pipelines.causal_lm",
+    "smolvlm": "pipelines.vlm.smolvlm",
 }
 """Name of a family: the module with its ``load`` and ``tiny``."""
 

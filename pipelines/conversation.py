@@ -60,6 +60,16 @@ def conversation_ids(
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def refuse_long(prompts: Sequence[Prompt], rows: Sequence[Sequence[int]], limit: int, less: str) -> None:
+    """ValueError for a prompt of more than ``limit`` tokens (0 takes any); ``less`` says how to show less."""
+    for prompt, row in zip(prompts, rows, strict=True):
+        if 0 < limit < len(row):
+            raise ValueError(
+                f"prompt '{prompt.id}' has {len(row)} tokens with its media, more than max_prompt_tokens={limit}; show "
+                f"less ({less}) or leave it out (data.too_long=filter). Cutting it would cut its media"
+            )
+
+
 def repeat_marks(ids: Sequence[int], counts: Sequence[int], marks: Sequence[int]) -> list[int]:
     """Ids in which the i-th mark stands ``counts[i]`` times, as often as there are features to put in its place."""
     left, made = list(counts), []

@@ -30,6 +30,7 @@ from pipelines.conversation import (
     end_tokens,
     load_tokenizer,
     pad_left,
+    refuse_long,
     repeat_marks,
     silent_tokens,
 )
@@ -87,7 +88,8 @@ class QwenVl:
     dtype: torch.dtype
     device: torch.device
     reference: Reference
-
+    checkpointing: bool
+    """Activations are made again in the backward pass instead of being kept."""
     silent_at_first_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -98,20 +100,13 @@ class QwenVl:
         vocabulary = network.get_output_embeddings().weight.shape[0]
         self.silent_ids = silent_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.place_ids
         self.frozen_media = not any(p.requires_grad for p in network.model.visual.parameters())
-        self.checkpointing = bool(network.is_gradient_checkpointing)
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Conversations with a place for every feature of their media; a prompt that is too long is refused."""
         network: Any = self.network
         media = [[self._read(medium, prompt) for medium in prompt.media] for prompt in prompts]
         rows = [self._ids(prompt, shown) for prompt, shown in zip(prompts, media, strict=True)]
-        for prompt, row in zip(prompts, rows, strict=True):
-            if 0 < self.limits.max_prompt_tokens < len(row):
-                raise ValueError(
-                    f"prompt '{prompt.id}' has {len(row)} tokens with its media, more than max_prompt_tokens="
-                    f"{self.limits.max_prompt_tokens}; show less (max_pixels, fps, max_frames) or leave it out "
-                    "(data.too_long=filter). Cutting it would cut its media"
-                )
+        refuse_long(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
         kinds = torch.zeros_like(ids, dtype=torch.int)
         kinds[ids == network.config.image_token_id] = 1
@@ -138,6 +133,7 @@ class QwenVl:
         flat = [shown for media in context.media for shown in media]
         if not flat:
             return ()
+        network.train(self.checkpointing and torch.is_grad_enabled())
         pixels = torch.cat([shown.patches for shown in flat]).to(self.device)
         grids = torch.tensor([shown.grid for shown in flat], device=self.device)
         with self._computing():
@@ -312,4 +308,5 @@ def load(
         compute,
         torch.device(device),
         reference,
+        gradient_checkpointing,
     )

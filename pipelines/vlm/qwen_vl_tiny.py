@@ -118,24 +118,32 @@ def write_model(
     return str(folder)
 
 
-def word_tokenizer(words: Sequence[str]) -> Any:
-    """A tokenizer of whole words and single marks of punctuation, with Qwen's special tokens and chat template."""
+def word_tokenizer(
+    words: Sequence[str],
+    special: Sequence[str] = SPECIAL,
+    template: str = TEMPLATE,
+    *,
+    end: str = "<|im_end|>",
+    pad: str = "<|endoftext|>",
+) -> Any:
+    """A tokenizer of whole words and single marks of punctuation; special tokens and chat template are Qwen's where
+    nothing else is said."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: place for place, word in enumerate(dict.fromkeys((*SPECIAL, "<unk>", *TAGS, *ROLES, *words)))}
+    vocabulary = {word: place for place, word in enumerate(dict.fromkeys((*special, "<unk>", *TAGS, *ROLES, *words)))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\w+|[^\w\s]"), "isolated")]
     )
-    inner.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
     inner.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token=end,
+        pad_token=pad,
         unk_token="<unk>",
-        chat_template=TEMPLATE,
+        chat_template=template,
     )
 
 

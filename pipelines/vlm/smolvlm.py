@@ -1,0 +1,351 @@
+"""SmolVLM, SmolVLM2 (arXiv:2504.05299) and Idefics3 (arXiv:2408.12637): text, pictures and video in, text out.
+
+A picture is enlarged and cut into square tiles, each a fixed number of places of the text behind a mark of its row and
+column, and shown once more as a whole. A video is a series of whole pictures, each behind the time at which it is
+shown, in words; positions have one axis. What is written around the places, and how a picture becomes tiles, is that
+of transformers' own processors.
+
+    load(path)     an ordinary folder or hub id: HuggingFaceTB/SmolVLM2-500M-Video-Instruct
+    tiny(folder)   the real architecture with random weights and a small vocabulary (smolvlm_tiny.py)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image as Pil
+from torch import Tensor, nn
+
+from mmgrpo.policies.language import Context, Features
+from mmgrpo.types import Media, Prompt
+from pipelines import require
+from pipelines.conversation import (
+    conversation_ids,
+    end_tokens,
+    load_tokenizer,
+    pad_left,
+    refuse_long,
+    silent_tokens,
+)
+from pipelines.kv import spread_cache
+from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.vlm.media import eight_bits, read_image, read_video
+from pipelines.vlm.smolvlm_tiny import tiny
+
+__all__ = ["LORA_TARGETS", "SmolVlm", "load", "tiny"]
+
+LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+"""Attention; where the vision tower is frozen, that of the language model only."""
+
+IMAGE, FAKE, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+CLASSES = {"smolvlm": "SmolVLMProcessor", "idefics3": "Idefics3Processor"}
+"""Types of models that are read, and the library's processors of them."""
+
+TILE = re.compile(r"<row_\d+_col_\d+>")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes at which media are read."""
+
+    edge: int
+    """Pixels of a picture's longer side before it is cut into tiles."""
+    max_frames: int
+    fps: float
+    max_prompt_tokens: int
+    """A longer prompt is refused, never cut; 0 takes any."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture or clip as the network reads it."""
+
+    tiles: Float[Tensor, "tiles 3 side side"]
+    rows: int
+    """Tiles above each other, and next to each other; 0 for what is shown only as a whole."""
+    columns: int
+    times: tuple[float, ...]
+    """Second at which each frame of a clip is shown; none for a picture."""
+    duration: float
+    size: tuple[int, int]
+
+
+@dataclass
+class SmolVlm:
+    """The answers of a SmolVLM model to a token policy's questions; ``load`` makes one."""
+
+    network: nn.Module
+    tokenizer: Any
+    processor: Any
+    """The checkpoint's image processor."""
+    limits: Limits
+    dtype: torch.dtype
+    device: torch.device
+    reference: Reference
+    checkpointing: bool
+    """Activations are made again in the backward pass instead of being kept."""
+    silent_at_first_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        network: Any = self.network
+        known = self.tokenizer.get_vocab()
+        self.marks = (IMAGE, FAKE, WHOLE, "<video>", *sorted(filter(TILE.fullmatch, known)))
+        self.image_id = int(network.config.image_token_id)
+        self.end_ids = end_tokens(network, self.tokenizer)
+        self.pad_id = int(self.tokenizer.pad_token_id)
+        self.place_ids = frozenset({self.image_id})
+        vocabulary = network.get_output_embeddings().weight.shape[0]
+        self.silent_ids = silent_tokens(self.tokenizer, vocabulary, self.marks, self.end_ids) | self.place_ids
+        seeing = (network.model.vision_model, network.model.connector)
+        self.frozen_media = not any(p.requires_grad for part in seeing for p in part.parameters())
+        self.side = int(self.processor.max_image_size["longest_edge"])
+        merged = network.config.vision_config.patch_size * network.config.scale_factor
+        self.places = (self.side // merged) ** 2
+
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Conversations with a place for every feature of their media; a prompt that is too long is refused."""
+        media = [[self._read(medium, prompt) for medium in prompt.media] for prompt in prompts]
+        rows = [self._ids(prompt, shown) for prompt, shown in zip(prompts, media, strict=True)]
+        refuse_long(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
+        ids, real = pad_left(rows, self.pad_id)
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        sizes = [tuple(one.size for one in shown) for shown in media]
+        return Context(ids, real, positions[:, None], media, sizes)
+
+    def prompt_length(self, prompt: Prompt) -> int:
+        """How many tokens a prompt has with its media."""
+        return len(self._ids(prompt, [self._read(medium, prompt) for medium in prompt.media]))
+
+    def features(self, network: Any, context: Context) -> Features:
+        """What the vision tower and its connector say of each prompt's tiles, in the order in which they are shown."""
+        flat = [shown.tiles for media in context.media for shown in media]
+        if not flat:
+            return ()
+        network.train(self.checkpointing and torch.is_grad_enabled())
+        tiles = torch.cat(flat).to(self.device, network.model.vision_model.dtype)
+        with self._computing():
+            seen = network.model.connector(network.model.vision_model(pixel_values=tiles).last_hidden_state)
+        counts = [sum(len(shown.tiles) for shown in media) for media in context.media]
+        return [part.flatten(0, 1) for part in seen.split(counts)]
+
+    def hidden(
+        self,
+        network: Any,
+        ids: Int[Tensor, "rows length"],
+        real: Tensor,
+        positions: Int[Tensor, "rows axes length"],
+        features: Features,
+        cache: Any,
+    ) -> tuple[Float[Tensor, "rows length width"], Any]:
+        """Last hidden states of the language model, media in their places."""
+        # transformers recomputes activations in training mode only, and then keeps no cache.
+        network.train(self.checkpointing and torch.is_grad_enabled())
+        embedded = network.get_input_embeddings()(ids)
+        if len(features):
+            places = (ids == self.image_id)[..., None]
+            embedded = embedded.masked_scatter(places, torch.cat(list(features)).to(embedded.dtype))
+        with self._computing():
+            out = network.model.text_model(
+                inputs_embeds=embedded,
+                attention_mask=real.long(),
+                position_ids=positions[:, 0],
+                past_key_values=cache,
+                use_cache=not network.training,
+            )
+        return out.last_hidden_state, out.past_key_values
+
+    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
+        """The cache of a group's prompt, once for each of its members."""
+        return spread_cache(cache, rows)
+
+    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
+        """Unscaled scores of the next token."""
+        with self._computing():
+            return network.get_output_embeddings()(hidden)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary folder."""
+        save_network(folder, network, (self.tokenizer, self.processor))
+        # Without it the library's own processor takes another number of places for a tile.
+        owner: Any = self.network
+        settings = {"processor_class": CLASSES[owner.config.model_type], "image_seq_len": self.places}
+        (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+    def _ids(self, prompt: Prompt, shown: Sequence[Shown]) -> list[int]:
+        """The conversation, with what the library writes in the place of each picture."""
+        left = iter(shown)
+
+        def content(_: Media) -> list[dict[str, str]]:
+            return clip_parts(one.times, one.duration) if (one := next(left)).times else [{"type": "image"}]
+
+        ids = conversation_ids(self.tokenizer, prompt, self.marks, content)
+        pictures = [written for one in shown for written in self._written(one)]
+        if ids.count(self.image_id) != len(pictures):
+            raise ValueError(
+                f"prompt '{prompt.id}' shows {len(pictures)} pictures and frames, but the model's chat template makes "
+                f"places for {ids.count(self.image_id)}"
+            )
+        return [part for one in ids for part in (pictures.pop(0) if one == self.image_id else [one])]
+
+    def _written(self, shown: Shown) -> list[list[int]]:
+        """The ids that stand for a picture, or for each frame of a clip."""
+        from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+        text = get_image_prompt_string(shown.rows, shown.columns, self.places, FAKE, IMAGE, WHOLE)
+        return [self.tokenizer(text, add_special_tokens=False)["input_ids"]] * max(1, len(shown.times))
+
+    def _read(self, medium: Media, prompt: Prompt) -> Shown:
+        """Tiles of a picture at the size that the limits and its own options allow, or the frames of a clip."""
+        if "min_pixels" in medium.options:
+            raise ValueError(f"prompt '{prompt.id}': min_pixels {ENLARGED}; remove it")
+        high = int(medium.options.get("max_pixels", 0))
+        edge = min(edge_within(high, self.side), self.limits.edge) if high else self.limits.edge
+        if medium.kind == "image":
+            pixels, split = read_image(medium).pixels[None], bool(self.processor.do_image_splitting)
+            times, duration = (), 0.0
+        elif medium.kind == "video":
+            clip = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames)
+            pixels, edge, split = clip.frames, self.side, False
+            times, duration = clip.seconds, len(clip.frames) / clip.sample_fps
+        else:
+            raise ValueError(f"prompt '{prompt.id}' shows {medium.kind}, which SmolVLM cannot take")
+        made = self.processor(
+            [Pil.fromarray(frame) for frame in eight_bits(pixels).permute(0, 2, 3, 1).numpy()],
+            size={"longest_edge": edge},
+            do_image_splitting=split,
+            return_row_col_info=True,
+            return_tensors="pt",
+        )
+        rows, columns = made["rows"][0][0], made["cols"][0][0]
+        size = (self.side * max(1, rows), self.side * max(1, columns))
+        return Shown(made["pixel_values"][0], rows, columns, times, duration, size)
+
+    def _computing(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+
+ENLARGED = "means nothing to SmolVLM, which enlarges every picture and shows every frame as one tile"
+
+
+def edge_within(max_pixels: int, side: int) -> int:
+    """The longest edge of whole tiles whose square has at most ``max_pixels``."""
+    edge = math.isqrt(max_pixels) // side * side
+    if not edge:
+        raise ValueError(f"max_pixels: came {max_pixels}, but one tile has {side} x {side} = {side * side} pixels")
+    return edge
+
+
+def clip_parts(times: Sequence[float], duration: float) -> list[dict[str, str]]:
+    """What SmolVLM2 is told of a clip: how many frames it sees and of how long a clip, then each frame and its time."""
+    require("vlm", "num2words")
+    from num2words import num2words
+    from transformers.models.smolvlm import processing_smolvlm as words
+
+    # 3.9999999 seconds are four: the times come from divisions.
+    length, seconds = timedelta(seconds=int(duration + 1e-6)), [int(time + 1e-6) for time in times]
+    intro = words.DEFAULT_VIDEO_INTRO.format(frame_count=num2words(len(times)), video_duration=str(length))
+    parts = [{"type": "text", "text": intro}]
+    for second in seconds:
+        stamp = words.FRAME_TIMESTAMP_MESSAGE.format(timestamp=f"{second // 60:02d}:{second % 60:02d}")
+        parts += [{"type": "text", "text": stamp}, {"type": "image"}]
+    return [*parts, {"type": "text", "text": words.DEFAULT_MEDIA_OUTTRO}]
+
+
+def load(
+    path: str | Path,
+    *,
+    lora_rank: int = 0,
+    lora_alpha: float = 64.0,
+    lora_targets: Sequence[str] = (),
+    lora_seed: int = 0,
+    lora_path: str | Path = "",
+    network_path: str | Path = "",
+    freeze_vision: bool = True,
+    keep_reference: bool = False,
+    gradient_checkpointing: bool = False,
+    min_pixels: int = 0,
+    max_pixels: int = 0,
+    frame_pixels: int = 0,
+    max_frames: int = 0,
+    fps: float = 0.0,
+    max_prompt_tokens: int = 0,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+) -> SmolVlm:
+    """Read a SmolVLM, SmolVLM2 or Idefics3 model for training.
+
+    ``lora_rank`` 0 trains the whole network (but the vision tower and its connector, where ``freeze_vision``);
+    ``lora_path`` goes on from saved adapters, ``network_path`` from a whole saved network. What trains is fp32,
+    ``dtype`` is what is computed in, and what a frozen base under adapters is stored in. ``max_pixels`` bounds the
+    square into which a picture is enlarged (one tile at least); ``min_pixels`` and ``frame_pixels`` are refused,
+    since every picture is enlarged and every frame is one tile. 0 takes the checkpoint's numbers, or where it has
+    none for clips SmolVLM2's (1 frame a second, at most 64). Raises FileNotFoundError for a folder that is no model.
+    """
+    require("vlm", "transformers", "peft")
+    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
+
+    for name, value in (("min_pixels", min_pixels), ("frame_pixels", frame_pixels)):
+        if value:
+            raise ValueError(f"{name}: came {value}, but it {ENLARGED}; leave it 0")
+    source, compute = locate(path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"), torch_dtype(dtype)
+    found = AutoConfig.from_pretrained(source).model_type
+    if found not in CLASSES:
+        raise ValueError(f"'{source}' is a model of type '{found}'; this family reads {' and '.join(CLASSES)}")
+    adapters = lora_rank > 0 or str(lora_path) != ""
+    stored = compute if adapters else torch.float32
+    network = read_network(AutoModelForImageTextToText, str(network_path or source), stored).to(device)
+    processor: Any = AutoImageProcessor.from_pretrained(source)
+    clips = processor.to_dict().get("video_sampling", {})
+    reference = make_trainable(
+        network,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets or LORA_TARGETS,
+        lora_seed=lora_seed,
+        lora_path=lora_path,
+        frozen=[network.model.vision_model, network.model.connector] if freeze_vision else [],
+        keep_reference=keep_reference,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    edge = edge_within(max_pixels, processor.max_image_size["longest_edge"]) if max_pixels else sys.maxsize
+    return SmolVlm(
+        network,
+        _tokenizer(source),
+        processor,
+        Limits(
+            min(edge, processor.size["longest_edge"]),
+            max_frames or clips.get("max_frames", 64),
+            fps or clips.get("fps", 1.0),
+            max_prompt_tokens,
+        ),
+        compute,
+        torch.device(device),
+        reference,
+        gradient_checkpointing,
+    )
+
+
+def _tokenizer(source: str) -> Any:
+    """The tokenizer; older checkpoints keep its chat template in a file of the processor."""
+    from transformers.utils.hub import cached_file
+
+    tokenizer = load_tokenizer(source)
+    if tokenizer.chat_template is None:
+        file = cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+        tokenizer.chat_template = json.loads(Path(file).read_text())["chat_template"] if file else None
+    return tokenizer
