@@ -18,6 +18,7 @@ DIGITS = 1000
 """A formula whose value may have more digits than that is not worked out (9^9^9 would stop the run for good)."""
 
 _ANCHOR = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_TOWER = re.compile(r"\^\s*\{?\s*[\d.]+\s*\^|\d{4,}\s*!|![\s)}]*!")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 
 
@@ -40,8 +41,12 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def read(text: str) -> list[Any]:
-    """What math-verify makes of a text: [expression, its LaTeX], or nothing."""
-    if not text or len(text) > LONGEST:
+    """What math-verify makes of a text: [expression, its LaTeX], or nothing.
+
+    Nothing also where numbers stand in towers (2^{3^4}, 12345!, 5!!): to compare them, as the ends of an interval
+    are when it is read, can take for ever.
+    """
+    if not text or len(text) > LONGEST or _TOWER.search(text):
         return []
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
@@ -69,7 +74,11 @@ def _in_main_thread() -> bool:
 def _digits(value: Any) -> float:
     """A bound on log10 of the size of a value or of any number met on the way to it."""
     import sympy
+    from sympy.concrete.expr_with_limits import ExprWithLimits
+    from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
+    if isinstance(value, sympy.MatrixBase):
+        return max(map(_digits, value.flat()), default=0.0)
     if not isinstance(value, sympy.Basic):
         return 0.0
     parts = [_digits(part) for part in value.args]
@@ -81,6 +90,7 @@ def _digits(value: Any) -> float:
         return sum(parts)
     if isinstance(value, sympy.Pow) and parts[1] < 15:
         return max(parts[0], 1.0) * 10 ** parts[1]
-    if isinstance(value, sympy.Pow | sympy.factorial):
+    counted = sympy.Pow | CombinatorialFunction | ExprWithLimits
+    if isinstance(value, counted):
         return inf if max(parts) > 3 else 10 ** parts[0] * max(parts[0], 1.0)
     return max(parts, default=0.0)

@@ -23,7 +23,7 @@ NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 """A decimal number, as a regular expression without groups."""
 
 _FENCED = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
-_ALONE = re.compile(rf"(?<![\w.])(?:[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{NUMBER})")
+_ALONE = re.compile(rf"(?<![\w.])(?:[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{NUMBER})(?![\w.]*\d)")
 
 
 def literal(text: str) -> Any:
@@ -44,8 +44,8 @@ def literal(text: str) -> Any:
 
 
 def number(text: str) -> float | None:
-    """The one number that stands in a text ("1,234.5 km" is 1234.5); None where there is none, or more than one."""
-    found = _ALONE.findall(text[:LONGEST])
+    """The one number that stands in a text ("1,234.5 km" is 1234.5, "3x5" none); None unless there is exactly one."""
+    found = _ALONE.findall(text) if len(text) <= 1000 else []
     return _finite(found[0].replace(",", "")) if len(found) == 1 else None
 
 
