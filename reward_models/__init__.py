@@ -20,10 +20,21 @@ from mmgrpo.judge import Scorer
 
 TASKS = (
     *("exact", "classification", "choice", "choices", "yes_no", "numeric", "numeric_video_r1", "regression"),
-    *("relative_accuracy", "count_fuzzy", "jaccard", "edit", "edit_ratio", "ocr_wer", "rouge", "math", "teds"),
-    *("box_iou", "box_giou", "box_gui_g1", "point_in_box", "ui_r1", "gui_r1"),
+    *(
+        "relative_accuracy",
+        "count_fuzzy",
+        "jaccard",
+        "edit",
+        "edit_ratio",
+        "ocr_wer",
+        "rouge",
+        "math",
+        "vlm_r1",
+        "teds",
+    ),
+    *("box_iou", "box_giou", "box_gui_g1", "point_in_box", "segmentation_points", "ui_r1", "gui_r1"),
     *("detection_visual_rft", "detection_ap", "detection_ap50", "detection_od_length", "detection_weighted"),
-    *("temporal_iou", "temporal_time_r1", "temporal_multi", "tracking_iou"),
+    *("temporal_iou", "temporal_time_r1", "temporal_multi", "tracking_iou", "tracking_frames", "spatio_temporal"),
 )
 """Verifiable answers: each is a reward of its own, and what the reward ``task`` looks up for a row of that task."""
 
@@ -45,6 +56,8 @@ REWARDS: dict[str, str] = {
     "soft_overlong": "reward_models.rules.lengths:soft_overlong",
     "cosine_length": "reward_models.rules.lengths:cosine_length",
     "repetition": "reward_models.rules.lengths:repetition",
+    "key_steps": "reward_models.rules.steps:key_steps",
+    "step_order": "reward_models.rules.steps:step_order",
     "length_bonus": "reward_models.rules.groups:length_bonus",
     "temporal_bonus": "reward_models.rules.groups:temporal_bonus",
 }

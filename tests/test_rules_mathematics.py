@@ -100,6 +100,25 @@ def test_other_threads_than_the_main_one_can_judge():
     assert seen == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "wanted"),
+    [
+        ("1/2", "0.5", 1),
+        ("3 apples", "3", 1),
+        ("4 apples", "3", 0),
+        ("B. red", "B", 1),
+        ("C", "B", 0),
+        ("red cat", "red cat", 1),
+        ("red hat", "red cat", 6 / 7),  # one letter out, one in: 2 of 14
+        ("flat 3b", "flat 3b", 1),
+        ("", "red cat", 0),
+        ("", "B", 0),
+    ],
+)
+def test_mixed_questions_are_compared_as_their_gold_answer_allows(answer, gold, wanted):
+    assert TASKS["vlm_r1"](answer, Prompt("what?", "7", answer=gold), Text(answer)) == pytest.approx(wanted)
+
+
 def test_a_gold_answer_that_is_nothing_is_an_error():
     with pytest.raises(ValueError, match=r"prompt '7' .*answer is None; wanted a text"):
         value("5", None)

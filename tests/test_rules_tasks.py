@@ -20,6 +20,8 @@ for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):
 BOX = [10, 20, 30, 40]
 THINGS = [{"bbox_2d": BOX, "label": "cat"}]
 TABLE = "<table><tr><td>a</td></tr></table>"
+PATH = {"1": BOX, "2": BOX}
+REGION = {"box": BOX, "positive_points": [[20, 30]] * 3, "negative_points": [[1, 2]] * 3}
 CLICK = {"action": "click", "box": BOX}
 POINT = json.dumps({"action": "click", "point": [20, 30]})
 
@@ -56,6 +58,10 @@ GOLD: dict[str, tuple] = {
     "temporal_time_r1": ([2, 8], "2 to 8"),
     "temporal_multi": ([[2, 8]], "[(2, 8)]"),
     "tracking_iou": ([BOX, BOX], str([BOX, BOX])),
+    "tracking_frames": (PATH, json.dumps(PATH)),
+    "spatio_temporal": ({"time": [2, 8], "boxes": PATH}, json.dumps({"time": [2, 8], "boxes": PATH})),
+    "segmentation_points": (REGION, json.dumps(REGION)),
+    "vlm_r1": ("red cat", "red cat"),
 }
 """A gold answer of each task, and a perfect answer to it."""
 

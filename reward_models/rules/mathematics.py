@@ -9,7 +9,8 @@ from math import inf, log10, nan
 from typing import Any
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.reading import gold_text
+from reward_models.rules.answers import choice, edit_ratio, numeric
+from reward_models.rules.reading import gold_text, number
 
 LONGEST = 1000
 """Characters of a formula that are read; a longer one is unreadable."""
@@ -38,6 +39,20 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
     from math_verify import verify
 
     return float(verify(gold, said, timeout_seconds=5 if _in_main_thread() else None))
+
+
+def vlm_r1(answer: str, prompt: Prompt, output: Text) -> float:
+    """For mixed questions, the first that says yes: ``math``; equal numbers; the gold letter; else an edit ratio.
+
+    VLM-R1's default. A gold answer with digits is a number or else a text, one of a single letter is a choice; texts
+    earn ``edit_ratio``, so that wrong words are worth a little, while wrong numbers and choices are worth 0.
+    """
+    gold = gold_text(prompt)
+    if math(answer, prompt, output) == 1:
+        return 1.0
+    if re.search(r"\d", gold):
+        return numeric(answer, prompt, output) if number(gold) is not None else edit_ratio(answer, prompt, output)
+    return choice(answer, prompt, output) if re.fullmatch(r"[A-Za-z]", gold) else edit_ratio(answer, prompt, output)
 
 
 def read(text: str) -> list[Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.blocks import nearest
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules import answers, boxes, detection, gui, mathematics, tables, times
+from reward_models.rules import answers, boxes, detection, gui, mathematics, paths, tables, times
 from reward_models.rules.reading import malformed
 from reward_models.rules.tags import answer_of, texts
 
@@ -41,6 +41,7 @@ TASKS: Mapping[str, Task] = {
         answers.ocr_wer,
         answers.rouge,
         mathematics.math,
+        mathematics.vlm_r1,
         tables.teds,
         # places in a picture
         boxes.box_iou,
@@ -59,6 +60,9 @@ TASKS: Mapping[str, Task] = {
         times.temporal_time_r1,
         times.temporal_multi,
         times.tracking_iou,
+        paths.tracking_frames,
+        paths.spatio_temporal,
+        paths.segmentation_points,
     )
 }
 """Name to function of answer, prompt and output. The most that a task gives is 1, except for ``MAXIMA``."""
