@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +90,35 @@ class TokenFamily(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
     def reference(self) -> AbstractContextManager[nn.Module]: ...
     def save(self, folder: Path, network: nn.Module) -> None: ...
+
+
+class KeptFeatures:
+    """Features of frozen media, prompt by prompt, so that a prompt that comes again is not looked at again.
+
+    At most ``most`` prompts are kept, the oldest forgotten first. A prompt is known by identity: a data set holds
+    the same objects as long as a run lasts.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.kept: dict[int, tuple[Prompt, Float[Tensor, "_ width"]]] = {}
+
+    def of(self, prompts: Sequence[Prompt], compute: Callable[[list[int]], Features]) -> Features:
+        """The features of all prompts; ``compute`` makes those of the places that it is given."""
+        missing = [place for place, prompt in enumerate(prompts) if prompt.media and id(prompt) not in self.kept]
+        made = dict(zip(missing, compute(missing), strict=True)) if missing else {}
+        found = {
+            place: made[place] if place in made else self.kept[id(prompt)][1]
+            for place, prompt in enumerate(prompts)
+            if prompt.media
+        }
+        self.kept.update({id(prompts[place]): (prompts[place], features) for place, features in made.items()})
+        while len(self.kept) > self.most:
+            del self.kept[next(iter(self.kept))]
+        if not found:
+            return ()
+        nothing = next(iter(found.values()))[:0]
+        return [found.get(place, nothing) for place in range(len(prompts))]
 
 
 def following_position(context: Context) -> Int[Tensor, "P"]:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.blocks import bind
 from mmgrpo.policies.contrast import CONTRASTS
-from mmgrpo.policies.language import Context, Features, TokenFamily, following_position
+from mmgrpo.policies.language import Context, Features, KeptFeatures, TokenFamily, following_position
 from mmgrpo.randomness import stream
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
@@ -79,11 +79,13 @@ class TokenPolicy:
         sampling_dtype: str = "",
         contrast: str = "",
         tokens_at_once: int = 4096,
+        features_kept: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         """``sampling_dtype`` (bfloat16, float16) samples faster under autocast; the old log-probabilities are then
         computed again as training computes them, and the sampler's own are kept for a mismatch correction.
-        ``contrast`` names a change of the prompt under which further rows are sampled (``CONTRASTS``)."""
+        ``contrast`` names a change of the prompt under which further rows are sampled (``CONTRASTS``).
+        ``features_kept`` is of how many prompts the features of frozen media are kept over the rounds."""
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 to sample a group, got {temperature}")
         if not 0 < top_p <= 1:
@@ -107,6 +109,7 @@ class TokenPolicy:
         self.sampling_dtype = sampling_dtype
         self.contrast = bind(contrast, CONTRASTS, "sampling.contrast") if contrast else None
         self.tokens_at_once = tokens_at_once
+        self.kept_features = KeptFeatures(features_kept)
         self.device = torch.device(device)
         self.silent = torch.tensor(sorted(family.silent_ids), dtype=torch.long, device=self.device)
         self.silent_at_first = torch.tensor(sorted(family.silent_at_first_ids), dtype=torch.long, device=self.device)
@@ -182,7 +185,7 @@ class TokenPolicy:
         context = _moved(self.family.encode([one.prompt for one in asked]), self.device)
         dtype = AUTOCAST.get(self.sampling_dtype)
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
-            features = self._features(self.network, context, [one.prompt.id for one in asked])
+            features = self._seen(context, [one.prompt for one in asked])
             hidden, cache = self.family.hidden(
                 self.network, context.ids, context.real, context.positions, features, None
             )
@@ -281,6 +284,17 @@ class TokenPolicy:
         whole = torch.cat([context.real[prompt], real], 1)
         hidden, _ = self.family.hidden(network, ids, whole, places, (), self.family.spread(cache, prompt))
         return torch.cat([first, hidden], 1)
+
+    def _seen(self, context: Context, prompts: Sequence[Prompt]) -> Features:
+        """Features for sampling; those of prompts that were seen before are not computed again."""
+        names = [prompt.id for prompt in prompts]
+        if not (self.family.frozen_media and self.kept_features.most):
+            return self._features(self.network, context, names)
+
+        def compute(missing: list[int]) -> Features:
+            return self._features(self.network, context.take(missing), [names[place] for place in missing])
+
+        return self.kept_features.of(prompts, compute)
 
     def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:
         """Features of the context's media, as many for each prompt as it has places for them."""

@@ -1,0 +1,1 @@
+"""Speech models: sound in, text out; and policies that speak."""
