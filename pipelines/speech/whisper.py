@@ -145,7 +145,7 @@ def beginning(tokenizer: Any, config: Any, language: str, task: str) -> tuple[in
 
     def known(token: str) -> int:
         number = tokenizer.convert_tokens_to_ids(token)
-        if number is None or number == tokenizer.unk_token_id and token != tokenizer.unk_token:
+        if number is None or (number == tokenizer.unk_token_id and token != tokenizer.unk_token):
             raise ValueError(f"this Whisper's tokenizer has no {token}; choose another model.language or model.task")
         return int(number)
 
