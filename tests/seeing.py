@@ -1,0 +1,127 @@
+"""Small models that see, prompts that show them something, and the library's own forward pass as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.token import Sequences, TokenPolicy
+from mmgrpo.types import Image, Media, Prompt, Request, Rollout, Turn, Video
+from pipelines import family
+from pipelines.vlm import smolvlm
+
+NAMES = ("qwen_vl", "smolvlm")
+
+
+def write_model(name: str, folder: Path) -> str:
+    """The family's tiny model, but one that prefers some words to others and looks at what it is shown."""
+    loaded = family(name).load(family(name).tiny(folder))
+    with torch.no_grad():
+        for i, (which, parameter) in enumerate(loaded.network.named_parameters()):
+            size = 0.3 if "embed_tokens" in which else 0.2
+            parameter += size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
+    loaded.save(folder, loaded.network)
+    return str(folder)
+
+
+def tower(network: Any) -> Any:
+    """The part that sees."""
+    return network.model.visual if network.config.model_type == "qwen2_5_vl" else network.model.vision_model
+
+
+def pixels(shown: Any) -> Tensor:
+    """What the tower is given of a medium."""
+    return shown.tiles if isinstance(shown, smolvlm.Shown) else shown.patches
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def image(height: int, width: int, seed: int, **options: Any) -> Media:
+    return Media("image", Image(noise(3, height, width, seed=seed)), options)
+
+
+def video(count: int, seed: int, fps: float = 4.0, **options: Any) -> Media:
+    return Media("video", Video(noise(count, 3, 16, 24, seed=seed), fps), {"fps": 2.0, **options})
+
+
+def asked(id: str, *parts: str | Media) -> Prompt:
+    return Prompt(" ".join(part for part in parts if isinstance(part, str)), id, turns=(Turn("user", parts),))
+
+
+PICTURE = asked("picture", image(16, 16, 0), "what is it ?")
+PICTURES = asked("pictures", image(32, 16, 1), "which of", image(16, 24, 2), "is red ?")
+CLIP = asked("clip", video(16, 3), "where is the circle ?")
+WORDS = Prompt("yes or no ?", "words")
+BOTH = asked("both", image(16, 16, 5), video(12, 4), "is it left ?")
+EVERY = [PICTURE, PICTURES, CLIP, WORDS, BOTH]
+"""One picture, two, a clip, none, and a picture with a clip."""
+
+
+def rollout(policy: TokenPolicy, prompts: Sequence[Prompt] = EVERY, group_size: int = 3, seed: int = 3) -> Rollout:
+    return policy.rollout(Request(prompts, list(range(len(prompts))), group_size, seed))
+
+
+def kept(made: Rollout) -> Sequences:
+    assert isinstance(made.steps, Sequences)
+    return made.steps
+
+
+def rescored(policy: TokenPolicy, made: Rollout, name: str = "log_probs", limit: int = 100) -> Tensor:
+    """All decisions scored again; 0 where there is none."""
+    dense = torch.zeros_like(made.decisions.log_probs)
+    with torch.no_grad():
+        for part in made.steps.split(made.decisions.mask, limit):
+            dense[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name]
+    return dense
+
+
+def gradient(policy: TokenPolicy, made: Rollout, limit: int = 100) -> dict[str, Tensor]:
+    """Gradients, by parameter, of a sum of the decisions' log-probs in which no two have the same factor."""
+    policy.network.zero_grad()
+    factors = torch.sin(torch.arange(made.decisions.mask.numel()) + 1.0).view_as(made.decisions.log_probs)
+    for part in made.steps.split(made.decisions.mask, limit):
+        scores = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
+        (factors[part.rows, part.positions] * scores).sum().backward()
+    return {name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None}
+
+
+def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """|found - wanted| / |wanted| over all parameters, which must be the same ones."""
+    assert found.keys() == wanted.keys() and wanted
+    gap = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+    return (gap / sum(float(value.square().sum()) for value in wanted.values())) ** 0.5
+
+
+def plain_inputs(loaded: Any, prompt: Prompt, completion: Tensor) -> dict[str, Any]:
+    """What the library's forward pass takes of one prompt and its completion, without any padding."""
+    context = loaded.encode([prompt])
+    ids = torch.cat([context.ids, completion[None]], 1)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    (media,) = context.media
+    if loaded.network.config.model_type != "qwen2_5_vl":
+        return inputs | ({"pixel_values": torch.cat([one.tiles for one in media])[None]} if media else {})
+    pictures, clips = [one for one in media if not one.seconds], [one for one in media if one.seconds]
+    kinds = (ids == loaded.network.config.image_token_id) + 2 * (ids == loaded.network.config.video_token_id)
+    inputs["mm_token_type_ids"] = kinds.int()
+    if pictures:
+        inputs["pixel_values"] = torch.cat([one.patches for one in pictures])
+        inputs["image_grid_thw"] = torch.tensor([one.grid for one in pictures])
+    if clips:
+        inputs["pixel_values_videos"] = torch.cat([one.patches for one in clips])
+        inputs["video_grid_thw"] = torch.tensor([one.grid for one in clips])
+        inputs["second_per_grid_ts"] = torch.tensor([one.seconds for one in clips])
+    return inputs
+
+
+def plain_log_probs(loaded: Any, prompt: Prompt, completion: Tensor) -> Tensor:
+    """Log-probs of a completion's tokens by the library's forward pass, over the tokens that are ever said."""
+    with torch.no_grad():
+        logits = loaded.network(**plain_inputs(loaded, prompt, completion)).logits[0, -len(completion) - 1 : -1].clone()
+    logits[:, sorted(loaded.silent_ids)] = -torch.inf
+    return logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
