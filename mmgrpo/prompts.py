@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from mmgrpo.conversations import WANTED, prompt_of
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt
+
+Attempt = tuple[str, Prompt | ValueError]
+"""The place of a row, and its prompt or why it cannot be read."""
 
 
 def load_prompts(path: str | Path, media_root: str | Path = "") -> list[Prompt]:
@@ -25,6 +29,11 @@ def load_prompts(path: str | Path, media_root: str | Path = "") -> list[Prompt]:
     Blank lines are allowed, nothing else is passed over: a line that cannot be read, an empty file and an id that
     occurs twice are errors which name the file and the line.
     """
+    return whole(attempts(path, media_root))
+
+
+def attempts(path: str | Path, media_root: str | Path = "") -> Iterator[Attempt]:
+    """``load_prompts`` row by row, with the errors of rows in their place."""
     path = Path(path)
     if path.suffix not in READERS:
         known = " or ".join(READERS)
@@ -35,28 +44,36 @@ def load_prompts(path: str | Path, media_root: str | Path = "") -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error}); save it as UTF-8") from error
-    read, root = READERS[path.suffix], Path(media_root or path.parent)
-    prompts = unique(
-        (f"{path}:{number}", read(line, f"{path}:{number}", f"{path.name}:{number}", root))
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    )
-    if not prompts:
+    if not any(line.strip() for line in lines):
         raise ValueError(f"{path}: holds no prompt; wanted {WANTED if path.suffix == '.jsonl' else 'one a line'}")
-    return prompts
+    read, root = READERS[path.suffix], Path(media_root or path.parent)
+    rows = [(f"{path}:{number}", number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    yield from distinct((place, partial(read, line, place, f"{path.name}:{n}", root)) for place, n, line in rows)
 
 
-def unique(placed: Iterable[tuple[str, Prompt]]) -> list[Prompt]:
-    """The prompts of (place, prompt); an id that occurs twice is an error that names both places."""
+def distinct(rows: Iterable[tuple[str, Callable[[], Prompt]]]) -> Iterator[Attempt]:
+    """Read one row after the other; a row that cannot be read, or whose id was used already, gives the error."""
     places: dict[str, str] = {}
-    prompts = []
-    for place, prompt in placed:
+    for place, read in rows:
+        try:
+            prompt = read()
+        except ValueError as error:
+            yield place, error
+            continue
         if prompt.id in places:
-            raise ValueError(
-                f"{place}: the id '{prompt.id}' was used at {places[prompt.id]} already; ids must differ, or leave "
-                "them out"
-            )
+            used = f"the id '{prompt.id}' was used at {places[prompt.id]} already"
+            yield place, ValueError(f"{place}: {used}; ids must differ, or leave them out")
+            continue
         places[prompt.id] = place
+        yield place, prompt
+
+
+def whole(attempts: Iterable[Attempt]) -> list[Prompt]:
+    """All prompts; the first row that cannot be read is an error."""
+    prompts = []
+    for _, prompt in attempts:
+        if isinstance(prompt, ValueError):
+            raise prompt
         prompts.append(prompt)
     return prompts
 

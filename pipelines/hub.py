@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,37 +30,43 @@ def load_prompts(source: str | Path, media_root: str | Path = "") -> list[Prompt
     have the same columns as the objects of a ``.jsonl`` file; a column that is null counts as absent. Pictures inside
     the data set are held in memory, or with a ``media_root`` written there once, and read when they are shown.
     """
+    return prompts.whole(attempts(source, media_root))
+
+
+def attempts(source: str | Path, media_root: str | Path = "") -> Iterator[prompts.Attempt]:
+    """``load_prompts`` row by row, with the errors of rows in their place."""
     if not str(source).startswith("hf:"):
-        return prompts.load_prompts(source, media_root)
+        yield from prompts.attempts(source, media_root)
+        return
     written = SOURCE.fullmatch(str(source))
     if not written:
         raise ValueError(f"{source}: wanted hf:<folder or hub id>@<split>, e.g. hf:hiyouga/geometry3k@train")
     folder = Path(written["name"])
     root = media_root or (folder if folder.is_dir() else "")
-    rows = _rows(str(source), *written.group("name", "config", "split"))
-    name = f"{folder.name}@{written['split']}"
-    return prompts.unique(_prompts(rows, str(source), name, root, Path(media_root) if media_root else None))
-
-
-def _prompts(
-    rows: Iterable[Mapping[str, Any]], source: str, name: str, root: str | Path, kept: Path | None
-) -> Iterator[tuple[str, Prompt]]:
-    """The place and the prompt of each row."""
+    kept = Path(media_root) if media_root else None
+    rows = enumerate(_rows(str(source), *written.group("name", "config", "split")))
+    named = f"{folder.name}@{written['split']}"
+    read = (
+        (f"{source} row {n}", partial(_prompt, row, f"{source} row {n}", f"{named}:{n}", root, kept)) for n, row in rows
+    )
     held = 0
-    for number, row in enumerate(rows):
-        place = f"{source} row {number}"
-        try:
-            named = {key: _opened(value, key, kept) for key, value in row.items() if value is not None}
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        prompt = prompt_of(named, place, f"{name}:{number}", root)
-        held += sum(medium.source.pixels.nbytes for medium in prompt.media if isinstance(medium.source, Image))
+    for place, prompt in prompts.distinct(read):
+        yield place, prompt
+        if isinstance(prompt, Prompt):
+            held += sum(medium.source.pixels.nbytes for medium in prompt.media if isinstance(medium.source, Image))
         if held > MOST_BYTES:
             raise ValueError(
                 f"{place}: the pictures up to here take {held / 2**30:.1f} GiB of memory; name a media_root, a folder "
                 "into which they are written and from which they are read when they are shown"
             )
-        yield place, prompt
+
+
+def _prompt(row: Mapping[str, Any], place: str, default_id: str, root: str | Path, kept: Path | None) -> Prompt:
+    try:
+        named = {key: _opened(value, key, kept) for key, value in row.items() if value is not None}
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    return prompt_of(named, place, default_id, root)
 
 
 def _rows(source: str, name: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:

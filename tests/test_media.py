@@ -455,6 +455,8 @@ def test_media_are_measured_as_they_are_seen(mp4, tmp_path):
     exif[0x0112] = 6
     assert measure(written(tmp_path / "a.jpg", Pil.new("RGB", (30, 20)), exif=exif)) == Measure(30, 20)
     assert measure(Media("video", mp4)) == Measure(HEIGHT, WIDTH, FRAMES, 3.0)
+    assert measure(Media("video", Video(torch.rand(6, 3, 4, 5), 2.0))) == Measure(4, 5, 6, 3.0)
+    assert measure(Media("image", Image(torch.rand(3, 4, 5)))) == Measure(4, 5)
 
 
 def test_what_can_be_read_is_kept_in_order_and_the_rest_is_listed_with_its_reason(mp4, tmp_path):

@@ -120,7 +120,7 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
     """
     options = media.options
     fps = options.get("fps", fps)
-    span = _span(options)
+    span = span_of(options)
     number = {"fps": fps, "min_frames": min_frames, "max_frames": max_frames, "frames": options.get("frames", 0)}
     view = partial(frame_indices, **number, **span)
 
@@ -142,7 +142,7 @@ def _decode(media: Media, choose: Choose, fps: float) -> Decoded:
     if isinstance(source, str):
         return decode(source, choose)
     if isinstance(source, Video):
-        frames = source.frames[choose(len(source.frames), source.fps)]
+        frames = source.frames[list(choose(len(source.frames), source.fps))]
         return Decoded(eight_bits(frames), _times(len(source.frames), source.fps), source.fps, "memory")
     if not isinstance(source, tuple) or not source:
         raise Unreadable(f"a clip is one file, the files of its frames or a Video, not {type(source).__name__}")
@@ -163,7 +163,8 @@ def _times(frames: int, fps: float) -> tuple[float, ...]:
     return tuple(index / fps for index in range(frames))
 
 
-def _span(options: Mapping[str, Any]) -> dict[str, float]:
+def span_of(options: Mapping[str, Any]) -> dict[str, float]:
+    """Between which seconds a clip is seen."""
     return {"start": options.get("start", 0.0), "end": options.get("end", math.inf)}
 
 
@@ -178,7 +179,7 @@ def measure(media: Media) -> Measure:
     if media.kind == "video":
         decoded = _decode(
             media,
-            lambda total, fps: frame_range(total, fps, **_span(media.options))[:1],
+            lambda total, fps: frame_range(total, fps, **span_of(media.options))[:1],
             media.options.get("fps", DEFAULT_FPS),
         )
         height, width = decoded.frames.shape[2:]

@@ -1,0 +1,77 @@
+"""How many tokens media will cost, from their sizes alone: nothing is resized, and of a clip nothing decoded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from mmgrpo.types import Media, Prompt
+from pipelines import require
+from pipelines.conversation import conversation_ids, load_tokenizer
+from pipelines.pretrained import locate
+from pipelines.vlm.frames import frame_indices
+from pipelines.vlm.media import Measure, smart_resize, span_of
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides how large a model of the Qwen-VL kind sees a medium; the defaults are Qwen2.5-VL's."""
+
+    patch: int = 14
+    merge: int = 2
+    temporal: int = 2
+    min_pixels: int = 4 * 28 * 28
+    max_pixels: int = 16384 * 28 * 28
+    frame_pixels: int = 768 * 28 * 28
+    clip_pixels: int = int(128_000 * 28 * 28 * 0.9)
+    """Of all frames of a clip together."""
+    max_frames: int = 768
+    fps: float = 2.0
+
+
+def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
+    """Places that a medium takes in the prompt: height * width / (patch * merge)^2, once for a picture, and of a
+    clip once for ``temporal`` frames. Source: qwen-vl-utils (github.com/QwenLM/Qwen3-VL)."""
+    factor = sizes.patch * sizes.merge
+    low = media.options.get("min_pixels", sizes.min_pixels)
+    high, layers = media.options.get("max_pixels", sizes.max_pixels), 1
+    if media.kind == "video":
+        number = {"fps": media.options.get("fps", sizes.fps), "frames": media.options.get("frames", 0)}
+        source_fps = measure.frames / measure.seconds
+        span = span_of(media.options)
+        frames = len(frame_indices(measure.frames, source_fps, max_frames=sizes.max_frames, **number, **span))
+        share = max(min(sizes.frame_pixels, sizes.clip_pixels * sizes.temporal // frames), int(1.05 * low))
+        high, layers = media.options.get("max_pixels", share), math.ceil(frames / sizes.temporal)
+    height, width = smart_resize(measure.height, measure.width, factor, low, high)
+    return layers * height * width // factor**2
+
+
+def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]]:
+    """The sizes of a model folder or hub id, some of them changed, and how it counts a prompt without its media.
+
+    Its processor and tokenizer are read, its weights are not.
+    """
+    require("vlm", "transformers")
+    from transformers import AutoImageProcessor
+
+    from pipelines.vlm.qwen_vl import MARKS
+
+    source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
+    tokenizer, processor = load_tokenizer(source), cast(Any, AutoImageProcessor.from_pretrained(source))
+    own = {
+        "patch": processor.patch_size,
+        "merge": processor.merge_size,
+        "temporal": processor.temporal_patch_size,
+        "min_pixels": processor.size["shortest_edge"],
+        "max_pixels": processor.size["longest_edge"],
+        "frame_pixels": 768 * (processor.patch_size * processor.merge_size) ** 2,
+    }
+
+    def words(prompt: Prompt) -> int:
+        # Each medium has one mark in the template, and its tokens will stand in the mark's place.
+        ids = conversation_ids(tokenizer, prompt, MARKS, lambda media: [{"type": media.kind}])
+        return len(ids) - len(prompt.media)
+
+    return Sizes(**{**own, **limits}), words
