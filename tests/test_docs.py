@@ -24,6 +24,7 @@ from mmgrpo.planners import PLANS
 from mmgrpo.policies.forward import ERRORS
 from mmgrpo.transitions import KERNELS
 from reward_models import REWARDS
+from reward_models.rules.tags import STYLES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -45,6 +46,7 @@ TABLES = {
     "select": {**BEFORE, **AFTER},
     "errors": ERRORS,
     "rewards": REWARDS,
+    "styles": STYLES,
     "lines": BASE,
 }
 RECIPES = {path.name for path in (ROOT / "scripts" / "recipes" / "visual").glob("*.yaml")}
@@ -84,7 +86,7 @@ def presets_written() -> dict[str, str]:
 
 @pytest.mark.parametrize("what", TABLES)
 def test_everything_that_a_recipe_may_name_is_in_the_documentation(what: str) -> None:
-    assert sorted(set(TABLES[what]) - named(ALGORITHMS)) == []
+    assert sorted(set(TABLES[what]) - named(ALGORITHMS + DOCS["rewards.md"])) == []
 
 
 def test_the_table_of_presets_holds_the_presets_as_they_are() -> None:

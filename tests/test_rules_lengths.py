@@ -83,8 +83,8 @@ def test_order_pays_where_it_helped():
 
 def test_four_fifths_are_enough():
     assert bonuses([RIGHT] * 4 + [WRONG], [RIGHT] * 2) == [0.3] * 4 + [0] * 3  # 0.8 >= 0.8 * 1
-    # 2/5 >= 0.8 * 1/2: in floating point too
-    assert bonuses([RIGHT, RIGHT, WRONG, WRONG, WRONG], [RIGHT, WRONG]) == [0.3, 0.3, 0, 0, 0, 0, 0]
+    # 3/5 >= 0.8 * 3/4, although the right side is 0.6000000000000001 in floating point
+    assert bonuses([RIGHT] * 3 + [WRONG] * 2, [RIGHT] * 3 + [WRONG]) == [0.3] * 3 + [0] * 6
     assert bonuses([RIGHT] * 4 + [WRONG], [RIGHT] * 2, ratio=0.9) == [0] * 7
     assert bonuses([RIGHT], [RIGHT], bonus=0.1) == [0.1, 0]
 
