@@ -26,9 +26,9 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 def math(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer is the same number, expression, set, equation, ... as the gold answer, otherwise 0.
 
-    NaN where the gold answer cannot be read as mathematics. What is ``boxed`` counts before other LaTeX, and
-    several formulas are a set; prose without either must say "the answer is". What takes longer than 10 s to read or 5 s to compare is
-    wrong; outside the main thread, where no alarm can be set, only lengths and digits are bounded.
+    NaN where the gold answer cannot be read as mathematics. What is ``boxed`` counts before other LaTeX, several
+    formulas are a set, and prose without either must say "the answer is". What takes longer than 10 s to read or 5 s
+    to compare is wrong; outside the main thread, where no alarm can be set, only lengths and digits are bounded.
     """
     gold = read(gold_text(prompt))
     if not gold:
