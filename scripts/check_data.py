@@ -5,7 +5,7 @@
     python scripts/check_data.py data.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --max-pixels 401408
     python scripts/check_data.py hf:hiyouga/geometry3k@train --limit 100
 
-Every row is read and every picture decoded; of a clip the container and one frame. Tokens are worked out from sizes:
+Every row is read and every picture decoded; of a clip the first and the last frame. Tokens are worked out from sizes:
 exactly with --model, whose processor and tokenizer are then read (its weights are not); without, as Qwen2.5-VL sees
 media, and four characters of text counted as a token. What is wrong is listed with its place in the file, and the
 exit status is 1 where there is something wrong, 2 where there is no data set.

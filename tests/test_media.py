@@ -44,9 +44,9 @@ def numbers(frames):
     return [round((float(frame[:, -1].float().mean()) - 20) / 9) for frame in frames]
 
 
-def write_video(path, codec, frames=FRAMES, **options):
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=FPS, options=options)
+def write_video(path, codec, frames=FRAMES, index_first=False):
+    with av.open(str(path), "w", options={"movflags": "faststart"} if index_first else {}) as container:
+        stream = container.add_stream(codec, rate=FPS)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for index in range(frames):
             for packet in stream.encode(av.VideoFrame.from_ndarray(moving(index), format="rgb24")):
@@ -427,6 +427,16 @@ def test_a_clip_that_cannot_be_decoded_is_an_error_and_never_another_clip(mp4, t
             read_video(Media("video", str(tmp_path / name)))
     with pytest.raises(Unreadable, match=r"none\.mp4: there is no such file"):
         read_video(Media("video", str(tmp_path / "none.mp4")))
+
+
+def test_a_download_that_broke_off_is_no_shorter_clip(tmp_path):
+    # The index stands before the frames here, so that the file opens and its first frames can be decoded.
+    content = Path(write_video(tmp_path / "whole.mp4", "libx264", index_first=True)).read_bytes()
+    cut = Media("video", str(tmp_path / "cut.mp4"))
+    Path(cut.source).write_bytes(content[: content.find(b"mdat") + 4 + (len(content) - content.find(b"mdat")) // 2])
+    for read in (read_video, measure):
+        with pytest.raises(Unreadable, match=r"cut\.mp4: cannot be read .*av: ValueError: cut short: \d+ of 24 frames"):
+            read(cut)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -130,8 +130,12 @@ def _av(path: str, choose: Choose) -> Decoded:
     with av.open(path) as container:
         stream = container.streams.video[0]
         # Counted, not read from the header: a webm does not say how many frames it has.
-        times = sorted(float(p.pts * p.time_base) for p in container.demux(stream) if p.pts is not None)
+        times = sorted(
+            float((p.dts if p.pts is None else p.pts) * p.time_base) for p in container.demux(stream) if p.size
+        )
         fps = float(stream.average_rate or stream.guessed_rate)
+        if len(times) < stream.frames:
+            raise ValueError(f"cut short: {len(times)} of {stream.frames} frames are there")
     indices = choose(len(times), fps)
     wanted, last, found = set(indices), max(indices), {}
     with av.open(path) as container:

@@ -169,7 +169,8 @@ def span_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def measure(media: Media) -> Measure:
-    """Open one medium: a picture is decoded whole, of a clip the container and the first wanted frame.
+    """Open one medium: a picture is decoded whole, of a clip the first and the last frame that may be
+    seen, so that a file cut short is found.
 
     A sound is only looked for. What cannot be opened is ``Unreadable``.
     """
@@ -179,7 +180,7 @@ def measure(media: Media) -> Measure:
     if media.kind == "video":
         decoded = _decode(
             media,
-            lambda total, fps: frame_range(total, fps, **span_of(media.options))[:1],
+            lambda total, fps: frame_range(total, fps, **span_of(media.options)),
             media.options.get("fps", DEFAULT_FPS),
         )
         height, width = decoded.frames.shape[2:]
