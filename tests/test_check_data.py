@@ -161,6 +161,8 @@ def test_help_is_there_in_a_second():
         (Media("video", "a.mp4", {"frames": 4}), Measure(224, 224, 300, 10.0), 128),
         # From second 2 to 4 there are 61 frames: 2.03 s, 4 frames.
         (Media("video", "a.mp4", {"start": 2.0, "end": 4.0}), Measure(224, 224, 300, 10.0), 128),
+        # A least size above the largest frame's leaves 5 % above it: 1008 * 1008 of at most 1,050,000 pixels, 36 * 36.
+        (Media("video", "a.mp4", {"frames": 4, "min_pixels": 10**6}), Measure(1010, 1010, 300, 10.0), 2 * 1296),
         # 768 frames share 128000 * 0.9 * 28 * 28 pixels: 2 * 115200 / 768 = 300 patches a frame, of which 17 * 17
         # are a square: 384 pairs of 289.
         (Media("video", "a.mp4"), Measure(1000, 1000, 12000, 400.0), 384 * 289),
