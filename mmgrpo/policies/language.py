@@ -61,6 +61,8 @@ class TokenFamily(Protocol):
     """Those that stand where features of media go; empty for an encoder-decoder, whose text looks at its media."""
     frozen_media: bool
     """True when no gradient flows into the features of media, so that they are computed once per rollout."""
+    checkpointing: bool
+    """True when activations are computed again under gradient: no keys and values are kept then, so none are shared."""
 
     def encode(self, prompts: Sequence[Prompt]) -> Context: ...
 

@@ -267,7 +267,7 @@ class TokenPolicy:
         steps = torch.arange(length - 1, device=ids.device)
         following = following_position(context)[prompt][:, None] + steps
         places = following[:, None].expand(-1, context.positions.shape[1], -1)
-        if not self.share_prefix:
+        if not self.share_prefix or (self.family.checkpointing and torch.is_grad_enabled()):
             hidden, _ = self.family.hidden(
                 network,
                 torch.cat([context.ids[prompt], ids], 1),

@@ -67,6 +67,7 @@ class Whisper:
         stamps = range(max(self.beginning) + 1, network.config.vocab_size)
         self.silent_ids = frozenset({*(config.suppress_tokens or ()), *special, *stamps}) - self.end_ids
         self.silent_at_first_ids = frozenset(config.begin_suppress_tokens or ())
+        self.checkpointing = False
         self.frozen_media = not any(p.requires_grad for p in network.model.encoder.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
