@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from readable import read_file
 from source import Kind, Source
-from vlm import Model, Sampling, VlmConfig, build_policy, read_file
+from vlm import Model, Sampling, VlmConfig, build_policy
 
 if TYPE_CHECKING:
     from mmgrpo.types import Policy, Prompt

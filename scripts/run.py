@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.evaluation import Shown
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Policy, Prompt
+    from mmgrpo.types import Output, Policy, Prompt
 
     Config: TypeAlias = VisualConfig | VlmConfig
     C = TypeVar("C", VisualConfig, VlmConfig)
@@ -78,22 +80,29 @@ def train(
     accelerator.end_training()
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What a run reads from disk: the model, and the prompts of training and of evaluation."""
+
+    policy: Policy
+    prompts: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+
+
 def build_trainer(
     config: Config,
     accelerator: Accelerator,
     open_run: Callable[[], Path],
     *,
     kind: str,
-    prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
-    load: Callable[[], Policy],
+    load: Callable[[], Loaded],
     rows_at_once: int,
     exhibit: Callable[[Path, Shown], None],
 ) -> Trainer:
     """Everything of a run, ready to fit.
 
-    ``kind`` is that of the policy's decisions, ``prompts`` are those of training and of evaluation. Whatever can
-    be wrong in the config is found before ``load`` reads the model, and ``open_run`` makes the run folder last, so
-    that a run that cannot start removes nothing.
+    ``kind`` is that of the policy's decisions. What is wrong in the config is found before ``load`` reads prompts and
+    model, and ``open_run`` makes the run folder last, so that a run that cannot start removes nothing.
     """
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.blocks import parse
@@ -109,13 +118,13 @@ def build_trainer(
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms)
     redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
-    training, heldout = prompts
+    loaded = load()
     return Trainer(
-        policy=load(),
+        policy=loaded.policy,
         scorers=made,
         recipe=recipe,
         loss=loss,
-        prompts=training,
+        prompts=loaded.prompts,
         rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
         schedule=Schedule(
             steps=config.steps,
@@ -132,7 +141,7 @@ def build_trainer(
             ema_every=optim.ema_every,
         ),
         evaluation=EvalSettings(
-            prompts=heldout,
+            prompts=loaded.heldout,
             every=config.eval.every,
             samples=config.eval.samples,
             seed=config.eval.seed,
@@ -160,9 +169,16 @@ def read_prompts(config: Config, read: Callable[[str], list[Prompt]]) -> tuple[l
     return prompts, heldout[: config.eval.prompts or None]
 
 
-def content(prompt: Prompt) -> tuple[str, ...]:
-    """What makes two prompts the same question: their words and the files they show."""
-    return (prompt.text, *(str(media.source) for media in prompt.media))
+def content(prompt: Prompt) -> tuple[Hashable, ...]:
+    """What makes two prompts the same question: their words, and the files (or pixels) that they show."""
+    return (prompt.text, *(_source(media.source) for media in prompt.media))
+
+
+def _source(source: str | tuple[str, ...] | Output) -> Hashable:
+    if isinstance(source, str | tuple):
+        return source
+    tensors = [value for value in vars(source).values() if hasattr(value, "numpy")]
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).digest()
 
 
 def needs_reference(config: Config) -> bool:
@@ -255,14 +271,16 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def closing(summary: dict[str, Any]) -> str:
     """The evaluation as a small table for the terminal."""
-    sections = summary["eval"]
+    sections, unseen = summary["eval"], summary.get("blind", {})
+    blind = "   blind" if unseen else ""
     lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
     if summary["skipped_steps"]:
         lines.append(f"{summary['skipped_steps']} steps had no group with spread and trained nothing")
     if sections:
-        lines.append(f"{'reward':24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts")
+        lines.append(f"{'reward':24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts{blind}")
     for name, difference in sections.get("difference", {}).items():
         interval = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
         before, after = sections["before"][name]["mean"], sections["after"][name]["mean"]
-        lines.append(f"{name:24} {before:8.3f} {after:8.3f} {interval:>30}   {difference['n']}")
+        guessed = f"{unseen[name]['mean']:8.3f}" if unseen else ""
+        lines.append(f"{name:24} {before:8.3f} {after:8.3f} {interval:>30}   {difference['n']:<7}{guessed}".rstrip())
     return "\n".join(lines)

@@ -106,7 +106,7 @@ def draw_all(args: Sample, kind: Kind, prompts: Sequence[Prompt], made: Sequence
 
 def write_answers(folder: Path, samples: int, drawn: Mapping[str, Sequence[Drawn]], made: Sequence[Scorer]) -> int:
     """Write the completions as lines and as a page; the number of completions."""
-    from vlm import exhibit
+    from answers_shown import exhibit
 
     from mmgrpo.completions import completions_html
     from mmgrpo.evaluation import Shown

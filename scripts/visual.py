@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import run
-from run import locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
@@ -224,20 +224,18 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Call
     """Everything of a run, ready to fit; ``open_run`` makes the run folder."""
     from mmgrpo.prompts import load_prompts
 
-    prompts = read_prompts(config, load_prompts)
-
-    def load() -> DenoisingPolicy | ForwardPolicy:
+    def load() -> Loaded:
+        prompts, heldout = read_prompts(config, load_prompts)
         policy = build_policy(config, str(accelerator.device))
         if config.model.forget_encoders:
-            policy.family.forget_encoders([*prompts[0], *prompts[1]])  # type: ignore[attr-defined]
-        return policy
+            policy.family.forget_encoders([*prompts, *heldout])  # type: ignore[attr-defined]
+        return Loaded(policy, prompts, heldout)
 
     return run.build_trainer(
         config,
         accelerator,
         open_run,
         kind=kind_of(config),
-        prompts=prompts,
         load=load,
         rows_at_once=config.sampling.states_at_once,
         exhibit=exhibit,

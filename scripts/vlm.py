@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import run
-from run import locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+from answers_shown import exhibit
+from readable import list_skipped, read_file, readable, short_enough
+from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from PIL import Image as Pil
 
-    from mmgrpo.evaluation import Shown
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Media, Prompt
+    from mmgrpo.types import Prompt
+    from pipelines.vlm.media import Skipped
 
 FAMILIES = ("qwen_vl", "smolvlm", "causal_lm")
 """Rows of pipelines.PIPELINES that answer in words, and are trained by scripts/train_vlm.py."""
@@ -66,7 +67,8 @@ class Data:
     """Which prompts."""
 
     train: str = "assets/questions/train.jsonl"
-    """Training prompts: JSONL with messages (text, image and video parts) or text, answer, task, meta."""
+    """Training prompts: JSONL (text or messages with image and video parts, answer, task, meta), or a data set
+    hf:<folder or hub id>@<split>."""
     heldout: str = "assets/questions/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""
@@ -79,7 +81,8 @@ class Data:
     """The largest share of prompts that may be left out because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
     too_long: str = "refuse"
-    """What happens to prompts over model.max_prompt_tokens: refuse (stop) or filter (leave out and list)."""
+    """What happens to prompts over model.max_prompt_tokens: refuse (stop when one is met) or filter (look at all of
+    them first, leave out and list)."""
 
 
 @dataclass
@@ -211,46 +214,41 @@ def build_policy(config: VlmConfig, device: str, for_training: bool = True, trai
     )
 
 
-def read_file(path: str, media_root: str) -> list[Prompt]:
-    """The prompts of a file; relative paths of media start from ``media_root``."""
-    from mmgrpo.prompts import load_prompts
-
-    return load_prompts(path)
-
-
 def build_trainer(config: VlmConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
-    """Everything of a run, ready to fit; ``open_run`` makes the run folder."""
+    """Everything of a run, ready to fit; ``open_run`` makes the run folder, where skipped prompts are listed."""
+    skipped: list[Skipped] = []
+
+    def read(path: str) -> list[Prompt]:
+        kept, unreadable = readable(read_file(path, config.data.media_root), path, config.data.skip_limit)
+        skipped.extend(unreadable)
+        return kept
+
+    def load() -> Loaded:
+        prompts, heldout = read_prompts(config, read)
+        policy = build_policy(config, str(accelerator.device))
+        most = config.model.max_prompt_tokens
+        if most and config.data.too_long == "filter":
+            length = policy.family.prompt_length  # type: ignore[attr-defined]
+            prompts, long = short_enough(prompts, length, most)
+            heldout, longer = short_enough(heldout, length, most)
+            skipped.extend([*long, *longer])
+        return Loaded(policy, prompts, heldout)
+
+    def opened() -> Path:
+        folder = open_run()
+        if accelerator.is_main_process:
+            list_skipped(folder, skipped)
+        return folder
+
     return run.build_trainer(
         config,
         accelerator,
-        open_run,
+        opened,
         kind="tokens",
-        prompts=read_prompts(config, lambda path: read_file(path, config.data.media_root)),
-        load=lambda: build_policy(config, str(accelerator.device)),
+        load=load,
         rows_at_once=config.sampling.rows_at_once,
         exhibit=exhibit,
     )
-
-
-def exhibit(stem: Path, shown: Shown) -> None:
-    """Completions with what they answer, ``samples/<title>.jsonl`` and thumbnails."""
-    from mmgrpo.completions import write_completions
-
-    write_completions(stem, shown, [[pictured(media) for media in prompt.media] for prompt in shown.prompts])
-
-
-def pictured(media: Media) -> Pil.Image:
-    """A thumbnail of a picture, or a strip of a few frames of a clip."""
-    from PIL import Image as Pil
-
-    from mmgrpo.completions import FRAMES, strip, thumbnail
-    from mmgrpo.pictures import to_pil
-    from pipelines.vlm.media import read_image, read_video
-
-    if media.kind == "image":
-        return thumbnail(to_pil(read_image(media)))
-    clip = read_video(media, max_frames=FRAMES)
-    return strip([Pil.fromarray(frame.permute(1, 2, 0).numpy()) for frame in clip.frames])
 
 
 def blind_score(config: VlmConfig, trainer: Trainer) -> dict[str, Any]:
