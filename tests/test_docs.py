@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -18,6 +19,7 @@ from mmgrpo.advantages.presets import BASE, CATALOGUE
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.conversations import prompt_of
 from mmgrpo.metrics import read_metrics
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
 from mmgrpo.planners import PLANS
@@ -25,6 +27,7 @@ from mmgrpo.policies.forward import ERRORS
 from mmgrpo.transitions import KERNELS
 from reward_models import REWARDS
 from reward_models.rules.tags import STYLES
+from reward_models.rules.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -166,3 +169,22 @@ def test_every_key_of_a_metrics_line_is_explained(preset: str, tmp_path: Path) -
     written = {re.sub(r"^(reward|term)/[^/]+", r"\1/<name>", key) for key in row}
     explained = set(re.findall(r"`([^`\s]+)`", DOCS["metrics.md"].split("## summary.json")[0]))
     assert sorted(written - explained) == []
+
+
+def test_the_rows_of_data_md_are_read_as_it_says() -> None:
+    rows = []
+    for block in re.findall(r"^```json\n(.*?)^```$", DOCS["data.md"], re.MULTILINE | re.DOTALL):
+        while block.strip():
+            row, end = json.JSONDecoder().raw_decode(block.strip())
+            block = block.strip()[end:]
+            rows.append(prompt_of(row, "data.md", "row"))
+    assert [[media.kind for media in row.media] for row in rows] == [
+        [],
+        ["image"],
+        ["video"],
+        ["image"],
+        ["image"],
+        ["image"],
+    ]
+    assert all(row.task in TASKS and row.answer is not None for row in rows)
+    assert len({(row.text.removeprefix("<image>"), row.answer) for row in rows[3:]}) == 1  # they say the same
