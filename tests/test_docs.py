@@ -23,6 +23,7 @@ from mmgrpo.conversations import prompt_of
 from mmgrpo.metrics import read_metrics
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
 from mmgrpo.planners import PLANS
+from mmgrpo.policies.contrast import CONTRASTS
 from mmgrpo.policies.forward import ERRORS
 from mmgrpo.transitions import KERNELS
 from reward_models import REWARDS
@@ -52,7 +53,7 @@ TABLES = {
     "styles": STYLES,
     "lines": BASE,
 }
-RECIPES = {path.name for path in (ROOT / "scripts" / "recipes" / "visual").glob("*.yaml")}
+RECIPES = {path.name for path in (ROOT / "scripts" / "recipes").glob("*/*.yaml")}
 KINDS = {
     "preset": CATALOGUE,
     "plan": PLANS,
@@ -70,6 +71,9 @@ KINDS = {
     "sampler": {"dynamic_sampling"},
     "policy": {"matching", "transitions"},
     "reward": REWARDS,
+    "task": TASKS,
+    "style": STYLES,
+    "contrast": CONTRASTS,
     "recipe": RECIPES,
 }
 """Words before names in the table of papers, and what they may name."""
