@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Table = Mapping[str, Sequence[Sequence[float]]]
 """Reward name to the values of the samples of each prompt; NaN where one could not be scored."""
 
-ANSWER = "answer"
-"""The column of a table that is no reward but says which samples give the same answer."""
+ANSWER = "(answer)"
+"""The column of a table that says which samples give the same answer; no reward can be called so."""
 
 
 @dataclass

@@ -111,6 +111,8 @@ class Sampling:
     """Memory limit: tokens whose logits are held at one time."""
     rows_at_once: int = 64
     """Memory limit: completions drawn at one time in evaluation."""
+    features_kept: int = 0
+    """Prompts whose features of media are kept over the rounds, with a frozen vision tower only; costs memory."""
 
 
 @dataclass
@@ -210,6 +212,7 @@ def build_policy(config: VlmConfig, device: str, for_training: bool = True, trai
         sampling_dtype=sampling.dtype,
         contrast=sampling.contrast,
         tokens_at_once=sampling.tokens_at_once,
+        features_kept=sampling.features_kept,
         device=device,
     )
 

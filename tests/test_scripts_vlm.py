@@ -23,7 +23,7 @@ from run import content
 from test_scripts import refused, run, summary, told
 from vlm import VlmConfig, arithmetic
 
-from mmgrpo.config import read
+from mmgrpo.config import option_names, read
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.prompts import load_prompts
 from mmgrpo.types import Image, Media, Prompt, Request, Text, Turn, Video
@@ -337,6 +337,13 @@ def test_a_few_unreadable_prompts_are_left_out_and_listed(model, media, tmp_path
     train(monkeypatch, *small(model, media, tmp_path, *options))
     [listed] = [json.loads(line) for line in (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()]
     assert listed["id"] == "image-2" and "lost.png" in listed["file"] and "no such file" in listed["reason"]
+
+
+def test_help_names_every_option():
+    shown = run("train_vlm.py", "--help", COLUMNS="200").stdout
+    assert [name for name in option_names(VlmConfig) if name not in shown] == []
+    other = run("evaluate.py", "--model.family", "qwen_vl", "--help").stdout
+    assert "--temperature" in other and "--blind" in other and "--model.max-pixels" in other
 
 
 def test_the_dry_run_prints_the_arithmetic(capsys, monkeypatch, tmp_path):
