@@ -1,7 +1,7 @@
 """What a model answered: kept as a file of lines with thumbnails beside it, and shown before beside after.
 
 samples/<title>.jsonl    a line per held-out prompt: id, prompt, media, completion, answer, rewards
-samples/media/           thumbnails of the prompts' pictures, and strips of their clips' frames
+samples/<title>/         thumbnails of the prompts' pictures, and strips of their clips' frames
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_completions(
     pictures: Sequence[Sequence[Pil.Image]],
     boxes: Sequence[Mapping[str, Sequence[Box]]] = (),
 ) -> None:
-    """Write ``<stem>.jsonl`` and the thumbnails, which titles of the same prompts share.
+    """Write ``<stem>.jsonl``, and the thumbnails into the folder ``<stem>``.
 
     ``pictures`` are one per medium of each prompt. ``boxes`` are, for each prompt that has any, the ``gold`` and
     the ``said`` ones. A value that could not be scored is null.
@@ -51,10 +51,9 @@ def write_completions(
     for place, (prompt, output, values) in enumerate(zip(shown.prompts, shown.outputs, shown.values, strict=True)):
         if not isinstance(output, Text):
             raise TypeError(f"completions are Text outputs; got {type(output).__name__}")
-        files = [f"media/{place:03d}-{number}.jpg" for number in range(len(pictures[place]))]
+        files = [f"{stem.name}/{place:03d}-{number}.jpg" for number in range(len(pictures[place]))]
         for file, picture in zip(files, pictures[place], strict=True):
-            if not (stem.parent / file).is_file():
-                write_bytes(stem.parent / file, jpeg(picture))
+            write_bytes(stem.parent / file, jpeg(picture))
         rows.append(
             {
                 "id": prompt.id,

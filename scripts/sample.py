@@ -114,6 +114,7 @@ def write_answers(folder: Path, samples: int, drawn: Mapping[str, Sequence[Drawn
     from mmgrpo.report import page
 
     count = 0
+    (folder / "before.jsonl").unlink(missing_ok=True)  # of an earlier call
     for title, parts in drawn.items():
         prompts = [prompt for part in parts for prompt in part.prompts]
         if samples > 1:

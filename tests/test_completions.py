@@ -43,7 +43,7 @@ def test_a_row_holds_what_was_asked_said_wanted_and_earned(tmp_path):
             "id": "a",
             "task": "box_iou",
             "prompt": "[image] where?",
-            "media": ["media/000-0.jpg"],
+            "media": ["before/000-0.jpg"],
             "boxes": {},
             "completion": "there",
             "tokens": 3,
@@ -53,13 +53,16 @@ def test_a_row_holds_what_was_asked_said_wanted_and_earned(tmp_path):
         }
     ]
     # 400 x 200 fits into 160 x 160 as 160 x 80.
-    assert Pil.open(tmp_path / "media" / "000-0.jpg").size == (160, 80)
+    assert Pil.open(tmp_path / "before" / "000-0.jpg").size == (160, 80)
 
 
-def test_thumbnails_are_shared_by_the_titles_of_the_same_prompts(tmp_path):
-    for title in ("before", "after"):
-        write_completions(tmp_path / title, shown(["a", "b"]), [[PICTURE], [PICTURE, PICTURE]])
-    assert sorted(path.name for path in (tmp_path / "media").iterdir()) == ["000-0.jpg", "001-0.jpg", "001-1.jpg"]
+def test_every_title_has_its_own_thumbnails(tmp_path):
+    grey = Pil.new("RGB", (8, 8), "grey")
+    write_completions(tmp_path / "after", shown(["a", "b"]), [[PICTURE], [PICTURE, PICTURE]])
+    write_completions(tmp_path / "blind", shown(["a", "b"]), [[grey], [grey, grey]])
+    assert sorted(path.name for path in (tmp_path / "after").iterdir()) == ["000-0.jpg", "001-0.jpg", "001-1.jpg"]
+    assert Pil.open(tmp_path / "after" / "000-0.jpg").size == (400, 200)
+    assert Pil.open(tmp_path / "blind" / "000-0.jpg").size == (8, 8)
 
 
 def test_a_conversation_of_several_turns_says_who_speaks():
@@ -150,8 +153,8 @@ def test_the_report_of_a_run_holds_its_completions_and_needs_no_other_file(tmp_p
 
 def test_a_missing_thumbnail_is_named(tmp_path):
     write_completions(tmp_path / "after", shown(["yes"]), [[PICTURE]])
-    (tmp_path / "media" / "000-0.jpg").unlink()
-    assert "(media/000-0.jpg is missing)" in completions_html(tmp_path)
+    (tmp_path / "after" / "000-0.jpg").unlink()
+    assert "(after/000-0.jpg is missing)" in completions_html(tmp_path)
 
 
 def test_pictures_are_no_completions(tmp_path):
