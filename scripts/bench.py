@@ -2,6 +2,7 @@
 
     python scripts/bench.py visual                   # the table of rounds and the overhead (a minute or two)
     python scripts/bench.py visual --learn           # also reward against wall-clock, 3 seeds a method
+    python scripts/bench.py vlm                      # a step of training on pictures beside TRL's (bench_vlm.py)
 
 Everything is measured side by side in one run, on one model. Speed is never a test: the numbers
 belong to the machine, which is named in the files under benchmarks/.
@@ -11,15 +12,19 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import bench_vlm
+from door import enter
 from run import ROOT
 from visual import VisualConfig, build_trainer
 
@@ -48,8 +53,6 @@ LEARNING = ("Flow-GRPO", "MixGRPO", "one-step branch", "BranchGRPO-Mix")
 class Args:
     """Which benchmark."""
 
-    modality: str = "visual"
-    """visual."""
     learn: bool = False
     """Also train every method for a fixed time, with several seeds."""
     seconds: float = 150.0
@@ -298,7 +301,7 @@ def write_results(result: dict[str, Any], out: Path) -> None:
     text = [
         "# Visual benchmark",
         "",
-        f"`python scripts/bench.py visual{' --learn' if learned else ''}` on {result['machine']}.",
+        f"`{result['command']}` on {result['machine']}.",
         f"{result['prompts']} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, medians of "
         f"{result['medians of']} rounds; seconds a round. *Bare passes* are the round's forward and backward passes "
         "alone, replayed with the same batch sizes; *overhead* is what the round takes above them, the time of the "
@@ -320,30 +323,41 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def main() -> None:
-    import tyro
-
-    arguments = sys.argv[1:]
-    if arguments and not arguments[0].startswith("-"):
-        arguments = ["--modality", *arguments]
-    args = tyro.cli(Args, args=arguments, description=__doc__)
-    if args.modality != "visual":
-        raise SystemExit(f"error: there is no benchmark for '{args.modality}'; known: visual")
-
-    import torch
-
-    torch.set_num_threads(args.threads)
-    out = Path(args.output)
-    out.mkdir(parents=True, exist_ok=True)
-    told = machine(args.threads)
-    print(f"{told}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, embedded default\n", flush=True)
+def run(args: Args, machine: str, command: str) -> None:
+    """The rounds of every plan and, if asked for, the learning curves; written to ``visual.json`` and ``visual.md``."""
+    print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, embedded default\n", flush=True)
     rounds = bench_rounds(args)
-    result: dict[str, Any] = {"machine": told, "prompts": args.prompts, "medians of": args.rounds, "rounds": rounds}
+    result: dict[str, Any] = {"command": command, "machine": machine, "prompts": args.prompts}
+    result |= {"medians of": args.rounds, "rounds": rounds}
     if args.learn:
         result |= {"seeds": args.seeds, "curves": bench_learning(args, rounds)}
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
     write_results(result, out)
     print(f"\nwritten: {out / 'visual.md'}")
 
 
+BENCHMARKS: dict[str, tuple[type[Any], Callable[[Any, str, str], None]]] = {
+    "visual": (Args, run),
+    "vlm": (bench_vlm.Args, bench_vlm.run),
+}
+
+
+def main() -> None:
+    import tyro
+
+    given = sys.argv[1:]
+    modality, *options = given if given and not given[0].startswith("-") else ["visual", *given]
+    if modality not in BENCHMARKS:
+        raise ValueError(f"there is no benchmark for '{modality}'; known: {', '.join(BENCHMARKS)}")
+    settings, measure = BENCHMARKS[modality]
+    args = tyro.cli(settings, args=options, description=__doc__)
+
+    import torch
+
+    torch.set_num_threads(args.threads)
+    measure(args, machine(args.threads), shlex.join(["python", "scripts/bench.py", *given]))
+
+
 if __name__ == "__main__":
-    main()
+    enter(main)
