@@ -31,17 +31,17 @@ class Args:
     """Samples a prompt."""
     contestants: list[str] = field(default_factory=lambda: [OURS, ALONE, TRL, COMPACT])
     """What is compared."""
-    prompts: int = 2
+    prompts: int = 1
     """Prompts a step; one prompt's samples are one forward and backward pass."""
-    tokens: int = 24
+    tokens: int = 16
     """Tokens of every completion."""
-    side: int = 336
+    side: int = 224
     """Sides of the pictures in pixels; one place for 28 x 28."""
     vocabulary: int = 32_000
     """Words of the model."""
     width: int = 256
     """Width of the language model."""
-    layers: int = 8
+    layers: int = 6
     """Layers of the language model; the vision tower has half as many."""
     steps: int = 3
     """Steps measured (after one that is not)."""
@@ -53,21 +53,21 @@ class Args:
 
 def run(args: Args, machine: str, command: str) -> None:
     """Measure all contestants and write ``vlm.json`` and ``vlm.md``."""
-    rows = []
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         parameters = prepare(args, Path(folder))
         print(f"{machine}\n{parameters / 1e6:.1f} million parameters, {args.prompts} prompts a step\n", flush=True)
+        result = {"command": command, "machine": machine, "parameters": parameters, "settings": asdict(args)}
         for group in args.groups:
             for contestant in args.contestants:
                 contest = Contest(contestant, group, args.prompts, args.tokens, args.steps, args.threads, folder)
                 rows.append(measure(contest))
                 print(_line(rows[-1]), flush=True)
-    refuse_unequal(rows)
-    result = {"command": command, "machine": machine, "parameters": parameters, "settings": asdict(args), "rows": rows}
-    out = Path(args.output)
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "vlm.json", json.dumps(result, indent=1))
-    write_text(out / "vlm.md", report(result))
+            refuse_unequal(rows)
+            write_text(out / "vlm.json", json.dumps({**result, "rows": rows}, indent=1))
+            write_text(out / "vlm.md", report({**result, "rows": rows}))
     print(f"\nwritten: {out / 'vlm.md'}")
 
 
@@ -92,9 +92,9 @@ def prepare(args: Args, folder: Path) -> int:
         max_pixels=args.side**2,
     )
     random = np.random.default_rng(0)
-    for number in range(8):
+    for number in range(args.prompts * (args.steps + 1)):  # none is seen twice
         colours = Image.fromarray(random.integers(0, 256, (12, 12, 3), dtype=np.uint8))
-        colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+        colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number:03d}.png")
     from safetensors import safe_open
 
     with safe_open(folder / "model" / "model.safetensors", "pt") as weights:
@@ -135,7 +135,7 @@ def report(result: dict[str, Any]) -> str:
     """Markdown: what was measured, and every contestant's share of TRL's speed and memory."""
     settings, rows = result["settings"], result["rows"]
     places = rows[0]["prompt tokens"]
-    names = ["samples a second", "times TRL's", "s a step", "rollout", "reward", "update"]
+    names = ["samples a second", "times TRL's", "s a step", "rollout", "reward", "update", "processor s", "of TRL's"]
     names += ["peak MiB", "of TRL's", "peak above load MiB", "of TRL's"]
     lines = [
         "# Vision-language benchmark",
@@ -146,7 +146,8 @@ def report(result: dict[str, Any]) -> str:
         f"KL, no gradient checkpointing; {settings['prompts']} prompts a step of {places} tokens, pictures of "
         f"{settings['side']} pixels among them, completions of {settings['tokens']} tokens; one group is one forward "
         f"and backward pass. Medians of {settings['steps']} steps after one of warming up; every contestant in a "
-        "process of its own. A step is everything from reading the PNG files to the optimizer's step.",
+        "process of its own. A step is everything from reading the PNG files to the optimizer's step; other work on "
+        "the machine lengthens its seconds, but hardly its processor seconds.",
         "",
         *(f"- *{name}*: {about}" for name, about in ABOUT.items() if name in settings["contestants"]),
         "",
@@ -157,15 +158,16 @@ def report(result: dict[str, Any]) -> str:
         trl = next((r for r in rows if (r["contestant"], r["group"]) == (TRL, row["group"])), None)
         cells = [f"{row['samples a second']:.2f}", _share(row, trl, "samples a second")]
         cells += [f"{row[name]:.2f}" for name in ("seconds", "rollout", "reward", "update")]
-        for name in ("peak", "peak above load"):
-            cells += [f"{row[name]:.0f}", _share(row, trl, name)]
+        for name, digits in (("processor seconds", 2), ("peak", 0), ("peak above load", 0)):
+            cells += [f"{row[name]:.{digits}f}", _share(row, trl, name)]
         lines.append(f"| {row['group']} | {row['contestant']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 ABOUT = {
     OURS: "a prompt and its picture are computed once for its group, in sampling and in training.",
-    ALONE: "the same with `share_prefix` off: every sample reads the prompt and its picture for itself.",
+    ALONE: "the same with `share_prefix` off: every sample reads the whole prompt for itself, in sampling and in "
+    "training, and every pass computes the picture's features again.",
     TRL: "`GRPOTrainer` of TRL as it is. Off a GPU its fused head scores all positions, those of the prompt too.",
     COMPACT: "the same, made to score the completions only, as it does on a GPU.",
 }

@@ -49,13 +49,21 @@ SENTENCE = "the user asks what is shown in this picture ; look at all of it , th
 
 @dataclass
 class Clock:
-    """Seconds of each measured step, and how much work it was."""
+    """When steps ended, seconds of their parts, and how much work they were."""
 
-    seconds: list[float] = field(default_factory=list)
+    ends: list[tuple[float, float]] = field(default_factory=list)
+    """Wall-clock and processor seconds when the first step began, and when each ended."""
     rollout: list[float] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    def tick(self) -> None:
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Wall-clock and processor seconds of every step."""
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.ends)]
 
 
 def length_reward(texts: list[str]) -> list[float]:
@@ -106,10 +114,10 @@ def ours(contest: Contest) -> Callable[[], Clock]:
 
     def start() -> Clock:
         clock = Clock()
+        clock.tick()
         for _ in range(contest.steps + 1):
-            started = time.perf_counter()
             trainer.run_round()
-            clock.seconds.append(time.perf_counter() - started)
+            clock.tick()
         lines = read_metrics(folder / "metrics.jsonl")
         clock.rollout = [line["time/rollout"] for line in lines]
         clock.reward = [line["time/reward"] for line in lines]
@@ -171,7 +179,6 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         processing_class=processor(path),
     )
     sample, judge = trainer._generate_and_score_completions, trainer._calculate_rewards
-    passed: list[float] = []
 
     def timed_reward(*given: Any) -> Any:
         started = time.perf_counter()
@@ -191,17 +198,16 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         """Notes when steps end; what lies between two ends is a step, its data loading too."""
 
         def on_train_begin(self, *_: Any, **others: Any) -> None:
-            passed.append(time.perf_counter())
+            clock.tick()
 
         def on_step_end(self, *_: Any, **others: Any) -> None:
-            passed.append(time.perf_counter())
+            clock.tick()
 
     trainer._calculate_rewards, trainer._generate_and_score_completions = timed_reward, timed_sample
     trainer.add_callback(Steps())
 
     def start() -> Clock:
         trainer.train()
-        clock.seconds = [after - before for before, after in itertools.pairwise(passed)]
         return clock
 
     return start
@@ -240,12 +246,14 @@ def compete(contest: Contest) -> dict[str, Any]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     loaded = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     clock = start()
-    seconds, rollout, reward = (statistics.median(v[1:]) for v in (clock.seconds, clock.rollout, clock.reward))
+    wall, processor_time = zip(*clock.steps()[1:], strict=True)
+    seconds, rollout, reward = (statistics.median(v) for v in (wall, clock.rollout[1:], clock.reward[1:]))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return {
         "contestant": contest.contestant,
         "group": contest.group,
         "seconds": seconds,
+        "processor seconds": statistics.median(processor_time),
         "rollout": rollout,
         "reward": reward,
         "update": seconds - rollout - reward,

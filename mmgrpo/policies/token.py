@@ -186,14 +186,23 @@ class TokenPolicy:
         dtype = AUTOCAST.get(self.sampling_dtype)
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
             features = self._seen(context, [one.prompt for one in asked])
-            hidden, cache = self.family.hidden(
-                self.network, context.ids, context.real, context.positions, features, None
-            )
             counts = torch.tensor([one.count for one in asked], device=self.device)
-            prompt = torch.arange(len(asked), device=self.device).repeat_interleave(counts)
+            each = torch.arange(len(asked), device=self.device)
+            prompt = each.repeat_interleave(counts)
+            read = each if self.share_prefix else prompt
+            hidden, cache = self.family.hidden(
+                self.network,
+                context.ids[read],
+                context.real[read],
+                context.positions[read],
+                [features[row] for row in read.tolist()] if features else (),
+                None,
+            )
+            if self.share_prefix:
+                cache, hidden = self.family.spread(cache, prompt), hidden[prompt]
             streams = [stream(seed, one.name, one.slot) for one in asked]
             real, following = context.real[prompt], following_position(context)[prompt]
-            cache, hidden = self.family.spread(cache, prompt), hidden[prompt, -1]
+            hidden = hidden[:, -1]
             alive = torch.ones(len(prompt), dtype=torch.bool, device=self.device)
             tokens, living, log_probs, entropies = [], [], [], []
             for position in range(self.max_tokens):
@@ -317,7 +326,8 @@ class TokenPolicy:
         """Log-probabilities of the next token; ``first`` is True where it begins the completion."""
         logits = self.family.logits(network, hidden).float() / temperature
         if len(self.silent):
-            logits = logits.index_fill(1, self.silent, -torch.inf)
+            # In place, in the new tensor that the division made: a copy would be rows x vocabulary.
+            logits.index_fill_(1, self.silent, -torch.inf)
         if len(self.silent_at_first):
             begun = torch.where(first[:, None], -torch.inf, logits[:, self.silent_at_first])
             logits = logits.index_copy(1, self.silent_at_first, begun)
@@ -355,20 +365,20 @@ def draw_tokens(
     With ``top_p`` below one only the most likely tokens that together reach it can be drawn (nucleus sampling,
     Holtzman et al. 2019).
     """
-    # In double precision, because over a large vocabulary fp32 sums lose the tail.
-    probabilities = spread.double().exp()
+    probabilities = spread.exp()
     if top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
-        beyond = ordered.cumsum(-1) - ordered >= top_p
+        beyond = ordered.cumsum(-1, dtype=torch.double) - ordered >= top_p
         probabilities = probabilities.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
-    total = probabilities.cumsum(-1)
+    # In double precision, because over a large vocabulary fp32 sums lose the tail.
+    total = probabilities.cumsum(-1, dtype=torch.double)
     token = torch.searchsorted(total, drawn.double()[:, None] * total[:, -1:], right=True)[:, 0]
     return token.clamp(max=spread.shape[1] - 1)
 
 
 def _entropy(spread: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
     """-sum p log p; a token without probability adds nothing."""
-    return -(spread.exp() * spread.masked_fill(spread == -torch.inf, 0.0)).sum(-1)
+    return -(spread.exp() * spread.clamp(min=torch.finfo(spread.dtype).min)).sum(-1)
 
 
 def _moved(context: Context, device: torch.device) -> Context:
