@@ -7,7 +7,7 @@ tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ class CausalLm:
         return ids
 
     def _computing(self, device: torch.device) -> AbstractContextManager:
-        return torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        # None where there is nothing to do: one that is switched off would switch off a sampler's around it.
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
 
 
 def load(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,8 @@ class QwenVl:
         return Shown(patches, grid, seconds, (height, width))
 
     def _computing(self) -> AbstractContextManager:
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        # None where there is nothing to do: one that is switched off would switch off a sampler's around it.
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
 
 def patchify(

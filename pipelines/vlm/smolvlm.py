@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -236,7 +236,8 @@ class SmolVlm:
         return Shown(made["pixel_values"][0], rows, columns, times, duration, size)
 
     def _computing(self) -> AbstractContextManager:
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        # None where there is nothing to do: one that is switched off would switch off a sampler's around it.
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
 
 ENLARGED = "means nothing to SmolVLM, which enlarges every picture and shows every frame as one tile"
