@@ -38,6 +38,12 @@ TASKS = (
 )
 """Verifiable answers: each is a reward of its own, and what the reward ``task`` looks up for a row of that task."""
 
+SPEECH = (
+    *("neg_wer", "one_minus_wer", "neg_errors", "exact_transcript", "one_minus_cer", "cer_wer_blend", "exp_wer"),
+    *("tanh_cer", "hallucination", "keywords", "transcript_length"),
+)
+"""Transcripts against what was said."""
+
 REWARDS: dict[str, str] = {
     "scene_count": "reward_models.rules.scenes:scene_count",
     "scene_colour": "reward_models.rules.scenes:scene_colour",
@@ -52,6 +58,9 @@ REWARDS: dict[str, str] = {
     "jpeg_incompressibility": "reward_models.rules.jpeg:jpeg_incompressibility",
     "task": "reward_models.rules.tasks:task",
     **{name: f"reward_models.rules.single:{name}" for name in TASKS},
+    **{name: f"reward_models.rules.speech:{name}" for name in SPEECH},
+    "sentence_bleu": "reward_models.rules.translation:sentence_bleu",
+    "sentence_chrf": "reward_models.rules.translation:sentence_chrf",
     "format": "reward_models.rules.tags:format",
     "soft_overlong": "reward_models.rules.lengths:soft_overlong",
     "cosine_length": "reward_models.rules.lengths:cosine_length",

@@ -1,0 +1,81 @@
+"""Rewards of translations and spoken answers: BLEU and chrF as sacrebleu computes them, divided by 100.
+
+Sentence scores are rewards; ``corpus_bleu`` and ``corpus_chrf`` are for reports, and are no means of sentence scores.
+``Prompt.answer`` is the reference, or a list of several. Nothing is normalized beyond sacrebleu's own tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from mmgrpo.blocks import nearest
+from mmgrpo.types import Output, Prompt
+from reward_models.rules.reading import gold_texts
+from reward_models.rules.tags import texts
+from reward_models.rules.transcripts import needed
+
+TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none")
+"""Those of sacrebleu that need no download; the Japanese and Korean ones need a package of theirs."""
+
+
+def sentence_bleu(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], tokenize: str = "13a", lowercase: bool = False
+) -> list[float]:
+    """Sentence BLEU / 100: in [0, 1] (the reward of arXiv:2509.16990). An empty hypothesis is worth 0.
+
+    The order is effective: orders that a short sentence cannot have are left out, so that a right answer of one word
+    is worth 1 (with order 4 throughout it would be 0). ``tokenize`` is one of ``TOKENIZERS``.
+    """
+    return _sentences(_bleu(tokenize, lowercase, True), prompts, outputs, "sentence_bleu")
+
+
+def sentence_chrf(prompts: Sequence[Prompt], outputs: Sequence[Output], word_order: int = 0) -> list[float]:
+    """chrF / 100: F2 of character 1- to 6-grams, in [0, 1]; with ``word_order`` 2 it is chrF++. Needs no tokenizer."""
+    return _sentences(_chrf(word_order), prompts, outputs, "sentence_chrf")
+
+
+def corpus_bleu(references: Sequence[str], hypotheses: Sequence[str], tokenize: str = "13a") -> float:
+    """Corpus BLEU, 0 to 100: counts of n-grams are added over all sentences before they are divided."""
+    return _corpus(_bleu(tokenize, False, False), references, hypotheses)
+
+
+def corpus_chrf(references: Sequence[str], hypotheses: Sequence[str], word_order: int = 0) -> float:
+    """Corpus chrF, 0 to 100."""
+    return _corpus(_chrf(word_order), references, hypotheses)
+
+
+def _sentences(metric: Any, prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str) -> list[float]:
+    rows = zip(prompts, texts(outputs, reward), strict=True)
+    # Rounding inside makes a perfect score 100.00000000000004.
+    return [min(1.0, metric.sentence_score(text.text, gold_texts(prompt)).score / 100) for prompt, text in rows]
+
+
+def _corpus(metric: Any, references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    if not references or len(references) != len(hypotheses):
+        raise ValueError(
+            f"a corpus score got {len(references)} references and {len(hypotheses)} hypotheses; wanted as many, and "
+            "at least one"
+        )
+    return metric.corpus_score(list(hypotheses), [list(references)]).score
+
+
+@cache
+def _bleu(tokenize: str, lowercase: bool, effective_order: bool) -> Any:
+    if tokenize not in TOKENIZERS:
+        raise ValueError(f"sentence_bleu: there is no tokenizer '{tokenize}'.{nearest(tokenize, TOKENIZERS)}")
+    return _metrics().BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order)
+
+
+@cache
+def _chrf(word_order: int) -> Any:
+    return _metrics().CHRF(word_order=word_order)
+
+
+def _metrics() -> Any:
+    try:
+        from sacrebleu import metrics
+    except ModuleNotFoundError as error:
+        raise needed("sacrebleu", error) from error
+    return metrics
