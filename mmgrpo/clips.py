@@ -1,13 +1,13 @@
 """Questions about short clips of moving shapes, each with one right answer that is known exactly.
 
-A clip is eight frames of 32 pixels at two frames a second. One or two shapes move along a straight line and are
-visible for a part of it only:
+A clip is eight frames of 32 pixels, one frame a second. One or two shapes move along a straight line and are visible
+for a part of it only:
 
     direction  "which way does the red circle move?"                           left
     order      "which comes first, the red circle or the blue square?"         red circle
-    interval   "when is the red circle visible?"                               1.5 to 3
+    interval   "when is the red circle visible?"                               2 to 5
 
-An interval is in seconds: frame i is shown from i / 2 to (i + 1) / 2.
+An interval is in seconds: frame i is shown from i to i + 1.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from mmgrpo import questions
-from mmgrpo.questions import Question, Thing, alone, asked, paint, to_prompt
-from mmgrpo.scenes import BACKGROUND, COLOURS, SHAPES, SIZE
+from mmgrpo.questions import PAPER, Question, Thing, asked, paint, to_prompt
+from mmgrpo.scenes import COLOURS, SHAPES, SIZE
 from mmgrpo.types import Prompt, Video
 
 FRAMES = 8
-FPS = 2.0
+FPS = 1.0
 KINDS = ("direction", "order", "interval")
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 """Direction (x to the right, y downwards) of each word."""
@@ -57,19 +57,19 @@ class Mover:
 
 
 def clip(random: np.random.Generator) -> tuple[Mover, ...]:
-    """Draw what a clip shows: one or two movers that stay inside and never touch each other."""
+    """Draw what a clip shows: one or two movers of different colours that stay inside and never touch."""
     while True:
         movers = tuple(_mover(random) for _ in range(1 + int(random.random() < 0.6)))
-        if not any(_meet(a, b) for a, b in combinations(movers, 2)):
+        if not any(a.colour == b.colour or _meet(a, b) for a, b in combinations(movers, 2)):
             return movers
 
 
 def _mover(random: np.random.Generator) -> Mover:
-    length = int(random.integers(2, 7))
+    length = int(random.integers(3, 7))
     first = int(random.integers(0, FRAMES - length + 1))
     side, way = int(random.integers(8, 13)), tuple(WAYS)[random.integers(len(WAYS))]
     free = SIZE - side
-    speed = int(random.integers(2, max(2, min(4, free // (length - 1))) + 1))
+    speed = int(random.integers(3, max(3, min(5, free // (length - 1))) + 1))
     travel, along = speed * (length - 1), WAYS[way]
     start = [int(random.integers(0, free - travel * abs(step) + 1)) + travel * (step < 0) for step in along]
     colour, shape = tuple(COLOURS)[random.integers(len(COLOURS))], SHAPES[random.integers(len(SHAPES))]
@@ -86,32 +86,24 @@ def _meet(a: Mover, b: Mover) -> bool:
 
 def render(movers: Sequence[Mover]) -> Video:
     """The clip, with hard edges."""
-    frames = np.full((FRAMES, SIZE, SIZE, 3), BACKGROUND, np.uint8)
+    frames = np.repeat(PAPER[None], FRAMES, 0)
     for mover in movers:
         for frame in range(mover.first, mover.end):
             paint(frames[frame], mover.at(frame))
     return Video(torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255, FPS)
 
 
-def seconds(frame: int) -> str:
-    """When a frame begins, as it is said: "1.5", "3"."""
-    return f"{frame / FPS:g}"
-
-
 def ask(movers: Sequence[Mover], kind: str, random: np.random.Generator) -> Question | None:
     """A question of a kind about a clip, or None where the clip allows none with one clear answer."""
-    single = alone(movers)
-    if not single:
-        return None
-    mover = single[random.integers(len(single))]
+    mover = movers[random.integers(len(movers))]
     if kind == "direction":
         return Question(kind, f"which way does the {mover.name} move?", mover.way, mover.name)
     if kind == "interval":
-        when = f"{seconds(mover.first)} to {seconds(mover.end)}"
+        when = f"{mover.first} to {mover.end}"
         return Question(kind, f"when is the {mover.name} visible?", when, mover.name)
-    if len(single) < 2 or single[0].first == single[1].first:
+    if len(movers) < 2 or movers[0].first == movers[1].first:
         return None
-    early, late = sorted(single, key=lambda mover: mover.first)
+    early, late = sorted(movers, key=lambda mover: mover.first)
     one, other = (early, late) if random.random() < 0.5 else (late, early)
     return Question(kind, f"which comes first, the {one.name} or the {other.name}?", early.name, late.name)
 

@@ -1,9 +1,10 @@
 """Questions about small pictures, each with one right answer that is known exactly.
 
-A picture is one to five coloured shapes on white, 32 pixels wide; a question is one sentence about it:
+A picture is one to four coloured shapes on paper lit from the upper left, 32 pixels wide; a question is one sentence
+about it:
 
-    count      "how many circles are there?"                       3
-    colour     "what colour is the circle?"                        red
+    count      "how many red shapes are there?"                    3
+    colour     "what colour is the shape at the top left?"         red
     position   "where is the red circle?"                          top left
     relation   "where is the red circle from the blue square?"     above
     box        "draw a box around the red circle"                  [3, 5, 17, 19]
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from mmgrpo.scenes import BACKGROUND, COLOURS, SHAPES, SIZE, mask
+from mmgrpo.scenes import COLOURS, SHAPES, SIZE, mask
 from mmgrpo.types import Image, Media, Output, Prompt, Turn
 
 KINDS = ("count", "colour", "position", "relation", "box")
@@ -43,7 +44,7 @@ TASKS = {
 
 META: dict[str, dict[str, Any]] = {
     "box": {"coordinates": "resized", "size": [SIZE, SIZE]},
-    "interval": {"duration": 4.0},
+    "interval": {"duration": 8.0},
 }
 """What a verifier must know beside the answer: the pixels that boxes are in, the seconds of a clip."""
 
@@ -53,8 +54,17 @@ POLITE = "tell me, "
 SPLITS = {"train": 80, "tune": 10, "heldout": 10}
 """Per cent of all pictures that fall to a split: to train on, to choose settings with, and to report on."""
 
-MOST = 5
+MOST = 4
 """Most things that a picture shows."""
+
+REPEATED = 0.3
+"""Share of things that have the colour of another one."""
+
+PAPER = np.stack(np.broadcast_arrays(255 - 2 * np.arange(SIZE), 255 - 2 * np.arange(SIZE)[:, None], 255), -1).astype(
+    np.uint8
+)
+"""The background: less red towards the right, less green towards the bottom. A model that knows places only by their
+distance from each other learns from it where it is."""
 
 _ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
 
@@ -91,9 +101,9 @@ class Question:
 def picture(random: np.random.Generator) -> tuple[Thing, ...]:
     """Draw what a picture shows: the fewer things, the larger; none touches another."""
     count = int(random.integers(1, MOST + 1))
-    cells, pitch, least, most = (1, 32, 10, 18) if count == 1 else (2, 16, 8, 12) if count == 2 else (3, 10, 6, 9)
+    cells, pitch, least, most = (1, 32, 10, 18) if count == 1 else (2, 16, 9, 13)
     places = random.permutation(cells * cells)[:count].tolist()
-    palette, forms = [*random.permutation(list(COLOURS))[:3].tolist()], list(SHAPES)
+    colours, forms = random.permutation(list(COLOURS)).tolist(), list(SHAPES)
     things = []
     for place in places:
         side = int(random.integers(least, most + 1))
@@ -101,7 +111,10 @@ def picture(random: np.random.Generator) -> tuple[Thing, ...]:
             1 + pitch * at + int(random.integers(0, pitch - side)) - (cells == 1)
             for at in (place % cells, place // cells)
         )
-        colour, shape = palette[random.integers(3)], forms[random.integers(3)]
+        # Most things have a colour of their own; some have that of an earlier one, so that there is much to count.
+        again = bool(things) and random.random() < REPEATED
+        colour = things[random.integers(len(things))].colour if again else colours.pop()
+        shape = forms[random.integers(len(forms))]
         things.append(Thing(colour, shape, (left, top, left + side, top + side)))
     return tuple(things)
 
@@ -114,7 +127,7 @@ def paint(canvas: UInt8[np.ndarray, "32 32 3"], thing: Thing) -> None:
 
 def render(things: Sequence[Thing]) -> Image:
     """The picture, with hard edges."""
-    canvas = np.full((SIZE, SIZE, 3), BACKGROUND, np.uint8)
+    canvas = PAPER.copy()
     for thing in things:
         paint(canvas, thing)
     return Image(torch.from_numpy(canvas).permute(2, 0, 1).float() / 255)
@@ -132,9 +145,9 @@ def split_of(shown: Sequence[Any]) -> str:
 
 
 def alone(things: Sequence[Any]) -> list[Any]:
-    """The things whose colour and shape no other has, so that their name means one thing."""
-    names = [thing.name for thing in things]
-    return [thing for thing in things if names.count(thing.name) == 1]
+    """The things whose colour no other has, so that their name means one thing."""
+    colours = [thing.colour for thing in things]
+    return [thing for thing in things if colours.count(thing.colour) == 1]
 
 
 def ask(things: Sequence[Thing], kind: str, random: np.random.Generator) -> Question | None:
@@ -144,21 +157,22 @@ def ask(things: Sequence[Thing], kind: str, random: np.random.Generator) -> Ques
 
 
 def _count(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, str, str]:
-    about, counted = [
-        ("shapes", things),
-        *((f"{shape}s", [t for t in things if t.shape == shape]) for shape in SHAPES),
-        *((f"{colour} shapes", [t for t in things if t.colour == colour]) for colour in {t.colour: 0 for t in things}),
-    ][random.integers(4 + len({t.colour for t in things}))]
-    return f"how many {about} are there?", str(len(counted)), about
+    if random.random() < 0.5:
+        about, counted = "shapes", len(things)
+    else:
+        there = [thing.colour for thing in things]
+        colour = [*there, *COLOURS][random.integers(len(there) + len(COLOURS))]
+        about, counted = f"{colour} shapes", there.count(colour)
+    return f"how many {about} are there?", str(counted), about
 
 
 def _colour(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, str, str] | None:
-    shapes = [thing.shape for thing in things]
-    single = [thing for thing in things if shapes.count(thing.shape) == 1]
+    places = [place_of(thing) for thing in things]
+    single = [(thing, place) for thing, place in zip(things, places, strict=True) if place and places.count(place) == 1]
     if not single:
         return None
-    thing = single[random.integers(len(single))]
-    return f"what colour is the {thing.shape}?", thing.colour, thing.shape
+    thing, place = single[random.integers(len(single))]
+    return f"what colour is the shape at the {place}?", thing.colour, f"shape at the {place}"
 
 
 def place_of(thing: Thing) -> str:
@@ -255,12 +269,11 @@ def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
 
 def words(sentence: str) -> list[str]:
     """A sentence as the vocabulary has it: lower case, punctuation standing alone."""
-    return re.findall(r"</?\w+>|\d+\.\d+|\w+|[^\s\w]", sentence.lower())
+    return re.findall(r"</?\w+>|\w+|[^\s\w]", sentence.lower())
 
 
 def vocabulary() -> tuple[str, ...]:
     """All words of all questions and answers, about clips too, and of answers in sentences, sorted."""
-    numbers = [*map(str, range(SIZE + 1)), *(f"{half + 0.5:g}" for half in range(4))]
     said = f"""
         <think> </think> <answer> </answer> [ ] , . ? : yes no and or
         {" ".join(COLOURS)} {" ".join(SHAPES)} {" ".join(f"{shape}s" for shape in SHAPES)} shape shapes
@@ -269,4 +282,4 @@ def vocabulary() -> tuple[str, ...]:
         which way does it move moves up down comes come first when visible to seconds
         i see in at think of on one picture clip
     """
-    return tuple(sorted({*numbers, *words(said)}))
+    return tuple(sorted({*map(str, range(SIZE + 1)), *words(said)}))
