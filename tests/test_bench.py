@@ -22,7 +22,13 @@ def test_time_to_a_level_lies_on_the_line_between_two_evaluations():
 def test_the_learning_table_names_what_was_not_reached():
     from bench import LEARNING, learning_table
 
-    ends = {"Flow-GRPO": 0.8, "MixGRPO": 0.5, "one-step branch": 0.9, "one-step branch, 4 epochs": 0.9, "BranchGRPO-Mix": 0.8}
+    ends = {
+        "Flow-GRPO": 0.8,
+        "MixGRPO": 0.5,
+        "one-step branch": 0.9,
+        "one-step branch, 4 epochs": 0.9,
+        "BranchGRPO-Mix": 0.8,
+    }
     curves = [{"method": m, "seed": 0, "points": [(0, 0.0, 0.4), (10, 100.0, ends[m])]} for m in LEARNING]
     rows = {line.split("|")[1].strip(): line for line in learning_table(curves, 1) if line.startswith("| ")}
     assert "not reached" in rows["MixGRPO"]
