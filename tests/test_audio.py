@@ -81,7 +81,7 @@ def test_formats_that_soundfile_does_not_know_are_read_by_av(tmp_path):
     audio = read_audio(Media("audio", str(path)))
     assert audio.rate == 16_000 and audio.samples.shape[0] == 1 and abs(pitch(audio) - 440) < 4
     assert float(audio.samples.abs().max()) == pytest.approx(0.5, abs=0.05)
-    with pytest.raises(Unreadable, match=r"a\.m4a: lasts 0\.6 s; at most 0\.3 s are heard"):
+    with pytest.raises(Unreadable, match=r"a\.m4a: lasts 0\.[56] s; at most 0\.3 s are heard"):
         read_audio(Media("audio", str(path)), max_seconds=0.3)
 
 

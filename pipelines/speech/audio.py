@@ -160,6 +160,7 @@ def _decode_by_av(file: str, max_seconds: float) -> tuple[Samples, int]:
     with av.open(file) as container:
         if not container.streams.audio:
             raise Unreadable(f"{file}: has no sound")
+        _not_longer((container.duration or 0) / av.time_base, file, max_seconds)
         stream = container.streams.audio[0]
         rate = stream.rate
         planes: Any = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate)

