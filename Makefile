@@ -23,8 +23,11 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
 
-demo: $(STAMP)  ## train the embedded text-to-image model with GRPO and write a report
+demo: $(STAMP)  ## train the embedded models with GRPO, one that draws and one that looks, and write reports
 	$(BIN)/python scripts/train_visual.py --config scripts/recipes/visual/demo.yaml
+	$(BIN)/python scripts/make_questions.py
+	$(BIN)/python scripts/train_vlm.py --config scripts/recipes/vlm/demo.yaml
+	$(BIN)/python scripts/supervise_vlm.py --run runs/vlm_demo
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -37,6 +37,7 @@ IF_NOT_ZERO = ("kl", "clip/low", "clip/high")
 """Metrics that are plotted when they ever leave zero."""
 
 BLIND = " Blind: the same prompts with every picture and clip blank; what is left was guessed and not seen."
+SUPERVISED = " Supervised instead: the same model after as many seconds more of its supervised training."
 
 Means = Mapping[str, Mapping[str, float]]
 
@@ -156,20 +157,22 @@ def _results(run: RunFolder) -> str:
         return f'{title}<p class="soft">This run was not evaluated.</p></section>'
     before, after, difference = (run.evaluation.get(key, {}) for key in ("before", "after", "difference"))
     blind = run.summary.get("blind", {})
+    supervised = run.summary.get("supervised", {}).get("after", {})
     names = dict.fromkeys([*before, *after])
     rows = []
     for name in names:
         cells = [_interval(before.get(name)), _interval(after.get(name)), _difference(difference.get(name))]
         cells += [_interval(blind.get(name))] if blind else []
+        cells += [_interval(supervised.get(name))] if supervised else []
         count = (difference.get(name) or after.get(name) or before.get(name) or {}).get("n", "–")
         rows.append(f"<tr><td>{escape(name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}<td>{count}</td></tr>")
     return (
         f'{title}<div class="wide"><table><thead><tr><th>reward</th><th>before</th><th>after</th><th>difference</th>'
-        f"{'<th>blind, after</th>' if blind else ''}"
+        f"{'<th>blind, after</th>' if blind else ''}{'<th>supervised instead</th>' if supervised else ''}"
         f"<th>prompts</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="soft"><small>Means over prompts with 95 % bootstrap intervals; the difference is paired prompt by '
         "prompt, and coloured where its interval leaves out zero."
-        f"{BLIND if blind else ''}</small></p></section>"
+        f"{BLIND if blind else ''}{SUPERVISED if supervised else ''}</small></p></section>"
     )
 
 

@@ -302,23 +302,13 @@ def train(args: Args) -> None:
             if weight.dim() > 1 and "embed_tokens" not in name:
                 torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
     batches = Batches(model, args)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = adamw(network)
     begin, losses = time.process_time(), []
     last = args.until or args.steps
     for step in tqdm(range(1, last + 1), mininterval=5):
         rate = args.lr * min(1, step / args.warmup) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        inputs, labels = batches.draw(args.turns if step > args.silent else 0)
-        hidden = network.model(**inputs).last_hidden_state
-        wanted = labels[:, 1:] != -100
-        logits = network.lm_head(hidden[:, :-1][wanted])
-        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][wanted])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
+        loss = learn(network, optimizer, rate, batches.draw(args.turns if step > args.silent else 0))
+        losses.append(loss)
         if step % args.every == 0 or step == last:
             minutes = (time.process_time() - begin) / 60
             save(model, args.output)
@@ -326,6 +316,31 @@ def train(args: Args) -> None:
             tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  greedy {told}")
             losses.clear()
             network.train()
+
+
+def adamw(network: Any) -> Any:
+    """The optimizer, whose rate is set at every step."""
+    import torch
+
+    return torch.optim.AdamW(network.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+
+
+def learn(network: Any, optimizer: Any, rate: float, batch: tuple[dict[str, Any], Any]) -> float:
+    """One step on a batch of conversations; the loss before it."""
+    import torch
+
+    inputs, labels = batch
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    hidden = network.model(**inputs).last_hidden_state
+    wanted = labels[:, 1:] != -100
+    logits = network.lm_head(hidden[:, :-1][wanted])
+    loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][wanted])
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
 
 
 def save(model: Any, folder: Path) -> None:

@@ -66,10 +66,10 @@ class Model:
 class Data:
     """Which prompts."""
 
-    train: str = "assets/questions/train.jsonl"
+    train: str = "data/questions/train.jsonl"
     """Training prompts: JSONL (text or messages with image and video parts, answer, task, meta), or a data set
     hf:<folder or hub id>@<split>."""
-    heldout: str = "assets/questions/heldout.jsonl"
+    heldout: str = "data/questions/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""
     """Folder that relative paths of media start from; empty takes the prompt file's own folder."""
