@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -147,3 +148,26 @@ def test_the_committed_base_has_something_to_learn_and_something_to_learn_from()
     greedy, sampled = (measure(args, "tune", temperature)["all"] for temperature in (0.0, 1.0))
     # 0.25 and 0.24 when it was made; half of the politely asked are chatted with.
     assert 0.18 < greedy < 0.32 and 0.16 < sampled < 0.32
+
+
+@pytest.mark.slow
+def test_more_supervised_training_stands_beside_a_run(tmp_path: Path):
+    def script(name: str, *arguments: str) -> str:
+        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    data, demo = tmp_path / "data", ROOT / "scripts" / "recipes" / "vlm" / "demo.yaml"
+    script("make_questions", "--output", str(data), "--train", "16", "--tune", "8", "--heldout", "16")
+    files = ["--data.train", str(data / "train.jsonl"), "--data.heldout", str(data / "heldout.jsonl")]
+    few = ["--steps", "1", "--data.per-round", "2", "--data.group-size", "2"]
+    script("train_vlm", "--config", str(demo), "--output-dir", str(tmp_path), "--name", "run", *files, *few)
+    told = script("supervise_vlm", "--run", str(tmp_path / "run"), "--seconds", "1")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    beside = summary["supervised"]
+    assert beside["steps"] >= 1 and beside["after"]["task"]["n"] == 16
+    gap = summary["eval"]["after"]["task"]["mean"] - beside["after"]["task"]["mean"]
+    assert beside["against"]["task"]["mean"] == pytest.approx(gap)
+    assert "more of supervised training" in told
+    assert "supervised instead" in (tmp_path / "run" / "report.html").read_text()
