@@ -109,12 +109,13 @@ def test_the_table_of_presets_holds_the_presets_as_they_are() -> None:
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = EXAMPLE.findall(DOCS["extending.md"])
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    for name in ("my_rewards", "my_tasks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     for number, (name, code) in enumerate(examples):
         path = tmp_path / (name or f"example_{number}.py")
         path.write_text(code, encoding="utf-8")
         runpy.run_path(str(path))
-    assert len(examples) == 7
+    assert len(examples) == 9
 
 
 def test_a_reward_of_your_own_takes_at_most_ten_lines() -> None:
