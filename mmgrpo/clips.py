@@ -95,7 +95,7 @@ def render(movers: Sequence[Mover]) -> Video:
 
 def ask(movers: Sequence[Mover], kind: str, random: np.random.Generator) -> Question | None:
     """A question of a kind about a clip, or None where the clip allows none with one clear answer."""
-    mover = movers[random.integers(len(movers))]
+    mover = movers[int(random.integers(len(movers)))]
     if kind == "direction":
         return Question(kind, f"which way does the {mover.name} move?", mover.way, mover.name)
     if kind == "interval":

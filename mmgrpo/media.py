@@ -54,7 +54,7 @@ def medium_of(said: Mapping[str, Any], kind: str, root: Path) -> Media:
     source = said.pop(key)
     if isinstance(source, IN_MEMORY[kind]):
         return Media(kind, source, options_of(said, kind, source))
-    files = source if isinstance(source, list) and kind == "video" and source else [source]
+    files: list[Any] = source if isinstance(source, list) and kind == "video" and source else [source]
     if not all(isinstance(file, str) and file for file in files):
         raise ValueError(f"a path is {shown(source)}; wanted a string{', or those of frames' * (kind == 'video')}")
     if remote := [file for file in files if re.match(r"(https?|data|s3|gs|hf):", file)]:

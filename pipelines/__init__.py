@@ -23,6 +23,7 @@ PIPELINES = {
     "qwen_vl": "pipelines.vlm.qwen_vl",
     "causal_lm": "pipelines.causal_lm",
     "smolvlm": "pipelines.vlm.smolvlm",
+    "whisper": "pipelines.speech.whisper",
 }
 """Name of a family: the module with its ``load`` and ``tiny``."""
 

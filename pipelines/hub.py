@@ -81,7 +81,7 @@ def _rows(source: str, name: str, config: str | None, split: str) -> Iterator[di
             known = saved if isinstance(saved, dict) else {str(saved.split or split): saved}
             if split not in known:
                 raise ValueError(f"there is no split '{split}'.{nearest(split, known)}")
-            table = known[split]
+            table: Any = known[split]
         else:
             table = datasets.load_dataset(name, config, split=split)
     except (ValueError, OSError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Int
 from torch import Tensor
@@ -28,6 +28,7 @@ def spread_cache(cache: Any, rows: Int[Tensor, "rows"]) -> Any:
             raise TypeError(f"a cache layer of type {type(layer).__name__} cannot be shared by a group")
         mine = copy.copy(layer)
         # index_select, unlike indexing, adds the rows' gradients up in a fixed order.
-        mine.keys, mine.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+        keys, values = cast(tuple[Tensor, Tensor], (layer.keys, layer.values))
+        mine.keys, mine.values = keys.index_select(0, rows), values.index_select(0, rows)
         made.layers.append(mine)
     return made

@@ -84,7 +84,7 @@ def main() -> None:
     for (place, prompt), known in zip(good, measures, strict=True):
         problem = media_problem(prompt, known) or (task_problem(prompt) if args.check_tasks else None)
         if not problem:
-            problem, length = measured(prompt, known, count, args.max_prompt_tokens)
+            problem, length = measured(prompt, known, count, args.max_prompt_tokens)  # type: ignore[arg-type]
             tokens += [length] if length else []
         if problem:
             wrong[place] = problem

@@ -99,7 +99,12 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     folder = Path(tempfile.mkdtemp(dir=contest.folder))
     trainer = Trainer(
         policy=TokenPolicy(family, max_tokens=contest.tokens, share_prefix=shared),
-        scorers=[Scorer("length", lambda prompts, outputs: length_reward([output.text for output in outputs]))],
+        scorers=[
+            Scorer(
+                "length",
+                lambda prompts, outputs: length_reward([str(getattr(output, "text", "")) for output in outputs]),
+            )
+        ],
         recipe=AdvantageRecipe.of(algorithm),
         loss=LossRecipe.of(algorithm.objective, algorithm.weights),
         prompts=prompts,
@@ -152,7 +157,7 @@ def trl(contest: Contest) -> Callable[[], Clock]:
 
     trainer = GRPOTrainer(
         model,
-        reward,
+        reward,  # type: ignore[arg-type]
         GRPOConfig(
             output_dir=tempfile.mkdtemp(dir=contest.folder),
             per_device_train_batch_size=contest.group,

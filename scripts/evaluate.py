@@ -92,7 +92,7 @@ def main() -> None:
     found: dict[str, Any] = {
         "run": args.run,
         "weights": args.weights if args.run else "base",
-        "model": args.model.path,
+        "model": args.model.path,  # type: ignore[attr-defined]
         "file": args.file,
         "prompts": len(prompts),
         "samples": args.samples,

@@ -77,7 +77,8 @@ def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
         content: list[dict[str, Any]] = []
         for number, media in enumerate(prompt.media):
             name = f"media/{prompt.id}{f'-{number}' if number else ''}.{'png' if media.kind == 'image' else 'mp4'}"
-            (folder / name).write_bytes(png(media.source) if media.kind == "image" else mp4(media.source))
+            drawn: Any = media.source
+            (folder / name).write_bytes(png(drawn) if media.kind == "image" else mp4(drawn))
             content.append({"type": media.kind, media.kind: name})
         content.append({"type": "text", "text": prompt.text})
         row = {"id": prompt.id, "messages": [{"role": "user", "content": content}], "answer": prompt.answer}
@@ -127,10 +128,12 @@ def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:
     from pipelines import require
 
     require("vlm", "easy_vqa")
-    import easy_vqa as source
+    import easy_vqa
 
-    train = open_questions("train", *source.get_train_questions(), source.get_train_image_paths())
-    test = open_questions("test", *source.get_test_questions(), source.get_test_image_paths())
+    source: Any = easy_vqa
+
+    train = open_questions("train", *source.get_train_questions(), source.get_train_image_paths())  # type: ignore[call-arg]
+    test = open_questions("test", *source.get_test_questions(), source.get_test_image_paths())  # type: ignore[call-arg]
     tune = [prompt for prompt in test if prompt.meta["picture"] % 2]
     heldout = [prompt for prompt in test if not prompt.meta["picture"] % 2]
     return {"train": train[: counts["train"]], "tune": tune[: counts["tune"]], "heldout": heldout[: counts["heldout"]]}

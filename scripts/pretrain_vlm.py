@@ -209,7 +209,8 @@ class Batches:
         rows, labels, patches, grids = [], [], ([], []), ([], [])
         for number in range(self.args.pictures + self.args.clips):
             video = number >= self.args.pictures
-            draw = clips.clip if video else questions.picture
+            draw: Any = clips.clip if video else questions.picture
+            shown: Any
             while questions.split_of(shown := draw(self.random)) != "train":
                 pass
             source = clips.render(shown).frames if video else questions.render(shown).pixels[None]

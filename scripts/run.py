@@ -19,6 +19,7 @@ from mmgrpo.config import load_yaml, refuse_preset, write_yaml  # noqa: E402
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from speech import SpeechConfig
     from visual import VisualConfig
     from vlm import VlmConfig
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Policy, Prompt
 
-    Config: TypeAlias = VisualConfig | VlmConfig
-    C = TypeVar("C", VisualConfig, VlmConfig)
+    Config: TypeAlias = VisualConfig | VlmConfig | SpeechConfig
+    C = TypeVar("C", VisualConfig, VlmConfig, SpeechConfig)
 
 
 def train(

@@ -180,7 +180,8 @@ def load(
     the longest clip; fewer are faster, for the decoder looks at no more of the encoder's states.
     """
     require("speech", "transformers", "peft")
-    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
+    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+    from transformers.models.whisper import WhisperTokenizerFast  # type: ignore[attr-defined]
 
     if not 0 < seconds <= 30:
         raise ValueError(f"seconds: came {seconds:g}, wanted more than 0 and at most 30, which is what Whisper hears")

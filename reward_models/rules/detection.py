@@ -75,7 +75,7 @@ def average_precision(said: Sequence[Thing], gold: Sequence[Thing], threshold: f
     # pycocotools prints at every step, and has no switch for it.
     with contextlib.redirect_stdout(io.StringIO()):
         for things in (gold, [thing for thing in said if thing.label in labels]):
-            side = COCO()
+            side: Any = COCO()
             side.dataset = {
                 "images": [{"id": 1}],
                 "categories": [{"id": number} for number in labels.values()],
@@ -87,7 +87,7 @@ def average_precision(said: Sequence[Thing], gold: Sequence[Thing], threshold: f
             }
             side.createIndex()
             sides.append(side)
-        judged = COCOeval(*sides, "bbox")
+        judged = COCOeval(sides[0], sides[1], "bbox")
         judged.params.areaRng, judged.params.areaRngLbl, judged.params.maxDets = [[0, 1e15]], ["all"], [MOST]
         if not math.isnan(threshold):
             judged.params.iouThrs = np.array([threshold])

