@@ -198,11 +198,11 @@ class TokenPolicy:
                 [features[row] for row in read.tolist()] if features else (),
                 None,
             )
+            hidden = hidden[:, -1]
             if self.share_prefix:
                 cache, hidden = self.family.spread(cache, prompt), hidden[prompt]
             streams = [stream(seed, one.name, one.slot) for one in asked]
             real, following = context.real[prompt], following_position(context)[prompt]
-            hidden = hidden[:, -1]
             alive = torch.ones(len(prompt), dtype=torch.bool, device=self.device)
             tokens, living, log_probs, entropies = [], [], [], []
             for position in range(self.max_tokens):
