@@ -233,6 +233,13 @@ CATALOGUE: dict[str, Preset] = {
         scale="none",
         objective="policy_gradient",
     ),
+    # arXiv:1712.01818, the sampled form of its eq. 4 to 6: reward minus the number of word errors, sums of log-probs.
+    "mwer": _any(
+        "Sampled minimum word error rate training: no std, no clip, no division by the length.",
+        scale="none",
+        objective="policy_gradient",
+        weights="sample_sum",
+    ),
     # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline, field reference_value.
     "remax": _any(
         "REINFORCE with the greedy sample's reward as baseline.",
