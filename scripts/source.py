@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mmgrpo.types import Policy, Prompt
 
 UNTRAINED = "untrained"
+UNREAD = ("whisper",)
+"""Families of runs that the scripts here cannot use yet."""
 
 
 @dataclass
@@ -68,6 +70,10 @@ def modality_of(run: str, family: str) -> str:
     """``visual`` or ``vlm``: what the model family of a run, or the one that is named, makes."""
     if run:
         family = read_config(run).get("model", {}).get("family", "")
+    if family in UNREAD:
+        raise ValueError(
+            f"models of the family '{family}' are trained by scripts/train_speech.py, but not read here yet"
+        )
     return "vlm" if family in vlm.FAMILIES else "visual"
 
 
