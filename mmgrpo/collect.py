@@ -116,7 +116,7 @@ def collect(
         "time/rollout": clock["rollout"],
         "time/reward": clock["reward"],
     }
-    own = decisions.origin == OWN
+    own, contrast = decisions.origin == OWN, decisions.origin == CONTRAST
     told = Verdict(verdict.values[own], verdict.valid[own])
     for column, name in enumerate(names):
         mean, std, failed = mean_of_valid(told, column)
@@ -128,8 +128,7 @@ def collect(
         metrics[f"reward/{name}/mean"], metrics[f"reward/{name}/std"] = mean, std
         if failed:
             metrics[f"reward/{name}/failed"] = float(failed)
-        if bool((decisions.origin == CONTRAST).any()):
-            contrast = decisions.origin == CONTRAST
+        if bool(contrast.any()):
             other = Verdict(verdict.values[contrast], verdict.valid[contrast])
             metrics[f"reward/{name}/contrast"] = mean_of_valid(other, column)[0]
     batch = Batch(rollouts, places, decisions, made.advantages, made.mask)

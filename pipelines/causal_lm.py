@@ -7,7 +7,6 @@ tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left
+from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the model."""
@@ -60,12 +59,7 @@ class CausalLm:
         A model with a chat template is spoken to in it, one without reads the bare text.
         """
         rows = [self._ids(prompt) for prompt in prompts]
-        for prompt, row in zip(prompts, rows, strict=True):
-            if 0 < self.max_prompt_tokens < len(row):
-                raise ValueError(
-                    f"prompt '{prompt.id}' has {len(row)} tokens, more than max_prompt_tokens={self.max_prompt_tokens}"
-                    "; raise it, or leave the prompt out (data.too_long=filter)"
-                )
+        refuse_long(prompts, rows, self.max_prompt_tokens, "a shorter text")
         ids, real = pad_left(rows, self.pad_id)
         positions = (real.long().cumsum(1) - 1).clamp(min=0)
         return Context(ids, real, positions[:, None], [None] * len(rows))
@@ -84,7 +78,7 @@ class CausalLm:
         """Last hidden states."""
         # transformers recomputes activations in training mode only, and then keeps no cache.
         network.train(self.checkpointing and torch.is_grad_enabled())
-        with self._computing(ids.device):
+        with computing(self.dtype, ids.device):
             out = network.base_model(
                 input_ids=ids,
                 attention_mask=real.long(),
@@ -100,7 +94,7 @@ class CausalLm:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
-        with self._computing(hidden.device):
+        with computing(self.dtype, hidden.device):
             return network.get_output_embeddings()(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,10 +114,6 @@ class CausalLm:
         if not ids:
             raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}) has no tokens")
         return ids
-
-    def _computing(self, device: torch.device) -> AbstractContextManager:
-        # None where there is nothing to do: one that is switched off would switch off a sampler's around it.
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
 
 
 def load(

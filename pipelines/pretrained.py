@@ -29,6 +29,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def computing(dtype: torch.dtype, device: torch.device) -> AbstractContextManager:
+    """Compute in ``dtype``; nothing at all for float32, since an autocast that is off would also switch off one
+    around it, which a sampler of lower precision has."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
 def locate(path: str | Path, wanted: str) -> str:
     """A folder that holds a model, or a hub id where there is no such folder; ``wanted`` is an example of one."""
     text = str(path)

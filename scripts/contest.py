@@ -86,6 +86,7 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     from mmgrpo.trainer import EvalSettings, Trainer
     from mmgrpo.types import Media, Prompt, Turn
     from mmgrpo.update import LossRecipe
+    from reward_models.rules.tags import texts
 
     shared = contest.contestant == OURS
     family = pipelines.family("qwen_vl").load(Path(contest.folder) / "model")
@@ -102,7 +103,7 @@ def ours(contest: Contest) -> Callable[[], Clock]:
         scorers=[
             Scorer(
                 "length",
-                lambda prompts, outputs: length_reward([str(getattr(output, "text", "")) for output in outputs]),
+                lambda prompts, outputs: length_reward([text.text for text in texts(outputs, "length")]),
             )
         ],
         recipe=AdvantageRecipe.of(algorithm),

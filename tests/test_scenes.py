@@ -252,8 +252,10 @@ def test_the_base_model_knows_every_word_of_the_prompts():
     from pipelines.visual.words import WordEncoder
 
     words = WordEncoder.load(ASSETS / "base" / "words")
-    for name in SPLITS:
-        words.tokenize([p.text for p in load_prompts(ASSETS / f"{name}.jsonl")])
+    texts = [p.text for name in SPLITS for p in load_prompts(ASSETS / f"{name}.jsonl")]
+    assert (words.tokenize(texts) != 0).any(1).all()
+    with pytest.raises(ValueError, match="the word 'elephant' was never learned"):
+        words.tokenize(["a red elephant"])
 
 
 def test_a_sentence_says_how_many_of_what():

@@ -34,6 +34,8 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(m
     assert found["eval"]["after"]["one_minus_wer"]["n"] == 4
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(line["ratio/first_minus_one"] < 1e-4 for line in lines)
+    told = refused("evaluate.py", "--run", str(folder))
+    assert "'whisper' are trained by scripts/train_speech.py, but not read here yet" in told
     assert (folder / "report.html").is_file() and (folder / "model" / "model.safetensors").is_file()
 
 

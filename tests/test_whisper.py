@@ -130,6 +130,15 @@ def test_the_frozen_encoder_gets_no_gradient_and_a_trained_one_does(folder):
         assert network.get_input_embeddings().weight.grad is None
 
 
+def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_of_training(folder):
+    """The family computes in float32 without switching the sampler's own precision off."""
+    policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6, sampling_dtype="bfloat16")
+    made = rollout(policy)
+    mask = made.decisions.mask
+    torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=1e-5)
+    assert (made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs)[mask].abs().max() > 1e-3
+
+
 def test_a_saved_model_is_an_ordinary_folder(folder, tmp_path: Path):
     policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6)
     policy.save(tmp_path / "saved")

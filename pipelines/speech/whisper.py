@@ -11,7 +11,6 @@ states of a clip are computed once for all its completions when the encoder is f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conversation import end_tokens
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
 from pipelines.speech.audio import read_audio, resample
 from pipelines.speech.whisper_tiny import tiny
 
@@ -79,7 +78,7 @@ class Whisper:
     def features(self, network: Any, context: Context) -> Features:
         """The encoder's states of each clip."""
         mel = torch.stack(list(context.media)).to(self.device)
-        with self._computing():
+        with computing(self.dtype, self.device):
             states = network.model.encoder(mel.to(next(network.parameters()).dtype)).last_hidden_state
         return list(states[:, : round(self.seconds * STATES_A_SECOND)].unbind())
 
@@ -95,7 +94,7 @@ class Whisper:
         """Last hidden states of the decoder."""
         # With a cache the decoder has the clip's keys and values already, and only asks whether there is a clip.
         heard = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
-        with self._computing():
+        with computing(self.dtype, self.device):
             out = network.model.decoder(
                 input_ids=ids,
                 attention_mask=real.long(),
@@ -112,7 +111,7 @@ class Whisper:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
-        with self._computing():
+        with computing(self.dtype, self.device):
             return network.proj_out(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -136,9 +135,6 @@ class Whisper:
             )
         mono = clip.samples.mean(0).numpy()
         return self.extractor(mono, sampling_rate=RATE, return_tensors="pt").input_features[0]
-
-    def _computing(self) -> AbstractContextManager:
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
 
 def beginning(tokenizer: Any, config: Any, language: str, task: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from pipelines import require
 from pipelines.conversation import conversation_ids, load_tokenizer
 from pipelines.pretrained import locate
 from pipelines.vlm.frames import frame_indices
-from pipelines.vlm.media import Measure, smart_resize, span_of
+from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_share, smart_resize, span_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sizes:
     min_pixels: int = 4 * 28 * 28
     max_pixels: int = 16384 * 28 * 28
     frame_pixels: int = 768 * 28 * 28
-    clip_pixels: int = int(128_000 * 28 * 28 * 0.9)
+    clip_pixels: int = CLIP_PIXELS
     """Of all frames of a clip together."""
     max_frames: int = 768
     fps: float = 2.0
@@ -42,7 +42,7 @@ def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
         source_fps = measure.frames / measure.seconds
         span: dict[str, Any] = dict(span_of(media.options))
         frames = len(frame_indices(measure.frames, source_fps, max_frames=sizes.max_frames, **number, **span))
-        share = max(min(sizes.frame_pixels, sizes.clip_pixels * sizes.temporal // frames), int(1.05 * low))
+        share = frame_share(frames, low, sizes.frame_pixels, sizes.temporal, sizes.clip_pixels)
         high, layers = media.options.get("max_pixels", share), math.ceil(frames / sizes.temporal)
     height, width = smart_resize(measure.height, measure.width, factor, low, high)
     return layers * height * width // factor**2

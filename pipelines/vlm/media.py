@@ -30,6 +30,10 @@ DEFAULT_FPS = 2.0
 """Frames looked at per second of a clip where nothing else is said."""
 
 
+CLIP_PIXELS = int(128_000 * 28 * 28 * 0.9)
+"""Pixels of all frames of a clip together, at most (qwen-vl-utils)."""
+
+
 @dataclass(frozen=True)
 class Clip:
     """The frames of a clip that a model sees."""
@@ -83,6 +87,14 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
         grow = math.sqrt(min_pixels / (height * width))
         sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
     return sides[0], sides[1]
+
+
+def frame_share(frames: int, low: int, frame_pixels: int, temporal: int, clip_pixels: int = CLIP_PIXELS) -> int:
+    """The most pixels of one of ``frames`` frames, of which ``temporal`` together are one step of time.
+
+    All frames of a clip share a budget, but none falls below 1.05 of the least size (qwen-vl-utils).
+    """
+    return max(min(frame_pixels, clip_pixels * temporal // frames), int(1.05 * low))
 
 
 def resize(

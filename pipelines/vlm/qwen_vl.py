@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,8 @@ from pipelines.conversation import (
     silent_tokens,
 )
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
-from pipelines.vlm.media import read_image, read_video, resize, smart_resize
+from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.vlm.media import frame_share, read_image, read_video, resize, smart_resize
 from pipelines.vlm.qwen_vl_tiny import tiny
 
 __all__ = ["LORA_TARGETS", "QwenVl", "load", "tiny"]
@@ -46,9 +45,6 @@ LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "sel
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 MARKS = (IMAGE, VIDEO, "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
-
-VIDEO_TOTAL = int(128_000 * 28 * 28 * 0.9)
-"""Pixels of all frames of a clip together, at most (qwen-vl-utils)."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ class QwenVl:
         network.train(self.checkpointing and torch.is_grad_enabled())
         pixels = torch.cat([shown.patches for shown in flat]).to(self.device)
         grids = torch.tensor([shown.grid for shown in flat], device=self.device)
-        with self._computing():
+        with computing(self.dtype, self.device):
             merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
         return list(merged.split([sum(self._places(shown) for shown in media) for media in context.media]))
 
@@ -156,7 +152,7 @@ class QwenVl:
         if len(features):
             places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
             embedded = embedded.masked_scatter(places[..., None], torch.cat(list(features)).to(embedded.dtype))
-        with self._computing():
+        with computing(self.dtype, self.device):
             out = network.model.language_model(
                 inputs_embeds=embedded,
                 attention_mask=real.long(),
@@ -172,7 +168,7 @@ class QwenVl:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
-        with self._computing():
+        with computing(self.dtype, self.device):
             return network.get_output_embeddings()(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -208,10 +204,7 @@ class QwenVl:
         elif medium.kind == "video":
             clip = read_video(medium, fps=limits.fps, max_frames=limits.max_frames)
             frames, seconds = clip.frames, processor.temporal_patch_size / clip.sample_fps
-            # As qwen-vl-utils: all frames of a clip share a budget, but none falls below the least size.
-            share = max(
-                min(limits.frame_pixels, VIDEO_TOTAL * processor.temporal_patch_size // len(frames)), int(1.05 * low)
-            )
+            share = frame_share(len(frames), low, limits.frame_pixels, processor.temporal_patch_size)
             high = int(medium.options.get("max_pixels", share))
         else:
             raise ValueError(f"prompt '{prompt.id}' shows {medium.kind}, which Qwen2.5-VL cannot take")
@@ -223,10 +216,6 @@ class QwenVl:
             (frames - mean) / std, processor.patch_size, processor.merge_size, processor.temporal_patch_size
         )
         return Shown(patches, grid, seconds, (height, width))
-
-    def _computing(self) -> AbstractContextManager:
-        # None where there is nothing to do: one that is switched off would switch off a sampler's around it.
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
 
 def patchify(

@@ -16,7 +16,6 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +38,15 @@ from pipelines.conversation import (
     silent_tokens,
 )
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import (
+    Reference,
+    computing,
+    locate,
+    make_trainable,
+    read_network,
+    save_network,
+    torch_dtype,
+)
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.smolvlm_tiny import tiny
 
@@ -134,7 +141,7 @@ class SmolVlm:
             return ()
         network.train(self.checkpointing and torch.is_grad_enabled())
         tiles = torch.cat(flat).to(self.device, network.model.vision_model.dtype)
-        with self._computing():
+        with computing(self.dtype, self.device):
             seen = network.model.connector(network.model.vision_model(pixel_values=tiles).last_hidden_state)
         counts = [sum(len(shown.tiles) for shown in media) for media in context.media]
         return [part.flatten(0, 1) for part in seen.split(counts)]
@@ -155,7 +162,7 @@ class SmolVlm:
         if len(features):
             places = (ids == self.image_id)[..., None]
             embedded = embedded.masked_scatter(places, torch.cat(list(features)).to(embedded.dtype))
-        with self._computing():
+        with computing(self.dtype, self.device):
             out = network.model.text_model(
                 inputs_embeds=embedded,
                 attention_mask=real.long(),
@@ -171,7 +178,7 @@ class SmolVlm:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
-        with self._computing():
+        with computing(self.dtype, self.device):
             return network.get_output_embeddings()(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -234,10 +241,6 @@ class SmolVlm:
         rows, columns = made["rows"][0][0], made["cols"][0][0]
         size = (self.side * max(1, rows), self.side * max(1, columns))
         return Shown(made["pixel_values"][0], rows, columns, times, duration, size)
-
-    def _computing(self) -> AbstractContextManager:
-        # None where there is nothing to do: one that is switched off would switch off a sampler's around it.
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
 
 ENLARGED = "means nothing to SmolVLM, which enlarges every picture and shows every frame as one tile"

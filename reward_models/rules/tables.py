@@ -86,6 +86,8 @@ def table_similarity(said: Node, gold: Node, structure_only: bool = False) -> fl
     from rapidfuzz.distance import Levenshtein
 
     class Costs(Config):
+        """What turning one node into another costs."""
+
         def rename(self, node1: Node, node2: Node) -> float:
             if node1.tag != node2.tag or node1.spans != node2.spans:
                 return 1.0
