@@ -10,6 +10,7 @@ import pytest
 import reference_token_grpo
 import torch
 from building import recipe, trainer
+from seeing import plain_inputs
 
 from mmgrpo.metrics import read_metrics
 from mmgrpo.policies.token import TokenPolicy
@@ -31,21 +32,10 @@ PROMPTS = [
 ]
 
 
-def hugging_face(family: Any, prompt: Prompt) -> dict[str, Any]:
-    """What the plain forward pass takes of one prompt."""
-    context = family.encode([prompt])
-    config, ids = family.network.config, context.ids
-    kinds = torch.zeros_like(ids, dtype=torch.int)
-    kinds[ids == config.image_token_id] = 1
-    kinds[ids == config.video_token_id] = 2
-    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": kinds}
-    for shown in context.media[0]:
-        name = "video" if shown.seconds else "image"
-        inputs["pixel_values" + ("_videos" if shown.seconds else "")] = shown.patches
-        inputs[f"{name}_grid_thw"] = torch.tensor([shown.grid])
-        if shown.seconds:
-            inputs["second_per_grid_ts"] = torch.tensor([shown.seconds])
-    return inputs
+def alone(family: Any, prompt: Prompt) -> dict[str, Any]:
+    """What the plain forward pass takes of one prompt; without padding there is nothing to mask."""
+    inputs = plain_inputs(family, prompt, torch.empty(0, dtype=torch.long))
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
 @pytest.mark.slow
@@ -53,7 +43,7 @@ def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path
     """Two rounds of three prompts, two epochs each, so that ratios leave one and clip, with a KL term."""
     family = qwen_vl.load(qwen_vl.tiny(tmp_path / "model"), freeze_vision=False, keep_reference=True)
     naive, original = copy.deepcopy(family.network), copy.deepcopy(family.network)
-    inputs = {prompt.id: hugging_face(family, prompt) for prompt in PROMPTS}
+    inputs = {prompt.id: alone(family, prompt) for prompt in PROMPTS}
 
     made = trainer(
         TokenPolicy(family, max_tokens=4),
