@@ -24,6 +24,7 @@ PIPELINES = {
     "causal_lm": "pipelines.causal_lm",
     "smolvlm": "pipelines.vlm.smolvlm",
     "whisper": "pipelines.speech.whisper",
+    "qwen_audio": "pipelines.speech.qwen_audio",
 }
 """Name of a family: the module with its ``load`` and ``tiny``."""
 

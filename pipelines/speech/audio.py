@@ -60,6 +60,23 @@ def resample(audio: Audio, rate: int) -> Audio:
     return Audio(torch.from_numpy(np.ascontiguousarray(samples.T)).clamp(-1, 1), rate)
 
 
+def heard(prompt: Prompt, media: Media, rate: int, seconds: float) -> Float[np.ndarray, "samples"]:
+    """The samples of a prompt's clip at a model's rate, one channel; errors name the prompt.
+
+    A clip of more than ``seconds`` is a ValueError: a model would cut it without a word.
+    """
+    try:
+        clip = resample(read_audio(media), rate)
+    except Unreadable as error:
+        raise Unreadable(f"prompt '{prompt.id}': {error}") from error
+    if (length := clip.samples.shape[-1] / rate) > seconds:
+        raise ValueError(
+            f"prompt '{prompt.id}': its clip has {length:.1f} s, more than model.seconds={seconds:g}; "
+            "cut it, leave it out, or raise that (30 at most)"
+        )
+    return clip.samples[0].numpy()
+
+
 def check_audio(
     prompts: Sequence[Prompt], *, max_seconds: float = MAX_SECONDS, workers: int = 1, title: str = ""
 ) -> tuple[list[Prompt], list[Skipped]]:

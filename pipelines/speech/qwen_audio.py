@@ -1,0 +1,245 @@
+"""Qwen2-Audio (arXiv:2407.10759): text and any number of clips in one conversation, text out.
+
+A clip of at most 30 seconds becomes 25 features a second, which stand in the text where it is shown. What the audio
+tower makes of a clip is kept before the projector: while the tower is frozen it is computed once for all the group's
+completions (and, with ``features_kept``, for the run), and the projector still trains with the language model.
+
+    load(path)     an ordinary folder or hub id: Qwen/Qwen2-Audio-7B-Instruct
+    tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_audio_tiny.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.policies.language import Context, Features
+from mmgrpo.types import Media, Prompt
+from pipelines import require
+from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens
+from pipelines.kv import spread_cache
+from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.speech.audio import heard
+from pipelines.speech.qwen_audio_tiny import tiny
+
+__all__ = ["LORA_TARGETS", "QwenAudio", "load", "places_of", "tiny"]
+
+LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+"""The attention of the language model; a frozen audio tower's is left as it is."""
+
+MARK = "<|AUDIO|>"
+MARKS = (MARK, "<|audio_bos|>", "<|audio_eos|>")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A sound as the audio tower reads it."""
+
+    mel: Float[Tensor, "mel 3000"]
+    frames: int
+    """Frames of the spectrogram that are sound (100 a second); the others fill the 30 seconds up."""
+
+
+def places_of(frames: int) -> int:
+    """Features of so many frames of a spectrogram: halved by a convolution, ((L - 1) // 2 + 1), then by a pooling,
+    ((L' - 2) // 2 + 1)."""
+    return ((frames - 1) // 2 + 1 - 2) // 2 + 1
+
+
+@dataclass
+class QwenAudio:
+    """The answers of a Qwen2-Audio model to a token policy's questions; ``load`` makes one."""
+
+    network: nn.Module
+    processor: Any
+    """The checkpoint's own: tokenizer, chat template, and what makes spectrograms."""
+    seconds: float
+    """The longest clip; a longer one is refused, never cut."""
+    dtype: torch.dtype
+    device: torch.device
+    reference: Reference
+    checkpointing: bool
+    """Activations are made again in the backward pass instead of being kept."""
+    silent_at_first_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        network: Any = self.network
+        self.tokenizer = self.processor.tokenizer
+        self.tokenizer.chat_template = self.processor.chat_template  # its own, where it has one, knows no sound
+        self.extractor = self.processor.feature_extractor
+        self.end_ids = end_tokens(network, self.tokenizer)
+        self.pad_id = int(self.tokenizer.pad_token_id)
+        self.place_ids = frozenset({int(network.config.audio_token_id)})
+        vocabulary = network.get_output_embeddings().weight.shape[0]
+        self.silent_ids = silent_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.place_ids
+        self.frozen_media = not any(p.requires_grad for p in network.model.audio_tower.parameters())
+
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Conversations with a place for every feature of their clips."""
+        media = [[self._hear(prompt, medium) for medium in prompt.media] for prompt in prompts]
+        ids, real = pad_left([self._ids(p, clips) for p, clips in zip(prompts, media, strict=True)], self.pad_id)
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        return Context(ids, real, positions[:, None], media)
+
+    def features(self, network: Any, context: Context) -> Features:
+        """What the audio tower makes of each prompt's clips, in the order in which they are shown."""
+        clips = [clip for media in context.media for clip in media]
+        if not clips:
+            return ()
+        network.eval()
+        tower = network.model.audio_tower
+        mel = torch.stack([clip.mel for clip in clips]).to(self.device)
+        frames = torch.tensor([clip.frames for clip in clips], device=self.device)
+        with computing(self.dtype, self.device):
+            states = tower(mel, attention_mask=audible(tower, (frames - 1) // 2 + 1)).last_hidden_state
+        rows = [states[number, : places_of(clip.frames)] for number, clip in enumerate(clips)]
+        found = iter(rows)
+        return [torch.cat([rows[0][:0], *(next(found) for _ in media)]) for media in context.media]
+
+    def hidden(
+        self,
+        network: Any,
+        ids: Int[Tensor, "rows length"],
+        real: Tensor,
+        positions: Int[Tensor, "rows axes length"],
+        features: Features,
+        cache: Any,
+    ) -> tuple[Float[Tensor, "rows length width"], Any]:
+        """Last hidden states of the language model, features of clips in their places."""
+        again = self.checkpointing and torch.is_grad_enabled()
+        network.eval()
+        # transformers recomputes a layer's activations only where that layer is in training mode. What is inside it
+        # stays out of that mode, for there it would drop values and the ratio would not begin at one.
+        for layer in network.model.language_model.layers:
+            layer.training = again
+        embedded = network.get_input_embeddings()(ids)
+        with computing(self.dtype, self.device):
+            if len(features):
+                projected = network.model.multi_modal_projector(torch.cat(list(features)))
+                places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
+                embedded = embedded.masked_scatter(places[..., None], projected.to(embedded.dtype))
+            out = network.model.language_model(
+                inputs_embeds=embedded,
+                attention_mask=real.long(),
+                position_ids=positions[:, 0],
+                past_key_values=cache,
+                use_cache=not again,
+            )
+        return out.last_hidden_state, out.past_key_values
+
+    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
+        """The cache of a group's prompt, once for each of its members."""
+        return spread_cache(cache, rows)
+
+    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
+        """Unscaled scores of the next token."""
+        with computing(self.dtype, self.device):
+            return network.get_output_embeddings()(hidden)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a whole answer, its end included."""
+        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], int(self.tokenizer.eos_token_id)]
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary folder."""
+        save_network(folder, network, (self.processor,))
+
+    def _ids(self, prompt: Prompt, clips: Sequence[Clip]) -> list[int]:
+        """Every clip's mark as often as it has features."""
+        ids = conversation_ids(self.tokenizer, prompt, MARKS, lambda medium: [{"type": "audio"}])
+        marks = sum(one in self.place_ids for one in ids)
+        if marks != len(clips):
+            raise ValueError(
+                f"prompt '{prompt.id}' shows {len(clips)} clips, but the model's chat template makes places for {marks}"
+            )
+        return repeat_marks(ids, [places_of(clip.frames) for clip in clips], sorted(self.place_ids))
+
+    def _hear(self, prompt: Prompt, medium: Media) -> Clip:
+        if medium.kind != "audio":
+            raise ValueError(f"prompt '{prompt.id}' shows {medium.kind}; Qwen2-Audio takes clips of sound only")
+        samples = heard(prompt, medium, self.extractor.sampling_rate, self.seconds)
+        found = self.extractor(
+            samples,
+            sampling_rate=self.extractor.sampling_rate,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        frames = int(found.attention_mask.sum())
+        if places_of(frames) < 1:
+            raise ValueError(f"prompt '{prompt.id}': its clip of {len(samples)} samples is too short to be heard")
+        return Clip(found.input_features[0], frames)
+
+
+def audible(tower: Any, lengths: Int[Tensor, "clips"]) -> Any:
+    """The mask by which the tower's attention leaves out what only fills a clip up, as transformers makes it."""
+    from transformers.masking_utils import create_bidirectional_mask
+
+    most = tower.config.max_source_positions
+    real = torch.arange(most, device=lengths.device) < lengths[:, None]
+    shape = torch.empty(len(lengths), most, 1, dtype=next(tower.parameters()).dtype, device=lengths.device)
+    return create_bidirectional_mask(config=tower.config, inputs_embeds=shape, attention_mask=real.long())
+
+
+def load(
+    path: str | Path,
+    *,
+    lora_rank: int = 0,
+    lora_alpha: float = 64.0,
+    lora_targets: Sequence[str] = (),
+    lora_seed: int = 0,
+    lora_path: str | Path = "",
+    network_path: str | Path = "",
+    freeze_encoder: bool = True,
+    keep_reference: bool = False,
+    gradient_checkpointing: bool = False,
+    seconds: float = 30.0,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+) -> QwenAudio:
+    """Read a Qwen2-Audio model for training.
+
+    ``lora_rank`` 0 trains language model and projector (the audio tower too, unless ``freeze_encoder``);
+    ``lora_path`` goes on from saved adapters, ``network_path`` from a whole saved network. What trains is fp32,
+    ``dtype`` is what is computed in, and what a frozen base under adapters is stored in. ``seconds`` is the longest
+    clip, 30 at most. Raises FileNotFoundError for a folder that is no model.
+    """
+    require("speech", "transformers", "peft")
+    from transformers import Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor
+
+    if not 0 < seconds <= 30:
+        raise ValueError(f"seconds: came {seconds:g}, wanted more than 0 and at most 30, which Qwen2-Audio hears")
+    source, compute = locate(path, "Qwen/Qwen2-Audio-7B-Instruct"), torch_dtype(dtype)
+    adapters = lora_rank > 0 or str(lora_path) != ""
+    stored = compute if adapters else torch.float32
+    network = read_network(Qwen2AudioForConditionalGeneration, str(network_path or source), stored).to(device)
+    reference = make_trainable(
+        network,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=lora_targets or LORA_TARGETS,
+        lora_seed=lora_seed,
+        lora_path=lora_path,
+        frozen=[network.model.audio_tower] if freeze_encoder else [],
+        keep_reference=keep_reference,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    return QwenAudio(
+        network,
+        Qwen2AudioProcessor.from_pretrained(source),
+        seconds,
+        compute,
+        torch.device(device),
+        reference,
+        gradient_checkpointing,
+    )

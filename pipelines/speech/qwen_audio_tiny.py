@@ -1,0 +1,71 @@
+"""A small Qwen2-Audio of the real architecture, over letters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL = (END, START, STOP, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+
+
+def tiny(folder: str | Path, seed: int = 0, dropout: float = 0.0) -> str:
+    """Write a random model of some 150,000 parameters and return its folder; its chat template is the processor's.
+
+    ``dropout`` is what its config asks for in every place that has one.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import (
+        Qwen2AudioConfig,
+        Qwen2AudioForConditionalGeneration,
+        Qwen2AudioProcessor,
+        Qwen2Tokenizer,
+        WhisperFeatureExtractor,
+    )
+
+    letters = sorted(ByteLevel.alphabet())
+    tokenizer = Qwen2Tokenizer(
+        vocab={letter: place for place, letter in enumerate(letters)}, merges=[], eos_token=STOP, pad_token=END
+    )
+    tokenizer.add_tokens(list(SPECIAL), special_tokens=True)
+    ids = tokenizer.get_vocab()
+    config = Qwen2AudioConfig(
+        audio_config={
+            "model_type": "qwen2_audio_encoder",
+            "num_mel_bins": 128,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 64,
+            "dropout": dropout,
+            "attention_dropout": dropout,
+            "activation_dropout": dropout,
+            "encoder_layerdrop": dropout,
+        },
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": len(tokenizer) + 2,  # as in the real one, some rows of the embedding have no token
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 8192,
+            "attention_dropout": dropout,
+            "tie_word_embeddings": False,
+        },
+        audio_token_index=ids["<|AUDIO|>"],
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = Qwen2AudioForConditionalGeneration(config)
+        # The default spread leaves the model almost deaf; a test could then not tell whether it hears.
+        for parameter in network.parameters():
+            if parameter.dim() > 1:
+                parameter.data *= 4
+    network.generation_config.eos_token_id = [ids[STOP], ids[END]]
+    network.generation_config.pad_token_id = ids[END]
+    network.save_pretrained(folder)
+    Qwen2AudioProcessor(WhisperFeatureExtractor(feature_size=128), tokenizer).save_pretrained(folder)
+    return str(folder)
