@@ -28,7 +28,8 @@ def load_prompts(source: str | Path, media_root: str | Path = "") -> list[Prompt
 
     A folder is one that ``save_to_disk`` wrote, or one of parquet, JSON or CSV files; a hub id is downloaded. Rows
     have the same columns as the objects of a ``.jsonl`` file; a column that is null counts as absent. Pictures inside
-    the data set are held in memory, or with a ``media_root`` written there once, and read when they are shown.
+    the data set are held in memory, or with a ``media_root`` written there once, and read when they are shown; sounds
+    inside it need one.
     """
     return prompts.whole(attempts(source, media_root))
 
@@ -91,7 +92,7 @@ def _rows(source: str, name: str, config: str | None, split: str) -> Iterator[di
 
 
 def _opened(value: Any, key: str, kept: Path | None) -> Any:
-    """A value in which pictures stored as bytes are pictures, or their files in ``kept``; ``key`` is what holds it."""
+    """A value in which pictures stored as bytes are pictures, or like sounds files in ``kept``; ``key`` holds it."""
     if isinstance(value, list):
         return [_opened(item, key, kept) for item in value]
     if not isinstance(value, dict):
@@ -103,8 +104,13 @@ def _opened(value: Any, key: str, kept: Path | None) -> Any:
         return path
     if key.removesuffix("s") not in IN_MEMORY:  # some other column, which nothing here shows
         return path or f"{len(content)} bytes"
-    if key.removesuffix("s") != "image":
+    kind = key.removesuffix("s")
+    if kind == "video":
         raise ValueError(f"'{key}' holds the bytes of a file; save it as a file and name its path")
+    if kept is None and kind == "audio":
+        raise ValueError(
+            f"'{key}' holds the bytes of a sound; name a media_root, a folder into which sounds are written"
+        )
     if kept is None:
         return read_picture(content, f"'{key}'")
     file = kept / (hashlib.sha256(content).hexdigest()[:24] + Path(path or "").suffix)

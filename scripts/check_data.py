@@ -1,14 +1,14 @@
-"""Check a data set before anything is trained on it: rows, pictures, clips, tasks, gold answers, and what they cost.
+"""Check a data set before anything is trained on it: rows, pictures, clips, sounds, tasks, answers, and what they cost.
 
     python scripts/check_data.py data.jsonl
     python scripts/check_data.py data.jsonl --media-root /data/pictures --skipped bad.jsonl
     python scripts/check_data.py data.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --max-pixels 401408
     python scripts/check_data.py hf:hiyouga/geometry3k@train --limit 100
 
-Every row is read and every picture decoded; of a clip the first and the last frame. Tokens are worked out from sizes:
-exactly with --model, whose processor and tokenizer are then read (its weights are not); without, as Qwen2.5-VL sees
-media, and four characters of text counted as a token. What is wrong is listed with its place in the file, and the
-exit status is 1 where there is something wrong, 2 where there is no data set.
+Every row is read and every picture and sound decoded; of a clip the first and the last frame. Tokens are worked out
+from sizes: exactly with --model, whose processor and tokenizer are then read (its weights are not); without, as
+Qwen2.5-VL sees media (a sound adds none), and four characters of text counted as a token. What is wrong is listed with
+its place in the file, and the exit status is 1 where there is something wrong, 2 where there is no data set.
 """
 
 from __future__ import annotations
@@ -116,11 +116,19 @@ def media_problem(prompt: Prompt, known: Sequence[Measure | ValueError]) -> Skip
 
 
 def task_problem(prompt: Prompt) -> Skipped | None:
-    """What the reward "task" says against the row: its task, or its gold answer."""
+    """What the reward "task" says against the row: its task, or its gold answer.
+
+    What is heard is judged by rewards of its own, whatever its task is called, as long as the answer is a text.
+    """
     from mmgrpo.types import Text
     from pipelines.vlm.media import Skipped
-    from reward_models.rules.tasks import task
+    from reward_models.rules.tasks import TASKS, task
 
+    if prompt.task not in TASKS and any(media.kind == "audio" for media in prompt.media):
+        texts = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
+        if all(isinstance(text, str) for text in texts):
+            return None
+        return Skipped(prompt.id, "", f"its answer is {prompt.answer!r}; wanted what is said, or to be said, as a text")
     try:
         if prompt.task:
             task([prompt], [Text("<answer>1</answer>")])
@@ -175,7 +183,7 @@ def described(
         for media, measure in zip(prompt.media, known, strict=True):
             if isinstance(measure, Measure):
                 found[media.kind].append(measure)
-    pictures, clips = found["image"], found["video"]
+    pictures, clips, sounds = found["image"], found["video"], found["audio"]
     replies = sum("reply" in prompt.meta for prompt in prompts)
     return [
         ("rows of", counted(kinds)),
@@ -186,6 +194,7 @@ def described(
         ("clips", sizes_of(clips)),
         ("", spread("seconds", [clip.seconds for clip in clips])),
         ("", spread("frames a second", [clip.frames / clip.seconds for clip in clips])),
+        ("sounds", spread(f"{len(sounds)}, seconds", [sound.seconds for sound in sounds])),
         ("tokens", spread("a prompt", tokens)),
     ]
 

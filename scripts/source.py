@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mmgrpo.types import Policy, Prompt
 
 UNTRAINED = "untrained"
-UNREAD = ("whisper",)
+UNREAD = ("whisper", "qwen_audio")
 """Families of runs that the scripts here cannot use yet."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import run
 from readable import list_skipped, read_file
@@ -23,28 +23,37 @@ if TYPE_CHECKING:
     from pipelines.vlm.media import Skipped
 
 
+FAMILIES = ("whisper", "qwen_audio")
+"""Rows of pipelines.PIPELINES that hear and write, and are trained by scripts/train_speech.py."""
+
+
 @dataclass
 class Model:
     """Which model is trained, and what of it."""
 
     family: str = "whisper"
-    """Model family, a row of pipelines.PIPELINES: whisper."""
+    """Model family, a row of pipelines.PIPELINES: whisper (one clip, nothing asked) or qwen_audio (a language model
+    that hears: clips and what is asked about them)."""
     path: str = ""
-    """Folder or hub id, e.g. openai/whisper-small. Empty: the real Whisper tiny.en, fetched once by pip."""
-    language: str = "en"
-    """Of a multilingual model: the language that is spoken."""
-    task: str = "transcribe"
-    """Of a multilingual model: transcribe, or translate into English."""
+    """Folder or hub id, e.g. openai/whisper-small or Qwen/Qwen2-Audio-7B-Instruct. Empty, for whisper only: the real
+    Whisper tiny.en, fetched once by pip."""
+    language: str = ""
+    """Of a multilingual Whisper: the language that is spoken; empty is en."""
+    task: str = ""
+    """Of a multilingual Whisper: transcribe (so is empty), or translate into English. qwen_audio is asked in words."""
     seconds: float = 30.0
-    """The longest clip. The decoder looks at no more of the encoder's states, so that less is faster."""
+    """The longest clip. Whisper's decoder looks at no more of the encoder's states, so that less is faster."""
     lora_rank: int = 0
-    """Rank of the LoRA adapters; 0 trains the decoder, without its token embedding."""
+    """Rank of the LoRA adapters; 0 trains the decoder (of Whisper without its token embedding; of qwen_audio with
+    the projector)."""
     lora_alpha: float = 64.0
     """LoRA alpha; the update is scaled by alpha / rank."""
     lora_targets: list[str] = field(default_factory=list)
-    """Ends of the names of adapted modules; empty takes queries and values of the decoder's attention."""
+    """Ends of the names of adapted modules; empty takes the decoder's attention (of Whisper queries and values)."""
     freeze_encoder: bool = True
     """Train the decoder only; a clip is then encoded once for the whole run (sampling.features_kept)."""
+    gradient_checkpointing: bool = False
+    """Of qwen_audio: recompute the language model's activations in the backward pass: less memory, more time."""
     dtype: str = "float32"
     """What the network computes in: float32, bfloat16 or float16. Likelihoods are fp32 always."""
     device: str = "auto"
@@ -56,7 +65,8 @@ class Data:
     """Which clips."""
 
     train: str = "assets/speech/train.jsonl"
-    """Training clips: JSONL with audio (a path), answer (the transcript), meta."""
+    """Training clips: JSONL with audio (a path), answer (the transcript, translation or answer), meta, and for
+    qwen_audio text (what is asked); or a data set hf:<folder or hub id>@<split> (docs/data.md)."""
     heldout: str = "assets/speech/heldout.jsonl"
     """Evaluation clips; one of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""
@@ -107,10 +117,9 @@ class SpeechConfig(Run):
 
 
 def arithmetic(config: SpeechConfig) -> str:
-    """What the run will do, as numbers: clips x transcripts x tokens -> optimizer steps."""
+    """What the run will do, as numbers: prompts x completions x tokens -> optimizer steps."""
     data, tokens = config.data, config.sampling.max_tokens
-    if config.sampling.truncated not in ("train", "mask"):
-        raise ValueError(f"sampling.truncated must be train or mask, got '{config.sampling.truncated}'")
+    check(config)
     refuse_lonely(data.group_size)
     per_round, rounds = rounds_of(config, data.per_round)
     rows = data.per_round * data.group_size
@@ -123,6 +132,33 @@ def arithmetic(config: SpeechConfig) -> str:
             f"{rounds * rows * tokens:,} tokens sampled",
         ]
     )
+
+
+def check(config: SpeechConfig) -> None:
+    """Words that must be among a few, and options that the chosen family has."""
+    from mmgrpo.blocks import nearest
+
+    model = config.model
+    for name, value, known in (
+        ("model.family", model.family, FAMILIES),
+        ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}: there is no '{value}'.{nearest(value, known)}")
+    if model.family == "whisper":
+        refuse_options(model, {"gradient_checkpointing": "it has none; leave it out"})
+        return
+    asked = "it is told in the words of its prompts what to do; leave it empty"
+    refuse_options(model, {"language": asked, "task": asked})
+    if not model.path:
+        raise ValueError("model.path: qwen_audio has no embedded model; name one, e.g. Qwen/Qwen2-Audio-7B-Instruct")
+
+
+def refuse_options(model: Model, foreign: dict[str, str]) -> None:
+    """Options that another family has are not passed over."""
+    for name, why in foreign.items():
+        if value := getattr(model, name):
+            raise ValueError(f"model.{name}={value} means nothing for model.family={model.family}: {why}")
 
 
 def build_policy(config: SpeechConfig, device: str, for_training: bool = True, trained: str | Path = "") -> TokenPolicy:
@@ -143,8 +179,7 @@ def build_policy(config: SpeechConfig, device: str, for_training: bool = True, t
         network_path="" if model.lora_rank else trained,
         freeze_encoder=model.freeze_encoder,
         keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
-        language=model.language,
-        task=model.task,
+        **own_options(model, for_training),
         seconds=model.seconds,
         dtype=model.dtype,
         device=device,
@@ -160,6 +195,13 @@ def build_policy(config: SpeechConfig, device: str, for_training: bool = True, t
         features_kept=sampling.features_kept,
         device=device,
     )
+
+
+def own_options(model: Model, for_training: bool) -> dict[str, Any]:
+    """What only the chosen family is told."""
+    if model.family == "whisper":
+        return {"language": model.language or "en", "task": model.task or "transcribe"}
+    return {"gradient_checkpointing": model.gradient_checkpointing and for_training}
 
 
 def audible(prompts: list[Prompt], file: str, config: SpeechConfig) -> tuple[list[Prompt], list[Skipped]]:

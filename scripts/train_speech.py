@@ -1,12 +1,17 @@
-"""Group-relative RL for models that hear and write: speech recognition and translation with Whisper.
+"""Group-relative RL for models that hear and write: recognition, translation, questions about what is said.
 
     python scripts/train_speech.py                                      # the real Whisper tiny.en, minutes on a laptop
     python scripts/train_speech.py --config scripts/recipes/speech/whisper_adapt.yaml
+    python scripts/train_speech.py --config scripts/recipes/speech/ibm_sqa.yaml         # Qwen2-Audio, on a GPU
     python scripts/train_speech.py --dry-run                            # the arithmetic of a run, nothing loaded
 
-What its GRPO is: transcripts of a clip are compared with each other by what the word error rate says of them; each
-token is a decision whose likelihood is that of the distribution it was sampled from, without the tokens that Whisper
-suppresses. A clip is encoded once, for all its transcripts and, while the encoder is frozen, for the whole run.
+Two families: whisper transcribes one clip (or translates it into English) and cannot be asked anything; qwen_audio is
+a language model that hears, and a row says in words what it is asked about its clips.
+
+What its GRPO is: transcripts of a clip are compared with each other by what the word error rate says of them (or
+translations and answers by BLEU); each token is a decision whose likelihood is that of the distribution it was sampled
+from, without the tokens that the model never says. A clip is encoded once, for all its transcripts and, while the
+encoder is frozen, for the whole run.
 What it is not: transcripts are drawn token by token, not by beam search, and clips are at most 30 seconds long. One
 that cannot be heard is left out and listed, or stops the run; it is never replaced.
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from PIL import Image as Pil
 
@@ -187,3 +188,19 @@ def test_the_estimate_is_what_the_model_is_shown(tmp_path):
         prompt = Prompt("which one ?", turns=(Turn("user", (picture, "which", clip, "one ?")),))
         estimate = words(prompt) + sum(tokens_of(media, measure(media), sizes) for media in prompt.media)
         assert estimate == model.prompt_length(prompt)
+
+
+def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
+    for number in range(3):
+        tone = np.sin(np.arange(8_000 * (number + 1)) * 0.1) / 2
+        soundfile.write(tmp_path / f"{number}.wav", tone * (number < 2), 16_000)
+    rows = [{"text": "", "audio": f"{number}.wav", "answer": "a tone", "task": "transcribe"} for number in range(3)]
+    status, told, _ = check(write(tmp_path, rows[:2]))
+    assert status == 0 and "audio 2" in told
+    assert (
+        "2, seconds: least 0.5, median 0.75, 95 of 100 below 1, most 1" in told
+    )  # 8,000 and 16,000 of 16,000 a second
+    del rows[0]["answer"]
+    status, told, _ = check(write(tmp_path, rows))
+    assert status == 1 and "something is wrong with 2 rows" in told
+    assert "its answer is None; wanted what is said" in told and "2.wav: is silent" in told

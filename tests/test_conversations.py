@@ -4,7 +4,9 @@ import json
 import sys
 from io import BytesIO
 
+import numpy as np
 import pytest
+import soundfile
 from PIL import Image as Pil
 
 from mmgrpo.prompts import load_prompts
@@ -307,6 +309,21 @@ def test_pictures_that_would_fill_the_memory_are_an_error_that_says_what_to_do(t
         hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
     monkeypatch.setattr(hub, "MOST_BYTES", 3 * 288)
     assert len(hub.load_prompts(f"hf:{tmp_path / 'set'}@train")) == 2
+
+
+def test_sounds_inside_a_data_set_become_files_of_the_media_root(tmp_path):
+    datasets, _ = data_set()
+    sound = BytesIO()
+    soundfile.write(sound, np.sin(np.arange(4_000) * 0.1) / 2, 16_000, format="FLAC")
+    column = [{"bytes": sound.getvalue(), "path": "a.flac"}] * 2
+    rows = datasets.Dataset.from_dict({"text": ["", "who ?"], "audio": column, "answer": ["one", "two"]})
+    rows.cast_column("audio", datasets.Audio(decode=False)).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(ValueError, match=r"row 0: 'audio' holds the bytes of a sound; name a media_root"):
+        hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
+    one, two = hub.load_prompts(f"hf:{tmp_path / 'set'}@train", tmp_path / "media")
+    assert len(list((tmp_path / "media").iterdir())) == 1 and one.media == two.media
+    assert one.media[0].source.endswith(".flac") and len(soundfile.read(one.media[0].source)[0]) == 4_000
+    assert (one.text, one.answer, two.text, two.answer) == ("", "one", "who ?", "two")
 
 
 def test_rows_of_a_data_set_that_cannot_be_read_are_named(tmp_path):

@@ -467,6 +467,7 @@ def test_media_are_measured_as_they_are_seen(mp4, tmp_path):
     assert measure(Media("video", mp4)) == Measure(HEIGHT, WIDTH, FRAMES, 3.0)
     assert measure(Media("video", Video(torch.rand(6, 3, 4, 5), 2.0))) == Measure(4, 5, 6, 3.0)
     assert measure(Media("image", Image(torch.rand(3, 4, 5)))) == Measure(4, 5)
+    assert measure(Media("audio", Audio(torch.rand(2, 4000) / 2, 16_000))) == Measure(0, 0, 0, 0.25)
 
 
 def test_what_can_be_read_is_kept_in_order_and_the_rest_is_listed_with_its_reason(mp4, tmp_path):

@@ -182,9 +182,9 @@ def span_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 def measure(media: Media) -> Measure:
     """Open one medium: a picture is decoded whole, of a clip the first and the last frame that may be
-    seen, so that a file cut short is found.
+    seen, so that a file cut short is found; a sound is decoded whole.
 
-    A sound is only looked for. What cannot be opened is ``Unreadable``.
+    What cannot be opened is ``Unreadable``.
     """
     if media.kind == "image":
         height, width = read_image(media).pixels.shape[1:]
@@ -197,9 +197,10 @@ def measure(media: Media) -> Measure:
         )
         height, width = decoded.frames.shape[2:]
         return Measure(height, width, len(decoded.times), len(decoded.times) / decoded.fps)
-    if isinstance(media.source, str) and not Path(media.source).is_file():
-        raise Unreadable(f"{media.source}: there is no such file (looked from {Path.cwd()})")
-    return Measure(0, 0)
+    from pipelines.speech.audio import read_audio
+
+    sound = read_audio(media)
+    return Measure(0, 0, 0, sound.samples.shape[-1] / sound.rate)
 
 
 def measure_all(prompts: Sequence[Prompt], workers: int = 1, title: str = "") -> list[tuple[Measure | Unreadable, ...]]:
