@@ -50,6 +50,8 @@ class Algorithm:
     """dynamic_sampling(rounds=...): replace groups without spread by fresh prompts, at most so many times."""
     objective: str = "ppo"
     """The per-decision loss: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
+    given: str = "importance"
+    """The loss of answers that the data set supplies (data.references): importance, luffy(gamma=...)."""
     mismatch: str = "none"
     """Correction when the sampler is not the trainer: none, tis(cap=...), mis(low=..., high=...), ..."""
     weights: str = "per_sample"

@@ -5,7 +5,8 @@
     total = sum(weights * (loss + terms))            weights cover the whole optimizer step, over all ranks
 
 The sum is cut into parts that fit in memory; because the weights are made before, the cut never
-changes the gradient. An objective that looks at a whole row or group is not additive over parts:
+changes the gradient. What a data set supplied (rows of origin GIVEN) has an objective of its own, without
+a clip, for it was never near the policy. An objective that looks at a whole row or group is not additive over parts:
 its gradient with respect to the scores is taken first, on all scores at once, and then carried
 through the network part by part (the chain rule, so the same gradient again).
 """
@@ -22,10 +23,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mmgrpo.blocks import Bound, bind
-from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
-from mmgrpo.types import Decisions, Part, Policy, Rollout
+from mmgrpo.objectives import GIVEN_OBJECTIVES, MISMATCH, OBJECTIVES, TERMS, WEIGHTS
+from mmgrpo.types import GIVEN, Decisions, Part, Policy, Rollout
 
-BATCH_NAMES = frozenset({"old_log_probs", "advantages", "mask", "passed", "key", "sampler_log_probs"})
+BATCH_NAMES = frozenset({"old_log_probs", "advantages", "mask", "passed", "key", "sampler_log_probs", "given"})
 """Inputs of objectives and terms that come from the batch; all others come from ``Policy.score``."""
 
 
@@ -36,16 +37,21 @@ class LossRecipe:
     objective: Bound
     weights: Bound
     mismatch: Bound
-    terms: tuple[Bound, ...] = ()
+    terms: tuple[Bound, ...]
+    given: Bound
+    """The objective of decisions that a data set supplied (rows of origin GIVEN)."""
 
     @staticmethod
-    def of(objective: str, weights: str, mismatch: str = "none", terms: Sequence[str] = ()) -> LossRecipe:
+    def of(
+        objective: str, weights: str, mismatch: str = "none", terms: Sequence[str] = (), given: str = "importance"
+    ) -> LossRecipe:
         """Bind the config's strings; unknown names and parameters are errors here."""
         return LossRecipe(
             bind(objective, OBJECTIVES, "algorithm.objective"),
             bind(weights, WEIGHTS, "algorithm.weights"),
             bind(mismatch, MISMATCH, "algorithm.mismatch"),
             tuple(bind(term, TERMS, "algorithm.terms") for term in terms),
+            bind(given, GIVEN_OBJECTIVES, "algorithm.given"),
         )
 
     @property
@@ -113,6 +119,7 @@ def accumulate_gradients(
         "advantages": batch.advantages,
         "mask": mask,
         "passed": batch.decisions.passed,
+        "given": (batch.decisions.origin == GIVEN)[:, None].expand_as(mask),
         "key": batch.decisions.keys["prompt"],
     }
     weights = loss.weights(numbers) * loss.mismatch(numbers)
@@ -143,20 +150,21 @@ def accumulate_gradients(
 
 def _total(inputs: Mapping[str, Tensor], mask: Tensor, weights: Tensor, loss: LossRecipe, tally: Tally) -> Tensor:
     """sum(weights * (objective + terms)) over any set of entries, and what is logged of it."""
-    made = loss.objective(inputs)
-    values = made.values
+    made, given = loss.objective(inputs), inputs["given"]
+    values = torch.where(given, loss.given(inputs).values, made.values) if bool(given.any()) else made.values
     for term in loss.terms:
         penalty = term(inputs)
         tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
         values = values + penalty
     total = (weights * values).sum()
     tally.add("loss", total)
-    tally.add("entries", mask.sum())
-    tally.add("clip/low", (made.low & mask).sum())
-    tally.add("clip/high", (made.high & mask).sum())
+    own = mask & ~given
+    tally.add("entries", own.sum())
+    tally.add("clip/low", (made.low & own).sum())
+    tally.add("clip/high", (made.high & own).sum())
     gap = (torch.exp(inputs["log_probs"].detach() - inputs["old_log_probs"]) - 1).abs()
-    if bool(mask.any()):
-        tally.ratio_gap = max(tally.ratio_gap, float(gap[mask].max()))
+    if bool(own.any()):
+        tally.ratio_gap = max(tally.ratio_gap, float(gap[own].max()))
     return total
 
 
@@ -180,7 +188,7 @@ def _coupled(
         return
     owners = owned(batch.decisions) & rows[:, None]
     dense = {"log_probs": batch.decisions.log_probs.clone()}
-    if not (on_policy and loss.scores == {"log_probs"}):
+    if not (on_policy and loss.scores == {"log_probs"} and not bool(numbers["given"].any())):
         dense = {name: torch.zeros_like(weights) for name in loss.scores}
         with torch.no_grad():
             for rollout, place, part in _parts(batch, owners, limit):

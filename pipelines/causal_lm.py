@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long
+from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long, spelled
 from pipelines.kv import spread_cache
 from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
 
@@ -100,6 +100,10 @@ class CausalLm:
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a whole answer, its end included."""
+        return spelled(self.tokenizer, text, self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary folder."""

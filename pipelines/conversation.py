@@ -90,3 +90,9 @@ def end_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
     ends = network.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     return frozenset(ends + ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]))
+
+
+def spelled(tokenizer: Any, text: str, end_ids: frozenset[int]) -> list[int]:
+    """Ids of a completion that says ``text``, with the tokenizer's own end, or the first of the ends."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids)
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], end]

@@ -117,7 +117,7 @@ def build_trainer(
     refuse_preset(algorithm.preset, kind)
     made = scorers(config.rewards)
     recipe = AdvantageRecipe.of(algorithm)
-    loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms)
+    loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms, algorithm.given)
     redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
     loaded = load()
     return Trainer(

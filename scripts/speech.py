@@ -75,6 +75,8 @@ class Data:
     """Clips (groups) a round, over all processes."""
     group_size: int = 8
     """Transcripts a clip."""
+    references: int = 0
+    """1 makes the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
     skip_limit: float = 0.05
     """The largest share of clips that may be left out because they cannot be heard; each is listed in skipped.jsonl."""
 
@@ -87,6 +89,8 @@ class Sampling:
     """The longest transcript."""
     temperature: float = 1.0
     """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
+    search: str = "sample"
+    """How a group is drawn: sample, or beam, the most likely completions (preset mwer_n_best is made for these)."""
     evaluation_temperature: float = 0.0
     """Temperature of evaluation transcripts; 0 is greedy."""
     truncated: str = "train"
@@ -188,6 +192,8 @@ def build_policy(config: SpeechConfig, device: str, for_training: bool = True, t
         loaded,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
+        search=sampling.search,
+        references=config.data.references,
         evaluation_temperature=sampling.evaluation_temperature,
         train_truncated=sampling.truncated == "train",
         share_prefix=sampling.share_prefix,

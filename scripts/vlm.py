@@ -77,6 +77,8 @@ class Data:
     """Prompts (groups) a round, over all processes."""
     group_size: int = 8
     """Samples a prompt."""
+    references: int = 0
+    """1 makes the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
     skip_limit: float = 0.05
     """The largest share of prompts that may be left out because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
@@ -95,6 +97,8 @@ class Sampling:
     """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
     top_p: float = 1.0
     """Nucleus of rollouts; below 1 the gradient is biased, for likelihoods are of the whole distribution."""
+    search: str = "sample"
+    """How a group is drawn: sample, or beam, the most likely completions (preset mwer_n_best is made for these)."""
     evaluation_temperature: float = 0.0
     """Temperature of evaluation samples; 0 is greedy."""
     truncated: str = "train"
@@ -205,6 +209,8 @@ def build_policy(config: VlmConfig, device: str, for_training: bool = True, trai
         loaded,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
+        search=sampling.search,
+        references=config.data.references,
         top_p=sampling.top_p,
         evaluation_temperature=sampling.evaluation_temperature,
         train_truncated=sampling.truncated == "train",

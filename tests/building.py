@@ -39,7 +39,9 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
     algorithm = build(Algorithm, {"preset": preset, **changes}, "the test")
     return {
         "advantages": AdvantageRecipe.of(algorithm),
-        "loss": LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms),
+        "loss": LossRecipe.of(
+            algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms, algorithm.given
+        ),
         "redraws": sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler),
     }
 

@@ -29,6 +29,7 @@ BASE: dict[str, Any] = {
     "select": [],
     "sampler": [],
     "objective": "ppo(low=0.2, high=0.2)",
+    "given": "importance",
     "mismatch": "none",
     "weights": "per_sample",
     "terms": [],
@@ -239,6 +240,21 @@ CATALOGUE: dict[str, Preset] = {
         scale="none",
         objective="policy_gradient",
         weights="sample_sum",
+    ),
+    # arXiv:1712.01818, eq. 6: with sampling.search beam, and the same reward.
+    "mwer_n_best": _any(
+        "Minimum word error rate training over the N-best list of a beam search, probabilities renormalized.",
+        scale="none",
+        objective="n_best",
+        weights="per_sample",
+    ),
+    # arXiv:2509.16990, its loss, with data.references 1: all rewards of a group are compared, tokens of all its rows
+    # count alike, the answer's importance weight is not clipped. Its best KL coefficient.
+    "mp_grpo": _tokens(
+        "Mixed-policy GRPO: the data set's answer is one member of the group.",
+        keys=["prompt(own=False)"],
+        weights="per_decision",
+        terms=["kl_k3(coef=0.02)"],
     ),
     # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline, field reference_value.
     "remax": _any(

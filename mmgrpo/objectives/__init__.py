@@ -19,6 +19,7 @@ from mmgrpo.blocks import Block
 from mmgrpo.objectives import (
     discriminative,
     divergences,
+    expectation,
     gaussian,
     mismatch,
     regression,
@@ -28,7 +29,7 @@ from mmgrpo.objectives import (
 )
 from mmgrpo.objectives.levels import Loss
 
-__all__ = ["MISMATCH", "OBJECTIVES", "TERMS", "WEIGHTS", "Loss"]
+__all__ = ["GIVEN_OBJECTIVES", "MISMATCH", "OBJECTIVES", "TERMS", "WEIGHTS", "Loss"]
 
 _RATIO = ("log_probs", "old_log_probs", "advantages")
 _ROW = (*_RATIO, "passed")
@@ -65,8 +66,15 @@ OBJECTIVES = {
     "disco": Block(discriminative.disco, _GROUP, "group"),
     "disco_basic": Block(discriminative.disco_basic, _GROUP, "group"),
     "drpo": Block(discriminative.drpo, _GROUP, "group"),
+    "n_best": Block(expectation.n_best, ("log_probs", "advantages", "mask", "passed", "key"), "group"),
 }
 """Functions to ``Loss``, to minimise."""
+
+GIVEN_OBJECTIVES = {
+    "importance": Block(surrogates.importance, _RATIO),
+    "luffy": Block(surrogates.luffy, _RATIO),
+}
+"""The same for decisions that a data set supplied."""
 
 TERMS = {
     "kl_k1": Block(divergences.kl_k1, _REFERENCE),

@@ -201,3 +201,30 @@ def mini_rl(
     _, below, above = stop(log_ratio, advantages, *band(low, high))
     weight = exp_ratio(log_ratio).detach().masked_fill(below | above, 0.0)
     return Loss(-weight * advantages * log_probs, below, above)
+
+
+def importance(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+) -> Loss:
+    """-r A, without a clip: for decisions that another than the policy made.
+
+    Where their old log-probs are 0, r is the policy's own probability p and the gradient -A p grad log p: it fades for
+    what the policy thinks impossible. Mixed-policy GRPO (2509.16990), section 2.
+    """
+    return unclipped(-exp_ratio(log_probs - old_log_probs) * advantages)
+
+
+def luffy(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    gamma: float = 0.1,
+) -> Loss:
+    """``importance`` that still learns what is unlikely: -A r / (r + gamma), whose slope at r = 0 is 1 / gamma.
+
+    Policy shaping of LUFFY (2504.14945), its gamma 0.1.
+    """
+    ratio = exp_ratio(log_probs - old_log_probs)
+    return unclipped(-advantages * ratio / (ratio + gamma))

@@ -11,7 +11,7 @@ What the members of a group have in common is computed once: the features of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,40 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.blocks import bind
 from mmgrpo.policies.contrast import CONTRASTS
+from mmgrpo.policies.generation import Reading, Written, draw, entropy_of, search, written
 from mmgrpo.policies.language import Context, Features, KeptFeatures, TokenFamily, following_position
+from mmgrpo.policies.sequences import Sequences, Tokens, answer_of, with_answers
 from mmgrpo.randomness import stream
-from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Prompt, Request, Rollout, Scores, Text
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Entries of a part: all decisions of some rows, in the order of ``rows`` and ``positions``."""
-
-    rows: Int[Tensor, "N"]
-    positions: Int[Tensor, "N"]
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Prompts and completions as they were sampled."""
-
-    context: Context
-    features: Features | None
-    """Of the context's media; None when the encoder is trained, so that they are computed anew."""
-    prompt: Int[Tensor, "B"]
-    """Which row of the context a completion answers."""
-    ids: Int[Tensor, "B T"]
-    """Completions, padded on the right."""
-    real: Bool[Tensor, "B T"]
-
-    def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
-        """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""
-        rows = mask.any(1).nonzero()[:, 0]
-        for start in range(0, len(rows), limit):
-            chunk = rows[start : start + limit]
-            picked = torch.zeros_like(mask)
-            picked[chunk] = mask[chunk]
-            yield Tokens(*picked.nonzero(as_tuple=True))
+from mmgrpo.types import CONTRAST, GIVEN, OWN, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
 
 class TokenPolicy:
@@ -73,6 +44,8 @@ class TokenPolicy:
         max_tokens: int,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        search: str = "sample",
+        references: int = 0,
         evaluation_temperature: float = 0.0,
         train_truncated: bool = True,
         share_prefix: bool = True,
@@ -82,7 +55,9 @@ class TokenPolicy:
         features_kept: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """``sampling_dtype`` (bfloat16, float16) samples faster under autocast; the old log-probabilities are then
+        """``search`` is how a group is made: ``sample``, token by token at the temperature, or ``beam``, those that a
+        beam search finds most likely. ``references`` (0 or 1) of a group's members are the prompt's own answer.
+        ``sampling_dtype`` (bfloat16, float16) samples faster under autocast; the old log-probabilities are then
         computed again as training computes them, and the sampler's own are kept for a mismatch correction.
         ``contrast`` names a change of the prompt under which further rows are sampled (``CONTRASTS``).
         ``features_kept`` is of how many prompts the features of frozen media are kept over the rounds."""
@@ -96,6 +71,12 @@ class TokenPolicy:
                 "the gradient; top_p=1 is exact",
                 stacklevel=2,
             )
+        if search not in ("sample", "beam"):
+            raise ValueError(f"search must be sample or beam, got '{search}'")
+        if search == "beam" and contrast:
+            raise ValueError("a beam search cannot be compared with changed prompts; leave out contrast, or sample")
+        if references not in (0, 1):
+            raise ValueError(f"references must be 0 or 1 (a prompt has one answer), got {references}")
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"sampling_dtype must be empty or one of {', '.join(AUTOCAST)}, got '{sampling_dtype}'")
         self.family = family
@@ -103,6 +84,8 @@ class TokenPolicy:
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.top_p = top_p
+        self.search = search
+        self.references = references
         self.evaluation_temperature = evaluation_temperature
         self.train_truncated = train_truncated
         self.share_prefix = share_prefix
@@ -120,25 +103,33 @@ class TokenPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` completions a prompt, each group from its own stream; then those of changed prompts."""
-        asked = [Asked(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
+        own = request.group_size - self.references
+        if own < 1:
+            raise ValueError(
+                f"a group of {request.group_size} with {self.references} given answers has no completion of the "
+                "policy's own; raise data.group_size"
+            )
+        asked = [Asked(prompt, slot, own) for prompt, slot in zip(request.prompts, request.slots)]
         asked += self._contrasted(request)
-        kept, log_probs, entropy = self._generate(asked, request.seed, self.temperature)
-        passed, ended = kept.real, self._ended(kept)
-        own = torch.tensor([one.name == "tokens" for one in asked], device=self.device)[kept.prompt]
-        slots = torch.tensor([one.slot for one in asked], device=self.device)[kept.prompt]
-        fields = {"truncated": (~ended).float(), "entropy": entropy}
+        kept, made = self._generate(asked, request.seed, self.temperature, self.search)
+        numbers = {"log_probs": made.log_probs, "entropy": made.entropy}
         if self.sampling_dtype:
-            fields["sampler_log_probs"], log_probs = log_probs, self._rescored(kept)
-        rows, width = passed.shape
-        mask = passed & own[:, None]
+            numbers |= {"sampler_log_probs": made.log_probs, "log_probs": self._rescored(kept)}
+        origin = torch.tensor([one.origin for one in asked], device=self.device)[kept.prompt]
+        if self.references:
+            answers = [self.family.spell(answer_of(prompt))[: self.max_tokens] for prompt in request.prompts]
+            kept, numbers, origin = with_answers(kept, numbers, origin, answers, self.family.pad_id)
+        ended = self._ended(kept)
+        rows, width = kept.real.shape
+        trained = kept.real & (origin != CONTRAST)[:, None] & ((origin != GIVEN)[:, None] | self._sayable(kept.ids))
         decisions = Decisions(
-            log_probs=log_probs,
-            mask=mask if self.train_truncated else mask & ended[:, None],
-            passed=passed,
+            log_probs=numbers.pop("log_probs"),
+            mask=trained if self.train_truncated else trained & ended[:, None],
+            passed=kept.real,
             node=torch.arange(rows * width, device=self.device).view(rows, width),
-            origin=torch.where(own, OWN, CONTRAST),
-            keys={"prompt": slots},
-            fields=fields,
+            origin=origin,
+            keys={"prompt": torch.tensor([one.slot for one in asked], device=self.device)[kept.prompt]},
+            fields={"truncated": (~ended).float(), **numbers},
         )
         prompts = [asked[row].prompt for row in kept.prompt.tolist()]
         return Rollout(prompts, self._decode(kept), decisions, kept, evaluations=rows * width)
@@ -159,7 +150,7 @@ class TokenPolicy:
     def sample(self, request: Request) -> list[Output]:
         """Draw at the evaluation temperature (0 is greedy)."""
         asked = [Asked(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
-        kept, _, _ = self._generate(asked, request.seed, self.evaluation_temperature)
+        kept, _ = self._generate(asked, request.seed, self.evaluation_temperature, "sample")
         return self._decode(kept)
 
     def save(self, folder: Path) -> None:
@@ -175,21 +166,24 @@ class TokenPolicy:
             inputs = {"prompt": prompt, "group_size": request.group_size, "seed": request.seed}
             changed, count = self.contrast(inputs)
             if count:
-                asked.append(Asked(changed, slot, count, "contrast"))
+                asked.append(Asked(changed, slot, count, CONTRAST))
         return asked
 
-    def _generate(
-        self, asked: Sequence[Asked], seed: int, temperature: float
-    ) -> tuple[Sequences, Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Sample completions with a cache that starts from each prompt once; also log-probs and entropies."""
+    def _generate(self, asked: Sequence[Asked], seed: int, temperature: float, how: str) -> tuple[Sequences, Written]:
+        """Write completions with a cache that starts from each prompt once."""
         context = _moved(self.family.encode([one.prompt for one in asked]), self.device)
         dtype = AUTOCAST.get(self.sampling_dtype)
+
+        def next_token(hidden: Tensor, first: bool) -> Tensor:
+            return self._log_softmax(self.network, hidden, hidden.new_full((len(hidden),), first, dtype=torch.bool), t)
+
+        t = temperature or 1.0
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
             features = self._seen(context, [one.prompt for one in asked])
             counts = torch.tensor([one.count for one in asked], device=self.device)
             each = torch.arange(len(asked), device=self.device)
             prompt = each.repeat_interleave(counts)
-            read = each if self.share_prefix else prompt
+            read = each if self.share_prefix or how == "beam" else prompt
             hidden, cache = self.family.hidden(
                 self.network,
                 context.ids[read],
@@ -198,39 +192,29 @@ class TokenPolicy:
                 [features[row] for row in read.tolist()] if features else (),
                 None,
             )
-            hidden = hidden[:, -1]
-            if self.share_prefix:
-                cache, hidden = self.family.spread(cache, prompt), hidden[prompt]
-            streams = [stream(seed, one.name, one.slot) for one in asked]
-            real, following = context.real[prompt], following_position(context)[prompt]
-            alive = torch.ones(len(prompt), dtype=torch.bool, device=self.device)
-            tokens, living, log_probs, entropies = [], [], [], []
-            for position in range(self.max_tokens):
-                first = torch.full_like(alive, position == 0)
-                spread = self._log_softmax(self.network, hidden, first, temperature or 1.0)
-                # A number is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
-                drawn = torch.cat([torch.rand(one.count, generator=s) for one, s in zip(asked, streams)])
-                chosen = draw_tokens(spread, drawn.to(self.device), self.top_p) if temperature else spread.argmax(-1)
-                token = torch.where(alive, chosen, self.family.pad_id)
-                tokens.append(token)
-                living.append(alive)
-                log_probs.append(spread.gather(1, chosen[:, None])[:, 0] * alive)
-                entropies.append(_entropy(spread) * alive)
-                real = torch.cat([real, alive[:, None]], 1)
-                alive = alive & ~torch.isin(token, self.ends)
-                if position + 1 == self.max_tokens or not bool(alive.any()):
-                    break
-                places = (following + position)[:, None, None].expand(-1, context.positions.shape[1], 1)
-                hidden, cache = self.family.hidden(self.network, token[:, None], real, places, (), cache)
-                hidden = hidden[:, -1]
-        kept = Sequences(
-            context,
-            features if self.family.frozen_media and not dtype else None,
-            prompt,
-            torch.stack(tokens, 1),
-            torch.stack(living, 1),
-        )
-        return kept, torch.stack(log_probs, 1), torch.stack(entropies, 1)
+            axes = context.positions.shape[1]
+            following = following_position(context)[read]
+            reading = Reading(self.family, self.network, hidden[:, -1], cache, context.real[read], following, axes)
+            if how == "beam":
+                best = search(reading, next_token, asked[0].count, self.ends, most=self.max_tokens)
+                made = written([beam for beams in best for beam in beams], self.family.pad_id, self.device)
+            else:
+                made = draw(
+                    reading.keep(prompt) if self.share_prefix else reading,
+                    next_token,
+                    [(stream(seed, STREAMS[one.origin], one.slot), one.count) for one in asked],
+                    self.ends,
+                    most=self.max_tokens,
+                    greedy=temperature == 0,
+                    top_p=self.top_p,
+                )
+        reusable = features if self.family.frozen_media and not dtype else None
+        return Sequences(context, reusable, prompt, made.ids, made.real), made
+
+    def _sayable(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+        """False where the policy gives a token no probability, so that there is nothing to learn from it."""
+        first = torch.arange(ids.shape[1], device=ids.device) == 0
+        return ~(torch.isin(ids, self.silent) | (first & torch.isin(ids, self.silent_at_first)))
 
     def _rescored(self, kept: Sequences, rows_at_once: int = 16) -> Float[Tensor, "B T"]:
         """Log-probabilities as training computes them."""
@@ -250,7 +234,7 @@ class TokenPolicy:
         def chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
             spread = self._log_softmax(network, hidden, first, self.temperature)
             chosen = spread.gather(1, tokens[:, None])[:, 0]
-            return chosen, _entropy(spread) if with_entropy else torch.zeros_like(chosen)
+            return chosen, entropy_of(spread) if with_entropy else torch.zeros_like(chosen)
 
         pieces = []
         cut = [value.split(self.tokens_at_once) for value in (wanted, target, part.positions == 0)]
@@ -347,38 +331,18 @@ class TokenPolicy:
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+STREAMS = {OWN: "tokens", CONTRAST: "contrast"}
+"""Name of the random stream by origin of the rows."""
+
+
 @dataclass(frozen=True)
 class Asked:
-    """A prompt and how many completions of it are drawn, from which stream."""
+    """A prompt and how many completions of it are wanted."""
 
     prompt: Prompt
     slot: int
     count: int
-    name: str = "tokens"
-
-
-def draw_tokens(
-    spread: Float[Tensor, "N vocabulary"], drawn: Float[Tensor, "N"], top_p: float = 1.0
-) -> Int[Tensor, "N"]:
-    """The token at which the cumulative probability passes a uniform number.
-
-    With ``top_p`` below one only the most likely tokens that together reach it can be drawn (nucleus sampling,
-    Holtzman et al. 2019).
-    """
-    probabilities = spread.exp()
-    if top_p < 1:
-        ordered, order = probabilities.sort(-1, descending=True)
-        beyond = ordered.cumsum(-1, dtype=torch.double) - ordered >= top_p
-        probabilities = probabilities.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
-    # In double precision, because over a large vocabulary fp32 sums lose the tail.
-    total = probabilities.cumsum(-1, dtype=torch.double)
-    token = torch.searchsorted(total, drawn.double()[:, None] * total[:, -1:], right=True)[:, 0]
-    return token.clamp(max=spread.shape[1] - 1)
-
-
-def _entropy(spread: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
-    """-sum p log p; a token without probability adds nothing."""
-    return -(spread.exp() * spread.clamp(min=torch.finfo(spread.dtype).min)).sum(-1)
+    origin: int = OWN
 
 
 def _moved(context: Context, device: torch.device) -> Context:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conversation import end_tokens
+from pipelines.conversation import end_tokens, spelled
 from pipelines.kv import spread_cache
 from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
 from pipelines.speech.audio import read_audio, resample
@@ -117,6 +117,10 @@ class Whisper:
     def decode(self, ids: Sequence[int]) -> str:
         """The transcript, without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a transcript; Whisper begins its first word with a space."""
+        return spelled(self.tokenizer, f" {text}", self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary folder."""

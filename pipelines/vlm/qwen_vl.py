@@ -32,6 +32,7 @@ from pipelines.conversation import (
     refuse_long,
     repeat_marks,
     silent_tokens,
+    spelled,
 )
 from pipelines.kv import spread_cache
 from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
@@ -174,6 +175,10 @@ class QwenVl:
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a whole answer, its end included."""
+        return spelled(self.tokenizer, text, self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary folder."""

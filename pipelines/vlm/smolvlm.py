@@ -36,6 +36,7 @@ from pipelines.conversation import (
     pad_left,
     refuse_long,
     silent_tokens,
+    spelled,
 )
 from pipelines.kv import spread_cache
 from pipelines.pretrained import (
@@ -184,6 +185,10 @@ class SmolVlm:
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a whole answer, its end included."""
+        return spelled(self.tokenizer, text, self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary folder."""

@@ -1,0 +1,28 @@
+"""The expected reward over a list of completions, when the list is taken for all there are."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.objectives.discriminative import share_mean
+from mmgrpo.objectives.levels import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
+
+
+def n_best(
+    log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    passed: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+) -> Loss:
+    """The expected advantage of a group under its members' probabilities, made to sum to one: -sum_i P_i A_i.
+
+    P = softmax over the group of the sums of log-probs, so that the gradient is -sum_i P_i (A_i - E[A]) grad log p_i,
+    whatever baseline the advantages have. With the reward minus the number of word errors and a beam search's group it
+    is the N-best form of minimum word error rate training (1712.01818, eq. 6). Groups count equally under
+    ``per_sample`` weights.
+    """
+    shares = row_sum(log_probs, passed)
+    expected = share_mean(row_advantage(advantages, passed), peers(key, mask.any(1)), shares)
+    return unclipped(at_decisions(-expected, mask))
