@@ -3,6 +3,7 @@
     python scripts/bench.py visual                   # the table of rounds and the overhead (a minute or two)
     python scripts/bench.py visual --learn           # also reward against wall-clock, 3 seeds a method
     python scripts/bench.py vlm                      # a step of training on pictures beside TRL's (bench_vlm.py)
+    python scripts/bench.py speech                   # a step on speech, clips encoded once or often (bench_speech.py)
 
 Everything is measured side by side in one run, on one model. Speed is never a test: the numbers
 belong to the machine, which is named in the files under benchmarks/.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import bench_speech
 import bench_vlm
 from door import enter
 from run import ROOT
@@ -357,6 +359,7 @@ def run(args: Args, machine: str, command: str) -> None:
 BENCHMARKS: dict[str, tuple[type[Any], Callable[[Any, str, str], None]]] = {
     "visual": (Args, run),
     "vlm": (bench_vlm.Args, bench_vlm.run),
+    "speech": (bench_speech.Args, bench_speech.run),
 }
 
 

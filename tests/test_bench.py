@@ -94,4 +94,4 @@ def test_a_benchmark_that_does_not_exist_is_an_error_in_one_line():
     command = [sys.executable, str(ROOT / "scripts" / "bench.py"), "opera"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: there is no benchmark for 'opera'; known: visual, vlm\n"
+    assert done.stderr == "error: there is no benchmark for 'opera'; known: visual, vlm, speech\n"
