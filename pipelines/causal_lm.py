@@ -19,7 +19,16 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long, spelled
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import (
+    PLAIN,
+    Reference,
+    Training,
+    computing,
+    locate,
+    make_trainable,
+    read_network,
+    save_network,
+)
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the model."""
@@ -122,24 +131,15 @@ class CausalLm:
 
 def load(
     path: str | Path,
+    training: Training = PLAIN,
     *,
-    lora_rank: int = 0,
-    lora_alpha: float = 64.0,
-    lora_targets: Sequence[str] = (),
-    lora_seed: int = 0,
-    lora_path: str | Path = "",
-    network_path: str | Path = "",
     freeze_vision: bool = True,
-    keep_reference: bool = False,
-    gradient_checkpointing: bool = False,
     min_pixels: int = 0,
     max_pixels: int = 0,
     frame_pixels: int = 0,
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
-    dtype: str = "float32",
-    device: str | torch.device = "cpu",
 ) -> CausalLm:
     """Read a language model for training; arguments as those of ``pipelines.vlm.qwen_vl.load``.
 
@@ -150,23 +150,16 @@ def load(
     require("vlm", "transformers", "peft")
     from transformers import AutoModelForCausalLM
 
-    source, compute = locate(path, "Qwen/Qwen2.5-0.5B-Instruct"), torch_dtype(dtype)
-    adapters = lora_rank > 0 or str(lora_path) != ""
-    stored = compute if adapters else torch.float32
-    network = read_network(AutoModelForCausalLM, str(network_path or source), stored).to(device)
-    reference = make_trainable(
-        network,
-        lora_rank=lora_rank,
-        lora_alpha=lora_alpha,
-        lora_targets=lora_targets or LORA_TARGETS,
-        lora_seed=lora_seed,
-        lora_path=lora_path,
-        frozen=[],
-        keep_reference=keep_reference,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    source = locate(path, "Qwen/Qwen2.5-0.5B-Instruct")
+    network = read_network(AutoModelForCausalLM, source, training)
+    reference = make_trainable(network, training, LORA_TARGETS)
     return CausalLm(
-        network, load_tokenizer(source), reference, compute, max_prompt_tokens, checkpointing=gradient_checkpointing
+        network,
+        load_tokenizer(source),
+        reference,
+        training.compute,
+        max_prompt_tokens,
+        checkpointing=training.gradient_checkpointing,
     )
 
 
@@ -200,15 +193,5 @@ def toy(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Qwen2ForCausalLM(config)
-    reference = make_trainable(
-        network,
-        lora_rank=0,
-        lora_alpha=1.0,
-        lora_targets=(),
-        lora_seed=0,
-        lora_path="",
-        frozen=[],
-        keep_reference=keep_reference,
-        gradient_checkpointing=False,
-    )
+    reference = make_trainable(network, Training(keep_reference=keep_reference), LORA_TARGETS)
     return CausalLm(network, tokenizer, reference)

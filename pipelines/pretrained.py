@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,52 +52,87 @@ def locate(path: str | Path, wanted: str) -> str:
     )
 
 
-def read_network(kind: Any, path: str, dtype: torch.dtype) -> Any:
+def read_network(kind: Any, source: str, training: Training) -> Any:
     """A network of a class (or auto class) of transformers; a file that lacks weights is an error."""
+    path = str(training.network_path or source)
     try:
-        network, found = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        network, found = kind.from_pretrained(path, dtype=training.stored, output_loading_info=True)
     except OSError as error:
         raise FileNotFoundError(
             f"no model could be read from '{path}' (a folder, or a hub id that this machine can reach): {error}"
         ) from error
     if found["missing_keys"]:
         raise ValueError(f"'{path}': the model's file lacks weights, e.g. {sorted(found['missing_keys'])[:3]}")
-    return network.eval()
+    return network.eval().to(training.device)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What of a model trains, from where it goes on, and in which numbers. What trains is fp32 always."""
+
+    lora_rank: int = 0
+    """Rank of the LoRA adapters; 0 trains the network itself, but for what its family freezes."""
+    lora_alpha: float = 64.0
+    lora_targets: Sequence[str] = ()
+    """Ends of the names of adapted modules; empty takes the family's."""
+    lora_seed: int = 0
+    lora_path: str | Path = ""
+    """Folder of saved adapters to go on from; rank, alpha and targets are theirs."""
+    network_path: str | Path = ""
+    """Folder of a whole saved network to go on from."""
+    keep_reference: bool = False
+    """Copy the network before training, where all of it trains; under adapters it is there for nothing."""
+    gradient_checkpointing: bool = False
+    dtype: str = "float32"
+    """What is computed in, and what a frozen base under adapters is stored in: float32, bfloat16 or float16."""
+    device: str | torch.device = "cpu"
+
+    @property
+    def adapters(self) -> bool:
+        """True when adapters train, and not the network."""
+        return self.lora_rank > 0 or str(self.lora_path) != ""
+
+    @property
+    def compute(self) -> torch.dtype:
+        """``dtype`` as torch has it."""
+        return torch_dtype(self.dtype)
+
+    @property
+    def stored(self) -> torch.dtype:
+        """What the network's own weights are stored in."""
+        return self.compute if self.adapters else torch.float32
+
+
+PLAIN = Training()
+"""The whole network, in fp32, on the CPU."""
 
 
 def make_trainable(
-    network: Any,
-    *,
-    lora_rank: int,
-    lora_alpha: float,
-    lora_targets: Sequence[str],
-    lora_seed: int,
-    lora_path: str | Path,
-    frozen: Sequence[nn.Module],
-    keep_reference: bool,
-    gradient_checkpointing: bool,
+    network: Any, training: Training, targets: Sequence[str], frozen: Sequence[nn.Module] = ()
 ) -> Reference:
     """Choose what trains; returns the context manager that gives the network as it was before training.
 
-    Adapters where there is a rank or a path of saved ones (the reference is the network with adapters off), else
-    everything but ``frozen`` (the reference is a copy, where ``keep_reference`` asks for one).
+    Adapters on ``targets``, unless ``training`` names others (the reference is the network with adapters off), or
+    everything but ``frozen`` (the reference is a copy, where one is kept).
     """
-    if lora_rank < 0:
-        raise ValueError(f"lora_rank: came {lora_rank}, wanted 0 (train the whole network) or more")
+    rank = training.lora_rank
+    if rank < 0:
+        raise ValueError(f"lora_rank: came {rank}, wanted 0 (train the whole network) or more")
     reference: Reference
-    if str(lora_path):
-        continue_adapters(network, Path(lora_path), lora_rank)
+    if str(training.lora_path):
+        continue_adapters(network, Path(training.lora_path), rank)
         reference = partial(adapters_off, network)
-    elif lora_rank:
-        add_lora(network, lora_rank, lora_alpha, adapted_names(network, lora_targets, frozen), lora_seed)
+    elif rank:
+        names = adapted_names(network, training.lora_targets or targets, frozen)
+        add_lora(network, rank, training.lora_alpha, names, training.lora_seed)
         reference = partial(adapters_off, network)
     else:
         network.requires_grad_(True)
         for module in frozen:
             module.requires_grad_(False)
-        original = copy.deepcopy(network).requires_grad_(False) if keep_reference else None
+        original = copy.deepcopy(network).requires_grad_(False) if training.keep_reference else None
         reference = no_reference if original is None else partial(nullcontext, original)
-    if gradient_checkpointing:
+    if training.gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
     return reference
 

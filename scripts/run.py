@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Policy, Prompt
+    from pipelines.pretrained import Training
 
     Config: TypeAlias = VisualConfig | VlmConfig | SpeechConfig
     C = TypeVar("C", VisualConfig, VlmConfig, SpeechConfig)
@@ -180,6 +181,25 @@ def _source(source: str | tuple[str, ...] | Output) -> Hashable:
         return source
     tensors = [value for value in vars(source).values() if hasattr(value, "numpy")]
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).digest()
+
+
+def training_of(config: Config, device: str, for_training: bool, trained: str | Path) -> Training:
+    """What of the model trains; ``trained`` is a folder of weights that training saved."""
+    from pipelines.pretrained import Training
+
+    model = config.model
+    return Training(
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        lora_targets=tuple(model.lora_targets),
+        lora_seed=config.seed,
+        lora_path=trained if model.lora_rank else "",
+        network_path="" if model.lora_rank else trained,
+        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
+        gradient_checkpointing=model.gradient_checkpointing and for_training,
+        dtype=model.dtype,
+        device=device,
+    )
 
 
 def needs_reference(config: Config) -> bool:

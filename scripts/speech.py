@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import run
 from readable import list_skipped, read_file
-from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
@@ -172,21 +172,12 @@ def build_policy(config: SpeechConfig, device: str, for_training: bool = True, t
     from pipelines.speech.whisper_weights import whisper_tiny_en
 
     model, sampling = config.model, config.sampling
-    module = family(model.family)
-    loaded = module.load(
+    loaded = family(model.family).load(
         locate(model.path) if model.path else whisper_tiny_en(),
-        lora_rank=model.lora_rank,
-        lora_alpha=model.lora_alpha,
-        lora_targets=tuple(model.lora_targets) or module.LORA_TARGETS,
-        lora_seed=config.seed,
-        lora_path=trained if model.lora_rank else "",
-        network_path="" if model.lora_rank else trained,
+        training_of(config, device, for_training, trained),
         freeze_encoder=model.freeze_encoder,
-        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
-        **own_options(model, for_training),
         seconds=model.seconds,
-        dtype=model.dtype,
-        device=device,
+        **own_options(model),
     )
     return TokenPolicy(
         loaded,
@@ -203,11 +194,11 @@ def build_policy(config: SpeechConfig, device: str, for_training: bool = True, t
     )
 
 
-def own_options(model: Model, for_training: bool) -> dict[str, Any]:
+def own_options(model: Model) -> dict[str, str]:
     """What only the chosen family is told."""
     if model.family == "whisper":
         return {"language": model.language or "en", "task": model.task or "transcribe"}
-    return {"gradient_checkpointing": model.gradient_checkpointing and for_training}
+    return {}
 
 
 def audible(prompts: list[Prompt], file: str, config: SpeechConfig) -> tuple[list[Prompt], list[Skipped]]:

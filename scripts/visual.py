@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import run
-from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
@@ -170,20 +170,11 @@ def build_policy(
     model = config.model
     loaded = family(model.family).load(
         locate(model.path),
+        training_of(config, device, for_training, trained),
         height=model.height,
         width=model.width,
         guidance=model.guidance,
-        lora_rank=model.lora_rank,
-        lora_alpha=model.lora_alpha,
-        lora_targets=tuple(model.lora_targets) or family(model.family).LORA_TARGETS,
-        lora_seed=config.seed,
-        lora_path=trained if model.lora_rank else "",
-        transformer_path="" if model.lora_rank else trained,
-        gradient_checkpointing=model.gradient_checkpointing and for_training,
-        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
         max_sequence_length=model.max_sequence_length,
-        dtype=model.dtype,
-        device=device,
     )
     if config.sampling.shift:
         loaded.shift = config.sampling.shift

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import run
 from answers_shown import exhibit
 from readable import list_skipped, read_file, readable, short_enough
-from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
@@ -184,26 +184,16 @@ def build_policy(config: VlmConfig, device: str, for_training: bool = True, trai
     from pipelines import family
 
     model, sampling = config.model, config.sampling
-    module = family(model.family)
-    loaded = module.load(
+    loaded = family(model.family).load(
         locate(model.path),
-        lora_rank=model.lora_rank,
-        lora_alpha=model.lora_alpha,
-        lora_targets=tuple(model.lora_targets) or module.LORA_TARGETS,
-        lora_seed=config.seed,
-        lora_path=trained if model.lora_rank else "",
-        network_path="" if model.lora_rank else trained,
+        training_of(config, device, for_training, trained),
         freeze_vision=model.freeze_vision,
-        keep_reference=needs_reference(config) and for_training and model.lora_rank == 0,
-        gradient_checkpointing=model.gradient_checkpointing and for_training,
         min_pixels=model.min_pixels,
         max_pixels=model.max_pixels,
         frame_pixels=model.frame_pixels,
         max_frames=model.max_frames,
         fps=model.fps,
         max_prompt_tokens=model.max_prompt_tokens,
-        dtype=model.dtype,
-        device=device,
     )
     return TokenPolicy(
         loaded,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from accelerate import Accelerator
@@ -18,6 +19,14 @@ from mmgrpo.optim import Schedule
 from mmgrpo.trainer import EvalSettings, Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
+from pipelines.pretrained import Training
+
+
+def load(family: ModuleType, folder: str | Path, **settings: Any) -> Any:
+    """A family's model; settings are those of ``Training`` and the family's own."""
+    names = {one.name for one in fields(Training)}
+    training = Training(**{name: value for name, value in settings.items() if name in names})
+    return family.load(folder, training, **{name: value for name, value in settings.items() if name not in names})
 
 
 def recipe(**changes: Any) -> AdvantageRecipe:

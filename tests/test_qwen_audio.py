@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from building import load
 from seeing import asked, distance, gradient, kept, rescored, rollout
 from torch import Tensor
 from transformers import Qwen2AudioProcessor
@@ -239,7 +240,7 @@ def test_language_model_and_projector_train_and_the_tower_where_it_is_not_frozen
 def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_kept_activations_and_cut_parts(folder):
     found = []
     for share, again, limit in ((True, False, 100), (False, False, 100), (True, False, 2), (True, True, 100)):
-        family = qwen_audio.load(folder, freeze_encoder=False, gradient_checkpointing=again)
+        family = load(qwen_audio, folder, freeze_encoder=False, gradient_checkpointing=again)
         policy = TokenPolicy(family, max_tokens=4, share_prefix=share)
         found.append(gradient(policy, rollout(policy, EVERY), limit))
     assert max(distance(other, found[0]) for other in found[1:]) < 1e-5
@@ -249,7 +250,7 @@ def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_kept_activati
 def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout(again, tmp_path):
     """Under a gradient too, and where activations are made again, which the library does in training mode only."""
     folder = qwen_audio.tiny(tmp_path, dropout=0.5)
-    family = qwen_audio.load(folder, freeze_encoder=False, gradient_checkpointing=again)
+    family = load(qwen_audio, folder, freeze_encoder=False, gradient_checkpointing=again)
     policy = TokenPolicy(family, max_tokens=4)
     family.network.train()
     made = rollout(policy, [ONE, TWO])
@@ -271,7 +272,7 @@ def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_o
 
 def test_a_base_in_lower_precision_is_sampled_as_it_is_scored(folder):
     """The mean gap of bfloat16 is rounding, which sampling with a cache does in another order."""
-    policy = TokenPolicy(qwen_audio.load(folder, dtype="bfloat16", lora_rank=2), max_tokens=6)
+    policy = TokenPolicy(load(qwen_audio, folder, dtype="bfloat16", lora_rank=2), max_tokens=6)
     made = rollout(policy, EVERY)
     assert made.decisions.log_probs.dtype == torch.float32
     assert (rescored(policy, made) - made.decisions.log_probs)[made.decisions.mask].abs().mean() < 0.02
@@ -288,7 +289,7 @@ def test_a_saved_model_is_an_ordinary_folder_with_its_processor(folder, tmp_path
 
 
 def test_saved_adapters_go_on_where_they_stopped_and_off_they_are_the_base(folder, tmp_path: Path):
-    policy = TokenPolicy(qwen_audio.load(folder, lora_rank=2), max_tokens=6)
+    policy = TokenPolicy(load(qwen_audio, folder, lora_rank=2), max_tokens=6)
     adapted = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
     assert adapted and all(".language_model." in name and ".lora_" in name for name in adapted)
     before = rollout(TokenPolicy(qwen_audio.load(folder), max_tokens=6), EVERY)
@@ -296,7 +297,7 @@ def test_saved_adapters_go_on_where_they_stopped_and_off_they_are_the_base(folde
     made = rollout(policy, EVERY)
     assert (made.decisions.log_probs - before.decisions.log_probs).abs().max() > 1e-3
     policy.save(tmp_path / "adapters")
-    again = TokenPolicy(qwen_audio.load(folder, lora_path=tmp_path / "adapters"), max_tokens=6)
+    again = TokenPolicy(load(qwen_audio, folder, lora_path=tmp_path / "adapters"), max_tokens=6)
     assert torch.equal(rollout(again, EVERY).decisions.log_probs, made.decisions.log_probs)
     reference = rescored(policy, before, "reference_log_probs")
     torch.testing.assert_close(reference, before.decisions.log_probs, rtol=0, atol=1e-5)

@@ -17,6 +17,7 @@ import yaml
 from accelerate.state import AcceleratorState
 from answers_shown import boxes_of
 from blind import blinded
+from building import load
 from PIL import Image as Pil
 from readable import readable, short_enough
 from run import content
@@ -462,7 +463,7 @@ def test_recomputing_activations_changes_neither_likelihoods_nor_gradients(model
     prompts = [asked(Media("image", str(media / "0.png")), Media("video", str(media / "1.mp4")))]
     seen = []
     for checkpointing in (False, True):
-        family = qwen_vl.load(model, gradient_checkpointing=checkpointing)
+        family = load(qwen_vl, model, gradient_checkpointing=checkpointing)
         policy = TokenPolicy(family, max_tokens=5)
         made = policy.rollout(Request(prompts, [0], 3, 1))
         [part] = made.steps.split(made.decisions.mask, 9)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import reference_token_grpo
 import torch
-from building import recipe, trainer
+from building import load, recipe, trainer
 from seeing import plain_inputs
 
 from mmgrpo.metrics import read_metrics
@@ -41,7 +41,7 @@ def alone(family: Any, prompt: Prompt) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path):
     """Two rounds of three prompts, two epochs each, so that ratios leave one and clip, with a KL term."""
-    family = qwen_vl.load(qwen_vl.tiny(tmp_path / "model"), freeze_vision=False, keep_reference=True)
+    family = load(qwen_vl, qwen_vl.tiny(tmp_path / "model"), freeze_vision=False, keep_reference=True)
     naive, original = copy.deepcopy(family.network), copy.deepcopy(family.network)
     inputs = {prompt.id: alone(family, prompt) for prompt in PROMPTS}
 

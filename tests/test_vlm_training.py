@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from building import algorithm_blocks, trainer
+from building import algorithm_blocks, load, trainer
 from seeing import (
     CLIP,
     EVERY,
@@ -52,7 +52,7 @@ def folder(name, tmp_path_factory) -> str:
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
     mine = ("share_prefix", "sampling_dtype", "contrast")
-    loaded = family(name).load(folder, **{key: value for key, value in settings.items() if key not in mine})
+    loaded = load(family(name), folder, **{key: value for key, value in settings.items() if key not in mine})
     return TokenPolicy(loaded, max_tokens=5, **{key: value for key, value in settings.items() if key in mine})
 
 

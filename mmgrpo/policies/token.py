@@ -97,7 +97,7 @@ class TokenPolicy:
         self.silent = torch.tensor(sorted(family.silent_ids), dtype=torch.long, device=self.device)
         self.silent_at_first = torch.tensor(sorted(family.silent_at_first_ids), dtype=torch.long, device=self.device)
         self.places = torch.tensor(sorted(family.place_ids), dtype=torch.long, device=self.device)
-        self.ends = torch.tensor(sorted(family.end_ids), device=self.device)
+        self.ends = torch.tensor(sorted(family.end_ids), dtype=torch.long, device=self.device)
         self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
 
     @torch.no_grad()

@@ -24,7 +24,16 @@ from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import (
+    PLAIN,
+    Reference,
+    Training,
+    computing,
+    locate,
+    make_trainable,
+    read_network,
+    save_network,
+)
 from pipelines.speech.audio import heard
 from pipelines.speech.qwen_audio_tiny import tiny
 
@@ -193,25 +202,14 @@ def audible(tower: Any, lengths: Int[Tensor, "clips"]) -> Any:
 
 def load(
     path: str | Path,
+    training: Training = PLAIN,
     *,
-    lora_rank: int = 0,
-    lora_alpha: float = 64.0,
-    lora_targets: Sequence[str] = (),
-    lora_seed: int = 0,
-    lora_path: str | Path = "",
-    network_path: str | Path = "",
     freeze_encoder: bool = True,
-    keep_reference: bool = False,
-    gradient_checkpointing: bool = False,
     seconds: float = 30.0,
-    dtype: str = "float32",
-    device: str | torch.device = "cpu",
 ) -> QwenAudio:
     """Read a Qwen2-Audio model for training.
 
-    ``lora_rank`` 0 trains language model and projector (the audio tower too, unless ``freeze_encoder``);
-    ``lora_path`` goes on from saved adapters, ``network_path`` from a whole saved network. What trains is fp32,
-    ``dtype`` is what is computed in, and what a frozen base under adapters is stored in. ``seconds`` is the longest
+    Where the network itself trains, the audio tower does not, if ``freeze_encoder``. ``seconds`` is the longest
     clip, 30 at most. Raises FileNotFoundError for a folder that is no model.
     """
     require("speech", "transformers", "peft")
@@ -219,27 +217,15 @@ def load(
 
     if not 0 < seconds <= 30:
         raise ValueError(f"seconds: came {seconds:g}, wanted more than 0 and at most 30, which Qwen2-Audio hears")
-    source, compute = locate(path, "Qwen/Qwen2-Audio-7B-Instruct"), torch_dtype(dtype)
-    adapters = lora_rank > 0 or str(lora_path) != ""
-    stored = compute if adapters else torch.float32
-    network = read_network(Qwen2AudioForConditionalGeneration, str(network_path or source), stored).to(device)
-    reference = make_trainable(
-        network,
-        lora_rank=lora_rank,
-        lora_alpha=lora_alpha,
-        lora_targets=lora_targets or LORA_TARGETS,
-        lora_seed=lora_seed,
-        lora_path=lora_path,
-        frozen=[network.model.audio_tower] if freeze_encoder else [],
-        keep_reference=keep_reference,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    source = locate(path, "Qwen/Qwen2-Audio-7B-Instruct")
+    network = read_network(Qwen2AudioForConditionalGeneration, source, training)
+    reference = make_trainable(network, training, LORA_TARGETS, [network.model.audio_tower] if freeze_encoder else [])
     return QwenAudio(
         network,
         Qwen2AudioProcessor.from_pretrained(source),
         seconds,
-        compute,
-        torch.device(device),
+        training.compute,
+        torch.device(training.device),
         reference,
-        gradient_checkpointing,
+        training.gradient_checkpointing,
     )

@@ -24,7 +24,16 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conversation import end_tokens, spelled
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import (
+    PLAIN,
+    Reference,
+    Training,
+    computing,
+    locate,
+    make_trainable,
+    read_network,
+    save_network,
+)
 from pipelines.speech.audio import read_audio, resample
 from pipelines.speech.whisper_tiny import tiny
 
@@ -156,28 +165,20 @@ def beginning(tokenizer: Any, config: Any, language: str, task: str) -> tuple[in
 
 def load(
     path: str | Path,
+    training: Training = PLAIN,
     *,
-    lora_rank: int = 0,
-    lora_alpha: float = 64.0,
-    lora_targets: Sequence[str] = (),
-    lora_seed: int = 0,
-    lora_path: str | Path = "",
-    network_path: str | Path = "",
     freeze_encoder: bool = True,
     freeze_embeddings: bool = True,
-    keep_reference: bool = False,
     language: str = "en",
     task: str = "transcribe",
     seconds: float = 30.0,
-    dtype: str = "float32",
-    device: str | torch.device = "cpu",
 ) -> Whisper:
     """Read a Whisper model for training.
 
-    ``lora_rank`` 0 trains the decoder (without its token embedding, where ``freeze_embeddings``; the encoder too,
-    unless ``freeze_encoder``); ``lora_path`` goes on from saved adapters, ``network_path`` from a whole saved
-    network. ``language`` and ``task`` (transcribe, translate) count for multilingual models only. ``seconds`` is
-    the longest clip; fewer are faster, for the decoder looks at no more of the encoder's states.
+    Where the network itself trains, that is the decoder, without its token embedding if ``freeze_embeddings``, and
+    with the encoder unless ``freeze_encoder``. ``language`` and ``task`` (transcribe, translate) count for
+    multilingual models only. ``seconds`` is the longest clip; fewer are faster, for the decoder looks at no more of
+    the encoder's states.
     """
     require("speech", "transformers", "peft")
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
@@ -185,30 +186,21 @@ def load(
 
     if not 0 < seconds <= 30:
         raise ValueError(f"seconds: came {seconds:g}, wanted more than 0 and at most 30, which is what Whisper hears")
-    source, compute = locate(path, "openai/whisper-tiny.en"), torch_dtype(dtype)
-    adapters = lora_rank > 0 or str(lora_path) != ""
-    stored = compute if adapters else torch.float32
-    network = read_network(WhisperForConditionalGeneration, str(network_path or source), stored).to(device)
+    if training.gradient_checkpointing:
+        raise ValueError("gradient_checkpointing: this family has none; leave it out")
+    source = locate(path, "openai/whisper-tiny.en")
+    network = read_network(WhisperForConditionalGeneration, source, training)
     tokenizer: Any = WhisperTokenizerFast.from_pretrained(source)
     frozen = [network.model.encoder] if freeze_encoder else []
-    reference = make_trainable(
-        network,
-        lora_rank=lora_rank,
-        lora_alpha=lora_alpha,
-        lora_targets=lora_targets or LORA_TARGETS,
-        lora_seed=lora_seed,
-        lora_path=lora_path,
-        frozen=frozen + ([network.get_input_embeddings()] if freeze_embeddings else []),
-        keep_reference=keep_reference,
-        gradient_checkpointing=False,
-    )
+    frozen += [network.get_input_embeddings()] if freeze_embeddings else []
+    reference = make_trainable(network, training, LORA_TARGETS, frozen)
     return Whisper(
         network,
         tokenizer,
         WhisperFeatureExtractor.from_pretrained(source),
         beginning(tokenizer, network.generation_config, language, task),
         seconds,
-        compute,
-        torch.device(device),
+        training.compute,
+        torch.device(training.device),
         reference,
     )

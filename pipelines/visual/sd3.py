@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from mmgrpo.types import Image, Prompt, to_image
 from pipelines import require
 from pipelines.lora import adapters_off, add_lora
+from pipelines.pretrained import PLAIN, Training, no_reference
 from pipelines.visual import sd3_parts as parts
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.words import WordEncoder
@@ -180,31 +181,17 @@ class Sd3Family:
 
 def load(
     path: str | Path,
+    training: Training = PLAIN,
     *,
     height: int,
     width: int,
     guidance: float = 1.0,
-    lora_rank: int = 0,
-    lora_alpha: float = 64.0,
-    lora_targets: Sequence[str] = LORA_TARGETS,
-    lora_seed: int = 0,
-    lora_path: str | Path = "",
-    transformer_path: str | Path = "",
-    gradient_checkpointing: bool = False,
-    keep_reference: bool = False,
     max_sequence_length: int = 256,
-    dtype: str = "float32",
-    device: str | torch.device = "cpu",
 ) -> Sd3Family:
     """Read a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. ``lora_rank`` 0 trains the whole network, more trains adapters on
-    ``lora_targets``; ``lora_path`` goes on from adapters that ``save`` wrote (rank, alpha and targets are
-    theirs), ``transformer_path`` from a whole network that it wrote. What trains is fp32 and ``dtype``
-    (float32, bfloat16, float16) is what is computed in; a frozen base and the text encoders are also
-    stored in it, the VAE in fp32. ``keep_reference`` copies the network so that there
-    is a reference when all of it trains; with adapters the reference is the base below them, for nothing.
-    ``height`` and ``width`` in pixels; T5 reads ``max_sequence_length`` tokens.
+    ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
+    ``width`` in pixels; T5 reads ``max_sequence_length`` tokens.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
     """
@@ -213,11 +200,10 @@ def load(
 
     if guidance < 1:
         raise ValueError(f"guidance: came {guidance}, wanted 1 (none) or more")
-    if lora_rank < 0:
-        raise ValueError(f"lora_rank: came {lora_rank}, wanted 0 (train the whole network) or more")
-    source, compute, place = parts.locate(path), parts.torch_dtype(dtype), torch.device(device)
-    adapters = lora_rank > 0 or str(lora_path) != ""
-    network = parts.read_transformer(transformer_path or source, compute if adapters else torch.float32).to(place)
+    if training.lora_rank < 0:
+        raise ValueError(f"lora_rank: came {training.lora_rank}, wanted 0 (train the whole network) or more")
+    source, compute, place = parts.locate(path), training.compute, torch.device(training.device)
+    network = parts.read_transformer(training.network_path or source, training.stored).to(place)
     scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(str(source), subfolder="scheduler")
     saver: Callable[[Path, nn.Module], None]
     reference: Callable[[], AbstractContextManager[nn.Module]]
@@ -234,16 +220,17 @@ def load(
     shape = parts.latent_shape(network.config, height, width, factor)
     shift = parts.static_shift(scheduler.config, str(source))
 
-    if str(lora_path):
-        parts.continue_adapters(network, Path(lora_path), lora_rank)
-    elif adapters:
-        add_lora(network, lora_rank, lora_alpha, lora_targets, lora_seed)
-    if adapters:
+    if str(training.lora_path):
+        parts.continue_adapters(network, Path(training.lora_path), training.lora_rank)
+    elif training.adapters:
+        targets = training.lora_targets or LORA_TARGETS
+        add_lora(network, training.lora_rank, training.lora_alpha, targets, training.lora_seed)
+    if training.adapters:
         reference, saver = partial(adapters_off, network), parts.save_adapters
-    elif keep_reference:
+    elif training.keep_reference:
         reference = partial(nullcontext, copy.deepcopy(network).requires_grad_(False))
     else:
-        reference = parts.no_reference
-    if gradient_checkpointing:
+        reference = no_reference
+    if training.gradient_checkpointing:
         network.enable_gradient_checkpointing()
     return Sd3Family(network, float(guidance), shape, shift, compute, place, encoder, decoder, reference, saver)

@@ -12,11 +12,8 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from mmgrpo.blocks import nearest
 from pipelines.lora import load_lora, lora_weights
 from pipelines.visual.words import WordEncoder
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """Where diffusers keeps adapters."""
@@ -30,12 +27,6 @@ OTHER_SCHEDULES = (
     "invert_sigmas",
 )
 """Settings of diffusers' flow scheduler that make another schedule than a constant shift."""
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ValueError(f"dtype: there is no '{name}'.{nearest(name, DTYPES)}")
-    return DTYPES[name]
 
 
 def locate(path: str | Path) -> str | Path:
@@ -146,10 +137,6 @@ def pixels_of_latents(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tens
 def pixels_of_signed(latents: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 H W"]:
     """Pixels in [0, 1] of latents that are pixels in [-1, 1]."""
     return (latents.float() + 1) / 2
-
-
-def no_reference() -> NoReturn:
-    raise ValueError("the whole network trains and no copy was kept: load the model with keep_reference=True")
 
 
 def save_adapters(folder: Path, network: Any) -> None:

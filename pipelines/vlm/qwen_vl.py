@@ -35,7 +35,16 @@ from pipelines.conversation import (
     spelled,
 )
 from pipelines.kv import spread_cache
-from pipelines.pretrained import Reference, computing, locate, make_trainable, read_network, save_network, torch_dtype
+from pipelines.pretrained import (
+    PLAIN,
+    Reference,
+    Training,
+    computing,
+    locate,
+    make_trainable,
+    read_network,
+    save_network,
+)
 from pipelines.vlm.media import frame_share, read_image, read_video, resize, smart_resize
 from pipelines.vlm.qwen_vl_tiny import tiny
 
@@ -240,54 +249,31 @@ def patchify(
 
 def load(
     path: str | Path,
+    training: Training = PLAIN,
     *,
-    lora_rank: int = 0,
-    lora_alpha: float = 64.0,
-    lora_targets: Sequence[str] = (),
-    lora_seed: int = 0,
-    lora_path: str | Path = "",
-    network_path: str | Path = "",
     freeze_vision: bool = True,
-    keep_reference: bool = False,
-    gradient_checkpointing: bool = False,
     min_pixels: int = 0,
     max_pixels: int = 0,
     frame_pixels: int = 0,
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
-    dtype: str = "float32",
-    device: str | torch.device = "cpu",
 ) -> QwenVl:
     """Read a Qwen2.5-VL model for training.
 
-    ``lora_rank`` 0 trains the whole network (but the vision tower, where ``freeze_vision``); ``lora_path`` goes on
-    from saved adapters, ``network_path`` from a whole saved network. What trains is fp32, ``dtype`` is what is
-    computed in, and what a frozen base under adapters is stored in. Sizes are in pixels of one picture or frame;
-    0 takes the checkpoint's for pictures and qwen-vl-utils' for clips (768 merged patches a frame, 2 frames a
-    second, at most 768). Raises FileNotFoundError for a folder that is no model.
+    Where the network itself trains, the vision tower does not, if ``freeze_vision``. Sizes are in pixels of one
+    picture or frame; 0 takes the checkpoint's for pictures and qwen-vl-utils' for clips (768 merged patches a frame,
+    2 frames a second, at most 768). Raises FileNotFoundError for a folder that is no model.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
 
-    source, compute = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct"), torch_dtype(dtype)
-    adapters = lora_rank > 0 or str(lora_path) != ""
-    stored = compute if adapters else torch.float32
-    network = read_network(Qwen2_5_VLForConditionalGeneration, str(network_path or source), stored).to(device)
+    source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
+    network = read_network(Qwen2_5_VLForConditionalGeneration, source, training)
     processor: Any = AutoImageProcessor.from_pretrained(source)
     merged = (processor.patch_size * processor.merge_size) ** 2
     low = min_pixels or processor.size["shortest_edge"]
-    reference = make_trainable(
-        network,
-        lora_rank=lora_rank,
-        lora_alpha=lora_alpha,
-        lora_targets=lora_targets or LORA_TARGETS,
-        lora_seed=lora_seed,
-        lora_path=lora_path,
-        frozen=[network.model.visual] if freeze_vision else [],
-        keep_reference=keep_reference,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    reference = make_trainable(network, training, LORA_TARGETS, [network.model.visual] if freeze_vision else [])
     return QwenVl(
         network,
         load_tokenizer(source),
@@ -300,8 +286,8 @@ def load(
             fps or 2.0,
             max_prompt_tokens,
         ),
-        compute,
-        torch.device(device),
+        training.compute,
+        torch.device(training.device),
         reference,
-        gradient_checkpointing,
+        training.gradient_checkpointing,
     )

@@ -40,13 +40,14 @@ from pipelines.conversation import (
 )
 from pipelines.kv import spread_cache
 from pipelines.pretrained import (
+    PLAIN,
     Reference,
+    Training,
     computing,
     locate,
     make_trainable,
     read_network,
     save_network,
-    torch_dtype,
 )
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.smolvlm_tiny import tiny
@@ -277,33 +278,22 @@ def clip_parts(times: Sequence[float], duration: float) -> list[dict[str, str]]:
 
 def load(
     path: str | Path,
+    training: Training = PLAIN,
     *,
-    lora_rank: int = 0,
-    lora_alpha: float = 64.0,
-    lora_targets: Sequence[str] = (),
-    lora_seed: int = 0,
-    lora_path: str | Path = "",
-    network_path: str | Path = "",
     freeze_vision: bool = True,
-    keep_reference: bool = False,
-    gradient_checkpointing: bool = False,
     min_pixels: int = 0,
     max_pixels: int = 0,
     frame_pixels: int = 0,
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
-    dtype: str = "float32",
-    device: str | torch.device = "cpu",
 ) -> SmolVlm:
     """Read a SmolVLM, SmolVLM2 or Idefics3 model for training.
 
-    ``lora_rank`` 0 trains the whole network (but the vision tower and its connector, where ``freeze_vision``);
-    ``lora_path`` goes on from saved adapters, ``network_path`` from a whole saved network. What trains is fp32,
-    ``dtype`` is what is computed in, and what a frozen base under adapters is stored in. ``max_pixels`` bounds the
-    square into which a picture is enlarged (one tile at least); ``min_pixels`` and ``frame_pixels`` are refused,
-    since every picture is enlarged and every frame is one tile. 0 takes the checkpoint's numbers, or where it has
-    none for clips SmolVLM2's (1 frame a second, at most 64). Raises FileNotFoundError for a folder that is no model.
+    Where the network itself trains, the vision tower and its connector do not, if ``freeze_vision``. ``max_pixels``
+    bounds the square into which a picture is enlarged (one tile at least); ``min_pixels`` and ``frame_pixels`` are
+    refused, since every picture is enlarged and every frame is one tile. 0 takes the checkpoint's numbers, or where it
+    has none for clips SmolVLM2's (1 frame a second, at most 64). Raises FileNotFoundError for what is no model.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
@@ -311,26 +301,15 @@ def load(
     for name, value in (("min_pixels", min_pixels), ("frame_pixels", frame_pixels)):
         if value:
             raise ValueError(f"{name}: came {value}, but it {ENLARGED}; leave it 0")
-    source, compute = locate(path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"), torch_dtype(dtype)
+    source = locate(path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")
     found = AutoConfig.from_pretrained(source).model_type
     if found not in CLASSES:
         raise ValueError(f"'{source}' is a model of type '{found}'; this family reads {' and '.join(CLASSES)}")
-    adapters = lora_rank > 0 or str(lora_path) != ""
-    stored = compute if adapters else torch.float32
-    network = read_network(AutoModelForImageTextToText, str(network_path or source), stored).to(device)
+    network = read_network(AutoModelForImageTextToText, source, training)
     processor: Any = AutoImageProcessor.from_pretrained(source)
     clips = processor.to_dict().get("video_sampling", {})
-    reference = make_trainable(
-        network,
-        lora_rank=lora_rank,
-        lora_alpha=lora_alpha,
-        lora_targets=lora_targets or LORA_TARGETS,
-        lora_seed=lora_seed,
-        lora_path=lora_path,
-        frozen=[network.model.vision_model, network.model.connector] if freeze_vision else [],
-        keep_reference=keep_reference,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    frozen = [network.model.vision_model, network.model.connector] if freeze_vision else []
+    reference = make_trainable(network, training, LORA_TARGETS, frozen)
     edge = edge_within(max_pixels, processor.max_image_size["longest_edge"]) if max_pixels else sys.maxsize
     return SmolVlm(
         network,
@@ -342,10 +321,10 @@ def load(
             fps or clips.get("fps", 1.0),
             max_prompt_tokens,
         ),
-        compute,
-        torch.device(device),
+        training.compute,
+        torch.device(training.device),
         reference,
-        gradient_checkpointing,
+        training.gradient_checkpointing,
     )
 
 
