@@ -82,6 +82,7 @@ def test_a_papers_recipe_trains_and_leaves_a_whole_run_folder(name, hearing, cli
         assert all(math.isfinite(line[f"reward/{reward}/mean"]) for reward in rewards)
         assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-4
         assert "term/kl_k3" in line
+        assert line["rollout/rows"] == 2 * 3
     found = summary(folder)
     assert (found["modality"], found["family"], found["steps"]) == ("speech", "qwen_audio", 2)
     assert found["eval"].keys() >= {"before", "after", "difference"}
