@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,19 @@ def shown(value: Any) -> str:
     """A value as a row writes it, cut where it is long."""
     written = json.dumps(value, ensure_ascii=False, default=repr)
     return written if len(written) <= 120 else written[:119] + "…"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is left out, since one of its media cannot be read."""
+
+    id: str
+    file: str
+    reason: str
+
+
+def file_of(media: Media) -> str:
+    """What a medium is called in lists: its file, the first of its files, or what it is in memory."""
+    if isinstance(media.source, tuple):
+        return media.source[0] if media.source else "no file"
+    return media.source if isinstance(media.source, str) else type(media.source).__name__

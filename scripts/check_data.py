@@ -27,8 +27,9 @@ from door import enter
 from run import locate
 
 if TYPE_CHECKING:
+    from mmgrpo.media import Skipped
     from mmgrpo.types import Prompt
-    from pipelines.vlm.media import Measure, Skipped
+    from pipelines.vlm.media import Measure
 
 SHOWN = 20
 """Problems that are printed; --skipped lists all."""
@@ -102,14 +103,14 @@ def main() -> None:
 
 def row_problem(place: str, error: ValueError) -> Skipped:
     """A row that cannot be read has no id but its place."""
-    from pipelines.vlm.media import Skipped
+    from mmgrpo.media import Skipped
 
     return Skipped(place, "", str(error).removeprefix(f"{place}: "))
 
 
 def media_problem(prompt: Prompt, known: Sequence[Measure | ValueError]) -> Skipped | None:
     """The first medium that cannot be read."""
-    from pipelines.vlm.media import Skipped, file_of
+    from mmgrpo.media import Skipped, file_of
 
     bad = [(media, found) for media, found in zip(prompt.media, known) if isinstance(found, ValueError)]
     return Skipped(prompt.id, file_of(bad[0][0]), str(bad[0][1])) if bad else None
@@ -120,8 +121,8 @@ def task_problem(prompt: Prompt) -> Skipped | None:
 
     What is heard is judged by rewards of its own, whatever its task is called, as long as the answer is a text.
     """
+    from mmgrpo.media import Skipped
     from mmgrpo.types import Text
-    from pipelines.vlm.media import Skipped
     from reward_models.rules.tasks import TASKS, task
 
     if prompt.task not in TASKS and any(media.kind == "audio" for media in prompt.media):
@@ -141,7 +142,7 @@ def measured(
     prompt: Prompt, known: Sequence[Measure], count: Callable[[Prompt, Sequence[Measure]], int], limit: int
 ) -> tuple[Skipped | None, int]:
     """What is wrong with the size of a prompt, and its tokens."""
-    from pipelines.vlm.media import Skipped
+    from mmgrpo.media import Skipped
 
     try:
         length = count(prompt, known)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmgrpo.media import Skipped
     from mmgrpo.types import Prompt
-    from pipelines.vlm.media import Skipped
 
 WORKERS = 4
 """Media that are opened at a time."""
@@ -47,7 +47,7 @@ def short_enough(
     """The prompts of at most so many tokens, media included, and the others; an error where none is left."""
     from tqdm import tqdm
 
-    from pipelines.vlm.media import Skipped, file_of
+    from mmgrpo.media import Skipped, file_of
 
     kept, skipped = [], []
     for prompt in tqdm(prompts, "lengths of prompts", leave=False):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from mmgrpo.evaluation import Shown
+    from mmgrpo.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Prompt
-    from pipelines.vlm.media import Skipped
 
 
 FAMILIES = ("whisper", "qwen_audio")

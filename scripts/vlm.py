@@ -17,10 +17,10 @@ from mmgrpo.config import Algorithm, Eval, Optim, Run
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from mmgrpo.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Prompt
-    from pipelines.vlm.media import Skipped
 
 FAMILIES = ("qwen_vl", "smolvlm", "causal_lm")
 """Rows of pipelines.PIPELINES that answer in words, and are trained by scripts/train_vlm.py."""

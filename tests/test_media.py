@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import struct
 import sys
@@ -20,7 +19,6 @@ from pipelines.vlm.frames import READERS, decode, frame_indices, frame_range, sh
 from pipelines.vlm.media import (
     Measure,
     check_media,
-    keep_readable,
     measure,
     read_image,
     read_video,
@@ -498,21 +496,3 @@ def test_a_file_that_many_rows_show_is_opened_once(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.vlm.media.measure", lambda media: opened.append(media) or Measure(9, 9))
     check_media([showing(str(k), Media("image", good.source)) for k in range(5)])
     assert len(opened) == 1
-
-
-def test_skipped_rows_are_written_and_counted(tmp_path, capsys):
-    rows = [showing(str(k), written(tmp_path / f"{k}.png", Pil.new("RGB", (9, 9)))) for k in range(20)]
-    (tmp_path / "7.png").unlink()
-    # 1 of 20 is 0.05, which is not more than the limit.
-    assert keep_readable(rows, tmp_path / "run") == rows[:7] + rows[8:]
-    assert "19 of 20 prompts can be read, 1 skipped" in capsys.readouterr().out
-    (row,) = map(json.loads, (tmp_path / "run" / "skipped.jsonl").read_text().splitlines())
-    assert row["id"] == "7" and row["file"].endswith("7.png") and "no such file" in row["reason"]
-
-
-def test_too_many_skipped_rows_are_an_error_after_they_are_listed(tmp_path):
-    rows = [showing(str(k), Media("image", f"none-{k}.png")) for k in range(2)]
-    with pytest.raises(ValueError, match=r"2 of 2 prompts .* share of 0\.05; the first: none-0\.png: .*skipped\.jsonl"):
-        keep_readable(rows, tmp_path)
-    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == 2
-    assert keep_readable([], tmp_path) == [] and (tmp_path / "skipped.jsonl").read_text() == ""

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from tqdm import tqdm
 
+from mmgrpo.media import Skipped, file_of
 from mmgrpo.pixels import Unreadable
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
-from pipelines.vlm.media import Skipped, file_of
 
 MAX_SECONDS = 30.0
 """The window of Whisper. A longer clip would be cut without a word, or make it loop."""

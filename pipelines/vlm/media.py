@@ -9,9 +9,8 @@ import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from PIL import Image as Pil
 from torch import Tensor
 from tqdm import tqdm
 
-from mmgrpo.files import write_text
+from mmgrpo.media import Skipped, file_of
 from mmgrpo.pixels import Unreadable, read_picture
 from mmgrpo.types import Image, Media, Prompt, Video
 from pipelines.vlm.frames import Choose, Decoded, decode, frame_indices, frame_range, shuffle
@@ -56,15 +55,6 @@ class Measure:
     width: int
     frames: int = 1
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A row that is left out, since one of its media cannot be read."""
-
-    id: str
-    file: str
-    reason: str
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -238,30 +228,3 @@ def check_media(prompts: Sequence[Prompt], *, workers: int = 1, title: str = "")
         else:
             kept.append(prompt)
     return kept, skipped
-
-
-def file_of(media: Media) -> str:
-    """What a medium is called in lists: its file, the first of its files, or what it is in memory."""
-    if isinstance(media.source, tuple):
-        return media.source[0] if media.source else "no file"
-    return media.source if isinstance(media.source, str) else type(media.source).__name__
-
-
-def keep_readable(
-    prompts: Sequence[Prompt], folder: Path, limit: float = 0.05, *, workers: int = 1, title: str = ""
-) -> list[Prompt]:
-    """The prompts whose media can be read; the others are listed in ``folder/skipped.jsonl`` and counted aloud.
-
-    More than the share ``limit`` of skipped prompts is an error: such a data set is broken, or is looked for in the
-    wrong place.
-    """
-    kept, skipped = check_media(prompts, workers=workers, title=title)
-    listed = folder / "skipped.jsonl"
-    write_text(listed, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in skipped))
-    print(f"media: {len(kept)} of {len(prompts)} prompts can be read, {len(skipped)} skipped (listed in {listed})")
-    if len(skipped) > limit * len(prompts):
-        raise ValueError(
-            f"{len(skipped)} of {len(prompts)} prompts show something that cannot be read, more than the allowed "
-            f"share of {limit:g}; the first: {skipped[0].reason}. All are listed in {listed}"
-        )
-    return kept
