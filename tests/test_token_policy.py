@@ -133,6 +133,22 @@ def test_a_groups_completions_do_not_depend_on_the_other_prompts_of_its_batch():
     assert len(set(texts[16:])) > 1
 
 
+def test_rows_that_have_ended_are_not_read_on_for_long(monkeypatch):
+    policy = token_policy(max_tokens=12)
+    read, hidden = [], policy.family.hidden
+
+    def counted(network, ids, *rest):
+        read.append(len(ids))
+        return hidden(network, ids, *rest)
+
+    monkeypatch.setattr(policy.family, "hidden", counted)
+    real = rollout(policy, group_size=16).decisions.passed
+    alive = real.sum(0).tolist()  # rows that said a token at each position
+    assert alive[0] == 48 and alive[-1] < 12
+    for rows, going in zip(read[1:], alive[1:], strict=True):  # the first forward pass is that of the prompts
+        assert going <= rows < 2 * going
+
+
 def test_a_groups_completions_depend_on_the_seed():
     policy = token_policy()
     first, again, other = (rollout(policy, seed=seed).outputs for seed in (3, 3, 4))
@@ -159,7 +175,7 @@ def test_positions_are_counted_over_real_tokens_only():
     # "say a" has two tokens, "say b c d a" five, "d" one.
     assert seen[0].tolist() == [[0, 0, 0, 0, 1], [0, 1, 2, 3, 4], [0, 0, 0, 0, 0]]
     assert seen[1].tolist() == [[2], [5], [1]]
-    assert seen[2].tolist() == [[3], [6], [2]]
+    assert seen[2].tolist() == [[3]]  # the two others have ended
 
 
 def gradient(policy: TokenPolicy, made: Rollout, limit: int) -> Tensor:

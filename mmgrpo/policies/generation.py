@@ -69,21 +69,32 @@ def draw(
     greedy: bool,
     top_p: float,
 ) -> Written:
-    """At most ``most`` tokens a row. ``streams`` are one a prompt, with how many of the rows are drawn from it."""
-    alive = torch.ones(len(reading.hidden), dtype=torch.bool, device=reading.hidden.device)
-    columns: list[tuple[Tensor, ...]] = []
+    """At most ``most`` tokens a row. ``streams`` are one a prompt, with how many of the rows are drawn from it.
+
+    Rows that have ended are read on with the others until they are half of them, and then no longer.
+    """
+    count, device = len(reading.hidden), reading.hidden.device
+    ids = torch.full((count, most), reading.family.pad_id, device=device)
+    real = torch.zeros(count, most, dtype=torch.bool, device=device)
+    log_probs, entropy = torch.zeros(count, most, device=device), torch.zeros(count, most, device=device)
+    rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
     for position in range(most):
         spread = next_token(reading.hidden, position == 0)
         # A number is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
-        drawn = torch.cat([torch.rand(count, generator=stream) for stream, count in streams]).to(spread.device)
+        drawn = torch.cat([torch.rand(number, generator=stream) for stream, number in streams]).to(device)[rows]
         chosen = spread.argmax(-1) if greedy else draw_tokens(spread, drawn, top_p)
         token = torch.where(alive, chosen, reading.family.pad_id)
-        columns.append((token, alive, spread.gather(1, chosen[:, None])[:, 0] * alive, entropy_of(spread) * alive))
-        alive = alive & ~torch.isin(token, ends)
-        if position + 1 == most or not bool(alive.any()):
+        ids[rows, position], real[rows, position] = token, alive
+        log_probs[rows, position] = spread.gather(1, chosen[:, None])[:, 0] * alive
+        entropy[rows, position] = entropy_of(spread) * alive
+        going = alive & ~torch.isin(token, ends)
+        if position + 1 == most or not bool(going.any()):
             break
-        reading = reading.go_on(token, columns[-1][1])
-    return Written(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+        if 2 * int(going.sum()) <= len(rows):
+            left = going.nonzero()[:, 0]
+            reading, rows, token, alive, going = reading.keep(left), rows[left], token[left], alive[left], going[left]
+        reading, alive = reading.go_on(token, alive), going
+    return Written(*(value[:, : position + 1] for value in (ids, real, log_probs, entropy)))
 
 
 @dataclass(frozen=True)

@@ -172,12 +172,12 @@ class TokenPolicy:
     def _generate(self, asked: Sequence[Asked], seed: int, temperature: float, how: str) -> tuple[Sequences, Written]:
         """Write completions with a cache that starts from each prompt once."""
         context = _moved(self.family.encode([one.prompt for one in asked]), self.device)
-        dtype = AUTOCAST.get(self.sampling_dtype)
+        dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
         def next_token(hidden: Tensor, first: bool) -> Tensor:
-            return self._log_softmax(self.network, hidden, hidden.new_full((len(hidden),), first, dtype=torch.bool), t)
+            begins = torch.full((len(hidden),), first, device=hidden.device)
+            return self._log_softmax(self.network, hidden, begins, divisor)
 
-        t = temperature or 1.0
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
             features = self._seen(context, [one.prompt for one in asked])
             counts = torch.tensor([one.count for one in asked], device=self.device)
