@@ -175,7 +175,7 @@ def test_positions_are_counted_over_real_tokens_only():
     # "say a" has two tokens, "say b c d a" five, "d" one.
     assert seen[0].tolist() == [[0, 0, 0, 0, 1], [0, 1, 2, 3, 4], [0, 0, 0, 0, 0]]
     assert seen[1].tolist() == [[2], [5], [1]]
-    assert seen[2].tolist() == [[3]]  # the two others have ended
+    assert seen[2].tolist() == [[2]]  # the two others have ended
 
 
 def gradient(policy: TokenPolicy, made: Rollout, limit: int) -> Tensor:
