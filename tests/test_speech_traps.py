@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from building import load
 from seeing import asked, distance, gradient, kept, rescored
 from test_advantages_blocks import advantage, batch
-from test_qwen_audio import hum
+from test_qwen_audio import hum, nudge
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmgrpo.objectives.divergences import kl_k3
@@ -128,6 +129,7 @@ def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_layerdrop_an
     family = whisper.load(tmp_path / "wet", seconds=4, freeze_encoder=False)
     assert family.network.config.dropout == 0.5  # type: ignore[union-attr]
     policy = TokenPolicy(family, max_tokens=6)
+    family.network.train()  # as a trainer might
     made = rollout(policy)
     for part in made.steps.split(made.decisions.mask, 5):
         scored = policy.score(made, part, LOG_PROBS)["log_probs"].detach()
@@ -140,6 +142,21 @@ def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_and_in_parts(
         policy = TokenPolicy(whisper.load(folder, seconds=4, freeze_encoder=False), max_tokens=5, share_prefix=share)
         found.append(gradient(policy, rollout(policy), limit))
     assert max(distance(other, found[0]) for other in found[1:]) < 1e-5
+
+
+def test_saved_adapters_go_on_where_they_stopped_and_off_they_are_the_base(folder, tmp_path: Path):
+    policy = TokenPolicy(load(whisper, folder, lora_rank=2, seconds=4), max_tokens=6)
+    adapted = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
+    assert adapted and all(".decoder." in name and ".lora_" in name for name in adapted)
+    before = rollout(TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6))
+    nudge(policy)
+    made = rollout(policy)
+    assert (made.decisions.log_probs - before.decisions.log_probs).abs().max() > 1e-3
+    policy.save(tmp_path / "adapters")
+    again = TokenPolicy(load(whisper, folder, lora_path=tmp_path / "adapters", seconds=4), max_tokens=6)
+    assert torch.equal(rollout(again).decisions.log_probs, made.decisions.log_probs)
+    reference = rescored(policy, before, "reference_log_probs")
+    torch.testing.assert_close(reference, before.decisions.log_probs, rtol=0, atol=1e-5)
 
 
 def test_a_kl_of_tokens_stays_small_where_one_of_the_whole_row_would_burst():

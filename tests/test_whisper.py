@@ -155,5 +155,7 @@ def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
     picture = Media("image", Image(torch.zeros(3, 4, 4)))
     with pytest.raises(ValueError, match="prompt 'p' shows image; Whisper takes exactly one clip"):
         family.encode([Prompt("", "p", turns=(Turn("user", (picture,)),))])
+    with pytest.raises(ValueError, match=r"prompt 'q' asks 'what \?', but Whisper cannot be asked"):
+        family.encode([Prompt("what ?", "q", turns=(Turn("user", (*clip(1).media, "what ?")),))])
     with pytest.raises(ValueError, match="seconds: came 31"):
         whisper.load(folder, seconds=31)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Media, Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens
+from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens, spelled
 from pipelines.kv import spread_cache
 from pipelines.pretrained import (
     PLAIN,
@@ -157,7 +157,7 @@ class QwenAudio:
 
     def spell(self, text: str) -> list[int]:
         """Ids of a whole answer, its end included."""
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], int(self.tokenizer.eos_token_id)]
+        return spelled(self.tokenizer, text, self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary folder."""

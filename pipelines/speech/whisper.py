@@ -34,7 +34,7 @@ from pipelines.pretrained import (
     read_network,
     save_network,
 )
-from pipelines.speech.audio import read_audio, resample
+from pipelines.speech.audio import heard
 from pipelines.speech.whisper_tiny import tiny
 
 __all__ = ["LORA_TARGETS", "Whisper", "load", "tiny"]
@@ -86,6 +86,7 @@ class Whisper:
 
     def features(self, network: Any, context: Context) -> Features:
         """The encoder's states of each clip."""
+        network.eval()
         mel = torch.stack(list(context.media)).to(self.device)
         with computing(self.dtype, self.device):
             states = network.model.encoder(mel.to(next(network.parameters()).dtype)).last_hidden_state
@@ -101,6 +102,7 @@ class Whisper:
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the decoder."""
+        network.eval()
         # With a cache the decoder has the clip's keys and values already, and only asks whether there is a clip.
         heard = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
         with computing(self.dtype, self.device):
@@ -139,15 +141,13 @@ class Whisper:
         if [medium.kind for medium in prompt.media] != ["audio"]:
             shown = ", ".join(medium.kind for medium in prompt.media) or "nothing"
             raise ValueError(f"prompt '{prompt.id}' shows {shown}; Whisper takes exactly one clip of sound")
-        clip = resample(read_audio(prompt.media[0]), RATE)
-        seconds = clip.samples.shape[-1] / RATE
-        if seconds > self.seconds:
+        if asked := prompt.text.strip():
             raise ValueError(
-                f"prompt '{prompt.id}': its clip has {seconds:.1f} s, more than model.seconds={self.seconds:g}; "
-                "cut it, leave it out, or raise that (30 at most)"
+                f"prompt '{prompt.id}' asks {asked!r}, but Whisper cannot be asked anything; leave its text empty "
+                "(model.task says whether to transcribe or to translate), or train a model that can (qwen_audio)"
             )
-        mono = clip.samples.mean(0).numpy()
-        return self.extractor(mono, sampling_rate=RATE, return_tensors="pt").input_features[0]
+        samples = heard(prompt, prompt.media[0], RATE, self.seconds)
+        return self.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features[0]
 
 
 def beginning(tokenizer: Any, config: Any, language: str, task: str) -> tuple[int, ...]:
