@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from PIL import Image as Pil
 from PIL import ImageDraw
 
-from mmgrpo.evaluation import Shown
+from mmgrpo.evaluation import HELDOUT, Shown, parted
 from mmgrpo.files import write_bytes, write_text
 from mmgrpo.types import Prompt, Text
 
@@ -115,24 +115,33 @@ def jpeg(picture: Pil.Image) -> bytes:
     return buffer.getvalue()
 
 
-def read_completions(folder: Path) -> dict[str, list[Row]]:
-    """Title to the rows of ``<folder>/<title>.jsonl``: before first, after last."""
+def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
+    """Of each file of prompts by name its moments and their rows, ``<folder>/<title>.jsonl``: before first, after last.
+
+    Held-out prompts come first.
+    """
     order = {"before": (0, ""), "after": (2, "")}
-    found = sorted(folder.glob("*.jsonl"), key=lambda path: order.get(path.stem, (1, path.stem)))
-    return {path.stem: [json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in found}
+    found: dict[str, dict[str, list[Row]]] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: order.get(parted(path.stem)[0], (1, path.stem))):
+        moment, name = parted(path.stem)
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        found.setdefault(name, {})[moment] = rows
+    return dict(sorted(found.items(), key=lambda entry: (entry[0] != HELDOUT, entry[0])))
 
 
 def completions_html(folder: Path) -> str:
-    """A section with the first and the last completion of every prompt side by side; empty where there are none."""
-    found = read_completions(folder)
-    if not found:
-        return ""
+    """For each file of prompts a section with the first and the last completion of every prompt side by side."""
+    return "".join(_section(folder, name, found) for name, found in read_completions(folder).items())
+
+
+def _section(folder: Path, name: str, found: Mapping[str, Sequence[Row]]) -> str:
     titles = list(dict.fromkeys([next(iter(found)), list(found)[-1]]))
     rows = {title: {row["id"]: row for row in found[title]} for title in titles}
-    asked = list(dict.fromkeys(name for title in titles for name in rows[title]))
-    cards = [_card(folder, [(title, rows[title][name]) for title in titles if name in rows[title]]) for name in asked]
+    asked = list(dict.fromkeys(id for title in titles for id in rows[title]))
+    cards = [_card(folder, [(title, rows[title][id]) for title in titles if id in rows[title]]) for id in asked]
+    whose = "Held-out prompts" if name == HELDOUT else f"Prompts of {escape(name)}"
     return (
-        f'<section class="answers"><h2>Held-out prompts and their completions</h2>{"".join(cards)}'
+        f'<section class="answers"><h2>{whose} and their completions</h2>{"".join(cards)}'
         '<p class="soft"><small>The first sample of each prompt. Boxes: '
         f'<span style="color:{GOLD}">wanted</span>, <span style="color:{SAID}">named</span>.</small></p></section>'
     )

@@ -97,7 +97,9 @@ class Eval:
     every: int = 0
     """Optimizer steps between evaluations during the run; 0 evaluates before and after only."""
     prompts: int = 0
-    """How many held-out prompts; 0 takes all of them."""
+    """How many held-out prompts (and of each file of also); 0 takes all of them."""
+    also: list[str] = field(default_factory=list)
+    """Further prompt files that are evaluated before and after, each told by its name: what should not be forgotten."""
     samples: int = 1
     """Samples a prompt; their mean is the prompt's score."""
     seed: int = 1234

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +16,42 @@ from tqdm import tqdm
 
 from mmgrpo.judge import Scorer, judge
 from mmgrpo.ranks import gather_rows
-from mmgrpo.statistics import bootstrap_mean, paired_difference
+from mmgrpo.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
 from mmgrpo.types import Output, Policy, Prompt, Request
+
+HELDOUT = "heldout"
+"""How the prompts of data.heldout are called beside those of further files."""
+
+
+def titled(moment: str, name: str) -> str:
+    """How the files of an evaluation are called: before, after, before-natural, ..."""
+    return moment if name == HELDOUT else f"{moment}-{name}"
+
+
+def parted(title: str) -> tuple[str, str]:
+    """Moment and name of prompts, of a title: ("before", "natural"); other titles are moments of held-out prompts."""
+    moment, _, name = title.partition("-")
+    return (moment, name) if name and moment in ("before", "after") else (title, HELDOUT)
+
+
+@dataclass(frozen=True)
+class ErrorRate:
+    """A figure of a whole set: all errors / all units, e.g. word errors / words of the references. Less is better.
+
+    It is not the mean of the prompts' rates. Both functions take prompts and outputs, as rewards do.
+    """
+
+    name: str
+    errors: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]]
+    units: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Errors and units of an error rate, prompt by prompt (the mean of its samples)."""
+
+    errors: Sequence[float]
+    units: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -23,6 +59,16 @@ class Evaluation:
     """Values of every reward, prompt by prompt (the mean of its samples; NaN where none could be scored)."""
 
     values: Mapping[str, Sequence[float]]
+    counts: Mapping[str, Counted] = field(default_factory=dict)
+    """What each error rate is made of."""
+
+    @staticmethod
+    def read(found: Mapping[str, Any]) -> Evaluation:
+        """From what ``as_dict`` gave; a file of values alone has no counts."""
+        return Evaluation(found["values"], {n: Counted(**counted) for n, counted in found.get("counts", {}).items()})
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
     def intervals(self) -> dict[str, dict[str, float]]:
         """Mean and 95 % bootstrap interval over prompts of each reward."""
@@ -49,11 +95,13 @@ def evaluate(
     shown: int,
     accelerator: Accelerator,
     title: str = "evaluate",
+    rates: Sequence[ErrorRate] = (),
 ) -> tuple[Evaluation, Shown]:
     """Draw ``samples`` outputs for each prompt and score them; the same seed gives the same noise."""
+    counters = [Scorer(rate.name, fn, 0.0) for rate in rates for fn in (rate.errors, rate.units)]
     table, kept = score_samples(
         policy,
-        scorers,
+        [*scorers, *counters],
         prompts,
         samples=samples,
         seed=seed,
@@ -62,8 +110,12 @@ def evaluate(
         accelerator=accelerator,
         title=title,
     )
-    means = table.nanmean(dim=1)
-    return Evaluation({s.name: means[:, column].tolist() for column, s in enumerate(scorers)}), kept
+    columns = table.nanmean(dim=1).T.tolist()
+    values = {scorer.name: columns[place] for place, scorer in enumerate(scorers)}
+    places = range(len(scorers), len(columns), 2)
+    counts = {rate.name: Counted(*columns[place : place + 2]) for rate, place in zip(rates, places, strict=True)}
+    kept = replace(kept, values=[{name: row[name] for name in values} for row in kept.values])
+    return Evaluation(values, counts), kept
 
 
 def score_samples(
@@ -139,6 +191,43 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[s
         pairs = [(b, a) for b, a in zip(first, after.values[name], strict=True) if b == b and a == a]
         difference[name] = paired_difference(np.array([b for b, _ in pairs]), np.array([a for _, a in pairs])).as_dict()
     return {"before": before.intervals(), "after": after.intervals(), "difference": difference}
+
+
+def compare_rates(before: Counted, after: Counted) -> dict[str, Any]:
+    """An error rate before and after, with intervals over prompts, and the paired difference.
+
+    ``relative`` is the difference as a share of the rate before; None where there was no error before. Empty where
+    the references have no units.
+    """
+    both = zip(before.errors, after.errors, before.units, strict=True)
+    kept = np.array([row for row in both if not any(map(math.isnan, row))]).reshape(-1, 3)
+    first, second, units = kept.T
+    if not units.sum():
+        return {}
+    return {
+        "before": bootstrap_ratio(first, units).as_dict(),
+        "after": bootstrap_ratio(second, units).as_dict(),
+        "difference": paired_ratio_difference(first, second, units).as_dict(),
+        "relative": float((second.sum() - first.sum()) / first.sum()) if first.sum() else None,
+        "errors": {"before": float(first.sum()), "after": float(second.sum())},
+        "units": float(units.sum()),
+    }
+
+
+def sections(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """What summary.json says of the evaluations of every file of prompts, by its name.
+
+    ``eval`` is that of the held-out prompts, ``also`` has the further files, and each error rate all of them;
+    ``rates`` names the error rates.
+    """
+    compared = {name: compare(first, after[name]) for name, first in before.items()}
+    found: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})} | ({"also": compared} if compared else {})
+    for name, first in before.items():
+        for rate, counted in first.counts.items():
+            if told := compare_rates(counted, after[name].counts[rate]):
+                found.setdefault(rate, {})[name] = told
+    rates = [name for name in found if name not in ("eval", "also")]
+    return found | ({"rates": rates} if rates else {})
 
 
 def _scored(values: Sequence[float]) -> np.ndarray:

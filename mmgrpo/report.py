@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 
 from mmgrpo.completions import completions_html
+from mmgrpo.evaluation import HELDOUT, parted
 from mmgrpo.files import write_text
 from mmgrpo.metrics import read_metrics
 from mmgrpo.pictures import curve_figure, figure_png, sample_grid, series
@@ -37,6 +38,11 @@ IF_NOT_ZERO = ("kl", "clip/low", "clip/high")
 """Metrics that are plotted when they ever leave zero."""
 
 BLIND = " Blind: the same prompts with every picture and clip blank; what is left was guessed and not seen."
+WHOLE = (
+    "All errors divided by all units (words of the references, or characters); less is better. Intervals are 95 % "
+    "bootstrap intervals over prompts, the difference is paired; it is no mean of the prompts' own rates."
+)
+SIDES = ("before", "after", "difference")
 SUPERVISED = " Supervised instead: the same model after as many seconds more of its supervised training."
 
 Means = Mapping[str, Mapping[str, float]]
@@ -154,7 +160,7 @@ def _header(run: RunFolder) -> str:
 def _results(run: RunFolder) -> str:
     title = "<section><h2>Held-out prompts, before and after</h2>"
     if not run.evaluation:
-        return f'{title}<p class="soft">This run was not evaluated.</p></section>'
+        return f'{title}<p class="soft">This run was not evaluated.</p></section>{_further(run)}'
     before, after, difference = (run.evaluation.get(key, {}) for key in ("before", "after", "difference"))
     blind = run.summary.get("blind", {})
     supervised = run.summary.get("supervised", {}).get("after", {})
@@ -172,8 +178,39 @@ def _results(run: RunFolder) -> str:
         f"<th>prompts</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="soft"><small>Means over prompts with 95 % bootstrap intervals; the difference is paired prompt by '
         "prompt, and coloured where its interval leaves out zero."
-        f"{BLIND if blind else ''}{SUPERVISED if supervised else ''}</small></p></section>"
+        f"{BLIND if blind else ''}{SUPERVISED if supervised else ''}</small></p></section>{_further(run)}"
     )
+
+
+def _further(run: RunFolder) -> str:
+    """Error rates of whole files, and the rewards on further files of prompts."""
+    parts = []
+    rates = [(rate, name, one) for rate in run.summary.get("rates", ()) for name, one in run.summary[rate].items()]
+    if rates:
+        rows = "".join(
+            f"<tr><td>{escape(rate)}, {escape(name)}</td><td>{_interval(one['before'])}</td>"
+            f"<td>{_interval(one['after'])}</td><td>{_difference(one['difference'], less_is_better=True)}</td>"
+            f"<td>{_share(one['relative'])}</td><td>{one['units']:.0f}</td><td>{one['difference']['n']}</td></tr>"
+            for rate, name, one in rates
+        )
+        parts.append(
+            f"<section><h2>Error rates of whole files</h2>{_table([*SIDES, 'relative', 'units', 'prompts'], rows)}"
+            f'<p class="soft"><small>{WHOLE}</small></p></section>'
+        )
+    for name, found in run.summary.get("also", {}).items():
+        rows = "".join(
+            f"<tr><td>{escape(reward)}</td><td>{_interval(found['before'][reward])}</td>"
+            f"<td>{_interval(found['after'][reward])}</td><td>{_difference(one)}</td><td>{one['n']}</td></tr>"
+            for reward, one in found["difference"].items()
+        )
+        heading = f"Prompts of {escape(name)}, before and after"
+        parts.append(f"<section><h2>{heading}</h2>{_table([*SIDES, 'prompts'], rows)}</section>")
+    return "".join(parts)
+
+
+def _table(columns: Sequence[str], rows: str) -> str:
+    heads = "".join(f"<th>{column}</th>" for column in ["", *columns])
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _curves(run: RunFolder) -> str:
@@ -198,10 +235,12 @@ def _samples(run: RunFolder) -> str:
     if not run.samples:
         return ""
     ends = {title: path for title, path in run.samples.items() if title in ("before", "after")}
-    between = {title: path for title, path in run.samples.items() if title not in ends}
+    further = {title: path for title, path in run.samples.items() if parted(title)[1] != HELDOUT}
+    between = {title: path for title, path in run.samples.items() if title not in {**ends, **further}}
     shown = f'<div class="pair">{_figures(ends)}</div>' if ends else ""
-    if between:
-        shown += f'<details><summary>during the run</summary><div class="pair">{_figures(between)}</div></details>'
+    for summary, pictures in (("prompts of further files", further), ("during the run", between)):
+        if pictures:
+            shown += f'<details><summary>{summary}</summary><div class="pair">{_figures(pictures)}</div></details>'
     return f'<section class="samples"><h2>Samples of held-out prompts</h2>{shown}</section>'
 
 
@@ -247,14 +286,19 @@ def _interval(found: Mapping[str, float] | None) -> str:
     return f"{found['mean']:.3f} <small>{found['low']:.3f} to {found['high']:.3f}</small>"
 
 
-def _difference(found: Mapping[str, float] | None) -> str:
+def _difference(found: Mapping[str, float] | None, less_is_better: bool = False) -> str:
     if not found:
         return "–"
-    kind = "good" if found["low"] > 0 else "bad" if found["high"] < 0 else ""
+    kinds = ("bad", "good") if less_is_better else ("good", "bad")
+    kind = kinds[0] if found["low"] > 0 else kinds[1] if found["high"] < 0 else ""
     return (
         f'<span class="{kind}">{_signed(found["mean"])}</span> '
         f"<small>{_signed(found['low'])} to {_signed(found['high'])}</small>"
     )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1%}".replace("-", "\N{MINUS SIGN}")
 
 
 def _signed(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the range that holds it with 95 % confidence; ``n`` prompts were seen."""
+    """A mean (or a ratio of sums) and the range that holds it with 95 % confidence; ``n`` prompts were seen."""
 
     mean: float
     low: float
@@ -41,19 +41,39 @@ def bootstrap_mean(values: npt.ArrayLike, resamples: int = 10_000, seed: int = 0
     if not np.isfinite(array).all():
         places = np.flatnonzero(~np.isfinite(array)).tolist()
         raise ValueError(f"values {places} are not finite; leave out what could not be scored, and say so")
+    means = np.concatenate([array[places].mean(axis=1) for places in _draws(array.size, resamples, seed)])
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(float(array.mean()), float(low), float(high), array.size)
+
+
+def bootstrap_ratio(parts: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """sum(parts) / sum(wholes), one of each per prompt, and its bootstrap interval over prompts.
+
+    ratio_k = sum of parts / sum of wholes of n prompts drawn with replacement, k = 1 .. resamples
+    low, high = the 2.5 and 97.5 percentiles of ratio_k
+
+    This is how a corpus word error rate is resampled: a clip is drawn with its errors and its words (Bisani and Ney,
+    ICASSP 2004). Resamples whose wholes sum to 0 have no ratio and are left out.
+    """
+    top, bottom = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    if top.ndim != 1 or top.shape != bottom.shape:
+        raise ValueError(f"wanted one part and one whole per prompt; got shapes {top.shape} and {bottom.shape}")
+    if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (bottom >= 0).all() and bottom.sum() > 0):
+        raise ValueError("a ratio of sums needs finite parts, and wholes that are not negative and not all 0")
+    sums = [(top[places].sum(axis=1), bottom[places].sum(axis=1)) for places in _draws(top.size, resamples, seed)]
+    above, below = (np.concatenate(side) for side in zip(*sums, strict=True))
+    low, high = np.percentile(above[below > 0] / below[below > 0], [2.5, 97.5])
+    return Interval(float(top.sum() / bottom.sum()), float(low), float(high), top.size)
+
+
+def _draws(size: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Places of prompts drawn with replacement, [some, size] at a time: all at once could be gigabytes."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1; got {resamples}")
     generator = np.random.default_rng(seed)
-    # In slices, since resamples x n indices at once would be gigabytes for large sets of prompts.
-    slice_size = max(1, 4_000_000 // array.size)
-    means = np.concatenate(
-        [
-            array[generator.integers(array.size, size=(min(slice_size, resamples - done), array.size))].mean(axis=1)
-            for done in range(0, resamples, slice_size)
-        ]
-    )
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(array.mean()), float(low), float(high), array.size)
+    slice_size = max(1, 4_000_000 // size)
+    for done in range(0, resamples, slice_size):
+        yield generator.integers(size, size=(min(slice_size, resamples - done), size))
 
 
 def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
@@ -65,6 +85,19 @@ def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, resamples: in
     if first.shape != second.shape:
         raise ValueError(f"before has shape {first.shape} and after {second.shape}; wanted the same prompts")
     return bootstrap_mean(second - first, resamples, seed)
+
+
+def paired_ratio_difference(
+    before: npt.ArrayLike, after: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """sum(after) / sum(wholes) - sum(before) / sum(wholes): ``bootstrap_ratio`` of the differences.
+
+    The same prompts, with the same wholes, on both sides: each is drawn with what both made of it.
+    """
+    first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if first.shape != second.shape:
+        raise ValueError(f"before has shape {first.shape} and after {second.shape}; wanted the same prompts")
+    return bootstrap_ratio(second - first, wholes, resamples, seed)
 
 
 def best_of(values: npt.ArrayLike, k: int) -> float:

@@ -15,9 +15,9 @@ import math
 import resource
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from mmgrpo.checkpoint import (
     trained_tensors,
 )
 from mmgrpo.collect import Round, RoundSettings, collect
-from mmgrpo.evaluation import Evaluation, Shown, compare, evaluate
+from mmgrpo.evaluation import HELDOUT, ErrorRate, Evaluation, Shown, evaluate, sections, titled
 from mmgrpo.files import write_text
 from mmgrpo.judge import Scorer
 from mmgrpo.metrics import MetricsLog
@@ -58,6 +58,14 @@ class EvalSettings:
     seed: int = 1234
     rows_at_once: int = 64
     shown: int = 16
+    also: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
+    """Further prompts by name, evaluated before and after only: what should not be forgotten."""
+    rates: Sequence[ErrorRate] = ()
+    """Figures of each whole set, beside the rewards."""
+
+    def files(self) -> dict[str, Sequence[Prompt]]:
+        """All sets of prompts by name; one without prompts is not there."""
+        return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.also}.items() if prompts}
 
 
 class Trainer:
@@ -99,6 +107,8 @@ class Trainer:
         self.order = PromptOrder(len(prompts), seed)
         self.log = MetricsLog(folder)
         self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
+        self.before: dict[str, Evaluation] = {}
+        self.after: dict[str, Evaluation] = {}
 
     def refuse_what_cannot_work(self) -> None:
         """Errors that can be known before the first sample is drawn."""
@@ -132,8 +142,8 @@ class Trainer:
             raise ValueError("every reward has weight 0, so nothing would be trained; give one of them a weight")
 
     def fit(self) -> dict[str, Any]:
-        """Train to ``schedule.steps`` and return the evaluation section of the summary."""
-        before = self._before()
+        """Train to ``schedule.steps`` and return what the summary says of the evaluations (``sections``)."""
+        self._before()
         with tqdm(
             total=self.schedule.steps,
             initial=self.step,
@@ -150,18 +160,21 @@ class Trainer:
                 if self.evaluation.every and self.step < self.schedule.steps:
                     if self.step // self.evaluation.every > saved // self.evaluation.every:
                         self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
-        if before is None:
-            return {}
-        return compare(before, self.measure("after", self.evaluation.prompts))
+        for name, prompts in self.evaluation.files().items():
+            self.after[name] = self.measure(titled("after", name), prompts)
+        return sections(self.before, self.after)
 
-    def _before(self) -> Evaluation | None:
-        """The evaluation of the untrained policy: once per run, kept in the run folder for resumed ones."""
-        if not self.evaluation.prompts:
-            return None
-        path = self.folder / "evaluations" / "before.json"
-        if path.is_file() and self.step > 0:
-            return Evaluation(json.loads(path.read_text())["values"])
-        return self.measure("before", self.evaluation.prompts)
+    def _before(self) -> None:
+        """The evaluations of the untrained policy: once per run, kept in the run folder for resumed ones."""
+        for name, prompts in self.evaluation.files().items():
+            title = titled("before", name)
+            path = self.folder / "evaluations" / f"{title}.json"
+            if self.step == 0:
+                self.before[name] = self.measure(title, prompts)
+            elif path.is_file():
+                self.before[name] = Evaluation.read(json.loads(path.read_text()))
+            else:
+                raise FileNotFoundError(f"{path} is gone, and step {self.step} cannot tell what came before step 1")
 
     def run_round(self, bar: tqdm | None = None) -> None:
         """One rollout and the optimizer steps made of it."""
@@ -301,6 +314,7 @@ class Trainer:
                 shown=settings.shown,
                 accelerator=self.accelerator,
                 title=f"evaluate {title}",
+                rates=settings.rates,
             )
 
         if self.ema is not None and self.step > 0:
@@ -312,9 +326,8 @@ class Trainer:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             ids = [prompt.id for prompt in prompts]
-            write_text(
-                path, json.dumps({"step": self.step, "seconds": self.seconds, "prompts": ids, "values": result.values})
-            )
+            told = {"step": self.step, "seconds": self.seconds, "prompts": ids, **result.as_dict()}
+            write_text(path, json.dumps(told))
             self.exhibit(self.folder / "samples" / title, shown)
         return result
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from visual import VisualConfig
     from vlm import VlmConfig
 
-    from mmgrpo.evaluation import Shown
+    from mmgrpo.evaluation import ErrorRate, Shown
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Policy, Prompt
     from pipelines.pretrained import Training
@@ -60,7 +61,7 @@ def train(
     if config.resume and not trainer.resume():
         print(f"{folder} holds no checkpoint yet; starting from the beginning", flush=True)
     started = time.perf_counter()
-    evaluation = trainer.fit()
+    evaluations = trainer.fit()
     added = more(config, trainer)
     if accelerator.is_main_process:
         trainer.save_model(folder / "model")
@@ -73,7 +74,7 @@ def train(
             "wall_seconds": round(time.perf_counter() - started, 3),
             "seed": config.seed,
             "skipped_steps": trainer.skipped,
-            "eval": evaluation,
+            **evaluations,
             **added,
         }
         write_text(folder / "summary.json", json.dumps(summary, indent=2))
@@ -89,6 +90,8 @@ class Loaded:
     policy: Policy
     prompts: Sequence[Prompt]
     heldout: Sequence[Prompt]
+    also: Mapping[str, Sequence[Prompt]]
+    """Those of the further files of eval.also, by name."""
 
 
 def build_trainer(
@@ -100,8 +103,9 @@ def build_trainer(
     load: Callable[[], Loaded],
     rows_at_once: int,
     exhibit: Callable[[Path, Shown], None],
+    rates: Sequence[ErrorRate] = (),
 ) -> Trainer:
-    """Everything of a run, ready to fit.
+    """Everything of a run, ready to fit; ``rates`` are told of each evaluation as a whole.
 
     ``kind`` is that of the policy's decisions. What is wrong in the config is found before ``load`` reads prompts and
     model, and ``open_run`` makes the run folder last, so that a run that cannot start removes nothing.
@@ -149,6 +153,8 @@ def build_trainer(
             seed=config.eval.seed,
             rows_at_once=rows_at_once,
             shown=config.samples_shown,
+            also=loaded.also,
+            rates=rates,
         ),
         folder=open_run(),
         seed=config.seed,
@@ -159,16 +165,45 @@ def build_trainer(
     )
 
 
-def read_prompts(config: Config, read: Callable[[str], list[Prompt]]) -> tuple[list[Prompt], list[Prompt]]:
-    """The prompts of training and those of evaluation; ``read`` reads a file. One that is in both is an error."""
-    data = config.data
+def read_prompts(
+    config: Config, read: Callable[[str], list[Prompt]]
+) -> tuple[list[Prompt], list[Prompt], dict[str, list[Prompt]]]:
+    """The prompts of training, the held-out ones, and those of eval.also by name; ``read`` reads a file.
+
+    One of evaluation that is also trained on is an error.
+    """
+    from mmgrpo.evaluation import HELDOUT
+
+    data, files = config.data, also_files(config.eval.also)
     prompts = read(locate(data.train))
-    heldout = [] if config.eval.skip or not data.heldout else read(locate(data.heldout))
+    if config.eval.skip:
+        return prompts, [], {}
     seen = {content(prompt) for prompt in prompts}
-    for prompt in heldout:
-        if content(prompt) in seen:
-            raise ValueError(f"{data.heldout}: prompt '{prompt.id}' ({prompt.text!r}) is also in {data.train}")
-    return prompts, heldout[: config.eval.prompts or None]
+    found = {}
+    for name, path in {**({HELDOUT: data.heldout} if data.heldout else {}), **files}.items():
+        found[name] = read(locate(path))
+        for prompt in found[name]:
+            if content(prompt) in seen:
+                raise ValueError(f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {data.train}")
+        found[name] = found[name][: config.eval.prompts or None]
+    return prompts, found.pop(HELDOUT, []), found
+
+
+def also_files(paths: Sequence[str]) -> dict[str, str]:
+    """The files of eval.also by the names they are told under: their stems, with - for what no file name has."""
+    from mmgrpo.evaluation import HELDOUT
+
+    named: dict[str, str] = {}
+    for path in paths:
+        name = re.sub(r"[^\w.-]+", "-", Path(path).stem)
+        if not name:
+            raise ValueError(f"eval.also: '{path}' names no file; wanted e.g. assets/speech/natural.jsonl")
+        if name == HELDOUT:
+            raise ValueError(f"eval.also: '{path}' would be told as '{HELDOUT}', as data.heldout is; rename the file")
+        if name in named:
+            raise ValueError(f"eval.also: '{named[name]}' and '{path}' would both be told as '{name}'; rename one")
+        named[name] = path
+    return named
 
 
 def content(prompt: Prompt) -> tuple[Hashable, ...]:
@@ -291,17 +326,31 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def closing(summary: dict[str, Any]) -> str:
-    """The evaluation as a small table for the terminal."""
-    sections, unseen = summary["eval"], summary.get("blind", {})
-    blind = "   blind" if unseen else ""
+    """The evaluations as small tables for the terminal."""
+    unseen = {name: f"{one['mean']:8.3f}" for name, one in summary.get("blind", {}).items()}
     lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
     if summary["skipped_steps"]:
         lines.append(f"{summary['skipped_steps']} steps had no group with spread and trained nothing")
-    if sections:
-        lines.append(f"{'reward':24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts{blind}")
-    for name, difference in sections.get("difference", {}).items():
-        interval = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-        before, after = sections["before"][name]["mean"], sections["after"][name]["mean"]
-        guessed = f"{unseen[name]['mean']:8.3f}" if unseen else ""
-        lines.append(f"{name:24} {before:8.3f} {after:8.3f} {interval:>30}   {difference['n']:<7}{guessed}".rstrip())
+    if summary["eval"]:
+        lines += compared(summary["eval"], "reward", "blind" if unseen else "", unseen)
+    for name, found in summary.get("also", {}).items():
+        lines += ["", *compared(found, f"reward on {name}")]
+    told = {f"{rate} of {name}": one for rate in summary.get("rates", ()) for name, one in summary[rate].items()}
+    if told:
+        sides = {side: {name: one[side] for name, one in told.items()} for side in ("before", "after", "difference")}
+        shares = {name: f"{one['relative']:+8.1%}" for name, one in told.items() if one["relative"] is not None}
+        lines += ["", *compared(sides, "error rate (of all)", "relative", shares)]
     return "\n".join(lines)
+
+
+def compared(
+    found: Mapping[str, Any], title: str, column: str = "", cells: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The lines of a table: before, after and difference by name, and one more column where there is one."""
+    heading = f"{title:24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts   {column}"
+    yield heading.rstrip()
+    for name, difference in found["difference"].items():
+        interval = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+        before, after = found["before"][name]["mean"], found["after"][name]["mean"]
+        cell = (cells or {}).get(name, "")
+        yield f"{name:24} {before:8.3f} {after:8.3f} {interval:>30}   {difference['n']:<7}{cell}".rstrip()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import run
+from corpus import error_rates
 from readable import list_skipped, read_file
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
@@ -225,8 +226,8 @@ def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Call
         return kept
 
     def load() -> Loaded:
-        prompts, heldout = read_prompts(config, read)
-        return Loaded(build_policy(config, str(accelerator.device)), prompts, heldout)
+        prompts, heldout, also = read_prompts(config, read)
+        return Loaded(build_policy(config, str(accelerator.device)), prompts, heldout, also)
 
     def opened() -> Path:
         folder = open_run()
@@ -242,6 +243,7 @@ def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Call
         load=load,
         rows_at_once=config.sampling.rows_at_once,
         exhibit=exhibit,
+        rates=error_rates(config.rewards),
     )
 
 

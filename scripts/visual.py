@@ -216,11 +216,11 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Call
     from mmgrpo.prompts import load_prompts
 
     def load() -> Loaded:
-        prompts, heldout = read_prompts(config, load_prompts)
+        prompts, heldout, also = read_prompts(config, load_prompts)
         policy = build_policy(config, str(accelerator.device))
         if config.model.forget_encoders:
             policy.family.forget_encoders([*prompts, *heldout])  # type: ignore[attr-defined]
-        return Loaded(policy, prompts, heldout)
+        return Loaded(policy, prompts, heldout, also)
 
     return run.build_trainer(
         config,

@@ -223,15 +223,16 @@ def build_trainer(config: VlmConfig, accelerator: Accelerator, open_run: Callabl
         return kept
 
     def load() -> Loaded:
-        prompts, heldout = read_prompts(config, read)
+        prompts, heldout, also = read_prompts(config, read)
         policy = build_policy(config, str(accelerator.device))
         most = config.model.max_prompt_tokens
         if most and config.data.too_long == "filter":
             length = policy.family.prompt_length  # type: ignore[attr-defined]
-            prompts, long = short_enough(prompts, length, most)
-            heldout, longer = short_enough(heldout, length, most)
-            skipped.extend([*long, *longer])
-        return Loaded(policy, prompts, heldout)
+            sets = {name: short_enough(one, length, most) for name, one in also.items()}
+            (prompts, long), (heldout, longer) = (short_enough(one, length, most) for one in (prompts, heldout))
+            also = {name: kept for name, (kept, _) in sets.items()}
+            skipped.extend([*long, *longer, *(one for _, left_out in sets.values() for one in left_out)])
+        return Loaded(policy, prompts, heldout, also)
 
     def opened() -> Path:
         folder = open_run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,6 +14,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.blocks import parse
 from mmgrpo.collect import RoundSettings
 from mmgrpo.config import Algorithm, build
+from mmgrpo.evaluation import ErrorRate
 from mmgrpo.judge import Scorer
 from mmgrpo.optim import Schedule
 from mmgrpo.trainer import EvalSettings, Trainer
@@ -74,6 +75,8 @@ def trainer(
     advantages: AdvantageRecipe | None = None,
     loss: LossRecipe | None = None,
     heldout: Sequence[Prompt] = (),
+    also: Mapping[str, Sequence[Prompt]] | None = None,
+    rates: Sequence[ErrorRate] = (),
     per_round: int = 2,
     group_size: int = 4,
     redraws: int = 0,
@@ -91,9 +94,21 @@ def trainer(
         prompts=prompts,
         rounds=RoundSettings(per_round, group_size, redraws),
         schedule=Schedule(**{"steps": 4, "lr": 1e-2, "max_grad_norm": 0.0, **schedule}),
-        evaluation=EvalSettings(prompts=heldout, rows_at_once=256, samples=4),
+        evaluation=EvalSettings(prompts=heldout, rows_at_once=256, samples=4, also=also or {}, rates=rates),
         folder=folder,
         seed=seed,
         accelerator=accelerator or Accelerator(cpu=True),
         save_every=save_every,
     )
+
+
+def misses() -> ErrorRate:
+    """Wrong numbers of a picture / its numbers, where the prompt's own number says how many count: 1 to 5."""
+
+    def units(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [1.0 + int(prompt.id) % 5 for prompt in prompts]
+
+    def errors(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(n * (o.pixels[0] < 0)) for n, o in zip(units(prompts, outputs), outputs, strict=True)]
+
+    return ErrorRate("miss", errors, units)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from building import algorithm_blocks, near_one, recipe, trainer
+from building import algorithm_blocks, misses, near_one, recipe, trainer
 from safetensors.torch import save_file
 from toys import toy_policy, toy_prompts
 
@@ -26,7 +26,8 @@ from mmgrpo.update import LossRecipe
 
 
 def rows(folder: Path, accelerator: Accelerator) -> Trainer:
-    return denoising("every_step", folder, accelerator, updates=2, epochs=2)
+    further = {"further": toy_prompts(5)}
+    return denoising("every_step", folder, accelerator, updates=2, epochs=2, also=further, rates=[misses()])
 
 
 def tree(folder: Path, accelerator: Accelerator) -> Trainer:

@@ -110,7 +110,7 @@ def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
         steps=80,
         lr=3e-3,
     )
-    result = made.fit()
+    result = made.fit()["eval"]
     assert result["before"]["reward"]["mean"] < -1
     assert result["after"]["reward"]["mean"] > -0.5
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

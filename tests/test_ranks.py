@@ -166,5 +166,13 @@ def test_two_processes_evaluate_like_one(title, runs):
 
 
 @pytest.mark.slow
+def test_two_processes_count_the_errors_of_all_prompts(runs):
+    """Five further prompts on two processes: whatever a process drew itself, the rate is of all five."""
+    one, two = (json.loads((runs[n] / "rows" / "evaluations" / "after-further.json").read_text()) for n in (1, 2))
+    assert one["counts"] == two["counts"]
+    assert one["counts"]["miss"]["units"] == [1, 2, 3, 4, 5] and len(one["counts"]["miss"]["errors"]) == 5
+
+
+@pytest.mark.slow
 def test_every_process_knows_the_largest_number_of_all(runs):
     assert [float((runs[2] / f"largest-{index}").read_text()) for index in range(2)] == [1, 1]

@@ -9,8 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from corpus import error_rates
+from run import also_files, read_prompts
+from speech import Data, SpeechConfig
 from test_scripts import refused, run, summary
 
+from mmgrpo.config import Eval
+from mmgrpo.types import Prompt, Text
 from pipelines.speech import whisper
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +37,15 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(m
     found = summary(folder)
     assert (found["modality"], found["family"], found["steps"]) == ("speech", "whisper", 2)
     assert found["eval"]["after"]["one_minus_wer"]["n"] == 4
+    assert found["also"]["natural"]["after"]["one_minus_wer"]["n"] == 4
+    assert found["rates"] == ["wer", "cer"] and found["wer"].keys() == found["cer"].keys() == {"heldout", "natural"}
+    kept = json.loads((folder / "evaluations" / "after-natural.json").read_text())
+    words = kept["counts"]["wer"]["units"]
+    # The first natural clip: "and mister john dashwood had then leisure to consider how much there might be prudently
+    # in his power to do for them", 22 words.
+    assert words[0] == 22 and found["wer"]["natural"]["units"] == sum(words)
+    assert found["wer"]["natural"]["after"]["mean"] == pytest.approx(sum(kept["counts"]["wer"]["errors"]) / sum(words))
+    assert "wer of natural" in made.stdout and "reward on natural" in made.stdout
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(line["ratio/first_minus_one"] < 1e-4 for line in lines)
     told = refused("evaluate.py", "--run", str(folder))
@@ -48,13 +62,62 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(model, 
         rows.append(json.dumps({"audio": f"{number}.wav", "text": "", "answer": "hum", "id": str(number)}))
     (tmp_path / "clips.jsonl").write_text("\n".join(rows))
     given = ["--config", str(RECIPE), "--model.path", model, "--output-dir", str(tmp_path), *SMALL]
-    given += ["--data.train", str(tmp_path / "clips.jsonl"), "--data.heldout="]
+    given += ["--data.train", str(tmp_path / "clips.jsonl"), "--data.heldout=", "--eval.also"]
     told = refused("train_speech.py", *given)
     assert "1 of 4 clips cannot be heard, more than data.skip_limit=0.05" in told and "silent" in told
     made = run("train_speech.py", *given, "--data.skip-limit", "0.5")
     assert made.returncode == 0, made.stderr[-2000:]
     (skipped,) = (tmp_path / "whisper_adapt" / "skipped.jsonl").read_text().splitlines()
     assert json.loads(skipped)["id"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        (["a/natural.jsonl", "b/natural.txt"], "'a/natural.jsonl' and 'b/natural.txt' would both be told as 'natural'"),
+        (["x/heldout.jsonl"], "'x/heldout.jsonl' would be told as 'heldout', as data.heldout is; rename the file"),
+        ([""], "'' names no file"),
+    ],
+)
+def test_further_files_need_names_of_their_own(also, message):
+    with pytest.raises(ValueError, match=f"^eval.also: {message}"):
+        also_files(also)
+
+
+def test_further_files_are_named_by_their_stems():
+    assert also_files(["a/one.two.jsonl", "hf:me/data@test"]) == {
+        "one.two": "a/one.two.jsonl",
+        "data-test": "hf:me/data@test",
+    }
+
+
+def test_a_clip_of_a_further_file_that_is_trained_on_is_an_error():
+    files = {
+        "train": [Prompt("a", "1"), Prompt("b", "2")],
+        "heldout": [Prompt("c", "3")],
+        "x.jsonl": [Prompt("b", "4")],
+    }
+    config = SpeechConfig(data=Data(train="train", heldout="heldout"), eval=Eval(also=["x.jsonl"]))
+    with pytest.raises(ValueError, match=r"^x.jsonl: prompt '4' \('b'\) is also in train"):
+        read_prompts(config, files.__getitem__)
+    config.eval.skip = True
+    assert read_prompts(config, files.__getitem__) == (files["train"], [], {})
+    files["x.jsonl"] = [Prompt("d", "4"), Prompt("e", "5")]
+    config.eval = Eval(also=["x.jsonl"], prompts=1)
+    assert read_prompts(config, files.__getitem__) == (files["train"], files["heldout"], {"x": files["x.jsonl"][:1]})
+
+
+def test_error_rates_are_counted_as_the_reward_normalizes():
+    prompts = [Prompt("", answer="It's a colour, Tom."), Prompt("", answer="old words")]
+    outputs = [Text("it is a color"), Text("")]
+    wer, cer = error_rates(["sentence_chrf", "one_minus_wer", "neg_wer(normal='raw')"])
+    # it is a color tom: one deletion of 5 words; "tom" and its space of 17 characters; two of two, nine of nine.
+    assert (wer.name, wer.errors(prompts, outputs), wer.units(prompts, outputs)) == ("wer", [1, 2], [5, 2])
+    assert (cer.name, cer.errors(prompts, outputs), cer.units(prompts, outputs)) == ("cer", [4, 9], [17, 9])
+    raw, _ = error_rates(["neg_wer(normal='raw')"])
+    # It's -> it, a -> is, colour, -> a, Tom. -> color
+    assert (raw.errors(prompts[:1], outputs[:1]), raw.units(prompts[:1], outputs[:1])) == ([4], [4])
+    assert error_rates(["sentence_bleu", "my.module:reward"]) == []
 
 
 def test_the_arithmetic_is_told(monkeypatch, capsys):

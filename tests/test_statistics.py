@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from mmgrpo.statistics import Interval, best_of, bootstrap_mean, paired_difference, per_prompt
+from mmgrpo.statistics import (
+    Interval,
+    best_of,
+    bootstrap_mean,
+    bootstrap_ratio,
+    paired_difference,
+    paired_ratio_difference,
+    per_prompt,
+)
 
 
 def test_the_interval_of_many_values_is_the_normal_one():
@@ -103,3 +111,36 @@ def test_the_best_of_zeros_and_ones_is_pass_at_k():
     assert best_of([0, 1, 0, 1, 0], 2) == pytest.approx(0.7)
     with pytest.raises(ValueError, match="best of 6 draws cannot be told from 5"):
         best_of([0, 1, 0, 1, 0], 6)
+
+
+def test_a_ratio_of_sums_is_resampled_with_its_parts_and_wholes_together():
+    # (1 + 3) / (4 + 2), not the mean of 1/4 and 3/2. Two draws of two: 2/8, 4/6 twice, 6/4 with a quarter each.
+    assert bootstrap_ratio([1, 3], [4, 2]) == Interval(4 / 6, 0.25, 1.5, 2)
+
+
+def test_a_ratio_to_equal_wholes_is_a_mean():
+    parts = [0.0, 2.0, 1.0, 5.0]
+    ratio, mean = bootstrap_ratio(parts, [4.0] * 4, 500, 3), bootstrap_mean(parts, 500, 3)
+    assert ratio.as_dict() == {k: pytest.approx(v / 4) if k != "n" else 4 for k, v in mean.as_dict().items()}
+
+
+def test_the_paired_difference_of_ratios_cancels_what_is_the_same_on_both_sides():
+    # Differences -1 and 0 over wholes 4 and 2: -1/6; two draws of two: -2/8, -1/6 twice, 0.
+    assert paired_ratio_difference([2, 3], [1, 3], [4, 2]) == Interval(-1 / 6, -0.25, 0.0, 2)
+    # Each side alone is far less sure: the second prompt has 3 errors in 2 words whoever answers.
+    assert bootstrap_ratio([2, 3], [4, 2]).high - bootstrap_ratio([2, 3], [4, 2]).low == 1.0
+
+
+def test_resamples_without_a_whole_are_left_out():
+    # A quarter of the resamples draws the second prompt alone, which has no words; the others give 1/2 (1/4 + 1/4).
+    assert bootstrap_ratio([1, 0], [2, 0]) == Interval(0.5, 0.5, 0.5, 2)
+
+
+def test_what_has_no_ratio_is_an_error():
+    for parts, wholes in (([1.0], [0.0]), ([math.nan], [1.0]), ([1.0, 1.0], [2.0, -1.0])):
+        with pytest.raises(ValueError, match="wholes that are not negative and not all 0"):
+            bootstrap_ratio(parts, wholes)
+    with pytest.raises(ValueError, match=r"one whole per prompt; got shapes \(2,\) and \(1,\)"):
+        bootstrap_ratio([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="wanted the same prompts"):
+        paired_ratio_difference([1.0], [1.0, 2.0], [1.0, 2.0])

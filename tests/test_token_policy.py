@@ -337,7 +337,7 @@ def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, tmp_pat
         max_grad_norm=1.0,
         **algorithm_blocks(preset, **changes),
     )
-    result = made.fit()
+    result = made.fit()["eval"]
     assert result["before"]["reward"]["mean"] < 0.4
     assert result["after"]["reward"]["mean"] > 0.9
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

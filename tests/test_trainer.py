@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from building import near_one, recipe, trainer
+from building import misses, near_one, recipe, trainer
 from reference_grpo import train
 from toys import toy_policy, toy_prompts
 
@@ -163,7 +163,7 @@ def test_a_flow_learns_a_known_answer_in_seconds(tmp_path):
         steps=60,
         lr=1e-2,
     )
-    result = made.fit()
+    result = made.fit()["eval"]
     # A perfect policy scores 0; the untrained one is more than a unit away.
     assert result["before"]["reward"]["mean"] < -1
     assert result["after"]["reward"]["mean"] > -0.45
@@ -270,6 +270,8 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
             folder,
             toy_prompts(5),
             heldout=toy_prompts(2),
+            also={"further": toy_prompts(3)},
+            rates=[misses()],
             steps=9,
             updates=2,
             ema=0.8,
@@ -289,7 +291,19 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
     resumed = fresh(broken)
     assert resumed.resume() and resumed.step == 4
     assert resumed.fit() == expected
+    assert (
+        expected["also"]["further"]["difference"]["reward"]["n"] == expected["miss"]["further"]["difference"]["n"] == 3
+    )
     assert [told(line) for line in lines_of(broken)] == [told(line) for line in lines_of(whole)]
+
+
+def test_a_resumed_run_whose_first_evaluation_is_gone_is_refused(tmp_path):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), heldout=toy_prompts(1), also={"b": toy_prompts(1)}, steps=1)
+    made.fit()
+    (tmp_path / "evaluations" / "before-b.json").unlink()
+    assert made.resume()
+    with pytest.raises(FileNotFoundError, match="before-b.json is gone, and step 1 cannot tell what came before"):
+        made.fit()
 
 
 def lines_of(folder):

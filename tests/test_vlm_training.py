@@ -297,7 +297,7 @@ def test_a_model_that_knows_nothing_learns_to_name_colours_from_rewards_alone(tm
         max_grad_norm=1.0,
         **algorithm_blocks("grpo", terms=[]),
     )
-    result = made.fit()
+    result = made.fit()["eval"]
     # One who does not look names one colour of three.
     assert result["before"]["reward"]["mean"] <= 0.34
     assert result["after"]["reward"]["mean"] > 0.8

@@ -1,0 +1,56 @@
+"""What is told of evaluations: sections of summary.json, and error rates of whole files."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from mmgrpo.evaluation import Counted, Evaluation, compare_rates, parted, sections, titled
+
+
+def test_an_error_rate_divides_all_errors_by_all_units():
+    before = Counted([2.0, 0.0, 1.0, math.nan], [4.0, 4.0, 2.0, 9.0])
+    after = Counted([1.0, 0.0, 1.0, 0.0], [4.0, 4.0, 2.0, 9.0])
+    found = compare_rates(before, after)
+    # (2 + 0 + 1) / (4 + 4 + 2); the mean of 2/4, 0/4 and 1/2 would be 1/3. What was not scored counts on no side.
+    assert found["before"]["mean"] == pytest.approx(0.3) and found["after"]["mean"] == pytest.approx(0.2)
+    assert found["difference"]["mean"] == pytest.approx(-0.1) and found["relative"] == pytest.approx(-1 / 3)
+    # The worst resample of the difference has the first prompt only: -1/4; the best has none of it.
+    assert (found["difference"]["low"], found["difference"]["high"]) == (-0.25, 0.0)
+    assert found["errors"] == {"before": 3, "after": 2} and (found["units"], found["difference"]["n"]) == (10, 3)
+
+
+def test_a_rate_that_was_nought_has_no_relative_change_and_one_without_units_is_not_told():
+    assert compare_rates(Counted([0.0], [3.0]), Counted([1.0], [3.0]))["relative"] is None
+    silent = Evaluation({"reward": [1.0]}, {"wer": Counted([0.0], [0.0])})
+    assert sections({"heldout": silent}, {"heldout": silent}).keys() == {"eval"}
+
+
+def test_the_sections_of_a_summary_are_named_by_file_and_rate():
+    def said(reward, errors):
+        return Evaluation({"reward": [reward, reward]}, {"wer": Counted(errors, [2.0, 2.0])})
+
+    before = {"heldout": said(0.0, [1.0, 2.0]), "natural": said(1.0, [0.0, 1.0])}
+    after = {"heldout": said(0.5, [1.0, 0.0]), "natural": said(1.0, [1.0, 1.0])}
+    found = sections(before, after)
+    assert found["eval"]["difference"]["reward"]["mean"] == 0.5
+    assert found["also"]["natural"]["difference"]["reward"]["mean"] == 0
+    assert found["rates"] == ["wer"]
+    assert {name: one["difference"]["mean"] for name, one in found["wer"].items()} == {"heldout": -0.5, "natural": 0.25}
+    assert Evaluation.read(json.loads(json.dumps(before["natural"].as_dict()))) == before["natural"]
+    assert sections({}, {}) == {"eval": {}}
+
+
+@pytest.mark.parametrize(
+    ("title", "wanted"),
+    [
+        ("before", ("before", "heldout")),
+        ("after-my-own", ("after", "my-own")),
+        ("step-000010", ("step-000010", "heldout")),
+        ("blind", ("blind", "heldout")),
+    ],
+)
+def test_the_title_of_an_evaluation_says_when_and_of_which_prompts(title, wanted):
+    assert parted(title) == wanted and titled(*wanted) == title
