@@ -58,6 +58,8 @@ class RunFolder:
     metrics: list[dict[str, Any]]
     summary: dict[str, Any]
     samples: dict[str, Path]
+    rates: list[dict[str, Any]]
+    """``step`` and the held-out error rates of every evaluation, in order of steps."""
     evaluation: dict[str, Means]
     """``before``, ``after``, ``difference`` to reward name to mean, low, high, n."""
 
@@ -110,6 +112,7 @@ def read_run(folder: Path) -> RunFolder:
         metrics=metrics,
         summary=summary,
         samples={path.stem: path for path in found},
+        rates=_rates_so_far(folder / "evaluations"),
         evaluation=summary.get("eval") or _evaluated_so_far(folder / "evaluations"),
     )
 
@@ -125,6 +128,20 @@ def _evaluated_so_far(folder: Path) -> dict[str, Means]:
             }
             found[title] = {name: bootstrap_mean(values).as_dict() for name, values in scored.items() if values}
     return found
+
+
+def _rates_so_far(folder: Path) -> list[dict[str, Any]]:
+    """Held-out error rates of whole files, at every step at which they were counted."""
+    found: dict[int, dict[str, float]] = {}
+    for path in folder.glob("*.json"):
+        moment, name = parted(path.stem)
+        if name != HELDOUT or not (moment in SIDES or moment.startswith("step-")):
+            continue
+        told = json.loads(path.read_text("utf-8"))
+        for rate, counted in told.get("counts", {}).items():
+            if units := np.nansum(counted["units"]):
+                found.setdefault(told["step"], {})[rate] = float(np.nansum(counted["errors"]) / units)
+    return [{"step": step, **found[step]} for step in sorted(found)]
 
 
 def _header(run: RunFolder) -> str:
@@ -221,10 +238,14 @@ def _curves(run: RunFolder) -> str:
     keys += [name for name in ALWAYS if name in names]
     keys += [name for name in IF_NOT_ZERO if np.nan_to_num(series(run.metrics, name)[1]).any()]
     keys = keys or [name for name in names if name == "loss"]
-    if not keys:
-        return ""
     # A picture each, so that a narrow window shows one below the other.
     pictures = [_embedded(figure_png(curve_figure(run.metrics, [key])), f"Curve of {key}") for key in keys]
+    if len(run.rates) > 2:  # two points are in the table already
+        rates = [{f"held-out {n}" if n != "step" else n: value for n, value in row.items()} for row in run.rates]
+        names = list(dict.fromkeys(name for row in rates for name in row if name != "step"))
+        pictures = [_embedded(figure_png(curve_figure(rates, [n])), f"Curve of {n}") for n in names] + pictures
+    if not pictures:
+        return ""
     return (
         '<section><h2>Training</h2><p class="soft"><small>Over optimizer steps; thin: every step, thick: running '
         f'mean.</small></p><div class="curves">{"".join(pictures)}</div></section>'

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import ErrorRate
+    from mmgrpo.heard import Aligned
     from mmgrpo.types import Output, Prompt
 
 NORMAL = "english"
@@ -61,3 +62,19 @@ def units_in(cut: Callable[[str], Sequence[str]], normal: str) -> Count:
         return [float(len(cut(wanted))) for _, wanted, _ in pairs(prompts, outputs, "an error rate", normal)]
 
     return count
+
+
+def aligner(rewards: Sequence[str]) -> Callable[[Prompt, Output], Aligned]:
+    """A transcript word by word beside what was said, normalized as ``error_rates``; nothing without such rewards."""
+    from mmgrpo.types import Text
+    from reward_models.rules.speech import transcript
+    from reward_models.rules.transcripts import aligned
+
+    normal = normal_of(rewards)
+
+    def align(prompt: Prompt, output: Output) -> Aligned:
+        if normal is None or not isinstance(output, Text):
+            return []
+        return [tuple(pair) for pair in aligned(transcript(prompt), output.text, normal)]
+
+    return align

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import run
-from corpus import error_rates
+from corpus import aligner, error_rates
 from readable import list_skipped, read_file
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
+from sounds_shown import exhibit
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from mmgrpo.evaluation import Shown
     from mmgrpo.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.trainer import Trainer
@@ -119,6 +120,8 @@ class SpeechConfig(Run):
     names a function of your own."""
     optim: Optim = field(default_factory=Optim)
     eval: Eval = field(default_factory=Eval)
+    samples_shown: int = 100
+    """Held-out transcripts that are kept; the report plays some of them: those that changed most, and the worst."""
 
 
 def arithmetic(config: SpeechConfig) -> str:
@@ -242,13 +245,6 @@ def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Call
         kind="tokens",
         load=load,
         rows_at_once=config.sampling.rows_at_once,
-        exhibit=exhibit,
+        exhibit=partial(exhibit, align=aligner(config.rewards)),
         rates=error_rates(config.rewards),
     )
-
-
-def exhibit(stem: Path, shown: Shown) -> None:
-    """Held-out transcripts, ``<stem>.jsonl`` (mmgrpo/completions.py)."""
-    from mmgrpo.completions import write_completions
-
-    write_completions(stem, shown, [[] for _ in shown.prompts], [{} for _ in shown.prompts])

@@ -14,7 +14,7 @@ from PIL import ImageFont
 
 from mmgrpo.metrics import MetricsLog
 from mmgrpo.pictures import fit, running_mean, series, to_pil, wrap
-from mmgrpo.report import curve_figure, sample_grid, write_report
+from mmgrpo.report import curve_figure, read_run, sample_grid, write_report
 from mmgrpo.types import Image, Text
 
 CONFIG = "name: trial\nsteps: 4\nseed: 3\nmodel: {family: sd3}\nalgorithm: {preset: flow_grpo}\n# 1 < 2 & 3\n"
@@ -211,3 +211,37 @@ def test_a_grid_of_nothing_or_of_words_is_an_error():
         sample_grid([Text("a")], ["a"])
     with pytest.raises(ValueError, match="at least one column"):
         sample_grid([Image(torch.zeros(3, 2, 2))], ["a"], columns=0)
+
+
+def test_held_out_error_rates_of_every_evaluation_are_a_curve(tmp_path):
+    (tmp_path / "evaluations").mkdir()
+    for title, step, errors in (("before", 0, [2, 1]), ("step-000002", 2, [1, 1]), ("after", 4, [1, 0])):
+        counts = {"wer": {"errors": errors, "units": [4, 6]}}
+        told = {"step": step, "seconds": 0.0, "prompts": ["a", "b"], "values": {}, "counts": counts}
+        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps(told))
+    for title in ("before-natural", "blind"):  # of other prompts, or not of what is measured
+        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps({**told, "step": 9}))
+    # 3 / 10, 2 / 10, 1 / 10
+    assert read_run(tmp_path).rates == [{"step": 0, "wer": 0.3}, {"step": 2, "wer": 0.2}, {"step": 4, "wer": 0.1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert 'alt="Curve of held-out wer"' in write_report(tmp_path).read_text()
+    (tmp_path / "evaluations" / "step-000002.json").unlink()
+    assert "held-out wer" not in write_report(tmp_path).read_text()  # two points are in the table
+
+
+def test_error_rates_and_further_files_have_tables_and_less_is_better(tmp_path):
+    def interval(mean, low, high):
+        return {"mean": mean, "low": low, "high": high, "n": 9}
+
+    rate = {"before": interval(0.4, 0.3, 0.5), "after": interval(0.3, 0.2, 0.4), "relative": -0.25, "units": 70.0}
+    also = {side: {"reward": interval(0.5, 0.4, 0.6)} for side in ("before", "after")}
+    summary = {
+        "rates": ["wer"],
+        "wer": {"<b>": {**rate, "difference": interval(-0.1, -0.2, -0.05)}},
+        "also": {"<i>": {**also, "difference": {"reward": interval(0.0, -0.1, 0.1)}}},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    html = write_report(tmp_path).read_text()
+    assert '<span class="good">\N{MINUS SIGN}0.100</span>' in html and "<td>\N{MINUS SIGN}25.0%</td><td>70</td>" in html
+    assert "wer, &lt;b&gt;" in html and "Prompts of &lt;i&gt;, before and after" in html
+    assert "<b>" not in html and "<i>" not in html
