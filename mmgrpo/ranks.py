@@ -51,6 +51,20 @@ def gather_rows(value: Tensor, accelerator: Accelerator) -> Tensor:
     return torch.cat([whole[rank * longest :][:count] for rank, count in enumerate(counts)])
 
 
+def gather_texts(texts: Sequence[str], accelerator: Accelerator) -> list[str]:
+    """The texts of all ranks, in rank order; they travel as padded UTF-8."""
+    if accelerator.num_processes == 1:
+        return list(texts)
+    encoded = [text.encode() for text in texts]
+    width = int(largest(max((len(one) for one in encoded), default=0), accelerator))
+    rows = torch.zeros((len(encoded), 1 + width), dtype=torch.int32)
+    for row, one in zip(rows, encoded, strict=True):
+        row[0] = len(one)
+        row[1 : 1 + len(one)] = torch.tensor(list(one), dtype=torch.int32)
+    found = gather_rows(rows.to(accelerator.device), accelerator).cpu()
+    return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in found]
+
+
 def row_counts(value: Tensor, accelerator: Accelerator) -> list[int]:
     """How many rows each rank has."""
     count = torch.tensor([len(value)], device=value.device)

@@ -24,7 +24,7 @@ def error_rates(rewards: Sequence[str]) -> list[ErrorRate]:
     from mmgrpo.evaluation import ErrorRate
     from reward_models.rules.transcripts import letters_of
 
-    if (normal := normal_of(rewards)) is None:
+    if not (normal := normal_of(rewards)):
         return []
     letters = letters_of(normal)
     return [
@@ -33,13 +33,13 @@ def error_rates(rewards: Sequence[str]) -> list[ErrorRate]:
     ]
 
 
-def normal_of(rewards: Sequence[str]) -> str | None:
-    """How the first reward that compares transcripts normalizes them; None where there is no such reward."""
+def normal_of(rewards: Sequence[str]) -> str:
+    """How the first reward that compares transcripts normalizes them; empty where there is no such reward."""
     from mmgrpo.blocks import parse
     from reward_models import SPEECH
 
     said = [parameters.get("normal", NORMAL) for name, parameters in map(parse, rewards) if name in SPEECH]
-    return said[0] if said else None
+    return said[0] if said else ""
 
 
 def errors_in(cut: Callable[[str], Sequence[str]], normal: str) -> Count:
@@ -65,7 +65,10 @@ def units_in(cut: Callable[[str], Sequence[str]], normal: str) -> Count:
 
 
 def aligner(rewards: Sequence[str]) -> Callable[[Prompt, Output], Aligned]:
-    """A transcript word by word beside what was said, normalized as ``error_rates``; nothing without such rewards."""
+    """A transcript word by word beside what was said, normalized as ``error_rates``.
+
+    Nothing without such rewards, and where it is not known what was said.
+    """
     from mmgrpo.types import Text
     from reward_models.rules.speech import transcript
     from reward_models.rules.transcripts import aligned
@@ -73,7 +76,7 @@ def aligner(rewards: Sequence[str]) -> Callable[[Prompt, Output], Aligned]:
     normal = normal_of(rewards)
 
     def align(prompt: Prompt, output: Output) -> Aligned:
-        if normal is None or not isinstance(output, Text):
+        if not normal or not isinstance(output, Text) or not isinstance(prompt.answer, str):
             return []
         return [tuple(pair) for pair in aligned(transcript(prompt), output.text, normal)]
 

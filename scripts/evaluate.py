@@ -4,6 +4,7 @@
     python scripts/evaluate.py --run runs/demo --against untrained --samples 8
     python scripts/evaluate.py --run runs/a --against runs/b                    # the same prompts and noise
     python scripts/evaluate.py --file prompts.jsonl --rewards scene_all         # the embedded base model
+    python scripts/evaluate.py --model.family whisper --file assets/speech/natural.jsonl
     python scripts/evaluate.py --model.family qwen_vl --model.path Qwen/Qwen2.5-VL-3B-Instruct --file prompts.jsonl \\
         --rewards task --samples 8 --temperature 1
 
@@ -15,7 +16,10 @@ Of a model that answers in words also: "majority@k", what the most frequent answ
 and "blind", what it scores when every picture and clip is blank (blind.py). A score that is no better than the blind
 one was not seen but guessed.
 
---help lists the options of models that draw, and with --model.family qwen_vl or --run those of models that answer.
+Of a model that hears also what papers report of a whole file: word and character error rate, or BLEU and chrF, by
+groups (voice, noise, ...), how many words were substituted, deleted and inserted, and the worst clips (recognized.py).
+
+--help lists the options of models that draw, and with --model.family qwen_vl, whisper or --run those of others.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ from answering import ANSWERS, Answering
 from blind import blinded
 from door import enter
 from drawing import PICTURES, Drawing
+from hearing import CLIPS, Hearing
 from majority import agreement, answer_number, majority_at
+from recognized import compared, counters, described, fitting, ranged
+from recognized import told as told_of_clips
 from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_source, run_config, start
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ Table = Mapping[str, Sequence[Sequence[float]]]
 """Reward name to the values of the samples of each prompt; NaN where one could not be scored."""
 
 ANSWER = "(answer)"
-"""The column of a table that says which samples give the same answer; no reward can be called so."""
+"""The column of a table that says which samples give the same answer; no reward begins with a bracket."""
 
 
 @dataclass
@@ -74,8 +81,22 @@ class EvaluateAnswering(Evaluate, Answering):
     """Also measure with blank pictures and clips."""
 
 
-OPTIONS: Mapping[str, Evaluate] = {"visual": EvaluateDrawing(), "vlm": EvaluateAnswering()}
-KINDS = {"visual": PICTURES, "vlm": ANSWERS}
+@dataclass
+class EvaluateHearing(Evaluate, Hearing):
+    """What is measured, of which model that hears."""
+
+    groups: list[str] = field(default_factory=list)
+    """Names in the clips' meta whose values are told apart, e.g. voice; empty takes those with a few values."""
+    worst: int = 10
+    """How many of the worst clips are told."""
+
+
+OPTIONS: Mapping[str, Evaluate] = {
+    "visual": EvaluateDrawing(),
+    "vlm": EvaluateAnswering(),
+    "speech": EvaluateHearing(at_once=32),
+}
+KINDS = {"visual": PICTURES, "vlm": ANSWERS, "speech": CLIPS}
 
 
 def main() -> None:
@@ -85,10 +106,14 @@ def main() -> None:
     if not args.file:
         raise ValueError("there are no prompts to measure with; give --file, or --run for a run's held-out prompts")
     prompts = prompts_of_file(args, kind)
-    made = scorers(args.rewards or (config.rewards if args.run else []))
+    named = args.rewards or (config.rewards if args.run else [])
+    if isinstance(args, EvaluateHearing) and not named:
+        named = fitting(prompts, args.model.task == "translate")
+    made = scorers(named)
     other = opponent(args, kind)
     accelerator = start(args)
-    table = measure(args, kind, prompts, made, accelerator)
+    columns = [*made, *counters(named)] if isinstance(args, EvaluateHearing) else made
+    table, texts = measure(args, kind, prompts, columns, accelerator)
     found: dict[str, Any] = {
         "run": args.run,
         "weights": args.weights if args.run else "base",
@@ -101,13 +126,17 @@ def main() -> None:
         **describe(table, prompts, args.success),
     }
     if isinstance(args, EvaluateAnswering) and args.blind and any(prompt.media for prompt in prompts):
-        unseen = measure(args, kind, blinded(prompts), made, accelerator)
+        unseen, _ = measure(args, kind, blinded(prompts), made, accelerator)
         found["blind"] = {"name": "blind", **describe(unseen, prompts, args.success)}
         found["blind"]["difference"] = difference(unseen, table)
+    if isinstance(args, EvaluateHearing):
+        found["corpus"] = described(prompts, texts, counted(table), named, args.groups, args.worst)
     if other is not None:
-        against = measure(other, kind, prompts, made, accelerator)
+        against, _ = measure(other, kind, prompts, columns, accelerator)
         found["difference"] = difference(against, table)
         found["against"] = {"name": args.against, **describe(against, prompts, args.success)}
+        if isinstance(args, EvaluateHearing):
+            found["corpus"]["difference"] = compared(counted(against), counted(table))
     found["values"] = [
         {"id": prompt.id, **{name: [known(v) for v in rows[i]] for name, rows in rewards_of(table).items()}}
         for i, prompt in enumerate(prompts)
@@ -135,31 +164,43 @@ def opponent(args: Any, kind: Kind) -> Any:
 
 def measure(
     source: Any, kind: Kind, prompts: Sequence[Prompt], made: Sequence[Scorer], accelerator: Accelerator
-) -> Table:
-    """The value of every sample of every prompt; of completions also which answers are the same."""
+) -> tuple[Table, list[str]]:
+    """The value of every sample of every prompt; of completions also which answers are the same.
+
+    And the first sample of every prompt, where it is a text.
+    """
     from mmgrpo.evaluation import score_samples
     from mmgrpo.judge import Scorer
+    from mmgrpo.ranks import gather_texts
+    from mmgrpo.types import Text
 
     columns = [*made, Scorer(ANSWER, answer_number, 0.0)] if kind is ANSWERS else list(made)
-    table, _ = score_samples(
+    table, shown = score_samples(
         load_weights(source, kind, str(accelerator.device)),
         columns,
         prompts,
         samples=source.samples,
         seed=source.seed,
         rows_at_once=source.at_once,
-        shown=0,
+        shown=len(prompts) if kind is CLIPS else 0,
         accelerator=accelerator,
         title=f"{source.run or source.model.path} {source.weights}",
     )
     for column, scorer in enumerate(columns):
         if bool(table[..., column].isnan().all()):
             raise ValueError(f"reward '{scorer.name}' gave NaN for all {table[..., 0].numel()} samples: none is scored")
-    return {scorer.name: table[..., column].tolist() for column, scorer in enumerate(columns)}
+    texts = gather_texts([one.text for one in shown.outputs if isinstance(one, Text)], accelerator)
+    values = {scorer.name: table[..., column].tolist() for column, scorer in enumerate(columns)}
+    return values, texts[: len(prompts)]
 
 
 def rewards_of(table: Table) -> Table:
-    return {name: rows for name, rows in table.items() if name != ANSWER}
+    return {name: rows for name, rows in table.items() if not name.startswith("(")}
+
+
+def counted(table: Table) -> dict[str, list[float]]:
+    """What is no reward but a count, as the mean over a prompt's samples."""
+    return {name: [mean(row) for row in rows] for name, rows in table.items() if name.startswith("(")}
 
 
 def describe(table: Table, prompts: Sequence[Prompt], success: float) -> dict[str, Any]:
@@ -267,12 +308,7 @@ def told(found: Mapping[str, Any], how: Mapping[str, Any]) -> str:
         for name, one in differences.items():
             there = other["rewards"][name]["mean"]
             lines += ["", f"{name} against {other['name']} ({there:.3f}): {ranged(one, '+')}, paired"]
-    return "\n".join(lines)
-
-
-def ranged(one: Mapping[str, float], sign: str = "") -> str:
-    """A mean and its interval."""
-    return f"{one['mean']:{sign}.3f} [{one['low']:{sign}.3f}, {one['high']:{sign}.3f}]" if one["n"] else "–"
+    return "\n".join([*lines, *told_of_clips(found.get("corpus", {}))])
 
 
 if __name__ == "__main__":

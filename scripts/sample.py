@@ -3,30 +3,36 @@
     python scripts/sample.py --prompts "a red circle" "two blue squares"        # the embedded base model
     python scripts/sample.py --run runs/demo --before                           # a run's held-out prompts, both models
     python scripts/sample.py --run runs/demo --weights 50 --file prompts.txt --samples 4
+    python scripts/sample.py --model.family whisper --prompts a.wav b.flac      # sound files, of a model that hears
 
 Of a model that draws, written to the output folder: grid.png (all pictures with their prompts), one PNG a picture,
-and samples.json with the prompts, the noise they were drawn from and their rewards. Of a model that answers:
-completions.html with pictures, prompts and completions, and the same as lines of JSON. Noise is a function of the
-seed, the prompt's place and the number of samples, so the same call draws the same noise with every model.
+and samples.json with the prompts, the noise they were drawn from and their rewards. Of a model that answers or hears:
+completions.html with pictures or players, prompts and completions, and the same as lines of JSON. Noise is a function
+of the seed, the prompt's place and the number of samples, so the same call draws the same noise with every model.
 
---help lists the options of models that draw, and with --model.family qwen_vl or --run those of models that answer.
+--help lists the options of models that draw, and with --model.family qwen_vl, whisper or --run those of others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from answering import ANSWERS, Answering
+from answers_shown import exhibit as looking_shown
+from corpus import aligner
 from door import enter
 from drawing import PICTURES, Drawing
+from hearing import CLIPS, Hearing, clips
+from sounds_shown import exhibit as hearing_shown
 from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_source, start
 
 if TYPE_CHECKING:
-    from mmgrpo.evaluation import Drawn
+    from mmgrpo.evaluation import Drawn, Shown
     from mmgrpo.judge import Scorer
     from mmgrpo.types import Prompt
 
@@ -36,7 +42,7 @@ class Sample(Source):
     """What is drawn, by which model."""
 
     prompts: list[str] = field(default_factory=list)
-    """Prompts; without any, those of --file."""
+    """Prompts, or sound files for a model that hears; without any, those of --file."""
     before: bool = False
     """Also draw the same noise with the untrained model of the run, side by side."""
     rewards: list[str] = field(default_factory=list)
@@ -59,14 +65,23 @@ class SampleAnswering(Sample, Answering):
     """What is answered, by which model."""
 
 
-OPTIONS: Mapping[str, Sample] = {"visual": SampleDrawing(limit=16), "vlm": SampleAnswering(limit=16)}
-KINDS = {"visual": PICTURES, "vlm": ANSWERS}
+@dataclass
+class SampleHearing(Sample, Hearing):
+    """What is heard, by which model."""
+
+
+OPTIONS: Mapping[str, Sample] = {
+    "visual": SampleDrawing(limit=16),
+    "vlm": SampleAnswering(limit=16),
+    "speech": SampleHearing(limit=16, at_once=32),
+}
+KINDS = {"visual": PICTURES, "vlm": ANSWERS, "speech": CLIPS}
 
 
 def main() -> None:
     from reward_models import scorers
 
-    args, _, kind = read_source(OPTIONS, KINDS, __doc__ or "")
+    args, config, kind = read_source(OPTIONS, KINDS, __doc__ or "")
     prompts = chosen(args, kind)
     if args.before and not args.run:
         raise ValueError("--before compares the model of a run with the one it began with; name the run with --run")
@@ -81,7 +96,9 @@ def main() -> None:
         print(f"{written} pictures in {folder}: see {folder / 'grid.png'}")
     else:
         folder = Path(args.output or Path(args.run) / "completions")
-        written = write_answers(folder, args.samples, drawn, made)
+        named = [*args.rewards, *(config.rewards if args.run else ["one_minus_wer"])]
+        show = partial(hearing_shown, align=aligner(named)) if isinstance(args, SampleHearing) else looking_shown
+        written = write_answers(folder, args.samples, drawn, made, show)
         print(f"{written} completions in {folder}: see {folder / 'completions.html'}")
 
 
@@ -89,6 +106,8 @@ def chosen(args: Sample, kind: Kind) -> list[Prompt]:
     """The prompts of the command line, or of the file."""
     from mmgrpo.types import Prompt
 
+    if args.prompts and isinstance(args, SampleHearing):
+        return clips(args, args.prompts)
     if args.prompts:
         return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(args.prompts)]
     if not args.file:
@@ -104,10 +123,14 @@ def draw_all(args: Sample, kind: Kind, prompts: Sequence[Prompt], made: Sequence
     return list(draw(policy, made, prompts, range(len(prompts)), args.samples, args.seed, args.at_once, "draw"))
 
 
-def write_answers(folder: Path, samples: int, drawn: Mapping[str, Sequence[Drawn]], made: Sequence[Scorer]) -> int:
-    """Write the completions as lines and as a page; the number of completions."""
-    from answers_shown import exhibit
-
+def write_answers(
+    folder: Path,
+    samples: int,
+    drawn: Mapping[str, Sequence[Drawn]],
+    made: Sequence[Scorer],
+    show: Callable[[Path, Shown], None],
+) -> int:
+    """Write the completions as lines and as a page, each title as ``show`` does; the number of completions."""
     from mmgrpo.completions import completions_html
     from mmgrpo.evaluation import Shown
     from mmgrpo.files import write_text
@@ -121,7 +144,7 @@ def write_answers(folder: Path, samples: int, drawn: Mapping[str, Sequence[Drawn
             prompts = [replace(prompt, id=f"{prompt.id} ({i % samples + 1})") for i, prompt in enumerate(prompts)]
         outputs = [output for part in parts for output in part.outputs]
         values = [{s.name: v for s, v in zip(made, row)} for part in parts for row in part.values.tolist()]
-        exhibit(folder / (title or "after"), Shown(prompts, outputs, values))
+        show(folder / (title or "after"), Shown(prompts, outputs, values))
         count += len(outputs)
     write_text(folder / "completions.html", page("Completions", [completions_html(folder)]))
     return count

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import speech
 import vlm
 from run import locate
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from mmgrpo.types import Policy, Prompt
 
 UNTRAINED = "untrained"
-UNREAD = ("whisper", "qwen_audio")
-"""Families of runs that the scripts here cannot use yet."""
 
 
 @dataclass
@@ -67,14 +66,10 @@ S = TypeVar("S", bound=Source)
 
 
 def modality_of(run: str, family: str) -> str:
-    """``visual`` or ``vlm``: what the model family of a run, or the one that is named, makes."""
+    """``visual``, ``vlm`` or ``speech``: what the model family of a run, or the one that is named, is for."""
     if run:
         family = read_config(run).get("model", {}).get("family", "")
-    if family in UNREAD:
-        raise ValueError(
-            f"models of the family '{family}' are trained by scripts/train_speech.py, but not read here yet"
-        )
-    return "vlm" if family in vlm.FAMILIES else "visual"
+    return "vlm" if family in vlm.FAMILIES else "speech" if family in speech.FAMILIES else "visual"
 
 
 def read_source(options: Mapping[str, S], kinds: Mapping[str, Kind], description: str) -> tuple[S, Any, Kind]:

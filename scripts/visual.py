@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -219,7 +220,7 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Call
         prompts, heldout, also = read_prompts(config, load_prompts)
         policy = build_policy(config, str(accelerator.device))
         if config.model.forget_encoders:
-            policy.family.forget_encoders([*prompts, *heldout])  # type: ignore[attr-defined]
+            policy.family.forget_encoders([*prompts, *heldout, *chain(*also.values())])  # type: ignore[attr-defined]
         return Loaded(policy, prompts, heldout, also)
 
     return run.build_trainer(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from mmgrpo.blocks import nearest
@@ -44,6 +45,26 @@ def corpus_bleu(references: Sequence[str], hypotheses: Sequence[str], tokenize: 
 def corpus_chrf(references: Sequence[str], hypotheses: Sequence[str], word_order: int = 0) -> float:
     """Corpus chrF, 0 to 100."""
     return _corpus(_chrf(word_order), references, hypotheses)
+
+
+def corpus_interval(
+    metric: str, references: Sequence[Sequence[str]], hypotheses: Sequence[str], tokenize: str = "13a"
+) -> dict[str, float]:
+    """Corpus ``bleu`` or ``chrf``, 0 to 100, with sacrebleu's 95 % bootstrap interval over sentences.
+
+    Every sentence has one reference or several. ``low`` and ``high`` lie evenly around the mean of the resamples.
+    """
+    if not references or len(references) != len(hypotheses) or not all(references):
+        raise ValueError(
+            f"a corpus score got {len(hypotheses)} hypotheses and {len(references)} lists of references; wanted as many, and "
+            "at least one of each"
+        )
+    scorer = _chrf(0) if metric == "chrf" else _bleu(tokenize, False, False)
+    streams = [list(stream) for stream in zip_longest(*references)]
+    found = scorer.corpus_score(list(hypotheses), streams, n_bootstrap=1000)
+    # sacrebleu prints these two, but has no public name for them.
+    low, high = found._mean - found._ci, found._mean + found._ci
+    return {"mean": found.score, "low": low, "high": high, "n": len(hypotheses)}
 
 
 def _sentences(metric: Any, prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str) -> list[float]:
