@@ -48,8 +48,15 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(m
     assert "wer of natural" in made.stdout and "reward on natural" in made.stdout
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(line["ratio/first_minus_one"] < 1e-4 for line in lines)
-    told = refused("evaluate.py", "--run", str(folder))
-    assert "'whisper' are trained by scripts/train_speech.py, but not read here yet" in told
+    measured = run("evaluate.py", "--run", str(folder), "--against", "untrained", "--output", str(tmp_path / "e.json"))
+    assert measured.returncode == 0, measured.stderr[-2000:]
+    corpus = json.loads((tmp_path / "e.json").read_text())["corpus"]
+    for rate in ("wer", "cer"):
+        assert corpus[rate] == found[rate]["heldout"]["after"]
+        assert corpus["difference"][rate]["difference"] == found[rate]["heldout"]["difference"]
+    kinds = corpus["substituted"] + corpus["deleted"] + corpus["inserted"]
+    assert kinds == found["wer"]["heldout"]["errors"]["after"] and corpus["words"] == found["wer"]["heldout"]["units"]
+    assert "all together" in measured.stdout and "worst clips" in measured.stdout
     assert (folder / "report.html").is_file() and (folder / "model" / "model.safetensors").is_file()
 
 

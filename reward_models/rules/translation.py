@@ -56,8 +56,8 @@ def corpus_interval(
     """
     if not references or len(references) != len(hypotheses) or not all(references):
         raise ValueError(
-            f"a corpus score got {len(hypotheses)} hypotheses and {len(references)} lists of references; wanted as many, and "
-            "at least one of each"
+            f"a corpus score got {len(hypotheses)} hypotheses and {len(references)} lists of references; wanted as "
+            "many, and at least one of each"
         )
     scorer = _chrf(0) if metric == "chrf" else _bleu(tokenize, False, False)
     streams = [list(stream) for stream in zip_longest(*references)]
