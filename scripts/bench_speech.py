@@ -200,7 +200,8 @@ def report(result: dict[str, Any]) -> str:
         f"{settings['tokens']} tokens a step ({statistics.median(slow['tokens']):g} in all), the first "
         f"{settings['seconds']:g} s of encoder states. Medians of {settings['steps']} steps, taken in turn, after "
         f"those in which each of {settings['clips']} clips was heard first. A step is everything from reading the "
-        "files to the optimizer's step.",
+        "files to the optimizer's step; other work on the machine lengthens its seconds, but hardly its processor "
+        "seconds.",
         "",
         *(f"- *{name}*: {about}" for name, about in ABOUT.items()),
         "",

@@ -104,7 +104,8 @@ class Sampling:
     rows_at_once: int = 32
     """Memory limit: transcripts drawn at one time in evaluation."""
     features_kept: int = 512
-    """Clips whose encoder states are kept over the rounds, with a frozen encoder only."""
+    """Prompts whose clips' encoder states are kept over the rounds, with a frozen encoder only; costs memory, of
+    qwen_audio up to 4 MB a clip."""
 
 
 @dataclass

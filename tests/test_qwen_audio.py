@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +311,18 @@ def nudge(policy: TokenPolicy) -> None:
         for number, parameter in enumerate(policy.network.parameters()):
             if parameter.requires_grad:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+
+
+@pytest.mark.parametrize("where", ["beside", "nowhere"])
+def test_the_processors_chat_template_is_used_where_the_tokenizers_own_knows_no_sound(where, loaded, folder, tmp_path):
+    """As older checkpoints have it: one template in tokenizer_config.json, and chat_template.json or none at all."""
+    shutil.copytree(folder, tmp_path / "old")
+    (tmp_path / "old" / "chat_template.jinja").unlink()
+    config = json.loads((tmp_path / "old" / "tokenizer_config.json").read_text())
+    deaf = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (tmp_path / "old" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": deaf}))
+    if where == "beside":
+        template = {"chat_template": loaded.processor.chat_template}
+        (tmp_path / "old" / "chat_template.json").write_text(json.dumps(template))
+    old = qwen_audio.load(tmp_path / "old").encode(EVERY)
+    assert torch.equal(old.ids, loaded.encode(EVERY).ids)
