@@ -10,8 +10,8 @@ a language model that hears, and a row says in words what it is asked about its 
 
 What its GRPO is: transcripts of a clip are compared with each other by what the word error rate says of them (or
 translations and answers by BLEU); each token is a decision whose likelihood is that of the distribution it was sampled
-from, without the tokens that the model never says (--sampling.search beam compares the likeliest instead). A clip is encoded once, for all its transcripts and, while the
-encoder is frozen, for the whole run.
+from, without the tokens that the model never says (--sampling.search beam compares the likeliest transcripts instead).
+A clip is encoded once, for all its transcripts and, while the encoder is frozen, for the whole run.
 What it is not: clips are at most 30 seconds long, and one that is longer or cannot be heard is left out and listed, or
 stops the run; it is never cut, nor replaced.
 """

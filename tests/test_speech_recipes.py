@@ -18,7 +18,7 @@ import train_speech
 import yaml
 from accelerate.state import AcceleratorState
 from speech import SpeechConfig, arithmetic
-from test_scripts import command, environment, refused, run, summary
+from test_scripts import command, environment, run, summary
 
 from mmgrpo.config import read
 from pipelines.speech import qwen_audio, whisper
@@ -181,6 +181,21 @@ def test_a_killed_run_resumes_to_the_weights_of_one_that_never_stopped(family, r
     assert weights[0] != (Path(model) / "model.safetensors").read_bytes()
 
 
-def test_scripts_that_use_a_trained_model_do_not_take_an_audio_language_model_for_something_else(tmp_path):
-    (tmp_path / "config.yaml").write_text("model: {family: qwen_audio}\n")
-    assert "'qwen_audio' are trained by scripts/train_speech.py" in refused("evaluate.py", "--run", str(tmp_path))
+@pytest.mark.slow
+def test_a_trained_audio_language_model_is_evaluated_as_its_run_says(hearing, clips, tmp_path, monkeypatch):
+    given = small(tmp_path, "--model.family", "qwen_audio", "--model.path", hearing, "--model.lora-rank", 2)
+    given += [
+        *files(tmp_path, clips, "what ?"),
+        "--rewards",
+        "sentence_chrf",
+        "--name",
+        "heard",
+        "--data.references",
+        1,
+    ]
+    train(monkeypatch, *given)
+    before = summary(tmp_path / "heard")["eval"]["after"]["sentence_chrf"]
+    run("evaluate.py", "--run", tmp_path / "heard")
+    again = json.loads((tmp_path / "heard" / "evaluation.json").read_text())["values"]
+    assert len(again) == 2 and before["n"] == 2
+    assert sum(row["sentence_chrf"][0] for row in again) / 2 == pytest.approx(before["mean"], abs=1e-6)
