@@ -41,7 +41,7 @@ def bootstrap_mean(values: npt.ArrayLike, resamples: int = 10_000, seed: int = 0
     if not np.isfinite(array).all():
         places = np.flatnonzero(~np.isfinite(array)).tolist()
         raise ValueError(f"values {places} are not finite; leave out what could not be scored, and say so")
-    means = np.concatenate([array[places].mean(axis=1) for places in _draws(array.size, resamples, seed)])
+    means = np.concatenate([array[places].mean(axis=1) for places in draws(array.size, resamples, seed)])
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(array.mean()), float(low), float(high), array.size)
 
@@ -60,13 +60,13 @@ def bootstrap_ratio(parts: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int 
         raise ValueError(f"wanted one part and one whole per prompt; got shapes {top.shape} and {bottom.shape}")
     if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (bottom >= 0).all() and bottom.sum() > 0):
         raise ValueError("a ratio of sums needs finite parts, and wholes that are not negative and not all 0")
-    sums = [(top[places].sum(axis=1), bottom[places].sum(axis=1)) for places in _draws(top.size, resamples, seed)]
+    sums = [(top[places].sum(axis=1), bottom[places].sum(axis=1)) for places in draws(top.size, resamples, seed)]
     above, below = (np.concatenate(side) for side in zip(*sums, strict=True))
     low, high = np.percentile(above[below > 0] / below[below > 0], [2.5, 97.5])
     return Interval(float(top.sum() / bottom.sum()), float(low), float(high), top.size)
 
 
-def _draws(size: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
+def draws(size: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
     """Places of prompts drawn with replacement, [some, size] at a time: all at once could be gigabytes."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1; got {resamples}")

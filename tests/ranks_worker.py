@@ -19,7 +19,7 @@ from toys import toy_policy, toy_prompts
 from mmgrpo.files import write_text
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.prompts import PromptOrder
-from mmgrpo.ranks import largest
+from mmgrpo.ranks import gather_texts, largest
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
@@ -96,6 +96,8 @@ def run(folder: Path) -> None:
     write_text(
         folder / f"largest-{accelerator.process_index}", str(largest(float(accelerator.process_index), accelerator))
     )
+    mine = ["é", "", "long — one"] if accelerator.process_index == 0 else ["second"]
+    write_text(folder / f"texts-{accelerator.process_index}", "|".join(gather_texts(mine, accelerator)))
     if accelerator.is_main_process:
         write_text(folder / "processes", str(accelerator.num_processes))
     accelerator.end_training()

@@ -176,3 +176,9 @@ def test_two_processes_count_the_errors_of_all_prompts(runs):
 @pytest.mark.slow
 def test_every_process_knows_the_largest_number_of_all(runs):
     assert [float((runs[2] / f"largest-{index}").read_text()) for index in range(2)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_every_process_has_the_texts_of_all_in_their_order(runs):
+    assert [(runs[2] / f"texts-{index}").read_text() for index in range(2)] == ["é||long — one|second"] * 2
+    assert (runs[1] / "texts-0").read_text() == "é||long — one"

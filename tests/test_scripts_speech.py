@@ -16,7 +16,7 @@ from test_scripts import refused, run, summary
 
 from mmgrpo.config import Eval
 from mmgrpo.types import Prompt, Text
-from pipelines.speech import whisper
+from pipelines.speech import qwen_audio, whisper
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "scripts" / "recipes" / "speech" / "whisper_adapt.yaml"
@@ -58,6 +58,44 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(m
     assert kinds == found["wer"]["heldout"]["errors"]["after"] and corpus["words"] == found["wer"]["heldout"]["units"]
     assert "all together" in measured.stdout and "worst clips" in measured.stdout
     assert (folder / "report.html").is_file() and (folder / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_sound_files_are_transcribed_and_played_on_a_page(model, tmp_path):
+    files = sorted((ROOT / "assets" / "speech" / "clips").glob("heldout-00*.opus"))[:2]
+    given = ["--model.family", "whisper", "--model.path", model, "--max-tokens", "4", "--output", str(tmp_path)]
+    made = run("sample.py", *given, "--prompts", *map(str, files))
+    assert made.returncode == 0, made.stderr[-2000:]
+    html = (tmp_path / "completions.html").read_text()
+    assert html.count('src="data:audio/ogg;base64,') == 2 and "heldout-000.opus" in html and "errors in" not in html
+    again = run("sample.py", *given, "--file", "assets/speech/natural.jsonl", "--limit", "1", "--rewards", "neg_wer")
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert " in 22 words" in (tmp_path / "completions.html").read_text()
+    told = refused("sample.py", *given, "--prompts", str(tmp_path / "none.wav"))
+    assert "1 of 1 clips cannot be heard" in told and "there is no such file" in told
+
+
+@pytest.mark.slow
+def test_an_audio_language_model_is_measured_and_sampled(tmp_path):
+    path = qwen_audio.tiny(tmp_path / "tiny")
+    clip = ROOT / "assets" / "speech" / "clips" / "heldout-000.opus"
+    rows = [
+        {"audio": str(clip), "text": "Translate.", "answer": a, "id": str(i)} for i, a in enumerate(("un", ["a", "b"]))
+    ]
+    (tmp_path / "clips.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ["--model.family", "qwen_audio", "--model.path", path, "--max-tokens", "4", "--samples", "2"]
+    given += ["--temperature", "1", "--file", str(tmp_path / "clips.jsonl")]
+    made = run("evaluate.py", *given, "--output", str(tmp_path / "e.json"))
+    assert made.returncode == 0, made.stderr[-2000:]
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert (
+        found["corpus"].keys() == {"clips", "bleu", "chrf", "groups", "worst"}
+        and found["rewards"]["sentence_bleu"]["n"] == 2
+    )
+    made = run("sample.py", *given, "--output", str(tmp_path / "said"))
+    assert made.returncode == 0, made.stderr[-2000:]
+    html = (tmp_path / "said" / "completions.html").read_text()
+    assert html.count("<audio") == 4 and "Translate." in html
 
 
 @pytest.mark.slow

@@ -1,0 +1,104 @@
+"""What the evaluation script tells of all transcripts or translations together."""
+
+from __future__ import annotations
+
+import pytest
+from evaluate import counted
+from recognized import compared, counters, described, fitting, marked, told
+
+from mmgrpo.types import Prompt, Text
+from reward_models.rules.translation import corpus_bleu, corpus_chrf, corpus_interval
+
+WER = ["one_minus_wer"]
+CLIPS = [
+    Prompt("", id="a", answer="The cat sat.", meta={"voice": "x", "take": 1}),
+    Prompt("", id="b", answer="a dog", meta={"voice": "x", "take": 2}),
+    Prompt("", id="c", answer="old words of mine", meta={"voice": "y", "take": 3}),
+    Prompt("", id="d", answer="yes", meta={"voice": "y", "take": 4}),
+    Prompt("", id="e", answer="no", meta={"voice": "y", "take": 5}),
+    Prompt("", id="f", answer="up", meta={"voice": "y", "take": 6}),
+]
+SAID = ["the bat sat up", "a dog", "old words", "yes", "no", "up"]
+"""One substituted and one inserted word of 3; right; two left out of 4; right three times: 4 errors in 12 words."""
+
+
+def counts(texts):
+    """Counts of one sample each, as ``evaluate.measure`` gathers them."""
+    outputs = [Text(text) for text in texts]
+    return counted({one.name: [[value] for value in one.fn(CLIPS, outputs)] for one in counters(WER)})
+
+
+def whole(texts=SAID, rewards=WER, groups=(), worst=10):
+    return described(CLIPS, texts, counts(texts), rewards, groups, worst)
+
+
+def test_rates_are_of_all_words_and_errors_are_told_by_kind():
+    found = whole()
+    assert found["wer"]["mean"] == pytest.approx(4 / 12) and found["wer"]["n"] == 6
+    assert [found[kind] for kind in ("substituted", "deleted", "inserted", "words")] == [1, 2, 1, 12]
+    # Letters: c for b and " up" of 11; " of mine" of 17; 5, 3, 2 and 2 are right: 4 + 8 errors in 40.
+    assert found["cer"]["mean"] == pytest.approx(12 / 40)
+
+
+def test_groups_are_those_of_meta_with_few_values_or_those_that_are_named():
+    found = whole()
+    # Six takes of six clips are no groups; x has 2 errors in 5 words, y 2 in 7.
+    assert {name: list(parts) for name, parts in found["groups"].items()} == {"voice": ["x", "y"]}
+    assert found["groups"]["voice"]["x"]["wer"]["mean"] == pytest.approx(2 / 5)
+    assert found["groups"]["voice"]["y"]["wer"]["mean"] == pytest.approx(2 / 7)
+    assert list(whole(groups=["take"])["groups"]["take"]) == list("123456")
+    with pytest.raises(ValueError, match="--groups: no clip has meta.accent; there are voice, take"):
+        whole(groups=["accent"])
+
+
+def test_the_worst_clips_are_those_with_most_wrong_words():
+    found = whole()
+    assert [(row["id"], row["errors"]) for row in found["worst"]] == [("a", 2), ("c", 2)]
+    assert [row["id"] for row in whole(worst=1)["worst"]] == ["a"]
+    assert marked(found["worst"][0]["aligned"]) == "the {bat for cat} sat [+up+]"
+    assert marked(found["worst"][1]["aligned"]) == "old words [-of-] [-mine-]"
+
+
+def test_two_models_are_compared_clip_by_clip():
+    found = compared(counts(SAID), counts(["the cat sat", *SAID[1:]]))
+    assert found["wer"]["difference"]["mean"] == pytest.approx(-2 / 12) and found["wer"]["relative"] == -0.5
+    assert found["wer"]["difference"]["high"] == 0 and found["cer"]["relative"] == pytest.approx(-4 / 12)
+
+
+def test_what_is_told_names_everything():
+    found = {**whole(), "difference": compared(counts(SAID), counts(SAID[:2] + [""] + SAID[3:]))}
+    lines = "\n".join(told(found))
+    assert "all                           6" in lines and "voice x" in lines and "0.333 [" in lines
+    assert "of 12 words: 1 substituted, 2 deleted, 1 inserted" in lines
+    assert "wer against the other: +0.167" in lines and "(+50.0%), paired" in lines
+    assert "  2 a: the {bat for cat} sat [+up+]" in lines
+    assert list(told({})) == []
+
+
+def test_translations_have_bleu_and_chrf_and_no_word_error_rate():
+    rewards = ["sentence_bleu(tokenize='char')", "sentence_chrf"]
+    assert counters(rewards) == []
+    found = described(CLIPS, SAID, {}, rewards, [], 10)
+    assert found["bleu"]["mean"] == pytest.approx(corpus_bleu([p.answer for p in CLIPS], SAID, "char"))
+    assert found["chrf"]["mean"] == pytest.approx(corpus_chrf([p.answer for p in CLIPS], SAID))
+    assert "wer" not in found and found["worst"] == [] and "chrf" in found["groups"]["voice"]["y"]
+    assert compared({}, {}) == {}
+
+
+def test_the_interval_of_a_corpus_score_takes_several_references():
+    perfect = corpus_interval("bleu", [["a b c d e", "x"], ["f g h i j"]], ["a b c d e", "f g h i j"])
+    assert [perfect[key] for key in ("mean", "low", "high")] == pytest.approx([100, 100, 100]) and perfect["n"] == 2
+    half = corpus_interval("chrf", [["a b c d e"], ["f g h i j"]], ["a b c d e", "z"])
+    assert half["low"] < half["mean"] < half["high"]
+    with pytest.raises(ValueError, match="1 hypotheses and 2 lists of references"):
+        corpus_interval("bleu", [["a"], ["b"]], ["a"])
+    with pytest.raises(ValueError, match="at least one of each"):
+        corpus_interval("bleu", [[]], ["a"])
+
+
+def test_rewards_fit_what_is_known_of_the_clips():
+    assert fitting([Prompt("", answer="a")], translated=False) == ["one_minus_wer", "exact_transcript"]
+    translations = ["sentence_bleu", "sentence_chrf"]
+    assert fitting([Prompt("", answer="a")], translated=True) == translations
+    assert fitting([Prompt("", answer="a", task="translate")], translated=False) == translations
+    assert fitting([Prompt("", answer=["a", "b"])], translated=False) == translations
