@@ -27,6 +27,7 @@ from pipelines.pretrained import (
     locate,
     make_trainable,
     read_network,
+    recompute,
     save_network,
 )
 
@@ -85,15 +86,14 @@ class CausalLm:
         self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, features: Features, cache: Any
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states."""
-        # transformers recomputes activations in training mode only, and then keeps no cache.
-        network.train(self.checkpointing and torch.is_grad_enabled())
+        again = recompute(network, self.checkpointing and torch.is_grad_enabled())
         with computing(self.dtype, ids.device):
             out = network.base_model(
                 input_ids=ids,
                 attention_mask=real.long(),
                 position_ids=positions[:, 0],
                 past_key_values=cache,
-                use_cache=not network.training,
+                use_cache=not again,
             )
         return out.last_hidden_state, out.past_key_values
 

@@ -137,6 +137,21 @@ def make_trainable(
     return reference
 
 
+def recompute(network: nn.Module, again: bool) -> bool:
+    """Make layers keep no activations and compute them ``again`` in the backward pass, or not; returns ``again``.
+
+    transformers does it in layers that are in training mode. What is inside them stays out of that mode, for there
+    it would drop values, and the ratio would not begin at one.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    network.eval()
+    for module in network.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = again
+    return again
+
+
 def adapted_names(network: Any, targets: Sequence[str], frozen: Sequence[nn.Module]) -> list[str]:
     """The targets, or where one of them also names a module inside a frozen part, the full names outside it."""
     inside = {id(module) for part in frozen for module in part.modules()}

@@ -98,6 +98,18 @@ def test_a_batch_of_words_only_trains_a_model_that_sees(name, folder):
     assert all(p.grad is None or not p.grad.any() for p in tower(policy.network).parameters())
 
 
+def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_and_activations_are_made_again(name, folder):
+    policy = token_policy(name, folder, freeze_vision=False, gradient_checkpointing=True)
+    for module in policy.network.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    made = rollout(policy, EVERY)
+    for part in made.steps.split(made.decisions.mask, 4):
+        scored = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
+        before = made.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored.detach(), before, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_checkpointing_makes_activations_again_and_the_same_gradient(share_prefix, name, folder):
     plain = token_policy(name, folder, freeze_vision=False)

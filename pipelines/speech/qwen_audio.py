@@ -32,6 +32,7 @@ from pipelines.pretrained import (
     locate,
     make_trainable,
     read_network,
+    recompute,
     save_network,
 )
 from pipelines.speech.audio import heard
@@ -101,7 +102,7 @@ class QwenAudio:
         clips = [clip for media in context.media for clip in media]
         if not clips:
             return ()
-        network.eval()
+        network.eval()  # the tower's layers drop values themselves where they are in training mode
         tower = network.model.audio_tower
         mel = torch.stack([clip.mel for clip in clips]).to(self.device)
         frames = torch.tensor([clip.frames for clip in clips], device=self.device)
@@ -121,12 +122,7 @@ class QwenAudio:
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the language model, features of clips in their places."""
-        again = self.checkpointing and torch.is_grad_enabled()
-        network.eval()
-        # transformers recomputes a layer's activations only where that layer is in training mode. What is inside it
-        # stays out of that mode, for there it would drop values and the ratio would not begin at one.
-        for layer in network.model.language_model.layers:
-            layer.training = again
+        again = recompute(network.model.language_model, self.checkpointing and torch.is_grad_enabled())
         embedded = network.get_input_embeddings()(ids)
         with computing(self.dtype, self.device):
             if len(features):

@@ -43,6 +43,7 @@ from pipelines.pretrained import (
     locate,
     make_trainable,
     read_network,
+    recompute,
     save_network,
 )
 from pipelines.vlm.media import frame_share, read_image, read_video, resize, smart_resize
@@ -139,7 +140,7 @@ class QwenVl:
         flat = [shown for media in context.media for shown in media]
         if not flat:
             return ()
-        network.train(self.checkpointing and torch.is_grad_enabled())
+        recompute(network, self.checkpointing and torch.is_grad_enabled())
         pixels = torch.cat([shown.patches for shown in flat]).to(self.device)
         grids = torch.tensor([shown.grid for shown in flat], device=self.device)
         with computing(self.dtype, self.device):
@@ -156,8 +157,7 @@ class QwenVl:
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the language model, media in their places."""
-        # transformers recomputes activations in training mode only, and then keeps no cache.
-        network.train(self.checkpointing and torch.is_grad_enabled())
+        again = recompute(network, self.checkpointing and torch.is_grad_enabled())
         embedded = network.get_input_embeddings()(ids)
         if len(features):
             places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
@@ -168,7 +168,7 @@ class QwenVl:
                 attention_mask=real.long(),
                 position_ids=positions.permute(1, 0, 2),
                 past_key_values=cache,
-                use_cache=not network.training,
+                use_cache=not again,
             )
         return out.last_hidden_state, out.past_key_values
 

@@ -47,6 +47,7 @@ from pipelines.pretrained import (
     locate,
     make_trainable,
     read_network,
+    recompute,
     save_network,
 )
 from pipelines.vlm.media import eight_bits, read_image, read_video
@@ -141,7 +142,7 @@ class SmolVlm:
         flat = [shown.tiles for media in context.media for shown in media]
         if not flat:
             return ()
-        network.train(self.checkpointing and torch.is_grad_enabled())
+        recompute(network, self.checkpointing and torch.is_grad_enabled())
         tiles = torch.cat(flat).to(self.device, network.model.vision_model.dtype)
         with computing(self.dtype, self.device):
             seen = network.model.connector(network.model.vision_model(pixel_values=tiles).last_hidden_state)
@@ -158,8 +159,7 @@ class SmolVlm:
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the language model, media in their places."""
-        # transformers recomputes activations in training mode only, and then keeps no cache.
-        network.train(self.checkpointing and torch.is_grad_enabled())
+        again = recompute(network, self.checkpointing and torch.is_grad_enabled())
         embedded = network.get_input_embeddings()(ids)
         if len(features):
             places = (ids == self.image_id)[..., None]
@@ -170,7 +170,7 @@ class SmolVlm:
                 attention_mask=real.long(),
                 position_ids=positions[:, 0],
                 past_key_values=cache,
-                use_cache=not network.training,
+                use_cache=not again,
             )
         return out.last_hidden_state, out.past_key_values
 
