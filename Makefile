@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= visual,vlm,speech,rewards,dev
+EXTRAS ?= visual,vlm,speech,voice,rewards,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo demo-duration test check format bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(STAMP)  ## create the environment in .venv
 
@@ -28,6 +28,9 @@ demo: $(STAMP)  ## train the embedded models with GRPO, one that draws and one t
 	$(BIN)/python scripts/make_questions.py
 	$(BIN)/python scripts/train_vlm.py --config scripts/recipes/vlm/demo.yaml
 	$(BIN)/python scripts/supervise_vlm.py --run runs/vlm_demo
+
+demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
+	$(BIN)/python scripts/train_duration.py --config scripts/recipes/speech/demo_duration.yaml
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -25,6 +25,7 @@ PIPELINES = {
     "smolvlm": "pipelines.vlm.smolvlm",
     "whisper": "pipelines.speech.whisper",
     "qwen_audio": "pipelines.speech.qwen_audio",
+    "duration": "pipelines.speech.duration",
 }
 """Name of a family: the module with its ``load`` and ``tiny``."""
 

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from speech import SpeechConfig
     from visual import VisualConfig
     from vlm import VlmConfig
+    from voice import VoiceConfig
 
     from mmgrpo.evaluation import ErrorRate, Shown
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Policy, Prompt
     from pipelines.pretrained import Training
 
-    Config: TypeAlias = VisualConfig | VlmConfig | SpeechConfig
-    C = TypeVar("C", VisualConfig, VlmConfig, SpeechConfig)
+    Config: TypeAlias = VisualConfig | VlmConfig | SpeechConfig | VoiceConfig
+    C = TypeVar("C", VisualConfig, VlmConfig, SpeechConfig, VoiceConfig)
 
 
 def train(

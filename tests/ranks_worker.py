@@ -14,9 +14,11 @@ import torch
 from accelerate import Accelerator
 from building import algorithm_blocks, misses, near_one, recipe, trainer
 from safetensors.torch import save_file
+from speaking import TableFamily, near_answer, table_prompts
 from toys import toy_policy, toy_prompts
 
 from mmgrpo.files import write_text
+from mmgrpo.policies.choice import ChoicePolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.ranks import gather_texts, largest
@@ -69,6 +71,15 @@ def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
     )
 
 
+def choices(folder: Path, accelerator: Accelerator) -> Trainer:
+    """One decision a sample, compared with the network before training."""
+    policy = ChoicePolicy(TableFamily(4, 7))
+    blocks = algorithm_blocks("dmospeech2")
+    return trainer(
+        policy, folder, table_prompts(4), reward=near_answer, steps=3, lr=1e-3, accelerator=accelerator, **blocks
+    )
+
+
 def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 5, **settings: Any) -> Trainer:
     settings = {"reward": near_one, "per_round": 4, "steps": 3, "lr": 1e-3, **settings}
     policy = toy_policy(plan, steps=6)
@@ -81,6 +92,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "branches": branches,
     "resampled": resampled,
     "tokens": tokens,
+    "choices": choices,
 }
 
 

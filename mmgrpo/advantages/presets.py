@@ -256,6 +256,16 @@ CATALOGUE: dict[str, Preset] = {
         weights="per_decision",
         terms=["kl_k3(coef=0.02)"],
     ),
+    # arXiv:2507.14988: clip 0.2, beta 0.04 with the k3 estimator; the sample std plus 1e-8 and the least spread 1e-6
+    # are its released code's (which takes the raw rewards of a flatter group for advantages; here it is dropped). The
+    # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since
+    # (max - min) / std >= 2 sqrt((n - 1) / n) in any other.
+    "dmospeech2": _any(
+        "GRPO of a duration policy: standardized in the group, flat groups dropped, KL to the reference.",
+        scale="group_std(ddof=1, eps=1e-8)",
+        select=["drop_zero_spread(least=1e-6)"],
+        terms=["kl_k3(coef=0.04)"],
+    ),
     # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline, field reference_value.
     "remax": _any(
         "REINFORCE with the greedy sample's reward as baseline.",

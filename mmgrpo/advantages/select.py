@@ -51,9 +51,12 @@ def max_variance(values: Values, key: Key, keep: Rows, count: int) -> Rows:
     return chosen
 
 
-def drop_zero_spread(values: Values, key: Key, stat: Rows) -> Rows:
-    """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others teach nothing."""
-    return groups.group_spread(values, key, stat)
+def drop_zero_spread(values: Values, key: Key, stat: Rows, least: float = 0.0) -> Rows:
+    """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others teach nothing.
+
+    With ``least`` their largest and smallest differ by more than that: rewards that are the noise of a float are none.
+    """
+    return groups.group_max(values, key, stat) + groups.group_max(-values, key, stat) > least
 
 
 def drop_truncated(truncated: Shaped[Tensor, "B"]) -> Rows:

@@ -1,0 +1,1 @@
+"""Rewards of what is spoken: recognizers, speakers, listeners and clocks judge sounds."""

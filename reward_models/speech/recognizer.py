@@ -1,0 +1,117 @@
+"""Was it understood? Whisper listens to what was spoken, and its transcript is compared with the text.
+
+The default is the real Whisper tiny.en (scripts/train_duration.py fetches it); ``path`` names another folder or hub
+id. A recognizer that is trained against should not be the one that is reported: give another for that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmgrpo.types import Output, Prompt
+from reward_models.rules.transcripts import error_rate, letters_of, normalizer
+from reward_models.speech.sounds import judged, needed, words_of
+
+TINY_EN = "~/.cache/mmgrpo/whisper-tiny.en"
+"""Where the project keeps Whisper tiny.en (pipelines/speech/whisper_weights.py)."""
+
+RATE = 16_000
+"""Samples a second that every Whisper hears."""
+
+LONGEST = 30.0
+"""Seconds that Whisper hears; a longer sound cannot be scored."""
+
+
+def spoken_neg_wer(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = "english"
+) -> list[float]:
+    """-min(cap, WER) of what Whisper hears against the prompt's text: in [-cap, 0]. A sound that cannot be heard
+    (silent, empty, NaN, over 30 s) is NaN."""
+    ears, rule = recognizer(path), normalizer(normal)
+
+    def judge(samples: np.ndarray, prompt: Prompt) -> float:
+        return 0.0 - error_rate(rule(prompt.text).split(), rule(ears.transcribe(samples, prompt.text)).split(), cap)
+
+    name = f"spoken_neg_wer({path!r}, {cap}, {normal})"
+    return judged(prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=name, asked=words_of)
+
+
+def spoken_neg_cer(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = "english"
+) -> list[float]:
+    """-min(cap, CER), the same over characters: finer where sentences are short."""
+    ears, rule, cut = recognizer(path), normalizer(normal), letters_of(normal)
+
+    def judge(samples: np.ndarray, prompt: Prompt) -> float:
+        return 0.0 - error_rate(cut(rule(prompt.text)), cut(rule(ears.transcribe(samples, prompt.text))), cap)
+
+    name = f"spoken_neg_cer({path!r}, {cap}, {normal})"
+    return judged(prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=name, asked=words_of)
+
+
+def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[float]:
+    """Mean log-probability of a token of the prompt's text, given the sound: in nats, at most 0.
+
+    It has no steps, so that sounds which are transcribed alike still differ. It stands for the log p of a recognizer
+    in DMOSpeech 2 (arXiv:2507.14988), which is one of CTC and is not public.
+    """
+    ears = recognizer(path)
+
+    def judge(samples: np.ndarray, prompt: Prompt) -> float:
+        return ears.log_prob(samples, prompt.text)
+
+    return judged(prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=f"spoken_log_prob({path!r})", asked=words_of)
+
+
+@dataclass(frozen=True)
+class Recognizer:
+    """A frozen Whisper."""
+
+    network: Any
+    processor: Any
+
+    @torch.no_grad()
+    def transcribe(self, samples: np.ndarray, text: str) -> str:
+        """Greedy transcript, which ends at thrice the length of the text: a loop is as wrong by then as ``cap``."""
+        most = 3 * len(self.processor.tokenizer(text).input_ids)
+        ids = self.network.generate(encoder_outputs=self._states(samples), max_length=most)
+        return self.processor.batch_decode(ids, skip_special_tokens=True)[0]
+
+    @torch.no_grad()
+    def log_prob(self, samples: np.ndarray, text: str) -> float:
+        """Mean log-probability of the text's tokens and of the end."""
+        tokenizer = self.processor.tokenizer
+        ids = torch.tensor([tokenizer(" " + " ".join(text.split())).input_ids])
+        logits = self.network(encoder_outputs=self._states(samples), decoder_input_ids=ids[:, :-1]).logits.float()
+        found = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
+        return float(found[len(tokenizer.prefix_tokens) - 1 :].mean())
+
+    def _states(self, samples: np.ndarray) -> Any:
+        """States of the encoder; all 30 seconds of them, since the decoder loops more often where it sees fewer."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        mel = self.processor(audio=samples, sampling_rate=RATE, return_tensors="pt").input_features
+        return BaseModelOutput(last_hidden_state=self.network.model.encoder(mel).last_hidden_state)
+
+
+@functools.cache
+def recognizer(path: str = "") -> Recognizer:
+    """A Whisper, read once."""
+    transformers = needed("transformers")
+    folder = str(Path(path or TINY_EN).expanduser())
+    if not path and not Path(folder).is_dir():
+        raise FileNotFoundError(
+            f"the recognizer's default, Whisper tiny.en, is not in {folder}. Fetch it once (71 MB) with\n"
+            '    python -c "from pipelines.speech.whisper_weights import whisper_tiny_en; whisper_tiny_en()"\n'
+            "or name another: path='openai/whisper-base.en'"
+        )
+    network = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    network.generation_config.max_new_tokens = None
+    return Recognizer(network.requires_grad_(False), transformers.WhisperProcessor.from_pretrained(folder))

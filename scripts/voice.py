@@ -1,0 +1,186 @@
+"""What the scripts of policies that speak share: the configuration of a run, and how its parts are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import run
+from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+
+from mmgrpo.config import Algorithm, Eval, Optim, Run
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.policies.choice import ChoicePolicy
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Prompt
+
+
+@dataclass
+class Model:
+    """Which network says how long, and what speaks."""
+
+    family: str = "duration"
+    """A row of pipelines.PIPELINES: duration."""
+    path: str = ""
+    """Folder of a duration network. Empty: a new one of the sizes below, pre-trained on the lengths of texts."""
+    renderer: str = "hibari"
+    """What speaks: hibari, espeak, or package.module:function, which makes one of your own."""
+    classes: int = 301
+    """Of a new network: how many durations there are to choose from."""
+    frames_a_class: int = 10
+    """Of a new network: class k is k times so many frames of 256 samples at 24 kHz; 10 are 0.107 s."""
+    width: int = 256
+    """Of a new network: its width."""
+    layers: int = 4
+    """Of a new network: its layers."""
+    heads: int = 8
+    """Of a new network: heads of its attention."""
+    inner: int = 512
+    """Of a new network: width inside its layers."""
+    pace: float = 15.0
+    """Pre-training of a new network: characters a second. People read about 15 aloud."""
+    spread: float = 0.25
+    """Pre-training of a new network: standard deviation of the logarithm of the pace."""
+    pretrain_steps: int = 300
+    """Pre-training of a new network: optimizer steps."""
+    device: str = "auto"
+    """auto (accelerate's choice), cpu or cuda."""
+
+
+@dataclass
+class Data:
+    """Which texts."""
+
+    train: str = "assets/speech/say_train.txt"
+    """Texts to speak in training: a text a line, or JSONL with text."""
+    heldout: str = "assets/speech/say_heldout.txt"
+    """Texts of evaluation; one of the training file among them is an error. Empty: no evaluation."""
+    per_round: int = 4
+    """Texts (groups) a round, over all processes."""
+    group_size: int = 16
+    """Durations tried for a text."""
+
+
+@dataclass
+class Sampling:
+    """How durations are drawn. Evaluation takes the most likely one."""
+
+    temperature: float = 1.0
+    """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
+    rows_at_once: int = 32
+    """Texts of one forward pass in evaluation."""
+
+
+@dataclass
+class VoiceConfig(Run):
+    """A run that trains a policy that speaks."""
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    sampling: Sampling = field(default_factory=Sampling)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    rewards: list[str] = field(default_factory=lambda: ["spoken_log_prob", "words_a_second(weight=0)"])
+    """name(weight=...) each; weight=0 is scored and logged but not trained on; package.module:function
+    names a function of your own."""
+    optim: Optim = field(default_factory=Optim)
+    eval: Eval = field(default_factory=Eval)
+
+
+def arithmetic(config: VoiceConfig) -> str:
+    """What the run will do, as numbers: texts x durations -> optimizer steps."""
+    data, model = config.data, config.model
+    refuse_lonely(data.group_size)
+    per_round, rounds = rounds_of(config, data.per_round)
+    rows = data.per_round * data.group_size
+    second = 24_000 / 256
+    sizes = f"{model.classes} durations of up to {(model.classes - 1) * model.frames_a_class / second:.1f} s"
+    return "\n".join(
+        [
+            f"a round:  {data.per_round} texts x {data.group_size} durations = {rows:,} choices, each of "
+            f"{f'those of {model.path}' if model.path else sizes}",
+            f"          cut into {config.optim.updates} update(s) x {config.optim.epochs} epoch(s) = "
+            f"{per_round} optimizer step(s)",
+            f"the run:  {config.steps:,} optimizer steps = {rounds:,} rounds = {rounds * rows:,} choices; a text is "
+            "spoken and judged once in every duration that is tried, however often",
+        ]
+    )
+
+
+def build_policy(config: VoiceConfig, device: str, texts: Sequence[str], trained: str | Path = "") -> ChoicePolicy:
+    """Load or pre-train the network and make it a policy; ``trained`` is a folder of weights that training saved."""
+    from mmgrpo.policies.choice import ChoicePolicy
+    from pipelines.speech.duration import Shape, create, family, load, pretrain
+    from pipelines.speech.renderers import renderer
+
+    model, reference = config.model, needs_reference(config)
+    if path := trained or model.path:
+        loaded = load(path, renderer_name=model.renderer, keep_reference=reference, device=device)
+    else:
+        shape = Shape(
+            classes=model.classes,
+            frames_a_class=model.frames_a_class,
+            width=model.width,
+            layers=model.layers,
+            heads=model.heads,
+            inner=model.inner,
+        )
+        voice = renderer(model.renderer)  # before the network, so that one that is missing is told at once
+        network = create(shape, config.seed).to(device)
+        pretrain(
+            network, texts, pace=model.pace, spread=model.spread, steps=model.pretrain_steps, seed=config.seed
+        )
+        loaded = family(network, voice, keep_reference=reference, device=device)
+    return ChoicePolicy(loaded, temperature=config.sampling.temperature, device=device)
+
+
+def fetch_judges(rewards: Sequence[str]) -> None:
+    """Get the recognizer that a reward takes where it names none."""
+    from mmgrpo.blocks import parse
+    from pipelines.speech.whisper_weights import whisper_tiny_en
+
+    named = [parse(reward) for reward in rewards]
+    if any(name.startswith("spoken_") and not parameters.get("path") for name, parameters in named):
+        whisper_tiny_en()
+
+
+def build_trainer(config: VoiceConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
+    """Everything of a run, ready to fit."""
+    from mmgrpo.prompts import load_prompts
+
+    def load() -> Loaded:
+        prompts, heldout = read_prompts(config, load_prompts)
+        fetch_judges(config.rewards)
+        policy = build_policy(config, str(accelerator.device), [prompt.text for prompt in prompts])
+        return Loaded(policy, prompts, heldout)
+
+    return run.build_trainer(
+        config,
+        accelerator,
+        open_run,
+        kind="tokens",
+        load=load,
+        rows_at_once=config.sampling.rows_at_once,
+        exhibit=exhibit,
+    )
+
+
+def exhibit(stem: Path, shown: Shown) -> None:
+    """Held-out texts as they are spoken, ``<stem>/<number>.flac``."""
+    import io
+
+    import soundfile
+
+    from mmgrpo.files import write_bytes
+    from mmgrpo.types import Audio
+
+    for place, sound in enumerate(shown.outputs):
+        assert isinstance(sound, Audio)
+        stream = io.BytesIO()
+        soundfile.write(stream, sound.samples.T.numpy(), sound.rate, format="FLAC")
+        write_bytes(stem / f"{place:03d}.flac", stream.getvalue())
