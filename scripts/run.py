@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mmgrpo.types import Output, Policy, Prompt
     from pipelines.pretrained import Training
 
-    Config: TypeAlias = VisualConfig | VlmConfig | SpeechConfig | VoiceConfig
+    Adapted: TypeAlias = VisualConfig | VlmConfig | SpeechConfig
+    Config: TypeAlias = Adapted | VoiceConfig
     C = TypeVar("C", VisualConfig, VlmConfig, SpeechConfig, VoiceConfig)
 
 
@@ -219,7 +220,7 @@ def _source(source: str | tuple[str, ...] | Output) -> Hashable:
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).digest()
 
 
-def training_of(config: Config, device: str, for_training: bool, trained: str | Path) -> Training:
+def training_of(config: Adapted, device: str, for_training: bool, trained: str | Path) -> Training:
     """What of the model trains; ``trained`` is a folder of weights that training saved."""
     from pipelines.pretrained import Training
 

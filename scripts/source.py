@@ -69,6 +69,11 @@ def modality_of(run: str, family: str) -> str:
     """``visual``, ``vlm`` or ``speech``: what the model family of a run, or the one that is named, is for."""
     if run:
         family = read_config(run).get("model", {}).get("family", "")
+    if family == "duration":
+        raise ValueError(
+            "policies that speak (family 'duration') are trained and evaluated by scripts/train_duration.py only; "
+            "their held-out sounds are in the samples of the run folder"
+        )
     return "vlm" if family in vlm.FAMILIES else "speech" if family in speech.FAMILIES else "visual"
 
 

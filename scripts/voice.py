@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import run
-from run import Loaded, locate, needs_reference, read_prompts, refuse_lonely, rounds_of
+from run import Loaded, needs_reference, read_prompts, refuse_lonely, rounds_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
     from mmgrpo.policies.choice import ChoicePolicy
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Prompt
 
 
 @dataclass
@@ -132,9 +131,7 @@ def build_policy(config: VoiceConfig, device: str, texts: Sequence[str], trained
         )
         voice = renderer(model.renderer)  # before the network, so that one that is missing is told at once
         network = create(shape, config.seed).to(device)
-        pretrain(
-            network, texts, pace=model.pace, spread=model.spread, steps=model.pretrain_steps, seed=config.seed
-        )
+        pretrain(network, texts, pace=model.pace, spread=model.spread, steps=model.pretrain_steps, seed=config.seed)
         loaded = family(network, voice, keep_reference=reference, device=device)
     return ChoicePolicy(loaded, temperature=config.sampling.temperature, device=device)
 

