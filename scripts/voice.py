@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from mmgrpo.config import Algorithm, Eval, Optim, Run
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from mmgrpo.evaluation import Shown
+    from mmgrpo.evaluation import ErrorRate, Shown
     from mmgrpo.policies.choice import ChoicePolicy
     from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Output, Prompt
 
 
 @dataclass
@@ -136,25 +138,28 @@ def build_policy(config: VoiceConfig, device: str, texts: Sequence[str], trained
     return ChoicePolicy(loaded, temperature=config.sampling.temperature, device=device)
 
 
-def fetch_judges(rewards: Sequence[str]) -> None:
-    """Get the recognizer that a reward takes where it names none."""
+def recognizer_of(rewards: Sequence[str]) -> str | None:
+    """The recognizer of the first reward that asks one: its path, empty for the default; None where none does."""
     from mmgrpo.blocks import parse
-    from pipelines.speech.whisper_weights import whisper_tiny_en
 
     named = [parse(reward) for reward in rewards]
-    if any(name.startswith("spoken_") and not parameters.get("path") for name, parameters in named):
-        whisper_tiny_en()
+    paths = [str(parameters.get("path", "")) for name, parameters in named if name.startswith("spoken_")]
+    return paths[0] if paths else None
 
 
 def build_trainer(config: VoiceConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
     """Everything of a run, ready to fit."""
     from mmgrpo.prompts import load_prompts
+    from pipelines.speech.whisper_weights import whisper_tiny_en
+
+    listener = recognizer_of(config.rewards)
 
     def load() -> Loaded:
-        prompts, heldout = read_prompts(config, load_prompts)
-        fetch_judges(config.rewards)
+        prompts, heldout, also = read_prompts(config, load_prompts)
+        if listener == "":
+            whisper_tiny_en()  # once; it is what rewards take where they name no recognizer
         policy = build_policy(config, str(accelerator.device), [prompt.text for prompt in prompts])
-        return Loaded(policy, prompts, heldout)
+        return Loaded(policy, prompts, heldout, also)
 
     return run.build_trainer(
         config,
@@ -163,21 +168,45 @@ def build_trainer(config: VoiceConfig, accelerator: Accelerator, open_run: Calla
         kind="tokens",
         load=load,
         rows_at_once=config.sampling.rows_at_once,
-        exhibit=exhibit,
+        exhibit=partial(exhibit, listener),
+        rates=[] if listener is None else [word_error_rate(listener)],
     )
 
 
-def exhibit(stem: Path, shown: Shown) -> None:
-    """Held-out texts as they are spoken, ``<stem>/<number>.flac``."""
-    import io
+def word_error_rate(listener: str) -> ErrorRate:
+    """All word errors of what a recognizer hears / all words that were to be said."""
+    from mmgrpo.evaluation import ErrorRate
+    from reward_models.rules.transcripts import normalizer, word_errors
+    from reward_models.speech.recognizer import transcripts
 
-    import soundfile
+    rule = normalizer("english")
 
-    from mmgrpo.files import write_bytes
+    def errors(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        said = transcripts(prompts, outputs, listener)
+        return [
+            float(word_errors(rule(prompt.text).split(), rule(one).split()))
+            for prompt, one in zip(prompts, said, strict=True)
+        ]
+
+    def units(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(len(rule(prompt.text).split())) for prompt in prompts]
+
+    return ErrorRate("wer", errors, units)
+
+
+def exhibit(listener: str | None, stem: Path, shown: Shown) -> None:
+    """Held-out texts as they are spoken, with what was understood where a recognizer listens."""
+    from sounds_shown import small
+
+    from mmgrpo.completions import write_sounds
     from mmgrpo.types import Audio
+    from reward_models.rules.transcripts import aligned
+    from reward_models.speech.recognizer import transcripts
 
-    for place, sound in enumerate(shown.outputs):
-        assert isinstance(sound, Audio)
-        stream = io.BytesIO()
-        soundfile.write(stream, sound.samples.T.numpy(), sound.rate, format="FLAC")
-        write_bytes(stem / f"{place:03d}.flac", stream.getvalue())
+    sounds = [small(output) for output in shown.outputs if isinstance(output, Audio)]
+    if listener is None:
+        write_sounds(stem, shown, sounds)
+        return
+    said = transcripts(shown.prompts, shown.outputs, listener)
+    words = [aligned(prompt.text, one) for prompt, one in zip(shown.prompts, said, strict=True)]
+    write_sounds(stem, shown, sounds, aligned=words, heard=said)

@@ -132,3 +132,9 @@ def test_a_child_is_judged_by_its_fused_value():
 
 def test_rows_that_never_shared_a_decision_are_not_pruned():
     assert select("parent_top1", [1.0, 0.0, 0.5], **tree_inputs(plain([3, 2, 3]))).all()
+
+
+def test_rewards_that_differ_by_the_noise_of_a_float_are_no_spread():
+    values, key = [0.5, 0.5 + 1e-7, 0.5, 0.5 + 1e-5, 1.0], [0, 0, 1, 1, 2]
+    assert select("drop_zero_spread", values, key).tolist() == [True] * 4 + [False]
+    assert select("drop_zero_spread(least=1e-6)", values, key).tolist() == [False] * 2 + [True] * 2 + [False]

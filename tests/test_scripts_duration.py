@@ -36,7 +36,8 @@ def test_a_run_leaves_a_whole_folder_with_sounds_and_goes_on_where_it_stopped(tm
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert sorted(path.name for path in (folder / "model").iterdir()) == ["config.json", "model.safetensors"]
     assert (folder / "report.html").is_file()
-    samples, rate = soundfile.read(folder / "samples" / "after" / "000.flac")
+    assert "<audio controls" in (folder / "report.html").read_text()
+    samples, rate = soundfile.read(folder / "samples" / "after" / "000-said.ogg")
     assert rate == 8_000 and 0.3 < len(samples) / rate < 6.2
 
     run("train_duration.py", *given, "--steps", "1", "--name", "broken", **HERE)
@@ -60,7 +61,7 @@ def test_what_cannot_start_is_told_in_one_line(tmp_path):
     told = refused("train_duration.py", *given, "--model.path", str(tmp_path))
     assert "is no folder of a duration network: it lacks config.json and model.safetensors" in told
     told = refused("evaluate.py", "--model.family", "duration")
-    assert "'duration' are trained by scripts/train_duration.py, but not read here yet" in told
+    assert "(family 'duration') are trained and evaluated by scripts/train_duration.py only" in told
 
 
 @pytest.mark.parametrize(

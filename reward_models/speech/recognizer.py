@@ -7,8 +7,9 @@ id. A recognizer that is trained against should not be the one that is reported:
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.transcripts import error_rate, letters_of, normalizer
-from reward_models.speech.sounds import judged, needed, words_of
+from reward_models.speech.sounds import heard, judged, needed, sound_of, words_of
 
 TINY_EN = "~/.cache/mmgrpo/whisper-tiny.en"
 """Where the project keeps Whisper tiny.en (pipelines/speech/whisper_weights.py)."""
@@ -72,19 +73,35 @@ def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: 
     )
 
 
+def transcripts(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[str]:
+    """What Whisper hears in each sound; nothing in what cannot be heard. Sounds that were heard before are known."""
+    ears, said = recognizer(path), []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        samples = heard(sound_of(output, "the recognizer"), RATE)
+        if samples is None or len(samples) > LONGEST * RATE:
+            said.append("")
+        else:
+            said.append(ears.transcribe(samples, prompt.text))
+    return said
+
+
 @dataclass(frozen=True)
 class Recognizer:
-    """A frozen Whisper."""
+    """A frozen Whisper, and what it has heard."""
 
     network: Any
     processor: Any
+    known: dict[tuple[bytes, str], str] = field(default_factory=dict)
 
     @torch.no_grad()
     def transcribe(self, samples: np.ndarray, text: str) -> str:
         """Greedy transcript, which ends at thrice the length of the text: a loop is as wrong by then as ``cap``."""
-        most = 3 * len(self.processor.tokenizer(text).input_ids)
-        ids = self.network.generate(encoder_outputs=self._states(samples), max_length=most)
-        return self.processor.batch_decode(ids, skip_special_tokens=True)[0]
+        name = (hashlib.blake2b(samples.tobytes(), digest_size=16).digest(), text)
+        if name not in self.known:
+            most = 3 * len(self.processor.tokenizer(text).input_ids)
+            ids = self.network.generate(encoder_outputs=self._states(samples), max_length=most)
+            self.known[name] = self.processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
+        return self.known[name]
 
     @torch.no_grad()
     def log_prob(self, samples: np.ndarray, text: str) -> float:
