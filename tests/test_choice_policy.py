@@ -124,7 +124,7 @@ def test_a_table_learns_its_answers_in_seconds(tmp_path):
         lr=0.2,
         **algorithm_blocks("dmospeech2"),
     )
-    result = made.fit()
+    result = made.fit()["eval"]
     assert result["before"]["reward"]["mean"] < -0.5
     assert result["after"]["reward"]["mean"] == 0  # every mode is the answer
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

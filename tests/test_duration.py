@@ -197,6 +197,6 @@ def test_a_policy_that_hurries_learns_to_take_its_time(tmp_path):
         lr=3e-3,
         **algorithm_blocks("dmospeech2"),
     )
-    result = made.fit()
+    result = made.fit()["eval"]
     assert result["before"]["reward"]["mean"] < -0.4
     assert result["after"]["reward"]["mean"] > -0.1
