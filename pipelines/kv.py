@@ -14,14 +14,9 @@ def spread_cache(cache: Any, rows: Int[Tensor, "rows"]) -> Any:
 
     Raises TypeError for a kind of cache whose rows cannot be copied (layers that are not plain keys and values).
     """
-    from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
+    from transformers.cache_utils import DynamicLayer
 
     made = copy.copy(cache)
-    if isinstance(cache, EncoderDecoderCache):
-        made.self_attention_cache = spread_cache(cache.self_attention_cache, rows)
-        made.cross_attention_cache = spread_cache(cache.cross_attention_cache, rows)
-        made.is_updated = dict(cache.is_updated)
-        return made
     made.layers = []
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer):

@@ -51,7 +51,7 @@ class Args:
     """Transcripts a clip."""
     tokens: int = 32
     """The longest transcript."""
-    seconds: float = 9.0
+    seconds: float = 30.0
     """The longest clip; the decoder looks at no more of the encoder's states, the encoder hears 30 seconds always."""
     steps: int = 3
     """Steps measured, of each in turn."""

@@ -44,7 +44,8 @@ class Model:
     task: str = ""
     """Of a multilingual Whisper: transcribe (so is empty), or translate into English. qwen_audio is asked in words."""
     seconds: float = 30.0
-    """The longest clip. Whisper's decoder looks at no more of the encoder's states, so that less is faster."""
+    """The longest clip. Below 30 the decoder looks at no more of the encoder's states, which is faster, but not what
+    Whisper was trained on: without the silence at the end it loops now and then."""
     lora_rank: int = 0
     """Rank of the LoRA adapters; 0 trains the decoder (of Whisper without its token embedding; of qwen_audio with
     the projector)."""

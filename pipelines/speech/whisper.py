@@ -23,7 +23,6 @@ from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conversation import end_tokens, spelled
-from pipelines.kv import spread_cache
 from pipelines.pretrained import (
     PLAIN,
     Reference,
@@ -35,6 +34,7 @@ from pipelines.pretrained import (
     save_network,
 )
 from pipelines.speech.audio import heard
+from pipelines.speech.by_clip import Heard, attend_by_clip
 from pipelines.speech.whisper_tiny import tiny
 
 __all__ = ["LORA_TARGETS", "Whisper", "load", "tiny"]
@@ -103,22 +103,24 @@ class Whisper:
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the decoder."""
         network.eval()
-        # With a cache the decoder has the clip's keys and values already, and only asks whether there is a clip.
-        heard = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
+        # With a cache the decoder has the clips' keys and values already, and only asks whether there is a clip.
+        states = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
+        clip = cache.clip if cache else torch.arange(len(ids), device=ids.device)
         with computing(self.dtype, self.device):
             out = network.model.decoder(
                 input_ids=ids,
                 attention_mask=real.long(),
-                encoder_hidden_states=heard,
-                past_key_values=cache,
+                encoder_hidden_states=states,
+                past_key_values=cache.cache if cache else None,
                 position_ids=positions[:, 0],
                 use_cache=True,
+                clip=clip,
             )
-        return out.last_hidden_state, out.past_key_values
+        return out.last_hidden_state, Heard(out.past_key_values, clip)
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of a clip, once for each of its transcripts."""
-        return spread_cache(cache, rows)
+        """The cache of the transcripts in other rows; a clip's keys and values are there once."""
+        return cache.spread(rows)
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Unscaled scores of the next token."""
@@ -193,6 +195,7 @@ def load(
     tokenizer: Any = WhisperTokenizerFast.from_pretrained(source)
     frozen = [network.model.encoder] if freeze_encoder else []
     frozen += [network.get_input_embeddings()] if freeze_embeddings else []
+    attend_by_clip(network)
     reference = make_trainable(network, training, LORA_TARGETS, frozen)
     return Whisper(
         network,
