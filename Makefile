@@ -23,11 +23,12 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
 
-demo: $(STAMP)  ## train the embedded models with GRPO, one that draws and one that looks, and write reports
+demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks, one that hears, and write reports
 	$(BIN)/python scripts/train_visual.py --config scripts/recipes/visual/demo.yaml
 	$(BIN)/python scripts/make_questions.py
 	$(BIN)/python scripts/train_vlm.py --config scripts/recipes/vlm/demo.yaml
 	$(BIN)/python scripts/supervise_vlm.py --run runs/vlm_demo
+	$(BIN)/python scripts/train_speech.py --config scripts/recipes/speech/whisper_adapt.yaml
 
 demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
 	$(BIN)/python scripts/train_duration.py --config scripts/recipes/speech/demo_duration.yaml
