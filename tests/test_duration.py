@@ -64,7 +64,7 @@ def test_what_a_text_gets_does_not_depend_on_longer_neighbours():
 def test_pretraining_teaches_the_pace_it_is_given_and_only_depends_on_its_seed():
     first, again = small(), small()
     loss = [
-        duration.pretrain(network, SENTENCES, pace=10, spread=0.1, steps=60, lr=5e-3, seed=1)
+        duration.pretrain(network, SENTENCES, pace=10, spread=0.1, steps=60, batch=16, lr=5e-3, seed=1)
         for network in (first, again)
     ]
     assert loss[0] == loss[1] < 2.0  # log 24 = 3.2 before
@@ -144,6 +144,10 @@ def test_what_no_engine_can_say_is_told():
         voice.render(PROMPTS[0], 0.0)
     with pytest.raises(ValueError, match="there is no 'espeek'. Did you mean 'espeak'"):
         renderer("espeek")
+    with pytest.raises(ValueError, match="'no_such_module:voice' cannot be imported: No module named 'no_such_module'"):
+        renderer("no_such_module:voice")
+    with pytest.raises(ValueError, match="module 'speaking' has no function 'hummmer'. Did you mean 'hummer'"):
+        renderer("speaking:hummmer")
 
 
 def test_an_engine_that_is_not_there_says_how_to_get_it(monkeypatch):
@@ -165,6 +169,7 @@ def test_stretching_changes_the_length():
         assert len(stretch(sound, RATE, tempo)) == pytest.approx(len(sound) / tempo, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hibari", "espeak"])
 def test_real_engines_speak_in_the_time_that_is_asked(name):
     if name == "espeak" and shutil.which("espeak-ng") is None:
@@ -181,9 +186,10 @@ def test_real_engines_speak_in_the_time_that_is_asked(name):
     assert torch.equal(voice.render(PROMPTS[0], 2.0).samples, voice.render(PROMPTS[0], 2.0).samples)
 
 
+@pytest.mark.slow
 def test_a_policy_that_hurries_learns_to_take_its_time(tmp_path):
     network = small()
-    duration.pretrain(network, SENTENCES, pace=40, steps=60, lr=5e-3)
+    duration.pretrain(network, SENTENCES, pace=40, steps=60, batch=16, lr=5e-3)
     policy = ChoicePolicy(duration.family(network, hummer(), keep_reference=True))
     made = trainer(
         policy,

@@ -130,6 +130,7 @@ def test_channels_are_averaged_and_rates_changed():
 
 
 @needs_dnsmos
+@pytest.mark.slow
 def test_noise_lowers_the_opinion():
     clean = sound("natural/natural-0890.flac")
     values = dnsmos([SAID] * 3, [clean, noisy(clean, 0.01), noisy(clean, 0.1)])
@@ -177,6 +178,7 @@ def test_a_wheel_that_is_not_the_one_wanted_is_not_used(tmp_path):
 
 
 @needs_whisper
+@pytest.mark.slow
 def test_people_are_understood_and_a_wrong_text_is_not():
     clips = {prompt.id: prompt for prompt in load_prompts(SPEECH / "natural.jsonl")}
     heard = sound("natural/natural-0930.flac")

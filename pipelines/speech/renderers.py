@@ -12,6 +12,7 @@ same sound.
 
 from __future__ import annotations
 
+import importlib
 import io
 import shutil
 import subprocess
@@ -174,13 +175,25 @@ RENDERERS: dict[str, Callable[[], Renderer]] = {"hibari": hibari, "espeak": espe
 def renderer(name: str) -> Renderer:
     """A renderer by name, or one of your own: ``package.module:function`` makes it."""
     if ":" in name:
-        import importlib
-
-        module, function = name.split(":", 1)
-        return getattr(importlib.import_module(module), function)()
+        return _own(name)
     if name not in RENDERERS:
         raise ValueError(
             f"model.renderer: there is no '{name}'.{nearest(name, RENDERERS)} One of your own is written "
             "package.module:function."
         )
     return RENDERERS[name]()
+
+
+def _own(name: str) -> Renderer:
+    module_name, function = name.split(":", 1)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"model.renderer: '{name}' cannot be imported: {error}; a module of your own must be on PYTHONPATH"
+        ) from error
+    if function not in vars(module):
+        raise ValueError(
+            f"model.renderer: module '{module_name}' has no function '{function}'.{nearest(function, vars(module))}"
+        )
+    return vars(module)[function]()
