@@ -67,7 +67,7 @@ def test_what_cannot_start_is_told_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ("demo_duration", "4 texts x 16 durations = 64 choices, each of 20 durations of up to 6.1 s"),
+        ("demo_duration", "12 texts x 16 durations = 192 choices, each of 20 durations of up to 6.1 s"),
         ("dmospeech2", "64 texts x 16 durations = 1,024 choices, each of 301 durations of up to 32.0 s"),
     ],
 )
