@@ -45,9 +45,10 @@ def judged(
     ``reward`` names the judge with all its settings, ``asked`` gives what of a prompt its verdict depends on. Sounds
     are judged side by side, on as many processors as torch leaves.
     """
+    contents = {id(output): content(sound_of(output, reward)) for output in {id(one): one for one in outputs}.values()}
     names, waiting = [], {}
     for prompt, output in zip(prompts, outputs, strict=True):
-        name = (reward, asked(prompt), content(sound_of(output, reward)))
+        name = (reward, asked(prompt), contents[id(output)])
         names.append(name)
         if name not in _verdicts:
             waiting[name] = (prompt, output)
