@@ -63,6 +63,8 @@ def prompt_of(row: Mapping[str, Any], place: str, default_id: str, media_root: s
 
 def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     key = only(row, TEXT_KEYS)
+    if not key and row.get("audio") is not None:  # a model that writes down what it hears is asked nothing
+        key, row = "text", {**row, "text": ""}
     if not key:
         raise ValueError(f"has no 'text' (keys: {', '.join(row) or 'none'}); wanted {WANTED}")
     names = {kind: (kind, kind + "s") for kind in IN_MEMORY}

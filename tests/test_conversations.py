@@ -9,6 +9,7 @@ import pytest
 import soundfile
 from PIL import Image as Pil
 
+from mmgrpo.conversations import prompt_of
 from mmgrpo.prompts import load_prompts
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines import hub
@@ -361,3 +362,9 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install mmgrpo\[vlm\]"):
         hub.load_prompts(f"hf:{tmp_path}@train")
+
+
+def test_a_clip_needs_no_text():
+    made = prompt_of({"audio": "a.flac", "answer": "yes"}, "row 0", "0")
+    assert made == prompt_of({"audio": "a.flac", "text": "", "answer": "yes"}, "row 0", "0")
+    assert (made.text, made.answer, [medium.source for medium in made.media]) == ("", "yes", ["a.flac"])
