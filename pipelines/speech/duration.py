@@ -16,8 +16,9 @@ import copy
 import json
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,13 +201,9 @@ def family(
 ) -> Duration:
     """A network and a renderer as the two stand; a copy is the reference, where one is wanted."""
     network = network.to(device).eval()
-    reference: Any = no_reference
+    reference: Reference = no_reference
     if keep_reference:
-        original = copy.deepcopy(network).requires_grad_(False)
-
-        def reference() -> AbstractContextManager[nn.Module]:
-            return nullcontext(original)
-
+        reference = partial(nullcontext, copy.deepcopy(network).requires_grad_(False))
     return Duration(network, network.shape, voice, reference, torch.device(device))
 
 

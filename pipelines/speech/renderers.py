@@ -100,8 +100,9 @@ def stretch(sound: Sound, rate: int, tempo: float) -> Sound:
     """The sound ``tempo`` times as fast (slower below 1) at its own pitch."""
     require("voice", "av")
     import av
+    from av.filter import Graph
 
-    graph = av.filter.Graph()
+    graph = Graph()
     last: Any = graph.add_abuffer(sample_rate=rate, format="flt", layout="mono")
     for part in tempos(tempo):
         filtered = graph.add("atempo", f"{part:.9f}")

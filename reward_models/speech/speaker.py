@@ -95,6 +95,7 @@ class SpeakerEncoder(nn.Module):
         from transformers.audio_utils import mel_filter_bank
 
         bank = mel_filter_bank(SPAN // 2 + 1, BANDS, 0.0, RATE / 2, RATE, norm="slaney", mel_scale="slaney")
+        self.bank: Tensor
         self.register_buffer("bank", torch.from_numpy(bank).float(), persistent=False)
 
     def forward(self, mels: Float[Tensor, "parts frames bands"]) -> Float[Tensor, "parts width"]:
