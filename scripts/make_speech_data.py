@@ -3,6 +3,7 @@
     python scripts/make_speech_data.py                         # writes assets/speech; needs espeak-ng (1.51 was used)
     python scripts/make_speech_data.py --output /tmp/quiet --snrs 40 --seed 1
     python scripts/make_speech_data.py --natural /usr/share/pocketsphinx/test/data    # also the natural clips
+    python scripts/make_speech_data.py --telephone /usr/share                         # also those of a telephone exchange
 
 Train, tune and heldout share neither sentences nor voices. A row:
 
@@ -10,7 +11,8 @@ Train, tune and heldout share neither sentences nor voices. A row:
      "task": "transcribe", "meta": {"voice": "en-us+m3", "speed": 165, "noise": "pink", "snr": 20.0}}
 
 Paths are relative to the JSONL file. Clips are Opus, 16 kHz, one channel. The same arguments and versions of espeak-ng
-and Opus write the same bytes. The natural clips come from Debian's pocketsphinx-testdata (see LICENSES.md there).
+and Opus write the same bytes. The natural clips come from Debian's pocketsphinx-testdata, those of a telephone exchange
+from asterisk-core-sounds-en-wav (see LICENSES.md there).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,6 +71,10 @@ NATURAL = {
 """Recordings of people and what they say (a hesitation in 0920 is not written). Raw files: 16 bits, 16 kHz."""
 
 
+TELEPHONE = slice(100, 160)
+"""Which announcements are taken, of all that fit in a drawn order; the first hundred have helped to choose settings."""
+
+
 @dataclass
 class Args:
     output: Path = Path("assets/speech")
@@ -80,6 +87,8 @@ class Args:
     """Seed of the splits, the noise and the speed of speech."""
     natural: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
     """Folder of pocketsphinx's test data: also write natural.jsonl and natural/."""
+    telephone: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
+    """Folder that holds Asterisk's sounds and documentation: also write telephone.jsonl and telephone/."""
 
 
 def main() -> None:
@@ -90,6 +99,8 @@ def main() -> None:
         print(f"{args.output / split}.jsonl: {len(spoken)} clips", flush=True)
     if args.natural:
         print(f"{args.output / 'natural'}.jsonl: {write_natural(args.output, args.natural)} clips")
+    if args.telephone:
+        print(f"{args.output / 'telephone'}.jsonl: {write_telephone(args.output, args.telephone)} clips")
 
 
 def split_sentences(sentences: list[str], seed: int) -> dict[str, list[str]]:
@@ -133,6 +144,41 @@ def write_natural(folder: Path, source: Path) -> int:
         write_bytes(folder / f"natural/{name}.flac", content.getvalue())
         lines.append(_row(name, f"natural/{name}.flac", said, {"voice": "natural", "source": f"pocketsphinx/{file}"}))
     write_text(folder / "natural.jsonl", "".join(lines))
+    return len(lines)
+
+
+def write_telephone(folder: Path, source: Path) -> int:
+    """Write announcements of a telephone exchange, spoken by Allison Smith, and their rows; how many there are."""
+    import gzip
+
+    import soundfile
+    import torch
+
+    from mmgrpo.types import Audio
+    from pipelines.speech.audio import resample
+
+    sounds = source / "asterisk/sounds/en_US_f_Allison"
+    with gzip.open(source / "doc/asterisk-core-sounds-en/core-sounds-en.txt.gz", "rt", errors="replace") as file:
+        pairs = [line.split(":", 1) for line in file if ":" in line and not line.startswith(";")]
+    # Whole sentences only: no noises in brackets, and nothing that goes on in another file.
+    said = {name.strip(): text.strip() for name, text in pairs if not re.search(r"[\[\]<>(]|\.\.\.", text)}
+    fitting = [
+        name
+        for name, text in said.items()
+        if (sounds / f"{name}.wav").is_file()
+        and len(text.split()) >= 4
+        and 1.5 <= soundfile.info(sounds / f"{name}.wav").duration <= 9
+    ]
+    random.Random(0).shuffle(fitting)
+    lines = []
+    for name in fitting[TELEPHONE]:
+        samples, rate = soundfile.read(sounds / f"{name}.wav", dtype="float32")
+        clip = resample(Audio(torch.from_numpy(samples)[None], rate), RATE)
+        file = f"telephone/{name.replace('/', '-')}.opus"
+        write_bytes(folder / file, opus(clip.samples[0].numpy()))
+        meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
+        lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, said[name], meta))
+    write_text(folder / "telephone.jsonl", "".join(lines))
     return len(lines)
 
 

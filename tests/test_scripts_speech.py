@@ -38,7 +38,11 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(m
     assert (found["modality"], found["family"], found["steps"]) == ("speech", "whisper", 2)
     assert found["eval"]["after"]["one_minus_wer"]["n"] == 4
     assert found["also"]["natural"]["after"]["one_minus_wer"]["n"] == 4
-    assert found["rates"] == ["wer", "cer"] and found["wer"].keys() == found["cer"].keys() == {"heldout", "natural"}
+    assert found["rates"] == ["wer", "cer"] and found["wer"].keys() == found["cer"].keys() == {
+        "heldout",
+        "natural",
+        "telephone",
+    }
     kept = json.loads((folder / "evaluations" / "after-natural.json").read_text())
     words = kept["counts"]["wer"]["units"]
     # The first natural clip: "and mister john dashwood had then leisure to consider how much there might be prudently
