@@ -3,7 +3,7 @@
     python scripts/make_speech_data.py                         # writes assets/speech; needs espeak-ng (1.51 was used)
     python scripts/make_speech_data.py --output /tmp/quiet --snrs 40 --seed 1
     python scripts/make_speech_data.py --natural /usr/share/pocketsphinx/test/data    # also the natural clips
-    python scripts/make_speech_data.py --telephone /usr/share                         # also those of a telephone exchange
+    python scripts/make_speech_data.py --telephone /usr/share                       # also those of telephones
 
 Train, tune and heldout share neither sentences nor voices. A row:
 
