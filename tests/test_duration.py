@@ -199,7 +199,7 @@ def test_a_policy_that_hurries_learns_to_take_its_time(tmp_path):
         heldout=PROMPTS,
         per_round=3,
         group_size=16,
-        steps=40,
+        steps=120,
         lr=3e-3,
         **algorithm_blocks("dmospeech2"),
     )

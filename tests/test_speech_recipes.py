@@ -25,7 +25,8 @@ from pipelines.speech import qwen_audio, whisper
 from reward_models import scorers
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = {path.stem: path for path in sorted((ROOT / "scripts" / "recipes" / "speech").glob("*.yaml"))}
+FILES = sorted((ROOT / "scripts" / "recipes" / "speech").glob("*.yaml"))
+RECIPES = {path.stem: path for path in FILES if "train_speech.py" in path.read_text()}
 PAPERS = ("grpo_asr", "tongyi_asr", "ibm_sqa", "ibm_ast")
 
 
