@@ -13,6 +13,7 @@ import torch
 
 from mmgrpo.prompts import load_prompts
 from mmgrpo.types import Audio, Prompt, Text
+from pipelines.speech import whisper
 from reward_models import scorer
 from reward_models.speech import recognizer, sounds, speaker
 from reward_models.speech.dnsmos import dnsmos, opinion
@@ -197,3 +198,11 @@ def test_a_recognizer_that_is_not_there_says_how_to_fetch_it(monkeypatch, tmp_pa
     recognizer.recognizer.cache_clear()
     with pytest.raises(FileNotFoundError, match=r"whisper_tiny_en\(\)"):
         recognizer.recognizer("")
+
+
+def test_a_text_that_the_recognizer_cannot_write_is_named_and_its_transcript_ends_in_time(tmp_path):
+    judge = recognizer.recognizer(whisper.tiny(tmp_path))
+    long = Prompt("eleven " * 40, "long")
+    with pytest.raises(ValueError, match=r"'eleven eleven.*tokens long, and the recognizer writes at most 64"):
+        judge.log_prob(hum(0.5, 16_000).samples[0].numpy(), long.text)
+    assert isinstance(judge.transcribe(hum(0.5, 16_000).samples[0].numpy(), long.text), str)
