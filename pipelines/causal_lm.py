@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long, spelled
-from pipelines.kv import spread_cache
+from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long
+from pipelines.decoder import Decoder
 from pipelines.pretrained import (
     PLAIN,
     Reference,
     Training,
-    computing,
     locate,
     make_trainable,
     read_network,
-    recompute,
-    save_network,
 )
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -37,11 +33,10 @@ LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "sel
 TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
 
 
-class CausalLm:
+class CausalLm(Decoder):
     """A Hugging Face causal language model as a token policy asks it."""
 
     silent_ids: frozenset[int] = frozenset()
-    silent_at_first_ids: frozenset[int] = frozenset()
     place_ids: frozenset[int] = frozenset()
     frozen_media = True
 
@@ -82,41 +77,9 @@ class CausalLm:
         """A text has none."""
         return ()
 
-    def hidden(
-        self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, features: Features, cache: Any
-    ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states."""
-        again = recompute(network, self.checkpointing and torch.is_grad_enabled())
-        with computing(self.dtype, ids.device):
-            out = network.base_model(
-                input_ids=ids,
-                attention_mask=real.long(),
-                position_ids=positions[:, 0],
-                past_key_values=cache,
-                use_cache=not again,
-            )
-        return out.last_hidden_state, out.past_key_values
-
-    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of a group's prompt, once for each of its members."""
-        return spread_cache(cache, rows)
-
-    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-        """Unscaled scores of the next token."""
-        with computing(self.dtype, hidden.device):
-            return network.get_output_embeddings()(hidden)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def spell(self, text: str) -> list[int]:
-        """Ids of a whole answer, its end included."""
-        return spelled(self.tokenizer, text, self.end_ids)
-
-    def save(self, folder: Path, network: nn.Module) -> None:
-        """Adapters in peft's format, or an ordinary folder."""
-        save_network(folder, network, (self.tokenizer,))
+    def body(self, network: Any) -> Any:
+        """All but the head."""
+        return network.base_model
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if prompt.media:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from mmgrpo.policies.language import Context, Features
 from mmgrpo.types import Media, Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens, spelled
-from pipelines.kv import spread_cache
+from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens
+from pipelines.decoder import Decoder
 from pipelines.pretrained import (
     PLAIN,
     Reference,
@@ -32,8 +32,6 @@ from pipelines.pretrained import (
     locate,
     make_trainable,
     read_network,
-    recompute,
-    save_network,
 )
 from pipelines.speech.audio import heard
 from pipelines.speech.qwen_audio_tiny import tiny
@@ -63,7 +61,7 @@ def places_of(frames: int) -> int:
 
 
 @dataclass
-class QwenAudio:
+class QwenAudio(Decoder):
     """The answers of a Qwen2-Audio model to a token policy's questions; ``load`` makes one."""
 
     network: nn.Module
@@ -75,8 +73,6 @@ class QwenAudio:
     device: torch.device
     reference: Reference
     checkpointing: bool
-    """Activations are made again in the backward pass instead of being kept."""
-    silent_at_first_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         network: Any = self.network
@@ -112,52 +108,17 @@ class QwenAudio:
         found = iter(rows)
         return [torch.cat([rows[0][:0], *(next(found) for _ in media)]) for media in context.media]
 
-    def hidden(
-        self,
-        network: Any,
-        ids: Int[Tensor, "rows length"],
-        real: Tensor,
-        positions: Int[Tensor, "rows axes length"],
-        features: Features,
-        cache: Any,
-    ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states of the language model, features of clips in their places."""
-        again = recompute(network.model.language_model, self.checkpointing and torch.is_grad_enabled())
-        embedded = network.get_input_embeddings()(ids)
-        with computing(self.dtype, self.device):
-            if len(features):
-                projected = network.model.multi_modal_projector(torch.cat(list(features)))
-                places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
-                embedded = embedded.masked_scatter(places[..., None], projected.to(embedded.dtype))
-            out = network.model.language_model(
-                inputs_embeds=embedded,
-                attention_mask=real.long(),
-                position_ids=positions[:, 0],
-                past_key_values=cache,
-                use_cache=not again,
-            )
-        return out.last_hidden_state, out.past_key_values
+    def body(self, network: Any) -> Any:
+        """The language model."""
+        return network.model.language_model
 
-    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of a group's prompt, once for each of its members."""
-        return spread_cache(cache, rows)
+    def embedded(self, network: Any, features: Float[Tensor, "N _"]) -> Float[Tensor, "N width"]:
+        """States of the audio tower, projected."""
+        return network.model.multi_modal_projector(features)
 
-    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-        """Unscaled scores of the next token."""
-        with computing(self.dtype, self.device):
-            return network.get_output_embeddings()(hidden)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def spell(self, text: str) -> list[int]:
-        """Ids of a whole answer, its end included."""
-        return spelled(self.tokenizer, text, self.end_ids)
-
-    def save(self, folder: Path, network: nn.Module) -> None:
-        """Adapters in peft's format, or an ordinary folder."""
-        save_network(folder, network, (self.processor,))
+    def saved(self) -> Sequence[Any]:
+        """The processor, which holds the tokenizer."""
+        return (self.processor,)
 
     def _ids(self, prompt: Prompt, clips: Sequence[Clip]) -> list[int]:
         """Every clip's mark as often as it has features."""

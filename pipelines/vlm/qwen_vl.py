@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmgrpo.policies.language import Context, Features
@@ -32,9 +32,8 @@ from pipelines.conversation import (
     refuse_long,
     repeat_marks,
     silent_tokens,
-    spelled,
 )
-from pipelines.kv import spread_cache
+from pipelines.decoder import Decoder
 from pipelines.pretrained import (
     PLAIN,
     Reference,
@@ -44,7 +43,6 @@ from pipelines.pretrained import (
     make_trainable,
     read_network,
     recompute,
-    save_network,
 )
 from pipelines.vlm.media import frame_share, read_image, read_video, resize, smart_resize
 from pipelines.vlm.qwen_vl_tiny import tiny
@@ -84,7 +82,7 @@ class Shown:
 
 
 @dataclass
-class QwenVl:
+class QwenVl(Decoder):
     """The answers of a Qwen2.5-VL model to a token policy's questions; ``load`` makes one."""
 
     network: nn.Module
@@ -96,8 +94,6 @@ class QwenVl:
     device: torch.device
     reference: Reference
     checkpointing: bool
-    """Activations are made again in the backward pass instead of being kept."""
-    silent_at_first_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         network: Any = self.network
@@ -147,51 +143,13 @@ class QwenVl:
             merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
         return list(merged.split([sum(self._places(shown) for shown in media) for media in context.media]))
 
-    def hidden(
-        self,
-        network: Any,
-        ids: Int[Tensor, "rows length"],
-        real: Tensor,
-        positions: Int[Tensor, "rows axes length"],
-        features: Features,
-        cache: Any,
-    ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states of the language model, media in their places."""
-        again = recompute(network, self.checkpointing and torch.is_grad_enabled())
-        embedded = network.get_input_embeddings()(ids)
-        if len(features):
-            places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
-            embedded = embedded.masked_scatter(places[..., None], torch.cat(list(features)).to(embedded.dtype))
-        with computing(self.dtype, self.device):
-            out = network.model.language_model(
-                inputs_embeds=embedded,
-                attention_mask=real.long(),
-                position_ids=positions.permute(1, 0, 2),
-                past_key_values=cache,
-                use_cache=not again,
-            )
-        return out.last_hidden_state, out.past_key_values
+    def body(self, network: Any) -> Any:
+        """The language model."""
+        return network.model.language_model
 
-    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of a group's prompt, once for each of its members."""
-        return spread_cache(cache, rows)
-
-    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-        """Unscaled scores of the next token."""
-        with computing(self.dtype, self.device):
-            return network.get_output_embeddings()(hidden)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def spell(self, text: str) -> list[int]:
-        """Ids of a whole answer, its end included."""
-        return spelled(self.tokenizer, text, self.end_ids)
-
-    def save(self, folder: Path, network: nn.Module) -> None:
-        """Adapters in peft's format, or an ordinary folder."""
-        save_network(folder, network, (self.tokenizer, self.processor))
+    def saved(self) -> Sequence[Any]:
+        """Tokenizer and image processor."""
+        return (self.tokenizer, self.processor)
 
     def _ids(self, prompt: Prompt, shown: Sequence[Shown]) -> list[int]:
         def content(medium: Media) -> list[dict[str, str]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image as Pil
 from torch import Tensor, nn
 
@@ -36,9 +36,8 @@ from pipelines.conversation import (
     pad_left,
     refuse_long,
     silent_tokens,
-    spelled,
 )
-from pipelines.kv import spread_cache
+from pipelines.decoder import Decoder
 from pipelines.pretrained import (
     PLAIN,
     Reference,
@@ -48,7 +47,6 @@ from pipelines.pretrained import (
     make_trainable,
     read_network,
     recompute,
-    save_network,
 )
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.smolvlm_tiny import tiny
@@ -92,7 +90,7 @@ class Shown:
 
 
 @dataclass
-class SmolVlm:
+class SmolVlm(Decoder):
     """The answers of a SmolVLM model to a token policy's questions; ``load`` makes one."""
 
     network: nn.Module
@@ -104,8 +102,6 @@ class SmolVlm:
     device: torch.device
     reference: Reference
     checkpointing: bool
-    """Activations are made again in the backward pass instead of being kept."""
-    silent_at_first_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         network: Any = self.network
@@ -149,51 +145,17 @@ class SmolVlm:
         counts = [sum(len(shown.tiles) for shown in media) for media in context.media]
         return [part.flatten(0, 1) for part in seen.split(counts)]
 
-    def hidden(
-        self,
-        network: Any,
-        ids: Int[Tensor, "rows length"],
-        real: Tensor,
-        positions: Int[Tensor, "rows axes length"],
-        features: Features,
-        cache: Any,
-    ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states of the language model, media in their places."""
-        again = recompute(network, self.checkpointing and torch.is_grad_enabled())
-        embedded = network.get_input_embeddings()(ids)
-        if len(features):
-            places = (ids == self.image_id)[..., None]
-            embedded = embedded.masked_scatter(places, torch.cat(list(features)).to(embedded.dtype))
-        with computing(self.dtype, self.device):
-            out = network.model.text_model(
-                inputs_embeds=embedded,
-                attention_mask=real.long(),
-                position_ids=positions[:, 0],
-                past_key_values=cache,
-                use_cache=not again,
-            )
-        return out.last_hidden_state, out.past_key_values
+    def body(self, network: Any) -> Any:
+        """The language model."""
+        return network.model.text_model
 
-    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of a group's prompt, once for each of its members."""
-        return spread_cache(cache, rows)
-
-    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-        """Unscaled scores of the next token."""
-        with computing(self.dtype, self.device):
-            return network.get_output_embeddings()(hidden)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def spell(self, text: str) -> list[int]:
-        """Ids of a whole answer, its end included."""
-        return spelled(self.tokenizer, text, self.end_ids)
+    def saved(self) -> Sequence[Any]:
+        """Tokenizer and image processor."""
+        return (self.tokenizer, self.processor)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary folder."""
-        save_network(folder, network, (self.tokenizer, self.processor))
+        super().save(folder, network)
         # Without it the library's own processor takes another number of places for a tile.
         owner: Any = self.network
         settings = {"processor_class": CLASSES[owner.config.model_type], "image_seq_len": self.places}
