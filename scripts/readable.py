@@ -33,12 +33,17 @@ def readable(prompts: Sequence[Prompt], file: str, limit: float) -> tuple[list[P
     if not any(prompt.media for prompt in prompts):
         return list(prompts), []
     kept, skipped = check_media(prompts, workers=WORKERS, title=f"media of {file}")
-    if len(skipped) > limit * len(prompts) or not kept:
-        raise ValueError(
-            f"{file}: {len(skipped)} of {len(prompts)} prompts show something that cannot be read, more than "
-            f"data.skip_limit={limit:g} allows; the first: {'; '.join(one.reason for one in skipped[:3])}"
-        )
+    refuse_many(skipped, len(prompts), limit, f"{file}: {{}} prompts show something that cannot be read")
     return kept, skipped
+
+
+def refuse_many(skipped: Sequence[Skipped], of: int, limit: float, told: str) -> None:
+    """ValueError where more than the share ``limit`` is left out, or all; ``told`` has a place for how many."""
+    if len(skipped) > limit * of or len(skipped) == of:
+        raise ValueError(
+            f"{told.format(f'{len(skipped)} of {of}')}, more than data.skip_limit={limit:g} allows; the first: "
+            f"{'; '.join(one.reason for one in skipped[:3])}"
+        )
 
 
 def short_enough(
@@ -62,11 +67,16 @@ def short_enough(
     return kept, skipped
 
 
-def list_skipped(folder: Path, skipped: Sequence[Skipped]) -> None:
-    """Write ``skipped.jsonl`` and say so, where anything was left out."""
+def then_list(open_run: Callable[[], Path], skipped: Sequence[Skipped], main: bool) -> Callable[[], Path]:
+    """``open_run``, which makes the run folder; then the main process lists in it what was left out, and says so."""
     from mmgrpo.files import write_text
 
-    if skipped:
-        lines = [json.dumps(asdict(one), ensure_ascii=False) for one in skipped]
-        write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
-        print(f"{len(skipped)} prompts are left out, listed in {folder / 'skipped.jsonl'}", flush=True)
+    def opened() -> Path:
+        folder = open_run()
+        if main and skipped:
+            lines = [json.dumps(asdict(one), ensure_ascii=False) for one in skipped]
+            write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
+            print(f"{len(skipped)} prompts are left out, listed in {folder / 'skipped.jsonl'}", flush=True)
+        return folder
+
+    return opened

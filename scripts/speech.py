@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import run
+from completing import Completing, check_words, completing_policy
 from corpus import aligner, error_rates
-from readable import list_skipped, read_file
+from readable import WORKERS, read_file, refuse_many, then_list
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 from sounds_shown import exhibit
 
@@ -85,23 +86,11 @@ class Data:
 
 
 @dataclass
-class Sampling:
+class Sampling(Completing):
     """How transcripts are drawn in rollouts and in evaluation."""
 
     max_tokens: int = 48
     """The longest transcript."""
-    temperature: float = 1.0
-    """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
-    search: str = "sample"
-    """How a group is drawn: sample, or beam, the most likely completions (preset mwer_n_best is made for these)."""
-    evaluation_temperature: float = 0.0
-    """Temperature of evaluation transcripts; 0 is greedy."""
-    truncated: str = "train"
-    """What happens to transcripts that do not end within max_tokens: train on them, or mask them (still judged)."""
-    share_prefix: bool = True
-    """Read a clip once for all its transcripts in a forward pass; off is slower and gives the same numbers."""
-    tokens_at_once: int = 4096
-    """Memory limit: tokens whose logits are held at one time."""
     rows_at_once: int = 32
     """Memory limit: transcripts drawn at one time in evaluation."""
     features_kept: int = 512
@@ -146,15 +135,8 @@ def arithmetic(config: SpeechConfig) -> str:
 
 def check(config: SpeechConfig) -> None:
     """Words that must be among a few, and options that the chosen family has."""
-    from mmgrpo.blocks import nearest
-
+    check_words(config, FAMILIES)
     model = config.model
-    for name, value, known in (
-        ("model.family", model.family, FAMILIES),
-        ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
-    ):
-        if value not in known:
-            raise ValueError(f"{name}: there is no '{value}'.{nearest(value, known)}")
     if model.family == "whisper":
         refuse_options(model, {"gradient_checkpointing": "it has none; leave it out"})
         return
@@ -173,11 +155,10 @@ def refuse_options(model: Model, foreign: dict[str, str]) -> None:
 
 def build_policy(config: SpeechConfig, device: str, for_training: bool = True, trained: str | Path = "") -> TokenPolicy:
     """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
-    from mmgrpo.policies.token import TokenPolicy
     from pipelines import family
     from pipelines.speech.whisper_weights import whisper_tiny_en
 
-    model, sampling = config.model, config.sampling
+    model = config.model
     loaded = family(model.family).load(
         locate(model.path) if model.path else whisper_tiny_en(),
         training_of(config, device, for_training, trained),
@@ -185,19 +166,7 @@ def build_policy(config: SpeechConfig, device: str, for_training: bool = True, t
         seconds=model.seconds,
         **own_options(model),
     )
-    return TokenPolicy(
-        loaded,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        search=sampling.search,
-        references=config.data.references,
-        evaluation_temperature=sampling.evaluation_temperature,
-        train_truncated=sampling.truncated == "train",
-        share_prefix=sampling.share_prefix,
-        tokens_at_once=sampling.tokens_at_once,
-        features_kept=sampling.features_kept,
-        device=device,
-    )
+    return completing_policy(loaded, config, device)
 
 
 def own_options(model: Model) -> dict[str, str]:
@@ -211,13 +180,8 @@ def audible(prompts: list[Prompt], file: str, config: SpeechConfig) -> tuple[lis
     """The prompts whose clips can be heard, and the others; an error if these are too many."""
     from pipelines.speech.audio import check_audio
 
-    limit = config.data.skip_limit
-    kept, skipped = check_audio(prompts, max_seconds=config.model.seconds, workers=4, title=f"clips of {file}")
-    if len(skipped) > limit * len(prompts) or not kept:
-        raise ValueError(
-            f"{file}: {len(skipped)} of {len(prompts)} clips cannot be heard, more than data.skip_limit={limit:g} "
-            f"allows; the first: {'; '.join(one.reason for one in skipped[:3])}"
-        )
+    kept, skipped = check_audio(prompts, max_seconds=config.model.seconds, workers=WORKERS, title=f"clips of {file}")
+    refuse_many(skipped, len(prompts), config.data.skip_limit, f"{file}: {{}} clips cannot be heard")
     return kept, skipped
 
 
@@ -234,16 +198,10 @@ def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Call
         prompts, heldout, also = read_prompts(config, read)
         return Loaded(build_policy(config, str(accelerator.device)), prompts, heldout, also)
 
-    def opened() -> Path:
-        folder = open_run()
-        if accelerator.is_main_process:
-            list_skipped(folder, skipped)
-        return folder
-
     return run.build_trainer(
         config,
         accelerator,
-        opened,
+        then_list(open_run, skipped, accelerator.is_main_process),
         kind="tokens",
         load=load,
         rows_at_once=config.sampling.rows_at_once,

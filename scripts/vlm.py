@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import run
 from answers_shown import exhibit
-from readable import list_skipped, read_file, readable, short_enough
+from completing import Completing, check_words, completing_policy
+from readable import read_file, readable, short_enough, then_list
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
 from mmgrpo.config import Algorithm, Eval, Optim, Run
@@ -88,33 +89,16 @@ class Data:
 
 
 @dataclass
-class Sampling:
+class Sampling(Completing):
     """How completions are drawn in rollouts and in evaluation."""
 
-    max_tokens: int = 64
-    """The longest completion."""
-    temperature: float = 1.0
-    """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
     top_p: float = 1.0
     """Nucleus of rollouts; below 1 the gradient is biased, for likelihoods are of the whole distribution."""
-    search: str = "sample"
-    """How a group is drawn: sample, or beam, the most likely completions (preset mwer_n_best is made for these)."""
-    evaluation_temperature: float = 0.0
-    """Temperature of evaluation samples; 0 is greedy."""
-    truncated: str = "train"
-    """What happens to completions that do not end within max_tokens: train on them, or mask them (they are still
-    judged, DAPO's overlong filtering)."""
     contrast: str = ""
     """Further samples of a changed prompt, judged and compared with but never trained on:
     shuffled_frames(share=0.5) for T-GRPO."""
-    share_prefix: bool = True
-    """Compute a prompt once for all its samples; off is slower and gives the same numbers."""
     dtype: str = ""
     """Sample in bfloat16 or float16 though likelihoods are computed in model.dtype; empty samples in that too."""
-    tokens_at_once: int = 4096
-    """Memory limit: tokens whose logits are held at one time."""
-    rows_at_once: int = 64
-    """Memory limit: completions drawn at one time in evaluation."""
     features_kept: int = 0
     """Prompts whose features of media are kept over the rounds, with a frozen vision tower only; costs memory."""
 
@@ -169,18 +153,13 @@ def check(config: VlmConfig) -> None:
     """Words that must be among a few."""
     from mmgrpo.blocks import nearest
 
-    for name, value, known in (
-        ("model.family", config.model.family, FAMILIES),
-        ("data.too_long", config.data.too_long, ("refuse", "filter")),
-        ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
-    ):
-        if value not in known:
-            raise ValueError(f"{name}: there is no '{value}'.{nearest(value, known)}")
+    check_words(config, FAMILIES)
+    if config.data.too_long not in (known := ("refuse", "filter")):
+        raise ValueError(f"data.too_long: there is no '{config.data.too_long}'.{nearest(config.data.too_long, known)}")
 
 
 def build_policy(config: VlmConfig, device: str, for_training: bool = True, trained: str | Path = "") -> TokenPolicy:
     """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
-    from mmgrpo.policies.token import TokenPolicy
     from pipelines import family
 
     model, sampling = config.model, config.sampling
@@ -195,21 +174,8 @@ def build_policy(config: VlmConfig, device: str, for_training: bool = True, trai
         fps=model.fps,
         max_prompt_tokens=model.max_prompt_tokens,
     )
-    return TokenPolicy(
-        loaded,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        search=sampling.search,
-        references=config.data.references,
-        top_p=sampling.top_p,
-        evaluation_temperature=sampling.evaluation_temperature,
-        train_truncated=sampling.truncated == "train",
-        share_prefix=sampling.share_prefix,
-        sampling_dtype=sampling.dtype,
-        contrast=sampling.contrast,
-        tokens_at_once=sampling.tokens_at_once,
-        features_kept=sampling.features_kept,
-        device=device,
+    return completing_policy(
+        loaded, config, device, top_p=sampling.top_p, sampling_dtype=sampling.dtype, contrast=sampling.contrast
     )
 
 
@@ -234,16 +200,10 @@ def build_trainer(config: VlmConfig, accelerator: Accelerator, open_run: Callabl
             skipped.extend([*long, *longer, *(one for _, left_out in sets.values() for one in left_out)])
         return Loaded(policy, prompts, heldout, also)
 
-    def opened() -> Path:
-        folder = open_run()
-        if accelerator.is_main_process:
-            list_skipped(folder, skipped)
-        return folder
-
     return run.build_trainer(
         config,
         accelerator,
-        opened,
+        then_list(open_run, skipped, accelerator.is_main_process),
         kind="tokens",
         load=load,
         rows_at_once=config.sampling.rows_at_once,
