@@ -19,7 +19,8 @@ one was not seen but guessed.
 Of a model that hears also what papers report of a whole file: word and character error rate, or BLEU and chrF, by
 groups (voice, noise, ...), how many words were substituted, deleted and inserted, and the worst clips (recognized.py).
 
---help lists the options of models that draw, and with --model.family qwen_vl, whisper or --run those of others.
+--help lists the options of models that draw, and with --model.family (qwen_vl, whisper, duration) or --run those of
+others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from hearing import CLIPS, Hearing
 from majority import agreement, answer_number, majority_at
 from recognized import compared, counters, described, fitting, ranged
 from recognized import told as told_of_clips
+from saying import SOUNDS, Saying
 from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_source, run_config, start
 
 if TYPE_CHECKING:
@@ -91,12 +93,18 @@ class EvaluateHearing(Evaluate, Hearing):
     """How many of the worst clips are told."""
 
 
+@dataclass
+class EvaluateSaying(Evaluate, Saying):
+    """What is measured, of which policy that speaks."""
+
+
 OPTIONS: Mapping[str, Evaluate] = {
     "visual": EvaluateDrawing(),
     "vlm": EvaluateAnswering(),
     "speech": EvaluateHearing(at_once=32),
+    "voice": EvaluateSaying(at_once=32),
 }
-KINDS = {"visual": PICTURES, "vlm": ANSWERS, "speech": CLIPS}
+KINDS = {"visual": PICTURES, "vlm": ANSWERS, "speech": CLIPS, "voice": SOUNDS}
 
 
 def main() -> None:

@@ -1,16 +1,19 @@
-"""Draw pictures, or answer prompts, with a trained or an untrained model.
+"""Draw pictures, answer prompts, or speak, with a trained or an untrained model.
 
     python scripts/sample.py --prompts "a red circle" "two blue squares"        # the embedded base model
     python scripts/sample.py --run runs/demo --before                           # a run's held-out prompts, both models
     python scripts/sample.py --run runs/demo --weights 50 --file prompts.txt --samples 4
     python scripts/sample.py --model.family whisper --prompts a.wav b.flac      # sound files, of a model that hears
+    python scripts/sample.py --run runs/demo_duration --prompts "Good morning!" # said by a policy that speaks
 
 Of a model that draws, written to the output folder: grid.png (all pictures with their prompts), one PNG a picture,
-and samples.json with the prompts, the noise they were drawn from and their rewards. Of a model that answers or hears:
-completions.html with pictures or players, prompts and completions, and the same as lines of JSON. Noise is a function
-of the seed, the prompt's place and the number of samples, so the same call draws the same noise with every model.
+and samples.json with the prompts, the noise they were drawn from and their rewards. Of a model that answers, hears or
+speaks: completions.html with pictures or players, prompts and completions, and the same as lines of JSON. Noise is a
+function of the seed, the prompt's place and the number of samples, so the same call draws the same noise with every
+model.
 
---help lists the options of models that draw, and with --model.family qwen_vl, whisper or --run those of others.
+--help lists the options of models that draw, and with --model.family (qwen_vl, whisper, duration) or --run those of
+others.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ from corpus import aligner
 from door import enter
 from drawing import PICTURES, Drawing
 from hearing import CLIPS, Hearing, clips
+from saying import SOUNDS, Saying
 from sounds_shown import exhibit as hearing_shown
 from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_source, start
+from voice import exhibit as saying_shown
+from voice import recognizer_of
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Drawn, Shown
@@ -70,12 +76,18 @@ class SampleHearing(Sample, Hearing):
     """What is heard, by which model."""
 
 
+@dataclass
+class SampleSaying(Sample, Saying):
+    """What is said, by which policy."""
+
+
 OPTIONS: Mapping[str, Sample] = {
     "visual": SampleDrawing(limit=16),
     "vlm": SampleAnswering(limit=16),
     "speech": SampleHearing(limit=16, at_once=32),
+    "voice": SampleSaying(limit=16, at_once=32),
 }
-KINDS = {"visual": PICTURES, "vlm": ANSWERS, "speech": CLIPS}
+KINDS = {"visual": PICTURES, "vlm": ANSWERS, "speech": CLIPS, "voice": SOUNDS}
 
 
 def main() -> None:
@@ -96,10 +108,16 @@ def main() -> None:
         print(f"{written} pictures in {folder}: see {folder / 'grid.png'}")
     else:
         folder = Path(args.output or Path(args.run) / "completions")
-        named = [*args.rewards, *(config.rewards if args.run else ["one_minus_wer"])]
-        show = partial(hearing_shown, align=aligner(named)) if isinstance(args, SampleHearing) else looking_shown
+        show = shower(args, [*args.rewards, *(config.rewards if args.run else ["one_minus_wer"])])
         written = write_answers(folder, args.samples, drawn, made, show)
         print(f"{written} completions in {folder}: see {folder / 'completions.html'}")
+
+
+def shower(args: Sample, rewards: Sequence[str]) -> Callable[[Path, Shown], None]:
+    """What writes completions: with transcripts word by word of a model that hears, with players of one that speaks."""
+    if isinstance(args, SampleHearing):
+        return partial(hearing_shown, align=aligner(rewards))
+    return partial(saying_shown, recognizer_of(rewards)) if isinstance(args, SampleSaying) else looking_shown
 
 
 def chosen(args: Sample, kind: Kind) -> list[Prompt]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import speech
 import vlm
+import voice
 from run import locate
 
 from mmgrpo.config import build, from_arguments, load_yaml, take_option
@@ -66,15 +67,11 @@ S = TypeVar("S", bound=Source)
 
 
 def modality_of(run: str, family: str) -> str:
-    """``visual``, ``vlm`` or ``speech``: what the model family of a run, or the one that is named, is for."""
+    """``visual``, ``vlm``, ``speech`` or ``voice``: what the model family of a run, or the named one, is for."""
     if run:
         family = read_config(run).get("model", {}).get("family", "")
-    if family == "duration":
-        raise ValueError(
-            "policies that speak (family 'duration') are trained and evaluated by scripts/train_duration.py only; "
-            "their held-out sounds are in the samples of the run folder"
-        )
-    return "vlm" if family in vlm.FAMILIES else "speech" if family in speech.FAMILIES else "visual"
+    families = {"vlm": vlm.FAMILIES, "speech": speech.FAMILIES, "voice": voice.FAMILIES}
+    return next((modality for modality, known in families.items() if family in known), "visual")
 
 
 def read_source(options: Mapping[str, S], kinds: Mapping[str, Kind], description: str) -> tuple[S, Any, Kind]:
@@ -97,8 +94,8 @@ def read_source(options: Mapping[str, S], kinds: Mapping[str, Kind], description
     args = from_arguments(under, sys.argv[1:], description)
     if not args.run and args.weights != "model":
         raise ValueError(f"--weights {args.weights} chooses among the weights of a run; name the run with --run")
-    for name in ("samples", "at_once", *kind.told(args)):
-        if isinstance(value := getattr(args, name), int) and value < 1:
+    for name, value in {"samples": args.samples, "at_once": args.at_once, **kind.told(args)}.items():
+        if isinstance(value, int) and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     return args, config, kind
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Prompt
 
+FAMILIES = ("duration",)
+"""Rows of pipelines.PIPELINES that say how something is spoken, and are trained by scripts/train_duration.py."""
+
 
 @dataclass
 class Model:

@@ -50,6 +50,18 @@ def test_a_run_leaves_a_whole_folder_with_sounds_and_goes_on_where_it_stopped(tm
     for name in lines[1].keys() - {"seconds", "memory", "time/rollout", "time/reward", "time/update"}:
         assert again[1][name] == lines[1][name], name
 
+    judged = ["--rewards", "speaking_rate", "seconds", "--against", "untrained"]
+    run("evaluate.py", "--run", str(folder), *judged, **HERE)
+    measured = json.loads((folder / "evaluation.json").read_text())
+    assert measured["renderer"] == "speaking:hummer"
+    assert measured["rewards"]["seconds"]["mean"] == pytest.approx(found["eval"]["after"]["seconds"]["mean"])
+    assert measured["against"]["rewards"]["seconds"]["mean"] == pytest.approx(
+        found["eval"]["before"]["seconds"]["mean"]
+    )
+    run("sample.py", "--run", str(folder), "--prompts", "one two", "three", "--before", **HERE)
+    page = (folder / "completions" / "completions.html").read_text()
+    assert page.count("<audio controls") == 4 and "one two" in page
+
     trained = ["--model.path", str(folder / "model"), "--output-dir", str(tmp_path), "--name", "further"]
     run("train_duration.py", *SMALL, *trained, "--steps", "1", **HERE)
     before = summary(tmp_path / "further")["eval"]["before"]["seconds"]["mean"]
@@ -90,8 +102,8 @@ def test_what_cannot_start_is_told_in_one_line(tmp_path):
     )
     told = refused("train_duration.py", *given, "--model.path", str(tmp_path))
     assert "is no folder of a duration network: it lacks config.json and model.safetensors" in told
-    told = refused("evaluate.py", "--model.family", "duration")
-    assert "(family 'duration') are trained and evaluated by scripts/train_duration.py only" in told
+    told = refused("sample.py", "--model.family", "duration", "--prompts", "one two", "--samples", "2")
+    assert "--samples 2: the most likely duration is one" in told
 
 
 @pytest.mark.parametrize(
