@@ -11,9 +11,10 @@ import torch
 from building import algorithm_blocks, recipe, trainer
 from torch import Tensor
 
+from mmgrpo.policies.language import KeptFeatures
 from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.prompts import PromptOrder
-from mmgrpo.types import Output, Prompt, Request, Rollout, Text
+from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.causal_lm import load, toy
 
@@ -244,6 +245,26 @@ def test_a_model_without_a_reference_says_how_to_keep_one():
     made = rollout(policy)
     with pytest.raises(ValueError, match="keep_reference=True"):
         rescored(policy, made, "reference_log_probs")
+
+
+def test_features_are_kept_of_the_newest_prompts_that_may_come_again():
+    seen = [Prompt("", str(n), turns=(Turn("user", (Media("image", f"{n}.png"),)),)) for n in range(3)]
+    asked: list[str] = []
+    kept = KeptFeatures(2)
+
+    def features(*numbers: int, changed: int = -1) -> list[float]:
+        prompts = [seen[n] for n in numbers]
+
+        def compute(missing: list[int]) -> list[Tensor]:
+            asked.extend(prompts[place].id for place in missing)
+            return [torch.full((1, 1), float(prompts[place].id)) for place in missing]
+
+        return [float(one) for one in kept.of(prompts, compute, [n != changed for n in numbers])]
+
+    assert features(0, 1) == [0, 1] and asked == ["0", "1"]
+    assert features(1, 2, changed=2) == [1, 2] and asked == ["0", "1", "2"]
+    assert features(0, 2) == [0, 2] and asked == ["0", "1", "2", "2"]  # 0 is still there, 2 was not kept
+    assert features(1, 0) == [1, 0] and asked[4:] == ["0"] and len(kept.kept) == 2  # 2 has pushed the oldest out
 
 
 def test_evaluation_is_greedy_and_the_same_for_every_seed():

@@ -110,8 +110,11 @@ class KeptFeatures:
         self.most = most
         self.kept: dict[int, tuple[Prompt, Float[Tensor, "_ width"]]] = {}
 
-    def of(self, prompts: Sequence[Prompt], compute: Callable[[list[int]], Features]) -> Features:
-        """The features of all prompts; ``compute`` makes those of the places that it is given."""
+    def of(
+        self, prompts: Sequence[Prompt], compute: Callable[[list[int]], Features], again: Sequence[bool]
+    ) -> Features:
+        """The features of all prompts; ``compute`` makes those of the places that it is given. Only those of prompts
+        that may come ``again`` are kept."""
         missing = [place for place, prompt in enumerate(prompts) if prompt.media and id(prompt) not in self.kept]
         made = dict(zip(missing, compute(missing), strict=True)) if missing else {}
         found = {
@@ -119,7 +122,7 @@ class KeptFeatures:
             for place, prompt in enumerate(prompts)
             if prompt.media
         }
-        self.kept.update({id(prompts[place]): (prompts[place], features) for place, features in made.items()})
+        self.kept.update({id(prompts[i]): (prompts[i], features) for i, features in made.items() if again[i]})
         while len(self.kept) > self.most:
             del self.kept[next(iter(self.kept))]
         if not found:

@@ -179,7 +179,7 @@ class TokenPolicy:
             return self._log_softmax(self.network, hidden, begins, divisor)
 
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
-            features = self._seen(context, [one.prompt for one in asked])
+            features = self._seen(context, asked)
             counts = torch.tensor([one.count for one in asked], device=self.device)
             each = torch.arange(len(asked), device=self.device)
             prompt = each.repeat_interleave(counts)
@@ -278,16 +278,17 @@ class TokenPolicy:
         hidden, _ = self.family.hidden(network, ids, whole, places, (), self.family.spread(cache, prompt))
         return torch.cat([first, hidden], 1)
 
-    def _seen(self, context: Context, prompts: Sequence[Prompt]) -> Features:
+    def _seen(self, context: Context, asked: Sequence[Asked]) -> Features:
         """Features for sampling; those of prompts that were seen before are not computed again."""
-        names = [prompt.id for prompt in prompts]
+        names = [one.prompt.id for one in asked]
         if not (self.family.frozen_media and self.kept_features.most):
             return self._features(self.network, context, names)
 
         def compute(missing: list[int]) -> Features:
             return self._features(self.network, context.take(missing), [names[place] for place in missing])
 
-        return self.kept_features.of(prompts, compute)
+        again = [one.origin != CONTRAST for one in asked]  # a changed prompt is changed in another way the next time
+        return self.kept_features.of([one.prompt for one in asked], compute, again)
 
     def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:
         """Features of the context's media, as many for each prompt as it has places for them."""
