@@ -4,6 +4,9 @@
 
 Previews (further outputs of the same rows) are judged by the same rewards and become further columns.
 
+Where the baseline is the reward of a greedy sample (ReMax), one more output of each prompt is drawn, as in
+evaluation, and judged; it is compared with and never trained on.
+
 Groups without spread teach nothing; with ``dynamic_sampling`` fresh prompts are drawn in their place
 until the round is full or the allowed number of draws is spent (DAPO, arXiv:2503.14476, section 3.2).
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from accelerate import Accelerator
@@ -23,8 +26,11 @@ from mmgrpo.judge import Scorer, Verdict, judge, mean_of_valid
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.randomness import derive
 from mmgrpo.ranks import Share, gather_decisions, gather_verdict, join_decisions, row_counts
-from mmgrpo.types import CONTRAST, OWN, Policy, Prompt, Request, Rollout
+from mmgrpo.types import CONTRAST, OWN, Decisions, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
+
+ADDED = frozenset({"greedy_value"})
+"""Fields of decisions that a round adds to those of the policy, where the recipe wants them."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +80,15 @@ def collect(
         share = Share.of(wanted, accelerator, "the number of prompts a round")
         slots = range(share.start, share.stop)
         started = time.perf_counter()
-        rollout = policy.rollout(
-            Request(
-                prompts=[prompts[indices[slot]] for slot in slots],
-                slots=[draw * settings.prompts + slot for slot in slots],
-                group_size=settings.group_size,
-                seed=derive(seed, "round", number),
-                round=number,
-            )
+        request = Request(
+            prompts=[prompts[indices[slot]] for slot in slots],
+            slots=[draw * settings.prompts + slot for slot in slots],
+            group_size=settings.group_size,
+            seed=derive(seed, "round", number),
+            round=number,
         )
+        rollout = policy.rollout(request)
+        greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
         clock["rollout"] += time.perf_counter() - started
         started = time.perf_counter()
         columns = [judge(scorers, rollout.prompts, rollout.outputs)]
@@ -91,9 +97,13 @@ def collect(
         names += [f"{scorer.name}@{preview}" for preview in rollout.previews for scorer in scorers]
         weights = torch.tensor([scorer.weight for scorer in scorers] * len(columns), device=accelerator.device)
         local = Verdict(torch.cat([c.values for c in columns], 1), torch.cat([c.valid for c in columns], 1))
+        drawn = rollout.decisions
+        if greedy:
+            verdict = judge(scorers, request.prompts, greedy)
+            drawn, local = compared_with(verdict, request.prompts, rollout, local, weights)
         clock["reward"] += time.perf_counter() - started
         rollouts.append(rollout)
-        gathered.append(gather_decisions(rollout.decisions, accelerator, draw))
+        gathered.append(gather_decisions(drawn, accelerator, draw))
         verdicts.append(gather_verdict(local, accelerator))
         counts = row_counts(rollout.decisions.origin, accelerator)
         before = made_rows + sum(counts[: accelerator.process_index])
@@ -133,3 +143,19 @@ def collect(
             metrics[f"reward/{name}/contrast"] = mean_of_valid(other, column)[0]
     batch = Batch(rollouts, places, decisions, made.advantages, made.mask)
     return Round(batch, rollouts, verdict, cursor, metrics)
+
+
+def compared_with(
+    greedy: Verdict, prompts: Sequence[Prompt], rollout: Rollout, verdict: Verdict, weights: Tensor
+) -> tuple[Decisions, Verdict]:
+    """The decisions with the weighted reward of their prompt's greedy output, and the verdict on their rows.
+
+    Where the greedy output could not be scored, its group has nothing to be compared with and counts as unscored.
+    """
+    place = {id(prompt): number for number, prompt in enumerate(prompts)}
+    row = torch.tensor([place.get(id(prompt), 0) for prompt in rollout.prompts])  # changed prompts are not trained
+    columns = len(weights) // greedy.values.shape[1]  # those of previews have no greedy output of their own
+    scored = (greedy.valid.repeat(1, columns) | (weights.cpu() == 0)).all(1)
+    total = greedy.values.repeat(1, columns) @ weights.cpu()
+    fields = {**rollout.decisions.fields, "greedy_value": total[row].to(weights.device)}
+    return replace(rollout.decisions, fields=fields), Verdict(verdict.values, verdict.valid & scored[row, None])

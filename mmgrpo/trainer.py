@@ -35,7 +35,7 @@ from mmgrpo.checkpoint import (
     save_checkpoint,
     trained_tensors,
 )
-from mmgrpo.collect import Round, RoundSettings, collect
+from mmgrpo.collect import ADDED, Round, RoundSettings, collect
 from mmgrpo.evaluation import HELDOUT, ErrorRate, Evaluation, Shown, evaluate, sections, titled
 from mmgrpo.files import write_text
 from mmgrpo.judge import Scorer
@@ -125,7 +125,7 @@ class Trainer:
                 f"does not give (it gives {', '.join(sorted(self.policy.provides))}); "
                 "choose another preset or objective"
             )
-        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields
+        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields - ADDED
         if absent:
             raise ValueError(
                 f"the algorithm's advantages or weights need {', '.join(sorted(absent))} of every sample or decision, "

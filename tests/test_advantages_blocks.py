@@ -73,7 +73,7 @@ def test_reference_baselines_subtract_the_field():
     assert advantage(batch(A, reference_value=[0.25] * 4), "static_reference").tolist() == near(
         0.75, -0.25, -0.25, 0.75
     )
-    assert advantage(batch(A, reference_value=[0.6] * 4), "greedy").tolist() == near(0.4, -0.6, -0.6, 0.4)
+    assert advantage(batch(A, greedy_value=[0.6] * 4), "greedy").tolist() == near(0.4, -0.6, -0.6, 0.4)
 
 
 def test_batch_mean_compares_across_groups():
@@ -194,7 +194,8 @@ def test_two_samples_get_the_same_advantage_whatever_the_gap(gap):
 CENTRING = ["group_mean", "leave_one_out"]
 GROUP_SCALES = ["none", "group_std", "group_std_floor", "leave_one_out_std", "batch_std_centred"]
 LENGTH = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
-ENTRIES = {"length": LENGTH, "reference_value": torch.full((11,), 0.3, dtype=torch.float64)}
+VALUE = torch.full((11,), 0.3, dtype=torch.float64)
+ENTRIES = {"length": LENGTH, "reference_value": VALUE, "greedy_value": VALUE}
 
 
 def ragged():
@@ -227,7 +228,8 @@ def test_permuting_rows_permutes_what_a_scale_gives(scale):
 @pytest.mark.parametrize("baseline", [arguments(name) for name in BASELINES])
 def test_groups_of_one_and_groups_without_spread_give_finite_advantages(baseline, scale):
     inputs = batch([0.7], [0.3, 0.3, 0.3], [1.0, 0.0], [0.0, 0.0], length=[1, 2, 3, 4, 5, 6, 7, 8])
-    made = advantage(inputs | {"reference_value": inputs["values"] * 0 + 0.4}, baseline, scale)
+    other = inputs["values"] * 0 + 0.4
+    made = advantage(inputs | {"reference_value": other, "greedy_value": other}, baseline, scale)
     assert torch.isfinite(made).all() and made.abs().max() < 20
     if baseline in CENTRING and scale != "token_whiten":
         assert (made[:4] == 0).all() and (made[6:] == 0).all()

@@ -389,13 +389,13 @@ def test_a_recipe_knows_the_fields_and_keys_it_needs():
     recipe = AdvantageRecipe.of(
         Algorithm(baseline="greedy", credit="top_entropy", select=["drop_truncated"], keys=["prompt", "tree"])
     )
-    assert recipe.fields == {"reference_value", "entropy", "truncated"}
+    assert recipe.fields == {"greedy_value", "entropy", "truncated"}
     assert recipe.key_names == ("prompt", "tree")
     assert AdvantageRecipe.of(Algorithm()).fields == frozenset()
 
 
 def test_a_field_or_key_that_the_rollout_lacks_is_named():
     with pytest.raises(KeyError, match="reference_value"):
-        made([1, 0, 0, 1], four(), baseline="greedy")
+        made([1, 0, 0, 1], four(), baseline="static_reference")
     with pytest.raises(KeyError, match="'tree', a key that this policy's rollouts do not have"):
         made([1, 0, 0, 1], four(), keys=["tree"])

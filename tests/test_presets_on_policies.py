@@ -20,16 +20,10 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
 from pipelines.causal_lm import toy
 
-NO_REFERENCE_VALUE = {"remax": "need reference_value"}
-"""Presets that need what no policy records yet, and what the refusal says."""
 NO_TREES = {"tree_grpo": "algorithm.keys names tree"}
 """Presets that need samples in trees, which only denoising policies grow."""
-REFUSED = {
-    "gaussian": NO_REFERENCE_VALUE,
-    "tokens": NO_REFERENCE_VALUE | NO_TREES,
-    "matching": NO_REFERENCE_VALUE | NO_TREES,
-}
-"""Presets that suit a kind of policy but need more than it gives."""
+REFUSED = {"gaussian": {}, "tokens": NO_TREES, "matching": NO_TREES}
+"""Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
 PLANS = {"tree_grpo": "one_step_branch(roots=2)", "granular_grpo": "one_step_branch(draw='all')"} | {
     name: "branch_tree(splits=[0,1,2])" for name in ("branch_grpo", "branch_grpo_pruned", "flow_tree_grpo")
 }

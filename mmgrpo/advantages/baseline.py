@@ -52,10 +52,15 @@ def batch_mean(values: Values, stat: Rows) -> Values:
 def static_reference(reference_value: Values) -> Values:
     """A value that the rollout brings along in the field ``reference_value``.
 
-    The mean reward of a frozen policy's samples (PVPO, arXiv:2508.21104), or the reward of the greedy
-    decode or the noise-free ODE sample (ReMax, arXiv:2310.10505).
+    The mean reward of a frozen policy's samples (PVPO, arXiv:2508.21104).
     """
     return reference_value
+
+
+def greedy(greedy_value: Values) -> Values:
+    """The weighted reward of the prompt's greedy decode, noise-free ODE sample or most likely choice (ReMax,
+    arXiv:2310.10505), which each round draws beside the groups."""
+    return greedy_value
 
 
 def runner_up(values: Values, key: Key, stat: Rows) -> Values:
@@ -97,7 +102,7 @@ BASELINES = {
     "length_weighted": Block(length_weighted, (*GROUP, "length"), "group"),
     "batch_mean": Block(batch_mean, ("values", "stat"), "group"),
     "static_reference": Block(static_reference, ("reference_value",)),
-    "greedy": Block(static_reference, ("reference_value",)),
+    "greedy": Block(greedy, ("greedy_value",)),
     "runner_up": Block(runner_up, GROUP, "group"),
     "virtual_max": Block(virtual_max, GROUP, "group"),
 }

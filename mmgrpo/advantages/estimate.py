@@ -84,6 +84,11 @@ class AdvantageRecipe:
         """Bind a recipe as it is written; unknown names and parameters are errors here, not in the run."""
         if not written.keys:
             raise ValueError("algorithm.keys is empty; name at least one group key, e.g. ['prompt']")
+        if parse(written.baseline)[0] == "greedy" and parse(written.combine)[0] != "weighted_sum":
+            raise ValueError(
+                f"algorithm.baseline 'greedy' is one number for all rewards together, and algorithm.combine "
+                f"'{written.combine}' compares each of them; choose weighted_sum or another baseline"
+            )
         selectors = [bind(text, SELECTORS, "algorithm.select") for text in written.select]
         is_before = [parse(text)[0] in BEFORE for text in written.select]
         return AdvantageRecipe(

@@ -266,7 +266,7 @@ CATALOGUE: dict[str, Preset] = {
         select=["drop_zero_spread(least=1e-6)"],
         terms=["kl_k3(coef=0.04)"],
     ),
-    # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline, field reference_value.
+    # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline.
     "remax": _any(
         "REINFORCE with the greedy sample's reward as baseline.",
         baseline="greedy",
