@@ -88,6 +88,9 @@ class Optim:
     """Decay of the average of the trained weights, min((1+s)/(10+s), ema) at step s; 0 keeps none."""
     ema_every: int = 1
     """Optimizer steps between two updates of the average."""
+    blend: float = 1.0
+    """Share of the weights' change that evaluation and the saved model keep: before + blend (after - before). Below 1
+    they forget less of what the model could do before (WiSE-FT, arXiv:2109.01903)."""
 
 
 @dataclass

@@ -1,9 +1,9 @@
-"""The optimizer steps of a run, and the average of the weights they make."""
+"""The optimizer steps of a run, and what becomes of the weights they make: averages, and less change."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ class Schedule:
     evaluations_at_once: int = 64
     ema: float = 0.0
     ema_every: int = 1
+    blend: float = 1.0
 
     def __post_init__(self) -> None:
         if self.decay not in ("constant", "linear", "cosine"):
@@ -68,14 +69,52 @@ class Ema:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the average in the place of the weights for the length of a ``with`` block."""
-        kept = [parameter.detach().clone() for parameter in self.parameters]
-        self._fill(self.shadow)
-        try:
+        with replaced(self.parameters, self.shadow):
             yield
-        finally:
-            self._fill(kept)
+
+
+class Blend:
+    """Weights between those before and those now, before + share (now - before), which forget less of what the network
+    could do before (WiSE-FT, arXiv:2109.01903).
+
+    Adapters change a weight by a product B A. Only B is moved back, to zero where they are new, so that the share is
+    one of that product.
+    """
+
+    def __init__(self, trained: Mapping[str, nn.Parameter], share: float) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"blend must lie above 0 and at most at 1, which keeps all of the change; got {share}")
+        self.parameters = [parameter for name, parameter in trained.items() if ".lora_A." not in name]
+        self.share = share
+        self.before = [parameter.detach().clone() for parameter in self.parameters]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the blend in the place of the weights for the length of a ``with`` block."""
+        with replaced(self.parameters, self.blended()):
+            yield
 
     @torch.no_grad()
-    def _fill(self, values: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.copy_(value)
+    def blended(self) -> list[Tensor]:
+        """The weights between."""
+        return [
+            b.lerp(parameter.detach(), self.share) for b, parameter in zip(self.before, self.parameters, strict=True)
+        ]
+
+
+@contextmanager
+def replaced(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
+    """Other values in the place of the weights for the length of a ``with`` block."""
+    kept = [parameter.detach().clone() for parameter in parameters]
+    fill(parameters, values)
+    try:
+        yield
+    finally:
+        fill(parameters, kept)
+
+
+@torch.no_grad()
+def fill(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    """Copy values into weights."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -15,8 +15,8 @@ import math
 import resource
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +40,7 @@ from mmgrpo.evaluation import HELDOUT, ErrorRate, Evaluation, Shown, evaluate, s
 from mmgrpo.files import write_text
 from mmgrpo.judge import Scorer
 from mmgrpo.metrics import MetricsLog
-from mmgrpo.optim import Ema, Schedule
+from mmgrpo.optim import Blend, Ema, Schedule
 from mmgrpo.prompts import PromptOrder
 from mmgrpo.randomness import stream
 from mmgrpo.ranks import largest, sum_gradients
@@ -104,6 +104,7 @@ class Trainer:
             weight_decay=schedule.weight_decay,
         )
         self.ema = Ema(list(self.trained.values()), schedule.ema, schedule.ema_every) if schedule.ema else None
+        self.blend = Blend(self.trained, schedule.blend) if schedule.blend != 1 else None
         self.order = PromptOrder(len(prompts), seed)
         self.log = MetricsLog(folder)
         self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
@@ -303,8 +304,8 @@ class Trainer:
         """Evaluate (with the averaged weights where they are kept) and write values and samples."""
         settings = self.evaluation
 
-        def run() -> tuple[Evaluation, Shown]:
-            return evaluate(
+        with self.published():
+            result, shown = evaluate(
                 self.policy,
                 self.scorers,
                 prompts,
@@ -316,12 +317,6 @@ class Trainer:
                 title=f"evaluate {title}",
                 rates=settings.rates,
             )
-
-        if self.ema is not None and self.step > 0:
-            with self.ema.applied():
-                result, shown = run()
-        else:
-            result, shown = run()
         if self.accelerator.is_main_process:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -351,9 +346,19 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def save_model(self, folder: Path) -> None:
-        """The trained weights (the average, where it is kept) in the family's own format."""
-        with self.ema.applied() if self.ema is not None else nullcontext():
+        """The trained weights (``published``) in the family's own format."""
+        with self.published():
             self.policy.save(folder)
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """For the length of a ``with`` block the weights that are evaluated and saved: the average of those on the way,
+        where one is kept, and of its change the share that is."""
+        with ExitStack() as stack:
+            for one in (self.ema, self.blend):
+                if one is not None:
+                    stack.enter_context(one.applied())
+            yield
 
     def resume(self) -> bool:
         """Continue from the newest complete checkpoint; False when there is none yet."""

@@ -71,8 +71,8 @@ NATURAL = {
 """Recordings of people and what they say (a hesitation in 0920 is not written). Raw files: 16 bits, 16 kHz."""
 
 
-TELEPHONE = slice(100, 160)
-"""Which announcements are taken, of all that fit in a drawn order; the first hundred have helped to choose settings."""
+TELEPHONE = {"telephone_train": slice(0, 100), "telephone": slice(100, 160)}
+"""Which announcements are for training and for evaluation, of all that fit in a drawn order."""
 
 
 @dataclass
@@ -88,7 +88,8 @@ class Args:
     natural: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
     """Folder of pocketsphinx's test data: also write natural.jsonl and natural/."""
     telephone: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
-    """Folder that holds Asterisk's sounds and documentation: also write telephone.jsonl and telephone/."""
+    """Folder that holds Asterisk's sounds and documentation: also write telephone_train.jsonl, telephone.jsonl and
+    their clips."""
 
 
 def main() -> None:
@@ -100,7 +101,8 @@ def main() -> None:
     if args.natural:
         print(f"{args.output / 'natural'}.jsonl: {write_natural(args.output, args.natural)} clips")
     if args.telephone:
-        print(f"{args.output / 'telephone'}.jsonl: {write_telephone(args.output, args.telephone)} clips")
+        for split, count in write_telephone(args.output, args.telephone).items():
+            print(f"{args.output / split}.jsonl: {count} clips")
 
 
 def split_sentences(sentences: list[str], seed: int) -> dict[str, list[str]]:
@@ -147,8 +149,11 @@ def write_natural(folder: Path, source: Path) -> int:
     return len(lines)
 
 
-def write_telephone(folder: Path, source: Path) -> int:
-    """Write announcements of a telephone exchange, spoken by Allison Smith, and their rows; how many there are."""
+def write_telephone(folder: Path, source: Path) -> dict[str, int]:
+    """Write announcements of a telephone exchange, spoken by Allison Smith, and their rows; how many of each split.
+
+    Those for training hold no signs, which she reads as words, and say nothing that those of evaluation say.
+    """
     import gzip
 
     import soundfile
@@ -170,16 +175,29 @@ def write_telephone(folder: Path, source: Path) -> int:
         and 1.5 <= soundfile.info(sounds / f"{name}.wav").duration <= 9
     ]
     random.Random(0).shuffle(fitting)
-    lines = []
-    for name in fitting[TELEPHONE]:
-        samples, rate = soundfile.read(sounds / f"{name}.wav", dtype="float32")
-        clip = resample(Audio(torch.from_numpy(samples)[None], rate), RATE)
-        file = f"telephone/{name.replace('/', '-')}.opus"
-        write_bytes(folder / file, opus(clip.samples[0].numpy()))
-        meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
-        lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, said[name], meta))
-    write_text(folder / "telephone.jsonl", "".join(lines))
-    return len(lines)
+    splits = {split: fitting[part] for split, part in TELEPHONE.items()}
+    kept = {_bare(said[name]) for name in splits["telephone"]}
+    splits["telephone_train"] = [
+        name
+        for name in splits["telephone_train"]
+        if _bare(said[name]) not in kept and not re.search("[*#]", said[name])
+    ]
+    for split, names in splits.items():
+        lines = []
+        for name in names:
+            samples, rate = soundfile.read(sounds / f"{name}.wav", dtype="float32")
+            clip = resample(Audio(torch.from_numpy(samples)[None], rate), RATE)
+            file = f"{split}/{name.replace('/', '-')}.opus"
+            write_bytes(folder / file, opus(clip.samples[0].numpy()))
+            meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
+            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, said[name], meta))
+        write_text(folder / f"{split}.jsonl", "".join(lines))
+    return {split: len(names) for split, names in splits.items()}
+
+
+def _bare(said: str) -> str:
+    """Only the letters, to compare."""
+    return re.sub("[^a-z]", "", said.lower())
 
 
 def _row(name: str, file: str, said: str, meta: dict[str, Any]) -> str:

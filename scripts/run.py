@@ -147,6 +147,7 @@ def build_trainer(
             evaluations_at_once=optim.evaluations_at_once,
             ema=optim.ema,
             ema_every=optim.ema_every,
+            blend=optim.blend,
         ),
         evaluation=EvalSettings(
             prompts=loaded.heldout,
@@ -172,23 +173,33 @@ def read_prompts(
 ) -> tuple[list[Prompt], list[Prompt], dict[str, list[Prompt]]]:
     """The prompts of training, the held-out ones, and those of eval.also by name; ``read`` reads a file.
 
-    One of evaluation that is also trained on is an error.
+    One of evaluation that is also trained on is an error, and so is one that is in two files of training.
     """
     from mmgrpo.evaluation import HELDOUT
 
     data, files = config.data, also_files(config.eval.also)
-    prompts = read(locate(data.train))
+    prompts: list[Prompt] = []
+    seen: dict[tuple[Hashable, ...], str] = {}
+    for path in (data.train, *data.also):
+        further = read(locate(path))
+        refuse_seen(further, seen, path)
+        prompts += further
+        seen |= dict.fromkeys(map(content, further), path)
     if config.eval.skip:
         return prompts, [], {}
-    seen = {content(prompt) for prompt in prompts}
     found = {}
     for name, path in {**({HELDOUT: data.heldout} if data.heldout else {}), **files}.items():
         found[name] = read(locate(path))
-        for prompt in found[name]:
-            if content(prompt) in seen:
-                raise ValueError(f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {data.train}")
+        refuse_seen(found[name], seen, path)
         found[name] = found[name][: config.eval.prompts or None]
     return prompts, found.pop(HELDOUT, []), found
+
+
+def refuse_seen(prompts: Sequence[Prompt], seen: Mapping[tuple[Hashable, ...], str], path: str) -> None:
+    """ValueError for a prompt of ``path`` that a file of training has as well."""
+    for prompt in prompts:
+        if (one := content(prompt)) in seen:
+            raise ValueError(f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {seen[one]}")
 
 
 def also_files(paths: Sequence[str]) -> dict[str, str]:

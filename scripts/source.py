@@ -126,6 +126,7 @@ def prompts_of_file(source: Source, kind: Kind) -> list[Prompt]:
 def load_weights(source: Source, kind: Kind, device: str) -> Policy:
     """The policy with the weights that are asked for."""
     from mmgrpo.checkpoint import latest_checkpoint, load_checkpoint, restore_network
+    from mmgrpo.optim import Blend, fill
 
     folder = Path(source.run)
     if not source.run or source.weights == UNTRAINED:
@@ -139,9 +140,14 @@ def load_weights(source: Source, kind: Kind, device: str) -> Policy:
         return kind.policy(source, device, folder / "model")
     checkpoint = checkpoint_of(folder / "checkpoints", source.weights, latest_checkpoint(folder / "checkpoints"))
     policy = kind.policy(source, device, "")
+    share = read_config(source.run)["optim"].get("blend", 1.0)
+    trained = {name: weight for name, weight in policy.network.named_parameters() if weight.requires_grad}
+    blend = Blend(trained, share) if share != 1 else None
     tensors = load_checkpoint(checkpoint).tensors
-    # Where an average of the weights is kept, it is what a run evaluates and saves.
+    # Where an average of the weights is kept, it is what a run evaluates and saves, and of it a share.
     restore_network(policy.network, tensors["ema"] if "ema" in tensors else tensors["weights"])
+    if blend is not None:
+        fill(blend.parameters, blend.blended())
     return policy
 
 

@@ -71,6 +71,8 @@ class Data:
     train: str = "assets/speech/train.jsonl"
     """Training clips: JSONL with audio (a path), answer (the transcript, translation or answer), meta, and for
     qwen_audio text (what is asked); or a data set hf:<folder or hub id>@<split> (docs/data.md)."""
+    also: list[str] = field(default_factory=list)
+    """Further files of training clips, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "assets/speech/heldout.jsonl"
     """Evaluation clips; one of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""

@@ -60,6 +60,8 @@ class Data:
 
     train: str = "assets/scenes/train.jsonl"
     """Training prompts: JSONL (text, answer, meta) or text (a prompt a line)."""
+    also: list[str] = field(default_factory=list)
+    """Further files of training prompts, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "assets/scenes/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     per_round: int = 8

@@ -70,6 +70,8 @@ class Data:
     train: str = "data/questions/train.jsonl"
     """Training prompts: JSONL (text or messages with image and video parts, answer, task, meta), or a data set
     hf:<folder or hub id>@<split>."""
+    also: list[str] = field(default_factory=list)
+    """Further files of training prompts, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "data/questions/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""

@@ -63,6 +63,8 @@ class Data:
 
     train: str = "assets/speech/say_train.txt"
     """Texts to speak in training: a text a line, or JSONL with text."""
+    also: list[str] = field(default_factory=list)
+    """Further files of training texts, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "assets/speech/say_heldout.txt"
     """Texts of evaluation; one of the training file among them is an error. Empty: no evaluation."""
     per_round: int = 4
