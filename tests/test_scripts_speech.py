@@ -61,7 +61,7 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(m
     kinds = corpus["substituted"] + corpus["deleted"] + corpus["inserted"]
     assert kinds == found["wer"]["heldout"]["errors"]["after"] and corpus["words"] == found["wer"]["heldout"]["units"]
     assert "all together" in measured.stdout and "worst clips" in measured.stdout
-    assert (folder / "report.html").is_file() and (folder / "model" / "model.safetensors").is_file()
+    assert (folder / "report.html").is_file() and (folder / "model" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.slow
@@ -149,7 +149,15 @@ def test_a_clip_of_a_further_file_that_is_trained_on_is_an_error():
     config = SpeechConfig(data=Data(train="train", heldout="heldout"), eval=Eval(also=["x.jsonl"]))
     with pytest.raises(ValueError, match=r"^x.jsonl: prompt '4' \('b'\) is also in train"):
         read_prompts(config, files.__getitem__)
+    config.data.also = ["x.jsonl", "y.jsonl"]
+    with pytest.raises(ValueError, match=r"^x.jsonl: prompt '4' \('b'\) is also in train"):
+        read_prompts(config, files.__getitem__)
+    files |= {"x.jsonl": [Prompt("d", "4")], "y.jsonl": [Prompt("e", "5")]}
+    with pytest.raises(ValueError, match=r"^x.jsonl: prompt '4' \('d'\) is also in x.jsonl"):
+        read_prompts(config, files.__getitem__)
     config.eval.skip = True
+    assert read_prompts(config, files.__getitem__) == ([*files["train"], *files["x.jsonl"], *files["y.jsonl"]], [], {})
+    config.data.also = []
     assert read_prompts(config, files.__getitem__) == (files["train"], [], {})
     files["x.jsonl"] = [Prompt("d", "4"), Prompt("e", "5")]
     config.eval = Eval(also=["x.jsonl"], prompts=1)
@@ -174,4 +182,4 @@ def test_the_arithmetic_is_told(monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "argv", ["train_speech.py", "--config", str(RECIPE), "--dry-run"])
     train_speech.main()
-    assert "4 clips x 8 transcripts = 32 of at most 32 tokens" in capsys.readouterr().out
+    assert "6 clips x 8 transcripts = 48 of at most 32 tokens" in capsys.readouterr().out

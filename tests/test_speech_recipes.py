@@ -14,9 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 import train_speech
 import yaml
 from accelerate.state import AcceleratorState
+from hearing import CLIPS, Hearing, settings
+from source import load_weights, run_config
 from speech import SpeechConfig, arithmetic
 from test_scripts import command, environment, run, summary
 
@@ -179,6 +182,26 @@ def test_a_killed_run_resumes_to_the_weights_of_one_that_never_stopped(family, r
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
     assert weights[0] != (Path(model) / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_keeps_the_share_of_the_change_that_the_saved_model_keeps(
+    small_whisper, clips, tmp_path, monkeypatch
+):
+    given = small(tmp_path, "--model.path", small_whisper, "--model.lora-rank", 2, *files(tmp_path, clips, ""))
+    given += ["--optim.blend", 0.5, "--optim.lr", 1e-2, "--eval.skip", "--rewards", "sentence_chrf", "--name", "half"]
+    train(monkeypatch, *given)
+    config = run_config(str(tmp_path / "half"), CLIPS)
+    model, latest = (
+        dict(
+            load_weights(
+                Hearing(run=str(tmp_path / "half"), weights=one, **settings(config)), CLIPS, "cpu"
+            ).network.named_parameters()
+        )
+        for one in ("model", "latest")
+    )
+    assert all(torch.equal(value, latest[name]) for name, value in model.items())
+    assert any("lora_B" in name and value.abs().max() > 1e-3 for name, value in model.items())
 
 
 @pytest.mark.slow

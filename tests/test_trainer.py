@@ -6,8 +6,10 @@ import pytest
 import torch
 from building import misses, near_one, recipe, trainer
 from reference_grpo import train
+from torch import nn
 from toys import toy_policy, toy_prompts
 
+from mmgrpo.optim import Blend
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, accumulate_gradients
@@ -263,6 +265,39 @@ def test_the_average_of_the_weights_is_what_evaluation_uses_and_training_does_no
     assert torch.equal(policy.network.outer.bias, trained)
 
 
+@pytest.mark.parametrize("settings", [{"blend": 0.25}, {"blend": 0.25, "ema": 0.9}])
+def test_a_share_of_the_change_is_what_is_evaluated_and_saved_and_not_what_is_trained(settings, tmp_path):
+    policy = toy_policy()
+    before = policy.network.outer.bias.detach().clone()
+    made = trainer(policy, tmp_path, toy_prompts(2), steps=3, **settings)
+    plain = trainer(toy_policy(), tmp_path / "plain", toy_prompts(2), steps=3, **{**settings, "blend": 1.0})
+    made.fit(), plain.fit()
+    trained = policy.network.outer.bias.detach().clone()
+    assert torch.equal(trained, plain.policy.network.outer.bias)
+    with plain.published():
+        whole = plain.policy.network.outer.bias - before
+    with made.published():
+        assert torch.allclose(policy.network.outer.bias - before, whole / 4, atol=1e-7) and whole.abs().max() > 1e-3
+    assert torch.equal(policy.network.outer.bias, trained)
+
+
+def test_the_share_of_adapters_is_one_of_their_product():
+    a, b = nn.Parameter(torch.tensor([[2.0, 0.0]])), nn.Parameter(torch.zeros(2, 1))
+    blend = Blend({"q.lora_A.default.weight": a, "q.lora_B.default.weight": b}, 0.5)
+    with torch.no_grad():
+        a.copy_(torch.tensor([[4.0, 1.0]]))
+        b.copy_(torch.tensor([[1.0], [2.0]]))
+    with blend.applied():
+        assert (b @ a).tolist() == [[2, 0.5], [4, 1]]
+    assert (b @ a).tolist() == [[4, 1], [8, 2]]
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_a_share_of_nothing_or_of_more_than_all_is_refused(share, tmp_path):
+    with pytest.raises(ValueError, match="blend must lie above 0 and at most at 1"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), blend=share)
+
+
 def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
     def fresh(folder):
         return trainer(
@@ -275,6 +310,7 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
             steps=9,
             updates=2,
             ema=0.8,
+            blend=0.5,
             save_every=2,
             warmup=3,
             decay="cosine",
