@@ -190,9 +190,16 @@ def write_telephone(folder: Path, source: Path) -> dict[str, int]:
             file = f"{split}/{name.replace('/', '-')}.opus"
             write_bytes(folder / file, opus(clip.samples[0].numpy()))
             meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
-            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, said[name], meta))
+            text = _sentence(said[name]) if split == "telephone_train" else said[name]
+            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, text, meta))
         write_text(folder / f"{split}.jsonl", "".join(lines))
     return {split: len(names) for split, names in splits.items()}
+
+
+def _sentence(said: str) -> str:
+    """As people write it; the package's texts are careless about capitals and full stops."""
+    whole = said[0].upper() + said[1:]
+    return whole if whole[-1] in ".!?" else f"{whole}."
 
 
 def _bare(said: str) -> str:
