@@ -99,8 +99,8 @@ def collect(
         local = Verdict(torch.cat([c.values for c in columns], 1), torch.cat([c.valid for c in columns], 1))
         drawn = rollout.decisions
         if greedy:
-            verdict = judge(scorers, request.prompts, greedy)
-            drawn, local = compared_with(verdict, request.prompts, rollout, local, weights)
+            best = judge(scorers, request.prompts, greedy)
+            drawn, local = compared_with(best, request.prompts, rollout, local, weights)
         clock["reward"] += time.perf_counter() - started
         rollouts.append(rollout)
         gathered.append(gather_decisions(drawn, accelerator, draw))

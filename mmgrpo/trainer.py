@@ -301,7 +301,7 @@ class Trainer:
         return f"reward/{weighted[0].name}/mean"
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
-        """Evaluate (with the averaged weights where they are kept) and write values and samples."""
+        """Evaluate the ``published`` weights and write values and samples."""
         settings = self.evaluation
 
         with self.published():
