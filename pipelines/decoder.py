@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pipelines.kv import spread_cache
 from pipelines.pretrained import computing, recompute, save_network
 
 
-class Decoder:
+class Decoder(ABC):
     """The half of a ``TokenFamily`` that does not depend on what is shown: a family adds how prompts are encoded,
     what their media say (``features``), and which part of its network reads embeddings (``body``)."""
 
@@ -29,9 +30,9 @@ class Decoder:
     place_ids: frozenset[int]
     silent_at_first_ids: frozenset[int] = frozenset()
 
+    @abstractmethod
     def body(self, network: Any) -> Any:
         """The part of the network that reads embeddings."""
-        raise NotImplementedError
 
     def saved(self) -> Sequence[Any]:
         """What is saved beside the network: tokenizer, processor."""

@@ -190,8 +190,7 @@ def write_telephone(folder: Path, source: Path) -> dict[str, int]:
             file = f"{split}/{name.replace('/', '-')}.opus"
             write_bytes(folder / file, opus(clip.samples[0].numpy()))
             meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
-            text = _sentence(said[name]) if split == "telephone_train" else said[name]
-            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, text, meta))
+            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, _sentence(said[name]), meta))
         write_text(folder / f"{split}.jsonl", "".join(lines))
     return {split: len(names) for split, names in splits.items()}
 

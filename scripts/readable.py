@@ -33,15 +33,15 @@ def readable(prompts: Sequence[Prompt], file: str, limit: float) -> tuple[list[P
     if not any(prompt.media for prompt in prompts):
         return list(prompts), []
     kept, skipped = check_media(prompts, workers=WORKERS, title=f"media of {file}")
-    refuse_many(skipped, len(prompts), limit, f"{file}: {{}} prompts show something that cannot be read")
+    refuse_many(skipped, len(prompts), limit, file, "prompts show something that cannot be read")
     return kept, skipped
 
 
-def refuse_many(skipped: Sequence[Skipped], of: int, limit: float, told: str) -> None:
-    """ValueError where more than the share ``limit`` is left out, or all; ``told`` has a place for how many."""
+def refuse_many(skipped: Sequence[Skipped], of: int, limit: float, file: str, told: str) -> None:
+    """ValueError where more than the share ``limit`` of a file is left out, or all; ``told`` is what is wrong."""
     if len(skipped) > limit * of or len(skipped) == of:
         raise ValueError(
-            f"{told.format(f'{len(skipped)} of {of}')}, more than data.skip_limit={limit:g} allows; the first: "
+            f"{file}: {len(skipped)} of {of} {told}, more than data.skip_limit={limit:g} allows; the first: "
             f"{'; '.join(one.reason for one in skipped[:3])}"
         )
 

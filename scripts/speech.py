@@ -183,7 +183,7 @@ def audible(prompts: list[Prompt], file: str, config: SpeechConfig) -> tuple[lis
     from pipelines.speech.audio import check_audio
 
     kept, skipped = check_audio(prompts, max_seconds=config.model.seconds, workers=WORKERS, title=f"clips of {file}")
-    refuse_many(skipped, len(prompts), config.data.skip_limit, f"{file}: {{}} clips cannot be heard")
+    refuse_many(skipped, len(prompts), config.data.skip_limit, file, "clips cannot be heard")
     return kept, skipped
 
 
