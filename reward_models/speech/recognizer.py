@@ -98,7 +98,7 @@ class Recognizer:
         """Greedy transcript, which ends at thrice the length of the text: a loop is as wrong by then as ``cap``."""
         name = (hashlib.blake2b(samples.tobytes(), digest_size=16).digest(), text)
         if name not in self.known:
-            most = min(3 * len(self.processor.tokenizer(text).input_ids), self.longest)
+            most = 3 * len(self.processor.tokenizer(text).input_ids)
             ids = self.network.generate(encoder_outputs=self._states(samples), max_length=most)
             self.known[name] = self.processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
         return self.known[name]
@@ -108,19 +108,15 @@ class Recognizer:
         """Mean log-probability of the text's tokens and of the end."""
         tokenizer = self.processor.tokenizer
         ids = torch.tensor([tokenizer(" " + " ".join(text.split())).input_ids])
-        if ids.shape[1] > self.longest:
+        longest = self.network.config.max_target_positions
+        if ids.shape[1] > longest:
             raise ValueError(
-                f"the text {text[:40]!r}... is {ids.shape[1]} tokens long, and the recognizer writes at most "
-                f"{self.longest}; shorten the prompt"
+                f"the text {text[:40]!r}... is {ids.shape[1]} tokens long, and the recognizer writes at most {longest}; "
+                "shorten the prompt"
             )
         logits = self.network(encoder_outputs=self._states(samples), decoder_input_ids=ids[:, :-1]).logits.float()
         found = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
         return float(found[len(tokenizer.prefix_tokens) - 1 :].mean())
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest transcript, the start's included."""
-        return self.network.config.max_target_positions
 
     def _states(self, samples: np.ndarray) -> Any:
         """States of the encoder; all 30 seconds of them, since the decoder loops more often where it sees fewer."""
