@@ -111,8 +111,8 @@ class Recognizer:
         longest = self.network.config.max_target_positions
         if ids.shape[1] > longest:
             raise ValueError(
-                f"the text {text[:40]!r}... is {ids.shape[1]} tokens long, and the recognizer writes at most {longest}; "
-                "shorten the prompt"
+                f"the text {text[:40]!r}... is {ids.shape[1]} tokens long, and the recognizer writes at most "
+                f"{longest}; shorten the prompt"
             )
         logits = self.network(encoder_outputs=self._states(samples), decoder_input_ids=ids[:, :-1]).logits.float()
         found = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
