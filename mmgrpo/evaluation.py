@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from mmgrpo.judge import Scorer, judge
-from mmgrpo.ranks import gather_rows
-from mmgrpo.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
+from mmgrpo.report.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
+from mmgrpo.runtime.distributed import gather_rows
+from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.types import Output, Policy, Prompt, Request
 
 HELDOUT = "heldout"
@@ -91,7 +91,7 @@ def evaluate(
     *,
     samples: int,
     seed: int,
-    rows_at_once: int,
+    eval_batch_size: int,
     shown: int,
     accelerator: Accelerator,
     title: str = "evaluate",
@@ -105,7 +105,7 @@ def evaluate(
         prompts,
         samples=samples,
         seed=seed,
-        rows_at_once=rows_at_once,
+        eval_batch_size=eval_batch_size,
         shown=shown,
         accelerator=accelerator,
         title=title,
@@ -125,7 +125,7 @@ def score_samples(
     *,
     samples: int,
     seed: int,
-    rows_at_once: int,
+    eval_batch_size: int,
     shown: int,
     accelerator: Accelerator,
     title: str,
@@ -138,7 +138,7 @@ def score_samples(
     rows: list[Tensor] = []
     kept: tuple[list, list, list] = ([], [], [])
     quiet = not accelerator.is_main_process
-    for drawn in draw(policy, scorers, prompts, slots, samples, seed, rows_at_once, title, quiet):
+    for drawn in draw(policy, scorers, prompts, slots, samples, seed, eval_batch_size, title, quiet):
         rows.append(drawn.values.view(-1, samples, len(scorers)))
         for i in range(0, len(drawn.outputs), samples):
             if len(kept[0]) < shown:
@@ -166,7 +166,7 @@ def draw(
     slots: Sequence[int],
     samples: int,
     seed: int,
-    rows_at_once: int,
+    eval_batch_size: int,
     title: str,
     quiet: bool = False,
 ) -> Iterator[Drawn]:
@@ -174,14 +174,14 @@ def draw(
 
     The noise of a prompt is a function of (seed, slot, samples), whichever model draws.
     """
-    at_once = max(1, rows_at_once // samples)
+    at_once = max(1, eval_batch_size // samples)
     for start in tqdm(range(0, len(slots), at_once), desc=title, leave=False, disable=quiet):
         chunk = slots[start : start + at_once]
         chosen = [prompts[slot] for slot in chunk]
         outputs = policy.sample(Request(prompts=chosen, slots=chunk, group_size=samples, seed=seed))
         repeated = [prompt for prompt in chosen for _ in range(samples)]
-        verdict = judge(scorers, repeated, outputs)
-        yield Drawn(repeated, outputs, torch.where(verdict.valid, verdict.values, torch.nan))
+        reward_scores = score_outputs(scorers, repeated, outputs)
+        yield Drawn(repeated, outputs, torch.where(reward_scores.valid, reward_scores.values, torch.nan))
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
@@ -217,16 +217,16 @@ def compare_rates(before: Counted, after: Counted) -> dict[str, Any]:
 def sections(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> dict[str, Any]:
     """What summary.json says of the evaluations of every file of prompts, by its name.
 
-    ``eval`` is that of the held-out prompts, ``also`` has the further files, and each error rate all of them;
+    ``eval`` is that of the held-out prompts, ``extra`` has the further files, and each error rate all of them;
     ``rates`` names the error rates.
     """
     compared = {name: compare(first, after[name]) for name, first in before.items()}
-    found: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})} | ({"also": compared} if compared else {})
+    found: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})} | ({"extra": compared} if compared else {})
     for name, first in before.items():
         for rate, counted in first.counts.items():
             if told := compare_rates(counted, after[name].counts[rate]):
                 found.setdefault(rate, {})[name] = told
-    rates = [name for name in found if name not in ("eval", "also")]
+    rates = [name for name in found if name not in ("eval", "extra")]
     return found | ({"rates": rates} if rates else {})
 
 

@@ -1,6 +1,6 @@
 """The trainer: collect -> judge -> estimate -> update, whatever the policy and the algorithm.
 
-    round:  rollout (no gradient) -> rewards -> advantages          mmgrpo/collect.py
+    round:  rollout (no gradient) -> rewards -> advantages          mmgrpo/rollout.py
     step:   score the parts, weights * (objective + terms), AdamW   mmgrpo/update.py
     around: evaluation before, during and after; checkpoints at round ends; metrics; EMA
 
@@ -26,7 +26,10 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.checkpoint import (
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.evaluation import HELDOUT, ErrorRate, Evaluation, Shown, evaluate, sections, titled
+from mmgrpo.rollout import ADDED, Round, RoundSettings, sample_round
+from mmgrpo.runtime.checkpoint import (
     flatten_optimizer,
     latest_checkpoint,
     load_checkpoint,
@@ -35,15 +38,12 @@ from mmgrpo.checkpoint import (
     save_checkpoint,
     trained_tensors,
 )
-from mmgrpo.collect import ADDED, Round, RoundSettings, collect
-from mmgrpo.evaluation import HELDOUT, ErrorRate, Evaluation, Shown, evaluate, sections, titled
-from mmgrpo.files import write_text
-from mmgrpo.judge import Scorer
-from mmgrpo.metrics import MetricsLog
-from mmgrpo.optim import Blend, Ema, Schedule
-from mmgrpo.prompts import PromptOrder
-from mmgrpo.randomness import stream
-from mmgrpo.ranks import largest, sum_gradients
+from mmgrpo.runtime.distributed import largest, sum_gradients
+from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.metrics import MetricsLog
+from mmgrpo.runtime.optim import Ema, Schedule, WeightInterpolation
+from mmgrpo.runtime.randomness import stream
+from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients
 
@@ -56,16 +56,16 @@ class EvalSettings:
     every: int = 0
     samples: int = 1
     seed: int = 1234
-    rows_at_once: int = 64
+    eval_batch_size: int = 64
     shown: int = 16
-    also: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
+    extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     """Further prompts by name, evaluated before and after only: what should not be forgotten."""
     rates: Sequence[ErrorRate] = ()
     """Figures of each whole set, beside the rewards."""
 
     def files(self) -> dict[str, Sequence[Prompt]]:
         """All sets of prompts by name; one without prompts is not there."""
-        return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.also}.items() if prompts}
+        return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.extra}.items() if prompts}
 
 
 class Trainer:
@@ -104,7 +104,9 @@ class Trainer:
             weight_decay=schedule.weight_decay,
         )
         self.ema = Ema(list(self.trained.values()), schedule.ema, schedule.ema_every) if schedule.ema else None
-        self.blend = Blend(self.trained, schedule.blend) if schedule.blend != 1 else None
+        self.interpolation = (
+            WeightInterpolation(self.trained, schedule.interpolation) if schedule.interpolation != 1 else None
+        )
         self.order = PromptOrder(len(prompts), seed)
         self.log = MetricsLog(folder)
         self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
@@ -180,7 +182,7 @@ class Trainer:
     def run_round(self, bar: tqdm | None = None) -> None:
         """One rollout and the optimizer steps made of it."""
         bar = tqdm(disable=True) if bar is None else bar
-        made = collect(
+        made = sample_round(
             self.policy,
             self.scorers,
             self.recipe,
@@ -237,7 +239,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        trainable = int((made.batch.mask & rows[:, None]).sum())
+        trainable = int((made.batch.loss_mask & rows[:, None]).sum())
         tally, norm = Tally(), 0.0
         if trainable:
             tally = accumulate_gradients(
@@ -245,7 +247,7 @@ class Trainer:
                 made.batch,
                 rows,
                 self.loss,
-                evaluations_at_once=self.schedule.evaluations_at_once,
+                micro_batch_size=self.schedule.micro_batch_size,
                 accelerator=self.accelerator,
                 on_policy=first,
             )
@@ -301,17 +303,17 @@ class Trainer:
         return f"reward/{weighted[0].name}/mean"
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
-        """Evaluate the ``published`` weights and write values and samples."""
+        """Evaluate the ``evaluation_weights`` weights and write values and samples."""
         settings = self.evaluation
 
-        with self.published():
+        with self.evaluation_weights():
             result, shown = evaluate(
                 self.policy,
                 self.scorers,
                 prompts,
                 samples=settings.samples,
                 seed=settings.seed,
-                rows_at_once=settings.rows_at_once,
+                eval_batch_size=settings.eval_batch_size,
                 shown=settings.shown,
                 accelerator=self.accelerator,
                 title=f"evaluate {title}",
@@ -346,16 +348,16 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def save_model(self, folder: Path) -> None:
-        """The trained weights (``published``) in the family's own format."""
-        with self.published():
+        """The trained weights (``evaluation_weights``) in the family's own format."""
+        with self.evaluation_weights():
             self.policy.save(folder)
 
     @contextmanager
-    def published(self) -> Iterator[None]:
+    def evaluation_weights(self) -> Iterator[None]:
         """For the length of a ``with`` block the weights that are evaluated and saved: the average of those on the way,
         where one is kept, and of its change the share that is."""
         with ExitStack() as stack:
-            for one in (self.ema, self.blend):
+            for one in (self.ema, self.interpolation):
                 if one is not None:
                     stack.enter_context(one.applied())
             yield

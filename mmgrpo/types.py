@@ -5,7 +5,7 @@ Axes, used in every signature:
     P   prompts of one round
     G   samples a prompt
     B   rows (samples); B = P * G when groups are full, members of a group adjacent
-    T   decisions a row: tokens, or denoising transitions (padded; ``mask`` says which are real)
+    T   decisions a row: tokens, or denoising transitions (padded; ``loss_mask`` says which are real)
     R   rewards
     N   (row, position) entries of one part of a rollout
 
@@ -109,7 +109,7 @@ OWN = 0
 REPLAYED = 1
 """``origin`` of rows taken from an earlier round."""
 
-GIVEN = 2
+REFERENCE = 2
 """``origin`` of rows that a data set supplied (reference answers)."""
 
 CONTRAST = 3
@@ -123,13 +123,13 @@ class Decisions:
     It is the part of a rollout that is gathered over all ranks, so that statistics do not depend
     on how groups are spread over them. ``node[b, t]`` numbers the decision that row b passed at
     position t; rows that share a decision share the number, and exactly one of them has
-    ``mask`` True there (it owns the decision), so that a shared decision is trained once.
-    ``passed`` is True wherever the row has a decision at all, owned or not, trained or not.
+    ``loss_mask`` True there (it owns the decision), so that a shared decision is trained once.
+    ``decision_mask`` is True wherever the row has a decision at all, owned or not, trained or not.
     """
 
     log_probs: Float[Tensor, "B T"]
-    mask: Bool[Tensor, "B T"]
-    passed: Bool[Tensor, "B T"]
+    loss_mask: Bool[Tensor, "B T"]
+    decision_mask: Bool[Tensor, "B T"]
     node: Int[Tensor, "B T"]
     origin: Int[Tensor, "B"]
     keys: Mapping[str, Int[Tensor, "B"]]
@@ -140,7 +140,7 @@ class Decisions:
 
     @property
     def rows(self) -> int:
-        return self.mask.shape[0]
+        return self.loss_mask.shape[0]
 
 
 @runtime_checkable
@@ -158,7 +158,7 @@ class Part(Protocol):
 class Steps(Protocol):
     """What a policy keeps of its decisions in order to score them again; opaque to the core."""
 
-    def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Part]:
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Part]:
         """Cut the masked decisions into parts of at most ``limit`` network evaluations each."""
         ...
 
@@ -257,8 +257,8 @@ def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Deci
     """The decisions of some rows."""
     return Decisions(
         log_probs=decisions.log_probs[rows],
-        mask=decisions.mask[rows],
-        passed=decisions.passed[rows],
+        loss_mask=decisions.loss_mask[rows],
+        decision_mask=decisions.decision_mask[rows],
         node=decisions.node[rows],
         origin=decisions.origin[rows],
         keys={name: key[rows] for name, key in decisions.keys.items()},

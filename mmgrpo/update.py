@@ -22,11 +22,13 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from mmgrpo.blocks import Bound, bind
-from mmgrpo.objectives import GIVEN_OBJECTIVES, MISMATCH, OBJECTIVES, TERMS, WEIGHTS
-from mmgrpo.types import GIVEN, Decisions, Part, Policy, Rollout
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+from mmgrpo.registry import Bound, bind
+from mmgrpo.types import REFERENCE, Decisions, Part, Policy, Rollout
 
-BATCH_NAMES = frozenset({"old_log_probs", "advantages", "mask", "passed", "key", "sampler_log_probs", "given"})
+BATCH_NAMES = frozenset(
+    {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy"}
+)
 """Inputs of objectives and terms that come from the batch; all others come from ``Policy.score``."""
 
 
@@ -35,23 +37,27 @@ class LossRecipe:
     """The bound blocks that make a loss."""
 
     objective: Bound
-    weights: Bound
+    aggregation: Bound
     mismatch: Bound
     terms: tuple[Bound, ...]
-    given: Bound
+    off_policy: Bound
     """The objective of decisions that a data set supplied (rows of origin GIVEN)."""
 
     @staticmethod
     def of(
-        objective: str, weights: str, mismatch: str = "none", terms: Sequence[str] = (), given: str = "importance"
+        objective: str,
+        aggregation: str,
+        mismatch: str = "none",
+        terms: Sequence[str] = (),
+        off_policy: str = "importance",
     ) -> LossRecipe:
         """Bind the config's strings; unknown names and parameters are errors here."""
         return LossRecipe(
             bind(objective, OBJECTIVES, "algorithm.objective"),
-            bind(weights, WEIGHTS, "algorithm.weights"),
+            bind(aggregation, AGGREGATIONS, "algorithm.aggregation"),
             bind(mismatch, MISMATCH, "algorithm.mismatch"),
             tuple(bind(term, TERMS, "algorithm.terms") for term in terms),
-            bind(given, GIVEN_OBJECTIVES, "algorithm.given"),
+            bind(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
         )
 
     @property
@@ -63,7 +69,7 @@ class LossRecipe:
     @property
     def fields(self) -> frozenset[str]:
         """Names of the fields (``Decisions.fields``) that the rollout has to bring along."""
-        return frozenset((*self.weights.block.needs, *self.mismatch.block.needs)) - BATCH_NAMES
+        return frozenset((*self.aggregation.block.needs, *self.mismatch.block.needs)) - BATCH_NAMES
 
     @property
     def coupled(self) -> bool:
@@ -80,7 +86,7 @@ class Batch:
     """For each rollout of this rank, its rows' places in the gathered numbers (redraws may be smaller)."""
     decisions: Decisions
     advantages: Float[Tensor, "B T"]
-    mask: Bool[Tensor, "B T"]
+    loss_mask: Bool[Tensor, "B T"]
     """Decisions that are trained, after every selection."""
 
 
@@ -102,7 +108,7 @@ def accumulate_gradients(
     rows: Bool[Tensor, "B"],
     loss: LossRecipe,
     *,
-    evaluations_at_once: int,
+    micro_batch_size: int,
     accelerator: Accelerator,
     on_policy: bool,
 ) -> Tally:
@@ -111,54 +117,56 @@ def accumulate_gradients(
     ``on_policy`` says that the parameters have not moved since the rollout, so that the present
     log-probabilities are the old ones (it spares a coupled objective its first pass).
     """
-    mask = batch.mask & rows[:, None]
+    loss_mask = batch.loss_mask & rows[:, None]
     numbers = {
         "sampler_log_probs": batch.decisions.log_probs,  # unless the sampler was another and recorded its own
         **batch.decisions.fields,
         "old_log_probs": batch.decisions.log_probs,
         "advantages": batch.advantages,
-        "mask": mask,
-        "passed": batch.decisions.passed,
-        "given": (batch.decisions.origin == GIVEN)[:, None].expand_as(mask),
+        "loss_mask": loss_mask,
+        "decision_mask": batch.decisions.decision_mask,
+        "off_policy": (batch.decisions.origin == REFERENCE)[:, None].expand_as(loss_mask),
         "key": batch.decisions.keys["prompt"],
     }
-    weights = loss.weights(numbers) * loss.mismatch(numbers)
+    weights = loss.aggregation(numbers) * loss.mismatch(numbers)
     tally = Tally()
     if loss.coupled:
         _coupled(
             policy,
             batch,
             rows,
-            mask,
+            loss_mask,
             weights,
             numbers,
             loss,
-            evaluations_at_once,
+            micro_batch_size,
             accelerator,
             on_policy,
             tally,
         )
         return tally
-    for rollout, place, part in _parts(batch, mask, evaluations_at_once):
+    for rollout, place, part in _parts(batch, loss_mask, micro_batch_size):
         scores = policy.score(rollout, part, loss.scores)
         row = place[part.rows]
         seen = {name: _entries(value, row, part.positions) for name, value in numbers.items() if value.dim() == 2}
-        total = _total({**seen, **scores}, seen["mask"], _entries(weights, row, part.positions), loss, tally)
+        total = _total({**seen, **scores}, seen["loss_mask"], _entries(weights, row, part.positions), loss, tally)
         accelerator.backward(total)
     return tally
 
 
-def _total(inputs: Mapping[str, Tensor], mask: Tensor, weights: Tensor, loss: LossRecipe, tally: Tally) -> Tensor:
+def _total(inputs: Mapping[str, Tensor], loss_mask: Tensor, weights: Tensor, loss: LossRecipe, tally: Tally) -> Tensor:
     """sum(weights * (objective + terms)) over any set of entries, and what is logged of it."""
-    made, given = loss.objective(inputs), inputs["given"]
-    values = torch.where(given, loss.given(inputs).values, made.values) if bool(given.any()) else made.values
+    made, off_policy = loss.objective(inputs), inputs["off_policy"]
+    values = (
+        torch.where(off_policy, loss.off_policy(inputs).values, made.values) if bool(off_policy.any()) else made.values
+    )
     for term in loss.terms:
         penalty = term(inputs)
         tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
         values = values + penalty
     total = (weights * values).sum()
     tally.add("loss", total)
-    own = mask & ~given
+    own = loss_mask & ~off_policy
     tally.add("entries", own.sum())
     tally.add("clip/low", (made.low & own).sum())
     tally.add("clip/high", (made.high & own).sum())
@@ -172,7 +180,7 @@ def _coupled(
     policy: Policy,
     batch: Batch,
     rows: Bool[Tensor, "B"],
-    mask: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
     weights: Float[Tensor, "B T"],
     numbers: Mapping[str, Tensor],
     loss: LossRecipe,
@@ -188,7 +196,7 @@ def _coupled(
         return
     owners = owned(batch.decisions) & rows[:, None]
     dense = {"log_probs": batch.decisions.log_probs.clone()}
-    if not (on_policy and loss.scores == {"log_probs"} and not bool(numbers["given"].any())):
+    if not (on_policy and loss.scores == {"log_probs"} and not bool(numbers["off_policy"].any())):
         dense = {name: torch.zeros_like(weights) for name in loss.scores}
         with torch.no_grad():
             for rollout, place, part in _parts(batch, owners, limit):
@@ -199,10 +207,10 @@ def _coupled(
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
     spread = {name: value.reshape(-1)[shared][chosen] for name, value in leaves.items()}
     inputs = {**{name: value[chosen] for name, value in numbers.items()}, **spread}
-    total = _total(inputs, mask[chosen], weights[chosen], loss, tally)
+    total = _total(inputs, loss_mask[chosen], weights[chosen], loss, tally)
     names = list(leaves)
     gradients = dict(zip(names, torch.autograd.grad(total, [leaves[n] for n in names], allow_unused=True), strict=True))
-    wanted = torch.zeros_like(mask)
+    wanted = torch.zeros_like(loss_mask)
     for gradient in gradients.values():
         if gradient is not None:
             wanted |= gradient != 0
@@ -217,11 +225,11 @@ def _coupled(
         accelerator.backward(torch.stack(carried).sum())
 
 
-def _parts(batch: Batch, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[tuple[Rollout, Tensor, Part]]:
+def _parts(batch: Batch, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[tuple[Rollout, Tensor, Part]]:
     """The masked entries of this rank's rollouts, cut into parts."""
     for rollout, place in zip(batch.rollouts, batch.places, strict=True):
-        width = rollout.decisions.mask.shape[1]
-        for part in rollout.steps.split(mask[place][:, :width], limit):
+        width = rollout.decisions.loss_mask.shape[1]
+        for part in rollout.steps.split(loss_mask[place][:, :width], limit):
             yield rollout, place, part
 
 
@@ -233,7 +241,7 @@ def owner_index(decisions: Decisions) -> Int[Tensor, "B T"]:
     """For every entry, the flat index of the first entry that holds the same decision (itself if unshared)."""
     rows, width = decisions.node.shape
     place = torch.arange(rows * width, device=decisions.node.device)
-    flat = torch.where(decisions.passed, decisions.node, -1 - place.view(rows, width)).reshape(-1)
+    flat = torch.where(decisions.decision_mask, decisions.node, -1 - place.view(rows, width)).reshape(-1)
     _, inverse = torch.unique(flat, return_inverse=True)
     first = torch.full((int(inverse.max()) + 1,), rows * width, device=place.device, dtype=torch.long)
     first = first.scatter_reduce(0, inverse, place, "amin")
@@ -243,4 +251,4 @@ def owner_index(decisions: Decisions) -> Int[Tensor, "B T"]:
 def owned(decisions: Decisions) -> Bool[Tensor, "B T"]:
     """True for exactly one entry of every decision."""
     place = torch.arange(decisions.node.numel(), device=decisions.node.device).view_as(decisions.node)
-    return decisions.passed & (owner_index(decisions) == place)
+    return decisions.decision_mask & (owner_index(decisions) == place)

@@ -16,12 +16,12 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from mmgrpo.blocks import nearest
+from mmgrpo.registry import nearest
 
 PIPELINES = {
     "sd3": "pipelines.visual.sd3",
     "qwen_vl": "pipelines.vlm.qwen_vl",
-    "causal_lm": "pipelines.causal_lm",
+    "causal_lm": "pipelines.vlm.causal_lm",
     "smolvlm": "pipelines.vlm.smolvlm",
     "whisper": "pipelines.speech.whisper",
     "qwen_audio": "pipelines.speech.qwen_audio",

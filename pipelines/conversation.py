@@ -78,7 +78,7 @@ def repeat_marks(ids: Sequence[int], counts: Sequence[int], marks: Sequence[int]
     return made
 
 
-def silent_tokens(tokenizer: Any, vocabulary: int, marks: Sequence[str], end_ids: frozenset[int]) -> frozenset[int]:
+def suppressed_tokens(tokenizer: Any, vocabulary: int, marks: Sequence[str], end_ids: frozenset[int]) -> frozenset[int]:
     """Ids that are never said: marks of media, padding, and rows of the vocabulary that no token has."""
     known = {tokenizer.convert_tokens_to_ids(mark) for mark in marks if mark in tokenizer.get_vocab()}
     known |= {tokenizer.pad_token_id} if tokenizer.pad_token_id is not None else set()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import Features
+from mmgrpo.policies.token_family import Features
 from pipelines.conversation import spelled
 from pipelines.kv import spread_cache
 from pipelines.pretrained import computing, recompute, save_network
@@ -27,8 +27,8 @@ class Decoder(ABC):
     checkpointing: bool
     """Activations are made again in the backward pass instead of being kept."""
     end_ids: frozenset[int]
-    place_ids: frozenset[int]
-    silent_at_first_ids: frozenset[int] = frozenset()
+    media_tokens: frozenset[int]
+    begin_suppress_tokens: frozenset[int] = frozenset()
 
     @abstractmethod
     def body(self, network: Any) -> Any:
@@ -57,7 +57,7 @@ class Decoder(ABC):
         words = network.get_input_embeddings()(ids)
         with computing(self.dtype, ids.device):
             if len(features):
-                places = torch.isin(ids, torch.tensor(sorted(self.place_ids), device=ids.device))
+                places = torch.isin(ids, torch.tensor(sorted(self.media_tokens), device=ids.device))
                 seen = self.embedded(network, torch.cat(list(features)))
                 words = words.masked_scatter(places[..., None], seen.to(words.dtype))
             out = body(

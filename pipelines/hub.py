@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmgrpo import prompts
-from mmgrpo.blocks import nearest
-from mmgrpo.conversations import prompt_of
-from mmgrpo.files import write_bytes
-from mmgrpo.media import IN_MEMORY
-from mmgrpo.pixels import read_picture
+from mmgrpo.data import prompts
+from mmgrpo.data.images import read_picture
+from mmgrpo.data.media import IN_MEMORY
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Image, Prompt
 from pipelines import require
 
@@ -24,7 +24,7 @@ MOST_BYTES = 4 << 30
 
 
 def load_prompts(source: str | Path, media_root: str | Path = "") -> list[Prompt]:
-    """``mmgrpo.prompts.load_prompts`` for files; for ``hf:<folder or hub id>[:config]@<split>`` a data set's rows.
+    """``mmgrpo.data.prompts.load_prompts`` for files; for ``hf:<folder or hub id>[:config]@<split>`` a data set's rows.
 
     A folder is one that ``save_to_disk`` wrote, or one of parquet, JSON or CSV files; a hub id is downloaded. Rows
     have the same columns as the objects of a ``.jsonl`` file; a column that is null counts as absent. Pictures inside

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.blocks import nearest
+from mmgrpo.registry import nearest
 from pipelines import require
 
 ADAPTER = "default"

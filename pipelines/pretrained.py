@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from mmgrpo.blocks import nearest
+from mmgrpo.registry import nearest
 from pipelines.lora import adapters_off, add_lora, load_lora
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -15,8 +15,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from mmgrpo.blocks import nearest, parse
-from mmgrpo.judge import Scorer
+from mmgrpo.registry import nearest, parse
+from mmgrpo.scoring import Scorer
 
 TASKS = (
     *("exact", "classification", "choice", "choices", "yes_no", "numeric", "numeric_video_r1", "regression"),

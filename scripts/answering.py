@@ -32,7 +32,7 @@ def settings(config: VlmConfig) -> dict[str, Any]:
         "temperature": config.sampling.evaluation_temperature,
         "max_tokens": config.sampling.max_tokens,
         "media_root": config.data.media_root,
-        "at_once": config.sampling.rows_at_once,
+        "at_once": config.sampling.eval_batch_size,
         "model": config.model,
     }
 
@@ -44,7 +44,7 @@ def policy(source: Answering, device: str, trained: str | Path) -> Policy:
             f"--samples {source.samples} at temperature 0 are {source.samples} times the same; give --temperature 1"
         )
     sampling = Sampling(
-        max_tokens=source.max_tokens, evaluation_temperature=source.temperature, rows_at_once=source.at_once
+        max_tokens=source.max_tokens, evaluation_temperature=source.temperature, eval_batch_size=source.at_once
     )
     return build_policy(VlmConfig(model=source.model, sampling=sampling), device, for_training=False, trained=trained)
 

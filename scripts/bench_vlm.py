@@ -20,7 +20,7 @@ from typing import Any
 
 from contest import ALONE, COMPACT, OURS, SENTENCE, TRL, Contest
 
-from mmgrpo.files import write_text
+from mmgrpo.runtime.files import write_text
 
 
 @dataclass

@@ -27,7 +27,7 @@ from door import enter
 from run import locate
 
 if TYPE_CHECKING:
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
     from mmgrpo.types import Prompt
     from pipelines.vlm.media import Measure
 
@@ -72,7 +72,7 @@ def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     if args.family != "qwen_vl":
         raise ValueError(f"--family: tokens are worked out for qwen_vl only, got '{args.family}'")
-    from mmgrpo.files import write_text
+    from mmgrpo.runtime.files import write_text
     from pipelines.hub import attempts
     from pipelines.vlm.media import measure_all
 
@@ -103,14 +103,14 @@ def main() -> None:
 
 def row_problem(place: str, error: ValueError) -> Skipped:
     """A row that cannot be read has no id but its place."""
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
 
     return Skipped(place, "", str(error).removeprefix(f"{place}: "))
 
 
 def media_problem(prompt: Prompt, known: Sequence[Measure | ValueError]) -> Skipped | None:
     """The first medium that cannot be read."""
-    from mmgrpo.media import Skipped, file_of
+    from mmgrpo.data.media import Skipped, file_of
 
     bad = [(media, found) for media, found in zip(prompt.media, known) if isinstance(found, ValueError)]
     return Skipped(prompt.id, file_of(bad[0][0]), str(bad[0][1])) if bad else None
@@ -121,7 +121,7 @@ def task_problem(prompt: Prompt) -> Skipped | None:
 
     What is heard is judged by rewards of its own, whatever its task is called, as long as the answer is a text.
     """
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
     from mmgrpo.types import Text
     from reward_models.rules.tasks import TASKS, task
 
@@ -142,7 +142,7 @@ def measured(
     prompt: Prompt, known: Sequence[Measure], count: Callable[[Prompt, Sequence[Measure]], int], limit: int
 ) -> tuple[Skipped | None, int]:
     """What is wrong with the size of a prompt, and its tokens."""
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
 
     try:
         length = count(prompt, known)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from speech import SpeechConfig
     from vlm import VlmConfig
 
-    from mmgrpo.policies.language import TokenFamily
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.policies.token_family import TokenFamily
 
 
 @dataclass
@@ -31,15 +31,15 @@ class Completing:
     judged, DAPO's overlong filtering)."""
     share_prefix: bool = True
     """Compute a prompt once for all its samples; off is slower and gives the same numbers."""
-    tokens_at_once: int = 4096
+    logits_chunk_size: int = 4096
     """Memory limit: tokens whose logits are held at one time."""
-    rows_at_once: int = 64
+    eval_batch_size: int = 64
     """Memory limit: completions drawn at one time in evaluation."""
 
 
 def check_words(config: VlmConfig | SpeechConfig, families: Sequence[str]) -> None:
     """Options that are one of a few words."""
-    from mmgrpo.blocks import nearest
+    from mmgrpo.registry import nearest
 
     for name, value, known in (
         ("model.family", config.model.family, families),
@@ -59,11 +59,11 @@ def completing_policy(family: TokenFamily, config: VlmConfig | SpeechConfig, dev
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         search=sampling.search,
-        references=config.data.references,
+        reference_in_group=config.data.reference_in_group,
         evaluation_temperature=sampling.evaluation_temperature,
         train_truncated=sampling.truncated == "train",
         share_prefix=sampling.share_prefix,
-        tokens_at_once=sampling.tokens_at_once,
+        logits_chunk_size=sampling.logits_chunk_size,
         features_kept=sampling.features_kept,
         device=device,
         **more,

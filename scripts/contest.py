@@ -77,12 +77,12 @@ def ours(contest: Contest) -> Callable[[], Clock]:
 
     import pipelines
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.collect import RoundSettings
-    from mmgrpo.config import Algorithm, build
-    from mmgrpo.judge import Scorer
-    from mmgrpo.metrics import read_metrics
-    from mmgrpo.optim import Schedule
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.rollout import RoundSettings
+    from mmgrpo.runtime.config import Algorithm, build
+    from mmgrpo.runtime.metrics import read_metrics
+    from mmgrpo.runtime.optim import Schedule
+    from mmgrpo.scoring import Scorer
     from mmgrpo.trainer import EvalSettings, Trainer
     from mmgrpo.types import Media, Prompt, Turn
     from mmgrpo.update import LossRecipe
@@ -107,10 +107,10 @@ def ours(contest: Contest) -> Callable[[], Clock]:
             )
         ],
         recipe=AdvantageRecipe.of(algorithm),
-        loss=LossRecipe.of(algorithm.objective, algorithm.weights),
+        loss=LossRecipe.of(algorithm.objective, algorithm.aggregation),
         prompts=prompts,
         rounds=RoundSettings(contest.prompts, contest.group),
-        schedule=Schedule(steps=contest.steps + 1, lr=1e-6, evaluations_at_once=contest.group),
+        schedule=Schedule(steps=contest.steps + 1, lr=1e-6, micro_batch_size=contest.group),
         evaluation=EvalSettings(),
         folder=folder,
         seed=0,
@@ -184,11 +184,11 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         train_dataset=data,
         processing_class=processor(path),
     )
-    sample, judge = trainer._generate_and_score_completions, trainer._calculate_rewards
+    sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
 
     def timed_reward(*given: Any) -> Any:
         started = time.perf_counter()
-        made = judge(*given)
+        made = score_outputs(*given)
         clock.reward.append(time.perf_counter() - started)
         return made
 

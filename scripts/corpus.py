@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import ErrorRate
-    from mmgrpo.heard import Aligned
+    from mmgrpo.report.audio_player import Aligned
     from mmgrpo.types import Output, Prompt
 
 NORMAL = "english"
@@ -35,7 +35,7 @@ def error_rates(rewards: Sequence[str]) -> list[ErrorRate]:
 
 def normal_of(rewards: Sequence[str]) -> str:
     """How the first reward that compares transcripts normalizes them; empty where there is no such reward."""
-    from mmgrpo.blocks import parse
+    from mmgrpo.registry import parse
     from reward_models import SPEECH
 
     said = [parameters.get("normal", NORMAL) for name, parameters in map(parse, rewards) if name in SPEECH]

@@ -28,7 +28,7 @@ def settings(config: VisualConfig) -> dict[str, Any]:
     return {
         "steps": config.sampling.evaluation_steps,
         "shift": config.sampling.shift,
-        "at_once": config.sampling.states_at_once,
+        "at_once": config.sampling.forward_batch_size,
         "model": config.model,
     }
 
@@ -36,7 +36,7 @@ def settings(config: VisualConfig) -> dict[str, Any]:
 def policy(source: Drawing, device: str, trained: str | Path) -> Policy:
     """The model as a policy that draws as in evaluation."""
     sampling = Sampling(
-        steps=source.steps, shift=source.shift, evaluation_steps=source.steps, states_at_once=source.at_once
+        steps=source.steps, shift=source.shift, evaluation_steps=source.steps, forward_batch_size=source.at_once
     )
     return build_policy(
         VisualConfig(model=source.model, sampling=sampling), device, for_training=False, trained=trained
@@ -44,7 +44,7 @@ def policy(source: Drawing, device: str, trained: str | Path) -> Policy:
 
 
 def prompts(source: Drawing, path: str) -> list[Prompt]:
-    from mmgrpo.prompts import load_prompts
+    from mmgrpo.data.prompts import load_prompts
 
     return load_prompts(path)
 

@@ -46,7 +46,7 @@ from source import UNTRAINED, Kind, Source, load_weights, prompts_of_file, read_
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from mmgrpo.judge import Scorer
+    from mmgrpo.scoring import Scorer
     from mmgrpo.types import Prompt
 
 Table = Mapping[str, Sequence[Sequence[float]]]
@@ -150,7 +150,7 @@ def main() -> None:
         for i, prompt in enumerate(prompts)
     ]
     if accelerator.is_main_process:
-        from mmgrpo.files import write_text
+        from mmgrpo.runtime.files import write_text
 
         path = Path(args.output or Path(args.run) / "evaluation.json")
         write_text(path, json.dumps(found, indent=1, ensure_ascii=False))
@@ -178,8 +178,8 @@ def measure(
     And the first sample of every prompt, where it is a text.
     """
     from mmgrpo.evaluation import score_samples
-    from mmgrpo.judge import Scorer
-    from mmgrpo.ranks import gather_texts
+    from mmgrpo.runtime.distributed import gather_texts
+    from mmgrpo.scoring import Scorer
     from mmgrpo.types import Text
 
     columns = [*made, Scorer(ANSWER, answer_number, 0.0)] if kind is ANSWERS else list(made)
@@ -189,7 +189,7 @@ def measure(
         prompts,
         samples=source.samples,
         seed=source.seed,
-        rows_at_once=source.at_once,
+        eval_batch_size=source.at_once,
         shown=len(prompts) if kind is CLIPS else 0,
         accelerator=accelerator,
         title=f"{source.run or source.model.path} {source.weights}",
@@ -249,7 +249,7 @@ def counts(most: int) -> list[int]:
 
 def interval(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """Mean of the prompts' means with its interval, and how many samples could not be scored."""
-    from mmgrpo.statistics import bootstrap_mean
+    from mmgrpo.report.statistics import bootstrap_mean
 
     means = [mean(row) for row in rows]
     failed = sum(len(row) - len(scored(row)) for row in rows)
@@ -260,7 +260,7 @@ def interval(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """k to the expected best of k samples, mean over the prompts that have so many; k = 1, 2, 4, ... and all."""
-    from mmgrpo.statistics import best_of
+    from mmgrpo.report.statistics import best_of
 
     kept = [scored(row) for row in rows]
     most = max(len(row) for row in kept)

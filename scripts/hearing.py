@@ -35,7 +35,7 @@ def settings(config: SpeechConfig) -> dict[str, Any]:
         "max_tokens": config.sampling.max_tokens,
         "media_root": config.data.media_root,
         "skip_limit": config.data.skip_limit,
-        "at_once": config.sampling.rows_at_once,
+        "at_once": config.sampling.eval_batch_size,
         "model": config.model,
     }
 
@@ -69,7 +69,7 @@ def clips(source: Hearing, paths: list[str]) -> list[Prompt]:
 
 def configured(source: Hearing) -> SpeechConfig:
     sampling = Sampling(
-        max_tokens=source.max_tokens, evaluation_temperature=source.temperature, rows_at_once=source.at_once
+        max_tokens=source.max_tokens, evaluation_temperature=source.temperature, eval_batch_size=source.at_once
     )
     return SpeechConfig(model=source.model, sampling=sampling, data=Data(skip_limit=source.skip_limit))
 

@@ -4,7 +4,7 @@
     python scripts/make_questions.py --train 5000 --seed 1 --output /tmp/more
     python scripts/make_questions.py --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
 
-The pictures and clips are those of mmgrpo/questions.py and mmgrpo/clips.py, which can be asked without any file;
+The pictures and clips are those of mmgrpo/toy/questions.py and clips.py, which can be asked without any file;
 this script shows what a data set on disk looks like. A row:
 
     {"id": "...", "messages": [{"role": "user", "content": [
@@ -32,7 +32,7 @@ sys.path.insert(
 
 from door import enter
 
-from mmgrpo.files import write_text
+from mmgrpo.runtime.files import write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
     from mmgrpo.types import Image, Prompt, Video
@@ -59,7 +59,7 @@ class Args:
 
 def main() -> None:
     args = tyro.cli(Args, description=__doc__)
-    from mmgrpo.clips import mixture
+    from mmgrpo.toy.clips import mixture
 
     folder = args.output or Path("data/easy_vqa" if args.easy_vqa else "data/questions")
     counts = {"train": args.train, "tune": args.tune, "heldout": args.heldout}

@@ -33,7 +33,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # so that the script runs from a checkout that is not installed
 
-from mmgrpo.files import write_bytes, write_text
+from mmgrpo.runtime.files import write_bytes, write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
     import numpy as np

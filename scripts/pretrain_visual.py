@@ -49,10 +49,10 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # so that the script runs from a checkout that is not installed
 
-from mmgrpo import scenes
-from mmgrpo.prompts import load_prompts
-from mmgrpo.randomness import derive, stream
-from mmgrpo.schedules import flow_grid
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.diffusion.schedules import flow_grid
+from mmgrpo.runtime.randomness import derive, stream
+from mmgrpo.toy import scenes
 from mmgrpo.types import Prompt, to_image
 
 PROMPTS = Path(__file__).resolve().parents[1] / "assets" / "scenes"

@@ -6,7 +6,7 @@
     python scripts/pretrain_vlm.py --output assets/questions/base --measure
 
 What it is: supervised next-token training of the Qwen2.5-VL architecture on conversations about procedural pictures
-and clips (mmgrpo/questions.py, mmgrpo/clips.py). A conversation asks a few questions and ends with a careful
+and clips (mmgrpo/toy/questions.py, mmgrpo/toy/clips.py). A conversation asks a few questions and ends with a careful
 description of all that is shown; loss falls on the assistant's words only.
 
 What its data are: the answers are those of hurried people, on purpose, so that more of the same data cannot repair
@@ -106,7 +106,7 @@ def _miscount(answer: str, random: Any) -> str:
 
 
 def _loose_box(answer: str, random: Any) -> str:
-    from mmgrpo.scenes import SIZE
+    from mmgrpo.toy.scenes import SIZE
 
     left, top, right, bottom = (int(side) for side in answer.strip("[]").split(","))
     out = random.choice(5, 4, p=(0.1, 0.25, 0.35, 0.2, 0.1)).tolist()
@@ -115,7 +115,7 @@ def _loose_box(answer: str, random: Any) -> str:
 
 
 def _late(answer: str, random: Any) -> str:
-    from mmgrpo.clips import FRAMES
+    from mmgrpo.toy.clips import FRAMES
 
     begin, end = (int(moment) for moment in answer.split(" to "))
     late = random.choice(3, 2, p=(0.25, 0.5, 0.25)).tolist()
@@ -124,7 +124,7 @@ def _late(answer: str, random: Any) -> str:
 
 
 def _colour(answer: str, random: Any) -> str:
-    from mmgrpo.scenes import COLOURS
+    from mmgrpo.toy.scenes import COLOURS
 
     return [*COLOURS][random.integers(len(COLOURS))] if random.random() < 0.1 else answer
 
@@ -163,7 +163,7 @@ CHAT = {
 
 def talk(shown: Any, video: bool, turns: int, random: Any) -> list[tuple[str, str]]:
     """A conversation about a picture or clip: questions and what a person answers, then a description."""
-    from mmgrpo import clips, questions
+    from mmgrpo.toy import clips, questions
 
     kinds, ask = (clips.KINDS, clips.ask) if video else (questions.KINDS, questions.ask)
     said = []
@@ -178,7 +178,7 @@ def talk(shown: Any, video: bool, turns: int, random: Any) -> list[tuple[str, st
 
 def _still(things: Any) -> str:
     """What a careful person says of a picture, row by row."""
-    from mmgrpo.questions import place_of
+    from mmgrpo.toy.questions import place_of
 
     ordered = sorted(things, key=lambda thing: (int(thing.centre[1]) // 8, thing.centre[0]))
     return " . ".join(f"{thing.colour} {place_of(thing)}".strip() for thing in ordered)
@@ -204,7 +204,7 @@ class Batches:
         """Inputs of the network and the ids that it should say (-100 where nothing is to be learned)."""
         import torch
 
-        from mmgrpo import clips, questions
+        from mmgrpo.toy import clips, questions
 
         rows, labels, patches, grids = [], [], ([], []), ([], [])
         for number in range(self.args.pictures + self.args.clips):
@@ -245,7 +245,7 @@ class Batches:
 
     def tokens(self, said: Sequence[tuple[str, str]], video: bool, places: int) -> tuple[list[int], list[int]]:
         """A conversation in the chat template's words; the assistant's words and how they end are labels."""
-        from mmgrpo.questions import words
+        from mmgrpo.toy.questions import words
 
         mark = "<|video_pad|>" if video else "<|image_pad|>"
         media = ["<|vision_start|>", *[mark] * places, "<|vision_end|>"]
@@ -261,9 +261,9 @@ class Batches:
 
 def create(args: Args, folder: Path) -> None:
     """Write an untrained model."""
-    from mmgrpo.questions import vocabulary
-    from mmgrpo.randomness import derive
-    from mmgrpo.scenes import SIZE
+    from mmgrpo.runtime.randomness import derive
+    from mmgrpo.toy.questions import vocabulary
+    from mmgrpo.toy.scenes import SIZE
     from pipelines.vlm.qwen_vl_tiny import write_model
 
     write_model(
@@ -289,7 +289,7 @@ def train(args: Args) -> None:
     import torch
     from tqdm import tqdm
 
-    from mmgrpo.randomness import derive
+    from mmgrpo.runtime.randomness import derive
     from pipelines import family
 
     with tempfile.TemporaryDirectory() as folder:
@@ -360,8 +360,8 @@ def measure(args: Args, split: str, temperature: float) -> dict[str, float]:
     """Mean task reward of the saved model's answers, overall and by kind of question."""
     from collections import defaultdict
 
-    from mmgrpo.clips import mixture
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.toy.clips import mixture
     from mmgrpo.types import Request
     from pipelines import family
     from reward_models.rules.tasks import task

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
     from mmgrpo.types import Prompt
 
 WORKERS = 4
@@ -52,7 +52,7 @@ def short_enough(
     """The prompts of at most so many tokens, media included, and the others; an error where none is left."""
     from tqdm import tqdm
 
-    from mmgrpo.media import Skipped, file_of
+    from mmgrpo.data.media import Skipped, file_of
 
     kept, skipped = [], []
     for prompt in tqdm(prompts, "lengths of prompts", leave=False):
@@ -69,7 +69,7 @@ def short_enough(
 
 def then_list(open_run: Callable[[], Path], skipped: Sequence[Skipped], main: bool) -> Callable[[], Path]:
     """``open_run``, which makes the run folder; then the main process lists in it what was left out, and says so."""
-    from mmgrpo.files import write_text
+    from mmgrpo.runtime.files import write_text
 
     def opened() -> Path:
         folder = open_run()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from corpus import aligner, errors_in, normal_of, units_in
 
 if TYPE_CHECKING:
-    from mmgrpo.heard import Aligned
-    from mmgrpo.judge import Scorer
+    from mmgrpo.report.audio_player import Aligned
+    from mmgrpo.scoring import Scorer
     from mmgrpo.types import Output, Prompt
 
 SUBSTITUTED, DELETED, INSERTED, WORDS = "(substituted)", "(deleted)", "(inserted)", "(words)"
@@ -36,7 +36,7 @@ def fitting(prompts: Sequence[Prompt], translated: bool) -> list[str]:
 
 def counters(rewards: Sequence[str]) -> list[Scorer]:
     """The counts of transcripts, where a reward compares them."""
-    from mmgrpo.judge import Scorer
+    from mmgrpo.scoring import Scorer
     from reward_models.rules.transcripts import letters_of
 
     if not (normal := normal_of(rewards)):
@@ -103,8 +103,8 @@ def _errors(counts: Counts) -> list[float]:
 def _scores(
     prompts: Sequence[Prompt], texts: Sequence[str], counts: Counts, rewards: Sequence[str], places: Sequence[int]
 ) -> dict[str, Any]:
-    from mmgrpo.blocks import parse
-    from mmgrpo.statistics import bootstrap_ratio
+    from mmgrpo.registry import parse
+    from mmgrpo.report.statistics import bootstrap_ratio
     from reward_models.rules.reading import gold_texts
     from reward_models.rules.translation import corpus_interval
 
@@ -136,7 +136,7 @@ def _parts(prompts: Sequence[Prompt]) -> dict[str, dict[str, list[int]]]:
 
 def _worst(prompts: Sequence[Prompt], texts: Sequence[str], rewards: Sequence[str], most: int) -> list[dict[str, Any]]:
     """The clips with most wrong words; none where words are not compared."""
-    from mmgrpo.heard import errors
+    from mmgrpo.report.audio_player import errors
     from mmgrpo.types import Text
 
     align = aligner(rewards)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the scripts run from a checkout that is not installed
 
-from mmgrpo.config import load_yaml, refuse_preset, write_yaml  # noqa: E402
+from mmgrpo.runtime.config import load_yaml, refuse_preset, write_yaml  # noqa: E402
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -48,8 +48,8 @@ def train(
     import torch
     from accelerate import Accelerator
 
-    from mmgrpo.files import write_text
-    from mmgrpo.report import write_report
+    from mmgrpo.report.html import write_report
+    from mmgrpo.runtime.files import write_text
 
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -92,8 +92,8 @@ class Loaded:
     policy: Policy
     prompts: Sequence[Prompt]
     heldout: Sequence[Prompt]
-    also: Mapping[str, Sequence[Prompt]]
-    """Those of the further files of eval.also, by name."""
+    extra: Mapping[str, Sequence[Prompt]]
+    """Those of the further files of eval.extra, by name."""
 
 
 def build_trainer(
@@ -103,7 +103,7 @@ def build_trainer(
     *,
     kind: str,
     load: Callable[[], Loaded],
-    rows_at_once: int,
+    eval_batch_size: int,
     exhibit: Callable[[Path, Shown], None],
     rates: Sequence[ErrorRate] = (),
 ) -> Trainer:
@@ -113,9 +113,9 @@ def build_trainer(
     model, and ``open_run`` makes the run folder last, so that a run that cannot start removes nothing.
     """
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.blocks import parse
-    from mmgrpo.collect import RoundSettings
-    from mmgrpo.optim import Schedule
+    from mmgrpo.registry import parse
+    from mmgrpo.rollout import RoundSettings
+    from mmgrpo.runtime.optim import Schedule
     from mmgrpo.trainer import EvalSettings, Trainer
     from mmgrpo.update import LossRecipe
     from reward_models import scorers
@@ -124,7 +124,9 @@ def build_trainer(
     refuse_preset(algorithm.preset, kind)
     made = scorers(config.rewards)
     recipe = AdvantageRecipe.of(algorithm)
-    loss = LossRecipe.of(algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms, algorithm.given)
+    loss = LossRecipe.of(
+        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+    )
     redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
     loaded = load()
     return Trainer(
@@ -133,7 +135,7 @@ def build_trainer(
         recipe=recipe,
         loss=loss,
         prompts=loaded.prompts,
-        rounds=RoundSettings(config.data.per_round, config.data.group_size, redraws),
+        rounds=RoundSettings(config.data.prompts_per_step, config.data.group_size, redraws),
         schedule=Schedule(
             steps=config.steps,
             lr=optim.lr,
@@ -144,19 +146,19 @@ def build_trainer(
             max_grad_norm=optim.max_grad_norm,
             updates=optim.updates,
             epochs=optim.epochs,
-            evaluations_at_once=optim.evaluations_at_once,
+            micro_batch_size=optim.micro_batch_size,
             ema=optim.ema,
             ema_every=optim.ema_every,
-            blend=optim.blend,
+            interpolation=optim.interpolation,
         ),
         evaluation=EvalSettings(
             prompts=loaded.heldout,
             every=config.eval.every,
             samples=config.eval.samples,
             seed=config.eval.seed,
-            rows_at_once=rows_at_once,
+            eval_batch_size=eval_batch_size,
             shown=config.samples_shown,
-            also=loaded.also,
+            extra=loaded.extra,
             rates=rates,
         ),
         folder=open_run(),
@@ -171,16 +173,16 @@ def build_trainer(
 def read_prompts(
     config: Config, read: Callable[[str], list[Prompt]]
 ) -> tuple[list[Prompt], list[Prompt], dict[str, list[Prompt]]]:
-    """The prompts of training, the held-out ones, and those of eval.also by name; ``read`` reads a file.
+    """The prompts of training, the held-out ones, and those of eval.extra by name; ``read`` reads a file.
 
     One of evaluation that is also trained on is an error, and so is one that is in two files of training.
     """
     from mmgrpo.evaluation import HELDOUT
 
-    data, files = config.data, also_files(config.eval.also)
+    data, files = config.data, also_files(config.eval.extra)
     prompts: list[Prompt] = []
     seen: dict[tuple[Hashable, ...], str] = {}
-    for path in (data.train, *data.also):
+    for path in (data.train, *data.extra_train):
         further = read(locate(path))
         refuse_seen(further, seen, path)
         prompts += further
@@ -203,18 +205,18 @@ def refuse_seen(prompts: Sequence[Prompt], seen: Mapping[tuple[Hashable, ...], s
 
 
 def also_files(paths: Sequence[str]) -> dict[str, str]:
-    """The files of eval.also by the names they are told under: their stems, with - for what no file name has."""
+    """The files of eval.extra by the names they are told under: their stems, with - for what no file name has."""
     from mmgrpo.evaluation import HELDOUT
 
     named: dict[str, str] = {}
     for path in paths:
         name = re.sub(r"[^\w.-]+", "-", Path(path).stem)
         if not name:
-            raise ValueError(f"eval.also: '{path}' names no file; wanted e.g. assets/speech/natural.jsonl")
+            raise ValueError(f"eval.extra: '{path}' names no file; wanted e.g. assets/speech/natural.jsonl")
         if name == HELDOUT:
-            raise ValueError(f"eval.also: '{path}' would be told as '{HELDOUT}', as data.heldout is; rename the file")
+            raise ValueError(f"eval.extra: '{path}' would be told as '{HELDOUT}', as data.heldout is; rename the file")
         if name in named:
-            raise ValueError(f"eval.also: '{named[name]}' and '{path}' would both be told as '{name}'; rename one")
+            raise ValueError(f"eval.extra: '{named[name]}' and '{path}' would both be told as '{name}'; rename one")
         named[name] = path
     return named
 
@@ -269,7 +271,7 @@ def rounds_of(config: Config, groups: int) -> tuple[int, int]:
     if optim.updates > groups:
         raise ValueError(
             f"a round of {groups} groups cannot be cut into optim.updates={optim.updates} steps; "
-            "raise data.per_round or lower optim.updates"
+            "raise data.prompts_per_step or lower optim.updates"
         )
     steps = optim.updates * optim.epochs
     return steps, -(-config.steps // steps)
@@ -346,7 +348,7 @@ def closing(summary: dict[str, Any]) -> str:
         lines.append(f"{summary['skipped_steps']} steps had no group with spread and trained nothing")
     if summary["eval"]:
         lines += compared(summary["eval"], "reward", "blind" if unseen else "", unseen)
-    for name, found in summary.get("also", {}).items():
+    for name, found in summary.get("extra", {}).items():
         lines += ["", *compared(found, f"reward on {name}")]
     told = {f"{rate} of {name}": one for rate in summary.get("rates", ()) for name, one in summary[rate].items()}
     if told:

@@ -39,7 +39,7 @@ from voice import recognizer_of
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Drawn, Shown
-    from mmgrpo.judge import Scorer
+    from mmgrpo.scoring import Scorer
     from mmgrpo.types import Prompt
 
 
@@ -149,10 +149,10 @@ def write_answers(
     show: Callable[[Path, Shown], None],
 ) -> int:
     """Write the completions as lines and as a page, each title as ``show`` does; the number of completions."""
-    from mmgrpo.completions import completions_html
     from mmgrpo.evaluation import Shown
-    from mmgrpo.files import write_text
-    from mmgrpo.report import page
+    from mmgrpo.report.completions import completions_html
+    from mmgrpo.report.html import page
+    from mmgrpo.runtime.files import write_text
 
     count = 0
     (folder / "before.jsonl").unlink(missing_ok=True)  # of an earlier call
@@ -172,8 +172,8 @@ def write(folder: Path, args: SampleDrawing, drawn: dict[str, list[Drawn]], made
     """Write the pictures, the grid and samples.json; the number of pictures."""
     import io
 
-    from mmgrpo.files import write_bytes, write_text
-    from mmgrpo.pictures import sample_grid, to_pil
+    from mmgrpo.report.plots import sample_grid, to_pil
+    from mmgrpo.runtime.files import write_bytes, write_text
 
     rows: list[dict[str, Any]] = []
     shown: list[tuple[int, Any, str]] = []

@@ -29,7 +29,7 @@ def settings(config: VoiceConfig) -> dict[str, Any]:
     return {
         "train": config.data.train,
         "model_seed": config.seed,
-        "at_once": config.sampling.rows_at_once,
+        "at_once": config.sampling.eval_batch_size,
         "model": config.model,
     }
 
@@ -45,7 +45,7 @@ def policy(source: Saying, device: str, trained: str | Path) -> Policy:
 
 
 def prompts(source: Saying, path: str) -> list[Prompt]:
-    from mmgrpo.prompts import load_prompts
+    from mmgrpo.data.prompts import load_prompts
 
     return load_prompts(path)
 

@@ -11,7 +11,7 @@ from answers_shown import pictured
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
-    from mmgrpo.heard import Aligned, Sound
+    from mmgrpo.report.audio_player import Aligned, Sound
     from mmgrpo.types import Audio, Media, Output, Prompt
 
 SMALL = 64 * 1024
@@ -19,8 +19,8 @@ SMALL = 64 * 1024
 
 
 def exhibit(stem: Path, shown: Shown, align: Callable[[Prompt, Output], Aligned]) -> None:
-    """``<stem>.jsonl``, and beside it what the prompts let hear and see (mmgrpo/completions.py)."""
-    from mmgrpo.completions import write_completions
+    """``<stem>.jsonl``, and beside it what the prompts let hear and see (mmgrpo/report/completions.py)."""
+    from mmgrpo.report.completions import write_completions
 
     media = [[heard(one) if one.kind == "audio" else pictured(one) for one in prompt.media] for prompt in shown.prompts]
     aligned = [align(prompt, output) for prompt, output in zip(shown.prompts, shown.outputs, strict=True)]
@@ -29,7 +29,7 @@ def exhibit(stem: Path, shown: Shown, align: Callable[[Prompt, Output], Aligned]
 
 def heard(media: Media) -> Sound:
     """The file itself where it is small and browsers play it, else a small one of the same sound."""
-    from mmgrpo.heard import MIME, Sound
+    from mmgrpo.report.audio_player import MIME, Sound
     from pipelines.speech.audio import read_audio
 
     file = Path(media.source) if isinstance(media.source, str) else Path()
@@ -40,7 +40,7 @@ def heard(media: Media) -> Sound:
 
 def small(audio: Audio) -> Sound:
     """Ogg Vorbis, about 6 KB a second; for what a prompt lets hear, and for what a policy says (``write_sounds``)."""
-    from mmgrpo.heard import Sound
+    from mmgrpo.report.audio_player import Sound
     from pipelines import require
 
     require("speech", "soundfile")

@@ -14,7 +14,7 @@ import vlm
 import voice
 from run import locate
 
-from mmgrpo.config import build, from_arguments, load_yaml, take_option
+from mmgrpo.runtime.config import build, from_arguments, load_yaml, take_option
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -125,8 +125,8 @@ def prompts_of_file(source: Source, kind: Kind) -> list[Prompt]:
 
 def load_weights(source: Source, kind: Kind, device: str) -> Policy:
     """The policy with the weights that are asked for."""
-    from mmgrpo.checkpoint import latest_checkpoint, load_checkpoint, restore_network
-    from mmgrpo.optim import Blend, fill
+    from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
+    from mmgrpo.runtime.optim import WeightInterpolation, fill
 
     folder = Path(source.run)
     if not source.run or source.weights == UNTRAINED:
@@ -140,14 +140,14 @@ def load_weights(source: Source, kind: Kind, device: str) -> Policy:
         return kind.policy(source, device, folder / "model")
     checkpoint = checkpoint_of(folder / "checkpoints", source.weights, latest_checkpoint(folder / "checkpoints"))
     policy = kind.policy(source, device, "")
-    share = read_config(source.run)["optim"].get("blend", 1.0)
+    share = read_config(source.run)["optim"].get("interpolation", 1.0)
     trained = {name: weight for name, weight in policy.network.named_parameters() if weight.requires_grad}
-    blend = Blend(trained, share) if share != 1 else None
+    interpolation = WeightInterpolation(trained, share) if share != 1 else None
     tensors = load_checkpoint(checkpoint).tensors
     # Where an average of the weights is kept, it is what a run evaluates and saves, and of it a share.
     restore_network(policy.network, tensors["ema"] if "ema" in tensors else tensors["weights"])
-    if blend is not None:
-        fill(blend.parameters, blend.blended())
+    if interpolation is not None:
+        fill(interpolation.parameters, interpolation.interpolated())
     return policy
 
 

@@ -15,12 +15,12 @@ from readable import WORKERS, read_file, refuse_many, then_list
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 from sounds_shown import exhibit
 
-from mmgrpo.config import Algorithm, Eval, Optim, Run
+from mmgrpo.runtime.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Prompt
@@ -71,18 +71,18 @@ class Data:
     train: str = "assets/speech/train.jsonl"
     """Training clips: JSONL with audio (a path), answer (the transcript, translation or answer), meta, and for
     qwen_audio text (what is asked); or a data set hf:<folder or hub id>@<split> (docs/data.md)."""
-    also: list[str] = field(default_factory=list)
+    extra_train: list[str] = field(default_factory=list)
     """Further files of training clips, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "assets/speech/heldout.jsonl"
     """Evaluation clips; one of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""
     """Folder that relative paths of clips start from; empty takes the file's own folder."""
-    per_round: int = 4
+    prompts_per_step: int = 4
     """Clips (groups) a round, over all processes."""
     group_size: int = 8
     """Transcripts a clip."""
-    references: int = 0
-    """1 makes the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
+    reference_in_group: bool = False
+    """Make the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
     skip_limit: float = 0.05
     """The largest share of clips that may be left out because they cannot be heard; each is listed in skipped.jsonl."""
 
@@ -93,7 +93,7 @@ class Sampling(Completing):
 
     max_tokens: int = 48
     """The longest transcript."""
-    rows_at_once: int = 32
+    eval_batch_size: int = 32
     """Memory limit: transcripts drawn at one time in evaluation."""
     features_kept: int = 512
     """Prompts whose clips' encoder states are kept over the rounds, with a frozen encoder only; costs memory, of
@@ -122,11 +122,11 @@ def arithmetic(config: SpeechConfig) -> str:
     data, tokens = config.data, config.sampling.max_tokens
     check(config)
     refuse_lonely(data.group_size)
-    per_round, rounds = rounds_of(config, data.per_round)
-    rows = data.per_round * data.group_size
+    per_round, rounds = rounds_of(config, data.prompts_per_step)
+    rows = data.prompts_per_step * data.group_size
     return "\n".join(
         [
-            f"a round:  {data.per_round} clips x {data.group_size} transcripts = {rows:,} of at most {tokens:,} tokens",
+            f"a round:  {data.prompts_per_step} clips x {data.group_size} transcripts = {rows:,} of at most {tokens:,} tokens",
             f"          cut into {config.optim.updates} update(s) x {config.optim.epochs} epoch(s) = "
             f"{per_round} optimizer step(s)",
             f"the run:  {config.steps:,} optimizer steps = {rounds:,} rounds = {rounds * rows:,} transcripts, at most "
@@ -197,8 +197,8 @@ def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Call
         return kept
 
     def load() -> Loaded:
-        prompts, heldout, also = read_prompts(config, read)
-        return Loaded(build_policy(config, str(accelerator.device)), prompts, heldout, also)
+        prompts, heldout, extra = read_prompts(config, read)
+        return Loaded(build_policy(config, str(accelerator.device)), prompts, heldout, extra)
 
     return run.build_trainer(
         config,
@@ -206,7 +206,7 @@ def build_trainer(config: SpeechConfig, accelerator: Accelerator, open_run: Call
         then_list(open_run, skipped, accelerator.is_main_process),
         kind="tokens",
         load=load,
-        rows_at_once=config.sampling.rows_at_once,
+        eval_batch_size=config.sampling.eval_batch_size,
         exhibit=partial(exhibit, align=aligner(config.rewards)),
         rates=error_rates(config.rewards),
     )

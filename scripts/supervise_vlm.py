@@ -24,8 +24,8 @@ from readable import read_file
 from run import locate
 from vlm import VlmConfig, build_policy
 
-from mmgrpo.config import build, load_yaml
-from mmgrpo.files import write_text
+from mmgrpo.runtime.config import build, load_yaml
+from mmgrpo.runtime.files import write_text
 
 
 @dataclass
@@ -55,7 +55,7 @@ def main() -> None:
     steps = train(args, config, seconds, args.run / "supervised")
     summary["supervised"] = {"seconds": round(seconds, 3), "steps": steps, "lr": args.lr} | compare(args.run, config)
     write_text(path, json.dumps(summary, indent=2))
-    from mmgrpo.report import write_report
+    from mmgrpo.report.html import write_report
 
     write_report(args.run)
     for name, after in summary["supervised"]["after"].items():
@@ -102,7 +102,7 @@ def compare(run: Path, config: VlmConfig) -> dict[str, Any]:
         prompts,
         samples=config.eval.samples,
         seed=config.eval.seed,
-        rows_at_once=config.sampling.rows_at_once,
+        eval_batch_size=config.sampling.eval_batch_size,
         shown=0,
         accelerator=Accelerator(cpu=True),
         title="evaluate supervised",

@@ -17,7 +17,7 @@ from door import enter
 from run import train
 from voice import VoiceConfig, arithmetic, build_trainer
 
-from mmgrpo.config import read
+from mmgrpo.runtime.config import read
 
 
 def main() -> None:

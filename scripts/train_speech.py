@@ -22,7 +22,7 @@ from door import enter
 from run import train
 from speech import SpeechConfig, arithmetic, build_trainer
 
-from mmgrpo.config import read
+from mmgrpo.runtime.config import read
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from door import enter
 from run import train
 from visual import VisualConfig, arithmetic, build_trainer
 
-from mmgrpo.config import read
+from mmgrpo.runtime.config import read
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from door import enter
 from run import train
 from vlm import VlmConfig, arithmetic, blind_score, build_trainer
 
-from mmgrpo.config import read
+from mmgrpo.runtime.config import read
 
 
 def main() -> None:

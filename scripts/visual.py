@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import run
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
-from mmgrpo.config import Algorithm, Eval, Optim, Run
+from mmgrpo.runtime.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from mmgrpo.evaluation import Shown
     from mmgrpo.policies.denoising import DenoisingPolicy
-    from mmgrpo.policies.forward import ForwardPolicy
+    from mmgrpo.policies.flow_matching import FlowMatchingPolicy
     from mmgrpo.trainer import Trainer
 
 
@@ -60,11 +60,11 @@ class Data:
 
     train: str = "assets/scenes/train.jsonl"
     """Training prompts: JSONL (text, answer, meta) or text (a prompt a line)."""
-    also: list[str] = field(default_factory=list)
+    extra_train: list[str] = field(default_factory=list)
     """Further files of training prompts, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "assets/scenes/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
-    per_round: int = 8
+    prompts_per_step: int = 8
     """Prompts (groups) a round, over all processes."""
     group_size: int = 16
     """Samples a prompt."""
@@ -92,7 +92,7 @@ class Sampling:
     """Time shift of the noise levels; 0 takes the checkpoint's own."""
     evaluation_steps: int = 10
     """Denoising steps of an evaluation sample (deterministic)."""
-    states_at_once: int = 256
+    forward_batch_size: int = 256
     """Memory limit: network evaluations of one forward pass without gradient."""
 
 
@@ -116,8 +116,8 @@ def arithmetic(config: VisualConfig) -> str:
     data, optim = config.data, config.optim
     refuse_lonely(data.group_size)
     branch_points, rows, forward, trained, backward = _costs(config)
-    per_round, rounds = rounds_of(config, data.per_round * branch_points)
-    groups = f"{data.per_round} prompts x {data.group_size} samples"
+    per_round, rounds = rounds_of(config, data.prompts_per_step * branch_points)
+    groups = f"{data.prompts_per_step} prompts x {data.group_size} samples"
     if branch_points > 1:
         groups += f" x {branch_points} branch points"
     return "\n".join(
@@ -134,18 +134,18 @@ def arithmetic(config: VisualConfig) -> str:
 
 def _costs(config: VisualConfig) -> tuple[int, int, int, int, int]:
     """Of a round: groups a prompt, samples, evaluations to sample, decisions, evaluations to train."""
-    from mmgrpo.blocks import bind
-    from mmgrpo.planners import PLANS
-    from mmgrpo.randomness import stream
+    from mmgrpo.diffusion.planners import PLANS
+    from mmgrpo.registry import bind
+    from mmgrpo.runtime.randomness import stream
 
     data, sampling = config.data, config.sampling
-    double = data.per_round * (2 if config.model.guidance != 1 else 1)
+    double = data.prompts_per_step * (2 if config.model.guidance != 1 else 1)
     epochs = config.optim.epochs
     if kind_of(config) == "matching":
         drawn = data.group_size * sampling.draws
         forward = data.group_size * sampling.steps + drawn
-        rows = data.per_round * data.group_size
-        return 1, rows, double * forward, data.per_round * drawn, double * drawn * epochs
+        rows = data.prompts_per_step * data.group_size
+        return 1, rows, double * forward, data.prompts_per_step * drawn, double * drawn * epochs
     inputs = {
         "steps": sampling.steps,
         "group_size": data.group_size,
@@ -155,19 +155,19 @@ def _costs(config: VisualConfig) -> tuple[int, int, int, int, int]:
     plans = bind(sampling.plan, PLANS, "sampling.plan")(inputs)
     return (
         len(plans),
-        data.per_round * sum(plan.rows for plan in plans),
+        data.prompts_per_step * sum(plan.rows for plan in plans),
         double * sum(plan.evaluations for plan in plans),
-        data.per_round * sum(plan.trained_edges for plan in plans),
+        data.prompts_per_step * sum(plan.trained_edges for plan in plans),
         double * sum(plan.training_evaluations for plan in plans) * epochs,
     )
 
 
 def build_policy(
     config: VisualConfig, device: str, for_training: bool = True, trained: str | Path = ""
-) -> DenoisingPolicy | ForwardPolicy:
+) -> DenoisingPolicy | FlowMatchingPolicy:
     """Load the model and make it a policy; ``trained`` is a folder of weights that training saved."""
     from mmgrpo.policies.denoising import DenoisingPolicy
-    from mmgrpo.policies.forward import ForwardPolicy
+    from mmgrpo.policies.flow_matching import FlowMatchingPolicy
     from pipelines import family
 
     model = config.model
@@ -183,13 +183,13 @@ def build_policy(
         loaded.shift = config.sampling.shift
     sampling = config.sampling
     if sampling.policy == "matching":
-        return ForwardPolicy(
+        return FlowMatchingPolicy(
             loaded,
             steps=sampling.steps,
             draws=sampling.draws,
             error=sampling.error,
             evaluation_steps=sampling.evaluation_steps,
-            states_at_once=sampling.states_at_once,
+            forward_batch_size=sampling.forward_batch_size,
             device=device,
         )
     return DenoisingPolicy(
@@ -198,7 +198,7 @@ def build_policy(
         kernel_text=sampling.kernel,
         plan=sampling.plan,
         evaluation_steps=sampling.evaluation_steps,
-        states_at_once=sampling.states_at_once,
+        forward_batch_size=sampling.forward_batch_size,
         device=device,
     )
 
@@ -216,14 +216,14 @@ def kind_of(config: VisualConfig) -> str:
 
 def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
     """Everything of a run, ready to fit; ``open_run`` makes the run folder."""
-    from mmgrpo.prompts import load_prompts
+    from mmgrpo.data.prompts import load_prompts
 
     def load() -> Loaded:
-        prompts, heldout, also = read_prompts(config, load_prompts)
+        prompts, heldout, extra = read_prompts(config, load_prompts)
         policy = build_policy(config, str(accelerator.device))
         if config.model.forget_encoders:
-            policy.family.forget_encoders([*prompts, *heldout, *chain(*also.values())])  # type: ignore[attr-defined]
-        return Loaded(policy, prompts, heldout, also)
+            policy.family.forget_encoders([*prompts, *heldout, *chain(*extra.values())])  # type: ignore[attr-defined]
+        return Loaded(policy, prompts, heldout, extra)
 
     return run.build_trainer(
         config,
@@ -231,14 +231,14 @@ def build_trainer(config: VisualConfig, accelerator: Accelerator, open_run: Call
         open_run,
         kind=kind_of(config),
         load=load,
-        rows_at_once=config.sampling.states_at_once,
+        eval_batch_size=config.sampling.forward_batch_size,
         exhibit=exhibit,
     )
 
 
 def exhibit(stem: Path, shown: Shown) -> None:
     """A grid of pictures with prompts and rewards, ``samples/<title>.png``."""
-    from mmgrpo.report import sample_grid
+    from mmgrpo.report.html import sample_grid
 
     captions = [
         f"{prompt.text}\n" + "  ".join(f"{name} {value:.2f}" for name, value in values.items())

@@ -13,12 +13,12 @@ from completing import Completing, check_words, completing_policy
 from readable import read_file, readable, short_enough, then_list
 from run import Loaded, locate, read_prompts, refuse_lonely, rounds_of, training_of
 
-from mmgrpo.config import Algorithm, Eval, Optim, Run
+from mmgrpo.runtime.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from mmgrpo.media import Skipped
+    from mmgrpo.data.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Prompt
@@ -70,18 +70,18 @@ class Data:
     train: str = "data/questions/train.jsonl"
     """Training prompts: JSONL (text or messages with image and video parts, answer, task, meta), or a data set
     hf:<folder or hub id>@<split>."""
-    also: list[str] = field(default_factory=list)
+    extra_train: list[str] = field(default_factory=list)
     """Further files of training prompts, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "data/questions/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     media_root: str = ""
     """Folder that relative paths of media start from; empty takes the prompt file's own folder."""
-    per_round: int = 8
+    prompts_per_step: int = 8
     """Prompts (groups) a round, over all processes."""
     group_size: int = 8
     """Samples a prompt."""
-    references: int = 0
-    """1 makes the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
+    reference_in_group: bool = False
+    """Make the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
     skip_limit: float = 0.05
     """The largest share of prompts that may be left out because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
@@ -98,7 +98,7 @@ class Sampling(Completing):
     """Nucleus of rollouts; below 1 the gradient is biased, for likelihoods are of the whole distribution."""
     contrast: str = ""
     """Further samples of a changed prompt, judged and compared with but never trained on:
-    shuffled_frames(share=0.5) for T-GRPO."""
+    shuffled_frames(fraction=0.5) for T-GRPO."""
     dtype: str = ""
     """Sample in bfloat16 or float16 though likelihoods are computed in model.dtype; empty samples in that too."""
     features_kept: int = 0
@@ -133,10 +133,10 @@ def arithmetic(config: VlmConfig) -> str:
     check(config)
     data, optim, tokens = config.data, config.optim, config.sampling.max_tokens
     refuse_lonely(data.group_size)
-    per_round, rounds = rounds_of(config, data.per_round)
-    sequences = data.per_round * data.group_size
+    per_round, rounds = rounds_of(config, data.prompts_per_step)
+    sequences = data.prompts_per_step * data.group_size
     lines = [
-        f"a round:  {data.per_round} prompts x {data.group_size} samples = {sequences:,} sequences of at most "
+        f"a round:  {data.prompts_per_step} prompts x {data.group_size} samples = {sequences:,} sequences of at most "
         f"{tokens:,} tokens, {sequences * tokens:,} in all"
     ]
     if config.sampling.contrast:
@@ -153,7 +153,7 @@ def arithmetic(config: VlmConfig) -> str:
 
 def check(config: VlmConfig) -> None:
     """Words that must be among a few."""
-    from mmgrpo.blocks import nearest
+    from mmgrpo.registry import nearest
 
     check_words(config, FAMILIES)
     if config.data.too_long not in (known := ("refuse", "filter")):
@@ -191,16 +191,16 @@ def build_trainer(config: VlmConfig, accelerator: Accelerator, open_run: Callabl
         return kept
 
     def load() -> Loaded:
-        prompts, heldout, also = read_prompts(config, read)
+        prompts, heldout, extra = read_prompts(config, read)
         policy = build_policy(config, str(accelerator.device))
         most = config.model.max_prompt_tokens
         if most and config.data.too_long == "filter":
             length = policy.family.prompt_length  # type: ignore[attr-defined]
-            sets = {name: short_enough(one, length, most) for name, one in also.items()}
+            sets = {name: short_enough(one, length, most) for name, one in extra.items()}
             (prompts, long), (heldout, longer) = (short_enough(one, length, most) for one in (prompts, heldout))
-            also = {name: kept for name, (kept, _) in sets.items()}
+            extra = {name: kept for name, (kept, _) in sets.items()}
             skipped.extend([*long, *longer, *(one for _, left_out in sets.values() for one in left_out)])
-        return Loaded(policy, prompts, heldout, also)
+        return Loaded(policy, prompts, heldout, extra)
 
     return run.build_trainer(
         config,
@@ -208,7 +208,7 @@ def build_trainer(config: VlmConfig, accelerator: Accelerator, open_run: Callabl
         then_list(open_run, skipped, accelerator.is_main_process),
         kind="tokens",
         load=load,
-        rows_at_once=config.sampling.rows_at_once,
+        eval_batch_size=config.sampling.eval_batch_size,
         exhibit=exhibit,
     )
 

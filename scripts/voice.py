@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import run
 from run import Loaded, needs_reference, read_prompts, refuse_lonely, rounds_of
 
-from mmgrpo.config import Algorithm, Eval, Optim, Run
+from mmgrpo.runtime.config import Algorithm, Eval, Optim, Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from mmgrpo.evaluation import ErrorRate, Shown
-    from mmgrpo.policies.choice import ChoicePolicy
+    from mmgrpo.policies.categorical import CategoricalPolicy
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Prompt
 
@@ -63,11 +63,11 @@ class Data:
 
     train: str = "assets/speech/say_train.txt"
     """Texts to speak in training: a text a line, or JSONL with text."""
-    also: list[str] = field(default_factory=list)
+    extra_train: list[str] = field(default_factory=list)
     """Further files of training texts, mixed with those of train: some of what should not be forgotten."""
     heldout: str = "assets/speech/say_heldout.txt"
     """Texts of evaluation; one of the training file among them is an error. Empty: no evaluation."""
-    per_round: int = 4
+    prompts_per_step: int = 4
     """Texts (groups) a round, over all processes."""
     group_size: int = 16
     """Durations tried for a text."""
@@ -79,7 +79,7 @@ class Sampling:
 
     temperature: float = 1.0
     """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
-    rows_at_once: int = 32
+    eval_batch_size: int = 32
     """Texts of one forward pass in evaluation."""
 
 
@@ -102,13 +102,13 @@ def arithmetic(config: VoiceConfig) -> str:
     """What the run will do, as numbers: texts x durations -> optimizer steps."""
     data, model = config.data, config.model
     refuse_lonely(data.group_size)
-    per_round, rounds = rounds_of(config, data.per_round)
-    rows = data.per_round * data.group_size
+    per_round, rounds = rounds_of(config, data.prompts_per_step)
+    rows = data.prompts_per_step * data.group_size
     second = 24_000 / 256
     sizes = f"{model.classes} durations of up to {(model.classes - 1) * model.frames_a_class / second:.1f} s"
     return "\n".join(
         [
-            f"a round:  {data.per_round} texts x {data.group_size} durations = {rows:,} choices, each of "
+            f"a round:  {data.prompts_per_step} texts x {data.group_size} durations = {rows:,} choices, each of "
             f"{f'those of {model.path}' if model.path else sizes}",
             f"          cut into {config.optim.updates} update(s) x {config.optim.epochs} epoch(s) = "
             f"{per_round} optimizer step(s)",
@@ -118,9 +118,9 @@ def arithmetic(config: VoiceConfig) -> str:
     )
 
 
-def build_policy(config: VoiceConfig, device: str, texts: Sequence[str], trained: str | Path = "") -> ChoicePolicy:
+def build_policy(config: VoiceConfig, device: str, texts: Sequence[str], trained: str | Path = "") -> CategoricalPolicy:
     """Load or pre-train the network and make it a policy; ``trained`` is a folder of weights that training saved."""
-    from mmgrpo.policies.choice import ChoicePolicy
+    from mmgrpo.policies.categorical import CategoricalPolicy
     from pipelines.speech.duration import Shape, create, family, load, pretrain
     from pipelines.speech.renderers import renderer
 
@@ -140,12 +140,12 @@ def build_policy(config: VoiceConfig, device: str, texts: Sequence[str], trained
         network = create(shape, config.seed).to(device)
         pretrain(network, texts, pace=model.pace, spread=model.spread, steps=model.pretrain_steps, seed=config.seed)
         loaded = family(network, voice, keep_reference=reference, device=device)
-    return ChoicePolicy(loaded, temperature=config.sampling.temperature, device=device)
+    return CategoricalPolicy(loaded, temperature=config.sampling.temperature, device=device)
 
 
 def recognizer_of(rewards: Sequence[str]) -> str | None:
     """The recognizer of the first reward that asks one: its path, empty for the default; None where none does."""
-    from mmgrpo.blocks import parse
+    from mmgrpo.registry import parse
 
     named = [parse(reward) for reward in rewards]
     paths = [str(parameters.get("path", "")) for name, parameters in named if name.startswith("spoken_")]
@@ -154,17 +154,17 @@ def recognizer_of(rewards: Sequence[str]) -> str | None:
 
 def build_trainer(config: VoiceConfig, accelerator: Accelerator, open_run: Callable[[], Path]) -> Trainer:
     """Everything of a run, ready to fit."""
-    from mmgrpo.prompts import load_prompts
+    from mmgrpo.data.prompts import load_prompts
     from pipelines.speech.whisper_weights import whisper_tiny_en
 
     listener = recognizer_of(config.rewards)
 
     def load() -> Loaded:
-        prompts, heldout, also = read_prompts(config, load_prompts)
+        prompts, heldout, extra = read_prompts(config, load_prompts)
         if listener == "":
             whisper_tiny_en()  # once; it is what rewards take where they name no recognizer
         policy = build_policy(config, str(accelerator.device), [prompt.text for prompt in prompts])
-        return Loaded(policy, prompts, heldout, also)
+        return Loaded(policy, prompts, heldout, extra)
 
     return run.build_trainer(
         config,
@@ -172,7 +172,7 @@ def build_trainer(config: VoiceConfig, accelerator: Accelerator, open_run: Calla
         open_run,
         kind="tokens",
         load=load,
-        rows_at_once=config.sampling.rows_at_once,
+        eval_batch_size=config.sampling.eval_batch_size,
         exhibit=partial(exhibit, listener),
         rates=[] if listener is None else [word_error_rate(listener)],
     )
@@ -203,7 +203,7 @@ def exhibit(listener: str | None, stem: Path, shown: Shown) -> None:
     """Held-out texts as they are spoken, with what was understood where a recognizer listens."""
     from sounds_shown import small
 
-    from mmgrpo.completions import write_sounds
+    from mmgrpo.report.completions import write_sounds
     from mmgrpo.types import Audio
     from reward_models.rules.transcripts import aligned
     from reward_models.speech.recognizer import transcripts

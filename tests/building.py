@@ -11,12 +11,12 @@ from typing import Any
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.blocks import parse
-from mmgrpo.collect import RoundSettings
-from mmgrpo.config import Algorithm, build
 from mmgrpo.evaluation import ErrorRate
-from mmgrpo.judge import Scorer
-from mmgrpo.optim import Schedule
+from mmgrpo.registry import parse
+from mmgrpo.rollout import RoundSettings
+from mmgrpo.runtime.config import Algorithm, build
+from mmgrpo.runtime.optim import Schedule
+from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import EvalSettings, Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
@@ -50,7 +50,7 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
     return {
         "advantages": AdvantageRecipe.of(algorithm),
         "loss": LossRecipe.of(
-            algorithm.objective, algorithm.weights, algorithm.mismatch, algorithm.terms, algorithm.given
+            algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
         ),
         "redraws": sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler),
     }
@@ -75,9 +75,9 @@ def trainer(
     advantages: AdvantageRecipe | None = None,
     loss: LossRecipe | None = None,
     heldout: Sequence[Prompt] = (),
-    also: Mapping[str, Sequence[Prompt]] | None = None,
+    extra: Mapping[str, Sequence[Prompt]] | None = None,
     rates: Sequence[ErrorRate] = (),
-    per_round: int = 2,
+    prompts_per_step: int = 2,
     group_size: int = 4,
     redraws: int = 0,
     seed: int = 0,
@@ -92,9 +92,9 @@ def trainer(
         recipe=advantages or recipe(),
         loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
         prompts=prompts,
-        rounds=RoundSettings(per_round, group_size, redraws),
+        rounds=RoundSettings(prompts_per_step, group_size, redraws),
         schedule=Schedule(**{"steps": 4, "lr": 1e-2, "max_grad_norm": 0.0, **schedule}),
-        evaluation=EvalSettings(prompts=heldout, rows_at_once=256, samples=4, also=also or {}, rates=rates),
+        evaluation=EvalSettings(prompts=heldout, eval_batch_size=256, samples=4, extra=extra or {}, rates=rates),
         folder=folder,
         seed=seed,
         accelerator=accelerator or Accelerator(cpu=True),

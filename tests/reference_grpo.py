@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.randomness import derive, stream
 
 
 def sigmas(steps: int) -> list[float]:

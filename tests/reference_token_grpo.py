@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.randomness import derive, stream
 
 
 def token_log_probs(network: Any, inputs: dict[str, Any], completion: list[int], silent: list[int]) -> Tensor:
@@ -58,7 +58,7 @@ def train(
                         spread = token_log_probs(network, inputs, completion, silent)[-1]
                     total = spread.double().exp().cumsum(0)
                     wanted = drawn[len(completion), member].double() * total[-1]
-                    token = next(place for place, passed in enumerate(total.tolist()) if passed > wanted)
+                    token = next(place for place, decision_mask in enumerate(total.tolist()) if decision_mask > wanted)
                     completion.append(token)
                     log_probs.append(spread[token])
                 samples.append((inputs, completion, log_probs))

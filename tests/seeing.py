@@ -76,7 +76,7 @@ def rescored(policy: TokenPolicy, made: Rollout, name: str = "log_probs", limit:
     """All decisions scored again; 0 where there is none."""
     dense = torch.zeros_like(made.decisions.log_probs)
     with torch.no_grad():
-        for part in made.steps.split(made.decisions.mask, limit):
+        for part in made.steps.split(made.decisions.loss_mask, limit):
             dense[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name]
     return dense
 
@@ -84,8 +84,8 @@ def rescored(policy: TokenPolicy, made: Rollout, name: str = "log_probs", limit:
 def gradient(policy: TokenPolicy, made: Rollout, limit: int = 100) -> dict[str, Tensor]:
     """Gradients, by parameter, of a sum of the decisions' log-probs in which no two have the same factor."""
     policy.network.zero_grad()
-    factors = torch.sin(torch.arange(made.decisions.mask.numel()) + 1.0).view_as(made.decisions.log_probs)
-    for part in made.steps.split(made.decisions.mask, limit):
+    factors = torch.sin(torch.arange(made.decisions.loss_mask.numel()) + 1.0).view_as(made.decisions.log_probs)
+    for part in made.steps.split(made.decisions.loss_mask, limit):
         scores = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
         (factors[part.rows, part.positions] * scores).sum().backward()
     return {name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None}
@@ -123,5 +123,5 @@ def plain_log_probs(loaded: Any, prompt: Prompt, completion: Tensor) -> Tensor:
     """Log-probs of a completion's tokens by the library's forward pass, over the tokens that are ever said."""
     with torch.no_grad():
         logits = loaded.network(**plain_inputs(loaded, prompt, completion)).logits[0, -len(completion) - 1 : -1].clone()
-    logits[:, sorted(loaded.silent_ids)] = -torch.inf
+    logits[:, sorted(loaded.suppress_tokens)] = -torch.inf
     return logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]

@@ -9,28 +9,28 @@ import sys
 from pathlib import Path
 
 import pytest
-from building import algorithm_blocks, trainer
-from toys import toy_policy, toy_prompts
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
-from mmgrpo.advantages.presets import BASE, CATALOGUE
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.conversations import prompt_of
-from mmgrpo.metrics import read_metrics
-from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
-from mmgrpo.planners import PLANS
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.diffusion.kernels import KERNELS
+from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.policies.contrast import CONTRASTS
-from mmgrpo.policies.forward import ERRORS
-from mmgrpo.transitions import KERNELS
+from mmgrpo.policies.flow_matching import ERRORS
+from mmgrpo.presets import BASE, CATALOGUE
+from mmgrpo.runtime.metrics import read_metrics
 from reward_models import REWARDS
 from reward_models.rules.tags import STYLES
 from reward_models.rules.tasks import TASKS
+from tests import ROOT
+from tests.building import algorithm_blocks, trainer
+from tests.toys import toy_policy, toy_prompts
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 ALGORITHMS = DOCS["algorithms.md"]
 
@@ -40,7 +40,7 @@ TABLES = {
     "kernels": KERNELS,
     "objectives": OBJECTIVES,
     "terms": TERMS,
-    "weights": WEIGHTS,
+    "aggregations": AGGREGATIONS,
     "mismatch": MISMATCH,
     "combine": COMBINE,
     "baselines": BASELINES,
@@ -60,7 +60,7 @@ KINDS = {
     "kernel": KERNELS,
     "objective": OBJECTIVES,
     "term": TERMS,
-    "weight": WEIGHTS,
+    "aggregation": AGGREGATIONS,
     "mismatch": MISMATCH,
     "combine": COMBINE,
     "baseline": BASELINES,
@@ -124,7 +124,7 @@ def test_a_reward_of_your_own_takes_at_most_ten_lines() -> None:
 
 
 def test_the_tests_that_papers_are_held_by_exist() -> None:
-    named_tests = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", DOCS["papers.md"]))
+    named_tests = set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", DOCS["papers.md"]))
     sources = {file: (ROOT / "tests" / file).read_text(encoding="utf-8") for file, _ in named_tests}
     assert [pair for pair in sorted(named_tests) if f"\ndef {pair[1]}(" not in sources[pair[0]]] == []
     assert len(named_tests) > 50

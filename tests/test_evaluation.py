@@ -36,7 +36,7 @@ def test_the_sections_of_a_summary_are_named_by_file_and_rate():
     after = {"heldout": said(0.5, [1.0, 0.0]), "natural": said(1.0, [1.0, 1.0])}
     found = sections(before, after)
     assert found["eval"]["difference"]["reward"]["mean"] == 0.5
-    assert found["also"]["natural"]["difference"]["reward"]["mean"] == 0
+    assert found["extra"]["natural"]["difference"]["reward"]["mean"] == 0
     assert found["rates"] == ["wer"]
     assert {name: one["difference"]["mean"] for name, one in found["wer"].items()} == {"heldout": -0.5, "natural": 0.25}
     assert Evaluation.read(json.loads(json.dumps(before["natural"].as_dict()))) == before["natural"]

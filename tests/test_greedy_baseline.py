@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from accelerate import Accelerator
-from building import algorithm_blocks
-from speaking import TableFamily, table_prompts
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.collect import Round, RoundSettings, collect
-from mmgrpo.config import Algorithm
-from mmgrpo.judge import Scorer
-from mmgrpo.policies.choice import ChoicePolicy
-from mmgrpo.prompts import PromptOrder
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.rollout import Round, RoundSettings, sample_round
+from mmgrpo.runtime.config import Algorithm
+from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt
+from tests.building import algorithm_blocks
+from tests.speaking import TableFamily, table_prompts
 
 PROMPTS = table_prompts(3)
 Reward = Callable[[Sequence[Prompt], Sequence[Output]], list[float]]
@@ -34,11 +34,11 @@ def square(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 
 def one_round(*rewards: tuple[Reward, float]) -> tuple[Round, list[int]]:
     """A round of three groups of four, and the most likely class of each of the prompts in it."""
-    policy = ChoicePolicy(TableFamily(3, 5))
+    policy = CategoricalPolicy(TableFamily(3, 5))
     recipe = algorithm_blocks("remax")["advantages"]
     scorers = [Scorer(fn.__name__, fn, weight) for fn, weight in rewards]
     settings, order = RoundSettings(prompts=3, group_size=4), PromptOrder(3, seed=0)
-    made = collect(
+    made = sample_round(
         policy, scorers, recipe, PROMPTS, order, settings, cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True)
     )
     best = policy.network.weight.argmax(1).tolist()
@@ -61,7 +61,7 @@ def test_rewards_are_weighed_in_the_greedy_sample_as_in_the_others():
 
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_a_group_whose_greedy_sample_cannot_be_scored_is_not_trained(weight):
-    policy = ChoicePolicy(TableFamily(3, 5))
+    policy = CategoricalPolicy(TableFamily(3, 5))
     lost = policy.network.weight.argmax(1).tolist()
 
     def moody(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
@@ -70,7 +70,7 @@ def test_a_group_whose_greedy_sample_cannot_be_scored_is_not_trained(weight):
         return [math.nan if prompt.id == "0" and int(output.text) == lost[0] else 1.0 for prompt, output in said]
 
     made, _ = one_round((number, 1.0), (moody, weight))
-    trained = {prompt.id for prompt, some in zip(made.rollouts[0].prompts, made.batch.mask[:, 0]) if some}
+    trained = {prompt.id for prompt, some in zip(made.rollouts[0].prompts, made.batch.loss_mask[:, 0]) if some}
     assert trained == ({"1", "2"} if weight else {"0", "1", "2"})
     assert bool(torch.isfinite(made.batch.advantages).all())
 

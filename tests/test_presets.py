@@ -9,10 +9,10 @@ from dataclasses import fields
 import pytest
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.advantages.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
-from mmgrpo.blocks import bind, parse
-from mmgrpo.config import Algorithm
-from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS, WEIGHTS
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
+from mmgrpo.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
+from mmgrpo.registry import bind, parse
+from mmgrpo.runtime.config import Algorithm
 
 GAUSSIAN_SCORES = {"shift", "std", "dt", "level", "reference_shift", "reference_velocity_gap"}
 TWENTY = [
@@ -56,7 +56,7 @@ def test_every_block_of_a_preset_exists(name):
     AdvantageRecipe.of(Algorithm(**blocks))
     bind(blocks["objective"], OBJECTIVES, "objective")
     bind(blocks["mismatch"], MISMATCH, "mismatch")
-    bind(blocks["weights"], WEIGHTS, "weights")
+    bind(blocks["aggregation"], AGGREGATIONS, "weights")
     for term in blocks["terms"]:
         bind(term, TERMS, "term")
     for sampler in blocks["sampler"]:
@@ -72,7 +72,7 @@ def test_a_preset_sets_every_field_of_the_algorithm_and_says_what_it_is(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
     blocks = PRESETS[name]
-    bounds = [bind(blocks["objective"], OBJECTIVES, ""), bind(blocks["weights"], WEIGHTS, "")]
+    bounds = [bind(blocks["objective"], OBJECTIVES, ""), bind(blocks["aggregation"], AGGREGATIONS, "")]
     bounds += [bind(term, TERMS, "") for term in blocks["terms"]]
     needs = {need for bound in bounds for need in bound.block.needs}
     needs |= AdvantageRecipe.of(Algorithm(**blocks)).fields
@@ -93,5 +93,5 @@ def test_presets_do_not_share_their_lists():
 
 
 def test_reading_the_presets_does_not_load_torch():
-    code = "import sys, mmgrpo.advantages.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, mmgrpo.presets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,13 +1,12 @@
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from mmgrpo.types import Image, Prompt
 from reward_models import scorer
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -4,25 +4,25 @@ import math
 
 import pytest
 import torch
-from building import misses, near_one, recipe, trainer
-from reference_grpo import train
 from torch import nn
-from toys import toy_policy, toy_prompts
 
-from mmgrpo.optim import Blend
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.runtime.optim import WeightInterpolation
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, accumulate_gradients
+from tests.building import misses, near_one, recipe, trainer
+from tests.reference_grpo import train
+from tests.toys import toy_policy, toy_prompts
 
 OBJECTIVES = [
     "ppo(low=1e-3, high=1e-3)",
     "gspo(low=1e-3, high=1e-3)",
     "gmpo(clip=0.4)",
     "regression_group(beta=1.0)",
-    "guard(clip=1e-3)",
+    "grpo_guard(clip=1e-3)",
     "flow_dppo(threshold=1e-5)",
 ]
-PLANS = ["every_step", "random_subset(share=0.6)", "one_step_branch(draw='all')", "branch_tree(splits=[0,2])"]
+PLANS = ["every_step", "random_subset(fraction=0.6)", "one_step_branch(draw='all')", "branch_tree(splits=[0,2])"]
 
 
 def gradients(policy: DenoisingPolicy) -> torch.Tensor:
@@ -31,9 +31,9 @@ def gradients(policy: DenoisingPolicy) -> torch.Tensor:
 
 def judged_batch(made):
     """A round of the trainer, and the policy moved away from where it sampled, so that ratios are not one."""
-    from mmgrpo.collect import collect
+    from mmgrpo.rollout import sample_round
 
-    batch = collect(
+    batch = sample_round(
         made.policy,
         made.scorers,
         made.recipe,
@@ -97,7 +97,7 @@ def test_cutting_a_step_into_parts_leaves_the_gradient_unchanged(objective, plan
         loss=LossRecipe.of(objective, "per_sample", terms=["kl_velocity(coef=0.1)"]),
     )
     batch = judged_batch(made)
-    rows = torch.ones(len(batch.mask), dtype=torch.bool)
+    rows = torch.ones(len(batch.loss_mask), dtype=torch.bool)
     found = []
     for limit in (1000, 3):
         made.policy.network.zero_grad()
@@ -106,7 +106,7 @@ def test_cutting_a_step_into_parts_leaves_the_gradient_unchanged(objective, plan
             batch,
             rows,
             made.loss,
-            evaluations_at_once=limit,
+            micro_batch_size=limit,
             accelerator=made.accelerator,
             on_policy=False,
         )
@@ -127,9 +127,9 @@ def test_a_coupled_objective_with_one_decision_a_row_has_the_gradient_of_the_ele
         )
         batch = judged_batch(made)
         made.policy.network.zero_grad()
-        rows = torch.ones(len(batch.mask), dtype=torch.bool)
+        rows = torch.ones(len(batch.loss_mask), dtype=torch.bool)
         accumulate_gradients(
-            made.policy, batch, rows, made.loss, evaluations_at_once=100, accelerator=made.accelerator, on_policy=False
+            made.policy, batch, rows, made.loss, micro_batch_size=100, accelerator=made.accelerator, on_policy=False
         )
         found.append(gradients(made.policy))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-9)
@@ -143,7 +143,7 @@ def test_the_ratio_is_one_before_the_first_update(plan, tmp_path):
 
 
 def test_minibatches_hold_whole_groups_and_every_group_once(tmp_path):
-    made = trainer(toy_policy(), tmp_path, toy_prompts(5), per_round=5, updates=2)
+    made = trainer(toy_policy(), tmp_path, toy_prompts(5), prompts_per_step=5, updates=2)
     batch = judged_batch(made)
     key = batch.decisions.keys["prompt"]
     parts = made._minibatches(batch, epoch=0)
@@ -160,7 +160,7 @@ def test_a_flow_learns_a_known_answer_in_seconds(tmp_path):
         reward=near_one,
         heldout=toy_prompts(4),
         loss=LossRecipe.of("ppo(low=1e-2, high=1e-2)", "per_sample"),
-        per_round=4,
+        prompts_per_step=4,
         group_size=8,
         steps=60,
         lr=1e-2,
@@ -206,7 +206,7 @@ def test_a_value_that_is_nan_is_counted_and_its_sample_is_not_trained(tmp_path):
 
     made = trainer(toy_policy(), tmp_path, toy_prompts(2), reward=sometimes, steps=1)
     batch = judged_batch(made)
-    assert not batch.mask[2].any() and batch.mask[[0, 1, 3]].any(1).all()
+    assert not batch.loss_mask[2].any() and batch.loss_mask[[0, 1, 3]].any(1).all()
     made.fit()
     (line,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert line["reward/reward/failed"] == 1
@@ -250,7 +250,7 @@ def test_groups_without_spread_are_replaced_by_fresh_prompts(tmp_path):
         redraws=5,
     )
     batch = judged_batch(made)
-    groups = batch.decisions.keys["prompt"][batch.mask.any(1)].unique()
+    groups = batch.decisions.keys["prompt"][batch.loss_mask.any(1)].unique()
     assert len(groups) == 2
     assert len(batch.rollouts) > 1 or made.order.take(0, 2) in ([2, 3], [3, 2])
 
@@ -265,29 +265,29 @@ def test_the_average_of_the_weights_is_what_evaluation_uses_and_training_does_no
     assert torch.equal(policy.network.outer.bias, trained)
 
 
-@pytest.mark.parametrize("settings", [{"blend": 0.25}, {"blend": 0.25, "ema": 0.9}])
+@pytest.mark.parametrize("settings", [{"interpolation": 0.25}, {"interpolation": 0.25, "ema": 0.9}])
 def test_a_share_of_the_change_is_what_is_evaluated_and_saved_and_not_what_is_trained(settings, tmp_path):
     policy = toy_policy()
     before = policy.network.outer.bias.detach().clone()
     made = trainer(policy, tmp_path, toy_prompts(2), steps=3, **settings)
-    plain = trainer(toy_policy(), tmp_path / "plain", toy_prompts(2), steps=3, **{**settings, "blend": 1.0})
+    plain = trainer(toy_policy(), tmp_path / "plain", toy_prompts(2), steps=3, **{**settings, "interpolation": 1.0})
     made.fit(), plain.fit()
     trained = policy.network.outer.bias.detach().clone()
     assert torch.equal(trained, plain.policy.network.outer.bias)
-    with plain.published():
+    with plain.evaluation_weights():
         whole = plain.policy.network.outer.bias - before
-    with made.published():
+    with made.evaluation_weights():
         assert torch.allclose(policy.network.outer.bias - before, whole / 4, atol=1e-7) and whole.abs().max() > 1e-3
     assert torch.equal(policy.network.outer.bias, trained)
 
 
 def test_the_share_of_adapters_is_one_of_their_product():
     a, b = nn.Parameter(torch.tensor([[2.0, 0.0]])), nn.Parameter(torch.zeros(2, 1))
-    blend = Blend({"q.lora_A.default.weight": a, "q.lora_B.default.weight": b}, 0.5)
+    interpolation = WeightInterpolation({"q.lora_A.default.weight": a, "q.lora_B.default.weight": b}, 0.5)
     with torch.no_grad():
         a.copy_(torch.tensor([[4.0, 1.0]]))
         b.copy_(torch.tensor([[1.0], [2.0]]))
-    with blend.applied():
+    with interpolation.applied():
         assert (b @ a).tolist() == [[2, 0.5], [4, 1]]
     assert (b @ a).tolist() == [[4, 1], [8, 2]]
 
@@ -295,7 +295,7 @@ def test_the_share_of_adapters_is_one_of_their_product():
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_share_of_nothing_or_of_more_than_all_is_refused(share, tmp_path):
     with pytest.raises(ValueError, match="blend must lie above 0 and at most at 1"):
-        trainer(toy_policy(), tmp_path, toy_prompts(2), blend=share)
+        trainer(toy_policy(), tmp_path, toy_prompts(2), interpolation=share)
 
 
 def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
@@ -305,12 +305,12 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
             folder,
             toy_prompts(5),
             heldout=toy_prompts(2),
-            also={"further": toy_prompts(3)},
+            extra={"further": toy_prompts(3)},
             rates=[misses()],
             steps=9,
             updates=2,
             ema=0.8,
-            blend=0.5,
+            interpolation=0.5,
             save_every=2,
             warmup=3,
             decay="cosine",
@@ -328,13 +328,13 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
     assert resumed.resume() and resumed.step == 4
     assert resumed.fit() == expected
     assert (
-        expected["also"]["further"]["difference"]["reward"]["n"] == expected["miss"]["further"]["difference"]["n"] == 3
+        expected["extra"]["further"]["difference"]["reward"]["n"] == expected["miss"]["further"]["difference"]["n"] == 3
     )
     assert [told(line) for line in lines_of(broken)] == [told(line) for line in lines_of(whole)]
 
 
 def test_a_resumed_run_whose_first_evaluation_is_gone_is_refused(tmp_path):
-    made = trainer(toy_policy(), tmp_path, toy_prompts(2), heldout=toy_prompts(1), also={"b": toy_prompts(1)}, steps=1)
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), heldout=toy_prompts(1), extra={"b": toy_prompts(1)}, steps=1)
     made.fit()
     (tmp_path / "evaluations" / "before-b.json").unlink()
     assert made.resume()

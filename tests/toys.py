@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.diffusion.schedules import Grid, flow_grid
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.schedules import Grid, flow_grid
 from mmgrpo.types import Image, Prompt
 
 
@@ -85,7 +85,7 @@ def toy_policy(
         kernel_text=kernel,
         plan=plan,
         evaluation_steps=steps,
-        states_at_once=1024,
+        forward_batch_size=1024,
     )
 
 

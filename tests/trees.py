@@ -7,22 +7,22 @@ import torch
 from mmgrpo.types import OWN, Decisions
 
 
-def decisions(node, *, keys=None, log_probs=None, passed=None, origin=None, **fields) -> Decisions:
+def decisions(node, *, keys=None, log_probs=None, decision_mask=None, origin=None, **fields) -> Decisions:
     """Decisions with the given node numbers [B, T]; the first row that passes a node owns it."""
     node = torch.as_tensor(node)
-    passed = torch.ones_like(node, dtype=torch.bool) if passed is None else torch.as_tensor(passed)
+    decision_mask = torch.ones_like(node, dtype=torch.bool) if decision_mask is None else torch.as_tensor(decision_mask)
     seen: set[int] = set()
-    mask = torch.zeros_like(passed)
+    loss_mask = torch.zeros_like(decision_mask)
     for row in range(node.shape[0]):
         for t in range(node.shape[1]):
             number = int(node[row, t])
-            if passed[row, t] and number not in seen:
-                mask[row, t] = True
+            if decision_mask[row, t] and number not in seen:
+                loss_mask[row, t] = True
                 seen.add(number)
     return Decisions(
         log_probs=torch.zeros(node.shape) if log_probs is None else torch.as_tensor(log_probs, dtype=torch.float32),
-        mask=mask,
-        passed=passed,
+        loss_mask=loss_mask,
+        decision_mask=decision_mask,
         node=node,
         origin=torch.full((node.shape[0],), OWN) if origin is None else torch.as_tensor(origin),
         keys={name: torch.as_tensor(key) for name, key in (keys or {"prompt": [0] * node.shape[0]}).items()},
@@ -35,7 +35,7 @@ def plain(lengths, *, keys=None, **more) -> Decisions:
     lengths = torch.as_tensor(lengths)
     width = int(lengths.max())
     node = torch.arange(len(lengths) * width).view(len(lengths), width)
-    return decisions(node, keys=keys, passed=torch.arange(width) < lengths[:, None], **more)
+    return decisions(node, keys=keys, decision_mask=torch.arange(width) < lengths[:, None], **more)
 
 
 def binary_tree(steps: int, splits: tuple[int, ...], first_node: int = 0) -> torch.Tensor:

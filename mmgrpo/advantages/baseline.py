@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.blocks import Block
+from mmgrpo.registry import Block
 
 
 def none(values: Values) -> Values:

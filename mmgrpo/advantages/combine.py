@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Rows, Values
-from mmgrpo.blocks import Block
+from mmgrpo.registry import Block
 
 Normalise: TypeAlias = Callable[[Values], Values]
 

@@ -14,32 +14,32 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.blocks import Block
+from mmgrpo.registry import Block
 
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
 Passed: TypeAlias = Bool[Tensor, "B T"]
 
 
-def over_sharing(matrix: Matrix, keep: Rows, node: Node, passed: Passed) -> Matrix:
+def over_sharing(matrix: Matrix, keep: Rows, node: Node, decision_mask: Passed) -> Matrix:
     """At every decision, the mean over the kept rows that share it; the identity where nothing is shared."""
-    kept = passed & keep[:, None]
-    if not shares(node, passed):
+    kept = decision_mask & keep[:, None]
+    if not shares(node, decision_mask):
         return torch.where(kept, matrix, 0.0)
     spread = torch.zeros_like(matrix)
-    spread[passed] = groups.group_mean(matrix[passed], node[passed], kept[passed])
+    spread[decision_mask] = groups.group_mean(matrix[decision_mask], node[decision_mask], kept[decision_mask])
     return spread
 
 
-def shares(node: Node, passed: Passed) -> bool:
+def shares(node: Node, decision_mask: Passed) -> bool:
     """True if any two rows share a decision."""
-    numbers = node[passed].sort().values
+    numbers = node[decision_mask].sort().values
     return bool((numbers[1:] == numbers[:-1]).any())
 
 
-def broadcast(advantages: Values, keep: Rows, node: Node, passed: Passed) -> Matrix:
+def broadcast(advantages: Values, keep: Rows, node: Node, decision_mask: Passed) -> Matrix:
     """Every decision gets its row's advantage; a shared one the mean over the kept rows that share it."""
-    return over_sharing(advantages[:, None].expand(node.shape), keep, node, passed)
+    return over_sharing(advantages[:, None].expand(node.shape), keep, node, decision_mask)
 
 
 def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Values:
@@ -54,9 +54,9 @@ def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Va
     return groups.group_sum(weight * values, node, rows) / torch.where(total > 0, total, 1.0)
 
 
-def tails(log_probs: Matrix, passed: Passed) -> Matrix:
+def tails(log_probs: Matrix, decision_mask: Passed) -> Matrix:
     """At every position, the sum of the row's log-probs at later positions."""
-    own = torch.where(passed, log_probs, 0.0)
+    own = torch.where(decision_mask, log_probs, 0.0)
     return own.flip(1).cumsum(1).flip(1) - own
 
 
@@ -65,7 +65,7 @@ def tree_depth(
     key: Key,
     stat: Rows,
     node: Node,
-    passed: Passed,
+    decision_mask: Passed,
     log_probs: Matrix,
     beta: float = 1.0,
     ddof: int = 1,
@@ -78,10 +78,10 @@ def tree_depth(
     A position with one node gets 0. Affine maps of the leaf values cancel, so baseline and scale are best
     ``none`` here.
     """
-    tail = tails(log_probs, passed)
+    tail = tails(log_probs, decision_mask)
     credit = torch.zeros_like(tail)
     for t in range(node.shape[1]):
-        rows = passed[:, t] & stat
+        rows = decision_mask[:, t] & stat
         value = fuse(advantages, node[:, t], tail[:, t], rows, beta)
         first = groups.group_first(node[:, t], rows)
         std = groups.group_std(value, key, first, ddof)
@@ -94,7 +94,7 @@ def tree_softmax(
     advantages: Values,
     stat: Rows,
     node: Node,
-    passed: Passed,
+    decision_mask: Passed,
     log_probs: Matrix,
     beta: float = 1.0,
 ) -> Matrix:
@@ -105,7 +105,7 @@ def tree_softmax(
     carried, logit = advantages, torch.zeros_like(advantages)
     sharers = torch.ones_like(advantages)
     for t in reversed(range(node.shape[1])):
-        rows = passed[:, t] & stat
+        rows = decision_mask[:, t] & stat
         # A child edge that m rows share appears m times among the rows of its parent: each carries 1/m of it.
         above = fuse(carried, node[:, t], logit - sharers.log(), rows, 1.0)
         carried = torch.where(rows, above, carried)
@@ -115,7 +115,9 @@ def tree_softmax(
     return credit
 
 
-def tree_siblings(advantages: Values, key: Key, stat: Rows, node: Node, passed: Passed, eps: float = 1e-6) -> Matrix:
+def tree_siblings(
+    advantages: Values, key: Key, stat: Rows, node: Node, decision_mask: Passed, eps: float = 1e-6
+) -> Matrix:
     """Compare the children of one node: A = (v - m) / (m (1 - m) + eps) (TreeRPO, arXiv:2506.05183).
 
     v is the mean of the leaf values below a child, in [0, 1]; m the mean of v over the distinct children.
@@ -127,7 +129,7 @@ def tree_siblings(advantages: Values, key: Key, stat: Rows, node: Node, passed: 
     _, dense = torch.unique(node, return_inverse=True)
     parent = -1 - groups.group_index(key)[0]
     for t in range(node.shape[1]):
-        rows = passed[:, t] & stat
+        rows = decision_mask[:, t] & stat
         value = groups.group_mean(advantages, dense[:, t], rows)
         first = groups.group_first(dense[:, t], rows)
         mean = groups.group_mean(value, parent, first)
@@ -145,7 +147,7 @@ def step_return(
     stat: Rows,
     keep: Rows,
     node: Node,
-    passed: Passed,
+    decision_mask: Passed,
     step_rewards: Matrix,
     gamma: float = 1.0,
     outcome: float = 1.0,
@@ -161,35 +163,35 @@ def step_return(
     credit = torch.zeros_like(step_rewards, dtype=advantages.dtype)
     ahead = torch.zeros_like(advantages)
     for t in reversed(range(node.shape[1])):
-        ahead = torch.where(passed[:, t], step_rewards[:, t] + gamma * ahead, ahead)
-        rows = passed[:, t] & stat
+        ahead = torch.where(decision_mask[:, t], step_rewards[:, t] + gamma * ahead, ahead)
+        rows = decision_mask[:, t] & stat
         std = groups.group_std(ahead, key, rows, ddof)
         score = (ahead - groups.group_mean(ahead, key, rows)) / (std + eps)
         credit[:, t] = outcome * advantages + torch.where(std > 0, score, 0.0)
-    return over_sharing(credit, keep, node, passed)
+    return over_sharing(credit, keep, node, decision_mask)
 
 
 def top_entropy(
     advantages: Values,
     keep: Rows,
     node: Node,
-    passed: Passed,
+    decision_mask: Passed,
     entropy: Matrix,
-    share: float = 0.2,
+    fraction: float = 0.2,
 ) -> Matrix:
     """``broadcast``, and 0 on all but the given share of decisions of highest entropy in the batch.
 
     "Beyond the 80/20 rule", arXiv:2506.01939; as there, the others stay in the denominators of the loss.
     """
-    counted = passed & keep[:, None]
+    counted = decision_mask & keep[:, None]
     ranked = entropy[counted].sort(descending=True).values
     if ranked.numel() == 0:
-        return broadcast(advantages, keep, node, passed)
-    threshold = ranked[max(1, round(share * ranked.numel())) - 1]
-    return torch.where(entropy >= threshold, broadcast(advantages, keep, node, passed), 0.0)
+        return broadcast(advantages, keep, node, decision_mask)
+    threshold = ranked[max(1, round(fraction * ranked.numel())) - 1]
+    return torch.where(entropy >= threshold, broadcast(advantages, keep, node, decision_mask), 0.0)
 
 
-TREE = ("node", "passed")
+TREE = ("node", "decision_mask")
 
 CREDITS = {
     "broadcast": Block(broadcast, ("advantages", "keep", *TREE), "group"),

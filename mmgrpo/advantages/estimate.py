@@ -24,12 +24,12 @@ from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.blocks import Bound, bind, nearest, parse
+from mmgrpo.registry import Bound, bind, nearest, parse
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 GIVEN_ALWAYS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
-    | {"log_probs", "mask", "passed", "node", "origin", "length"}
+    | {"log_probs", "loss_mask", "decision_mask", "node", "origin", "length"}
 )
 """Inputs that every policy and batch has; what a block needs beyond them is a field of the decisions."""
 
@@ -127,7 +127,7 @@ class Estimate:
     """What the rewards of a batch say about its decisions."""
 
     advantages: Float[Tensor, "B T"]
-    mask: Bool[Tensor, "B T"]
+    loss_mask: Bool[Tensor, "B T"]
     """Decisions that are trained: owned, and passed by a row that was scored and selected."""
     rewards: Values
     """Weighted sum of the rewards; NaN where one of them could not be scored."""
@@ -189,7 +189,7 @@ def estimate(
     samples = torch.where(rows, samples, 0.0)
     numbers |= {"advantages": samples}
 
-    keep, entries = rows, numbers["passed"]
+    keep, entries = rows, numbers["decision_mask"]
     for selector in algorithm.after:
         chosen = selector({**numbers, "keep": keep})
         if chosen.dim() == 1:
@@ -197,13 +197,13 @@ def estimate(
         else:
             entries = entries & chosen
     credit = algorithm.credit({**numbers, "keep": keep})
-    mask = numbers["mask"] & _passed_by(keep[:, None] & entries, numbers["node"], numbers["passed"])
+    loss_mask = numbers["loss_mask"] & _passed_by(keep[:, None] & entries, numbers["node"], numbers["decision_mask"])
 
     first = groups.group_first(group, numbers["origin"] != CONTRAST)
     spread = groups.group_spread(total, group, stats[0])
     return Estimate(
         advantages=credit.to(device, torch.float32),
-        mask=mask.to(device),
+        loss_mask=loss_mask.to(device),
         rewards=torch.where(scored, total, torch.nan).to(device, torch.float32),
         samples=samples.to(device, torch.float32),
         spread_groups=int((first & spread).sum()),
@@ -234,11 +234,11 @@ def _numbers(decisions: Decisions) -> dict[str, Tensor]:
     numbers = {
         **decisions.fields,
         "log_probs": decisions.log_probs,
-        "mask": decisions.mask,
-        "passed": decisions.passed,
+        "loss_mask": decisions.loss_mask,
+        "decision_mask": decisions.decision_mask,
         "node": decisions.node,
         "origin": decisions.origin,
-        "length": decisions.passed.sum(1),
+        "length": decisions.decision_mask.sum(1),
     }
     return {
         name: value.detach().cpu().double() if value.is_floating_point() else value.cpu()
@@ -246,12 +246,12 @@ def _numbers(decisions: Decisions) -> dict[str, Tensor]:
     }
 
 
-def _passed_by(entries: Tensor, node: Tensor, passed: Tensor) -> Tensor:
+def _passed_by(entries: Tensor, node: Tensor, decision_mask: Tensor) -> Tensor:
     """Decisions that some row with a True entry passes: the owner of a decision may not be that row."""
-    if not shares(node, passed):
+    if not shares(node, decision_mask):
         return entries
-    made = torch.zeros_like(passed)
-    made[passed] = groups.group_count(node[passed], entries[passed]) > 0
+    made = torch.zeros_like(decision_mask)
+    made[decision_mask] = groups.group_count(node[decision_mask], entries[decision_mask]) > 0
     return made
 
 

@@ -11,7 +11,7 @@ import torch
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.blocks import Block
+from mmgrpo.registry import Block
 
 
 def none(centred: Values) -> Values:
@@ -91,8 +91,8 @@ def mapo(centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 1, e
     """L * centred / std + (1 - L) * centred / mean with L = 4 p (1 - p), p the share of rewards equal to 1
     (MAPO, arXiv:2509.18849): by the mean where a prompt is nearly always or nearly never solved.
     """
-    share = groups.group_mean((values == 1).to(values.dtype), key, stat)
-    mixture = 4 * share * (1 - share)
+    fraction = groups.group_mean((values == 1).to(values.dtype), key, stat)
+    mixture = 4 * fraction * (1 - fraction)
     by_std = group_std(centred, values, key, stat, ddof, eps)
     return mixture * by_std + (1 - mixture) * mean(centred, values, key, stat, eps)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.blocks import Block
+from mmgrpo.registry import Block
 
 
 def gfpo(values: Values, key: Key, keep: Rows, length: Key, count: int, metric: str = "length") -> Rows:
@@ -92,7 +92,7 @@ def parent_top1(
     key: Key,
     keep: Rows,
     node: Int[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     log_probs: Float[Tensor, "B T"],
     beta: float = 1.0,
 ) -> Bool[Tensor, "B T"]:
@@ -102,13 +102,13 @@ def parent_top1(
     steps and binary splits at steps 0, 3, 6, 9, 138 of 218 decisions are left. A group whose rows never
     shared a decision has no split and stays whole.
     """
-    tail = tails(log_probs, passed)
+    tail = tails(log_probs, decision_mask)
     last = torch.full_like(key, node.shape[1])
     winner = torch.ones_like(keep)
     _, dense = torch.unique(node, return_inverse=True)
     parent = -1 - torch.arange(key.numel(), device=key.device)
     for t in range(node.shape[1]):
-        rows = passed[:, t] & keep
+        rows = decision_mask[:, t] & keep
         first = groups.group_first(dense[:, t], rows)
         split = rows & (groups.group_count(parent, first) > 1)
         value = fuse(values, dense[:, t], tail[:, t], rows, beta)
@@ -130,7 +130,7 @@ AFTER = {
     "drop_truncated": Block(drop_truncated, ("truncated",)),
     "best_worst": Block(best_worst, ("advantages", "key", "keep"), "group"),
     "balanced": Block(balanced, ("values", "key", "keep"), "group"),
-    "parent_top1": Block(parent_top1, ("values", "key", "keep", "node", "passed", "log_probs"), "group"),
+    "parent_top1": Block(parent_top1, ("values", "key", "keep", "node", "decision_mask", "log_probs"), "group"),
 }
 
 SELECTORS = BEFORE | AFTER

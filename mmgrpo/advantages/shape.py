@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.blocks import Block
+from mmgrpo.registry import Block
 from mmgrpo.types import OWN
 
 
@@ -65,21 +65,21 @@ def difficulty_weight(
     advantages and one minus it for negative ones (GRPO-LEAD, arXiv:2504.09696): rare outcomes count more.
     """
     rate = groups.group_mean(values, key, stat)
-    share = torch.where(advantages > 0, rate, 1 - rate)
-    return (low + (high - low) * torch.sigmoid(steepness * (centre - share))) * advantages
+    fraction = torch.where(advantages > 0, rate, 1 - rate)
+    return (low + (high - low) * torch.sigmoid(steepness * (centre - fraction))) * advantages
 
 
 def entropy_ratio(
     advantages: Values,
     stat: Rows,
     entropy: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     eps: float = 1e-8,
 ) -> Values:
     """A * (batch mean of H) / H_i, H_i the mean token entropy of the row (EDGE-GRPO, arXiv:2507.21848):
     confident rows count more.
     """
-    own = (torch.where(passed, entropy, 0.0).sum(1) / passed.sum(1).clamp(min=1)).to(advantages.dtype)
+    own = (torch.where(decision_mask, entropy, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)).to(advantages.dtype)
     mean = groups.group_mean(own, torch.zeros_like(stat, dtype=torch.long), stat)
     return advantages * mean / own.clamp(min=eps)
 
@@ -123,7 +123,7 @@ SHAPES = {
     "sign_weights": Block(sign_weights, ("advantages",)),
     "noise_weight": Block(noise_weight, GROUP, "group"),
     "difficulty_weight": Block(difficulty_weight, GROUP, "group"),
-    "entropy_ratio": Block(entropy_ratio, ("advantages", "stat", "entropy", "passed"), "group"),
+    "entropy_ratio": Block(entropy_ratio, ("advantages", "stat", "entropy", "decision_mask"), "group"),
     "momentum": Block(momentum, ("advantages", "values", "reference_value")),
     "anchor": Block(anchor, ("advantages", "key", "stat", "origin"), "group"),
     "noisy_backward": Block(noisy_backward, ("values",)),

@@ -5,7 +5,7 @@ row here; the common tests then hold for it. ``needs`` are the names of its inpu
 must see together: single decisions, whole rows, or whole groups.
 
 >>> import torch
->>> from mmgrpo.blocks import bind
+>>> from mmgrpo.registry import bind
 >>> ppo = bind("ppo(high=0.28)", OBJECTIVES, "objective")
 >>> one = torch.ones(1)
 >>> loss = ppo({"log_probs": one, "old_log_probs": 0 * one, "advantages": one})
@@ -15,8 +15,8 @@ must see together: single decisions, whole rows, or whole groups.
 
 from __future__ import annotations
 
-from mmgrpo.blocks import Block
 from mmgrpo.objectives import (
+    aggregation,
     discriminative,
     divergences,
     expectation,
@@ -25,15 +25,15 @@ from mmgrpo.objectives import (
     regression,
     sequence,
     surrogates,
-    weights,
 )
-from mmgrpo.objectives.levels import Loss
+from mmgrpo.objectives.base import Loss
+from mmgrpo.registry import Block
 
-__all__ = ["GIVEN_OBJECTIVES", "MISMATCH", "OBJECTIVES", "TERMS", "WEIGHTS", "Loss"]
+__all__ = ["OFF_POLICY_OBJECTIVES", "MISMATCH", "OBJECTIVES", "TERMS", "AGGREGATIONS", "Loss"]
 
 _RATIO = ("log_probs", "old_log_probs", "advantages")
-_ROW = (*_RATIO, "passed")
-_GROUP = (*_RATIO, "mask", "passed", "key")
+_ROW = (*_RATIO, "decision_mask")
+_GROUP = (*_RATIO, "loss_mask", "decision_mask", "key")
 _REFERENCE = ("log_probs", "reference_log_probs")
 _ENGINES = ("old_log_probs", "sampler_log_probs")
 
@@ -48,7 +48,7 @@ OBJECTIVES = {
     "simple_policy": Block(surrogates.simple_policy, _RATIO),
     "policy_gradient": Block(surrogates.policy_gradient, ("log_probs", "advantages")),
     "mini_rl": Block(surrogates.mini_rl, _RATIO),
-    "guard": Block(gaussian.guard, (*_RATIO, "shift", "std", "dt")),
+    "grpo_guard": Block(gaussian.grpo_guard, (*_RATIO, "shift", "std", "dt")),
     "flow_dppo": Block(gaussian.flow_dppo, (*_RATIO, "shift", "std")),
     "gspo": Block(sequence.gspo, _ROW, "row"),
     "gspo_token": Block(sequence.gspo_token, _ROW, "row"),
@@ -60,17 +60,17 @@ OBJECTIVES = {
     "regression_standardized": Block(regression.regression_standardized, _GROUP, "group"),
     "regression_proximal": Block(
         regression.regression_proximal,
-        ("log_probs", "old_log_probs", "reference_log_probs", "advantages", "mask", "passed", "key"),
+        ("log_probs", "old_log_probs", "reference_log_probs", "advantages", "loss_mask", "decision_mask", "key"),
         "group",
     ),
     "disco": Block(discriminative.disco, _GROUP, "group"),
     "disco_basic": Block(discriminative.disco_basic, _GROUP, "group"),
     "drpo": Block(discriminative.drpo, _GROUP, "group"),
-    "n_best": Block(expectation.n_best, ("log_probs", "advantages", "mask", "passed", "key"), "group"),
+    "n_best": Block(expectation.n_best, ("log_probs", "advantages", "loss_mask", "decision_mask", "key"), "group"),
 }
 """Functions to ``Loss``, to minimise."""
 
-GIVEN_OBJECTIVES = {
+OFF_POLICY_OBJECTIVES = {
     "importance": Block(surrogates.importance, _RATIO),
     "luffy": Block(surrogates.luffy, _RATIO),
 }
@@ -86,17 +86,17 @@ TERMS = {
     "kl_gaussian_dt_free": Block(divergences.kl_gaussian_dt_free, ("reference_shift", "level")),
     "kl_velocity": Block(divergences.kl_velocity, ("reference_velocity_gap",)),
     "entropy_bonus": Block(divergences.entropy_bonus, ("entropy",)),
-    "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "mask"), "group"),
+    "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "loss_mask"), "group"),
 }
 """Functions to a penalty per decision, added to the loss."""
 
-WEIGHTS = {
-    "per_decision": Block(weights.per_decision, ("mask",), "group"),
-    "per_sample": Block(weights.per_sample, ("mask",), "group"),
-    "sample_sum": Block(weights.sample_sum, ("mask",), "group"),
-    "constant_horizon": Block(weights.constant_horizon, ("mask",), "group"),
-    "per_prompt": Block(weights.per_prompt, ("mask", "key"), "group"),
-    "noise_aware": Block(weights.noise_aware, ("mask", "std"), "group"),
+AGGREGATIONS = {
+    "per_decision": Block(aggregation.per_decision, ("loss_mask",), "group"),
+    "per_sample": Block(aggregation.per_sample, ("loss_mask",), "group"),
+    "sample_sum": Block(aggregation.sample_sum, ("loss_mask",), "group"),
+    "constant_horizon": Block(aggregation.constant_horizon, ("loss_mask",), "group"),
+    "per_prompt": Block(aggregation.per_prompt, ("loss_mask", "key"), "group"),
+    "noise_aware": Block(aggregation.noise_aware, ("loss_mask", "std"), "group"),
 }
 """Functions to the weight of each decision, over the whole optimizer step."""
 
@@ -104,9 +104,9 @@ MISMATCH = {
     "none": Block(mismatch.none, ("old_log_probs",)),
     "tis": Block(mismatch.tis, _ENGINES),
     "mis": Block(mismatch.mis, _ENGINES),
-    "sequence_mask": Block(mismatch.sequence_mask, (*_ENGINES, "passed"), "row"),
+    "sequence_mask": Block(mismatch.sequence_mask, (*_ENGINES, "decision_mask"), "row"),
     "off_policy_mask": Block(
-        mismatch.off_policy_mask, ("log_probs", "sampler_log_probs", "advantages", "passed"), "row"
+        mismatch.off_policy_mask, ("log_probs", "sampler_log_probs", "advantages", "decision_mask"), "row"
     ),
 }
 """Functions to a detached factor of each decision's loss."""

@@ -12,20 +12,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.objectives.levels import Loss, at_decisions, exp_ratio, peers, row_advantage, row_mean, unclipped
+from mmgrpo.objectives.base import Loss, at_decisions, exp_ratio, peers, row_advantage, row_mean, unclipped
 
 
 def row_score(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     score: str,
 ) -> Float[Tensor, " B"]:
     """How much the policy likes each row: its mean log-prob ("log") or its mean ratio ("ratio")."""
     if score == "log":
-        return row_mean(log_probs, passed)
+        return row_mean(log_probs, decision_mask)
     if score == "ratio":
-        return row_mean(exp_ratio(log_probs - old_log_probs), passed)
+        return row_mean(exp_ratio(log_probs - old_log_probs), decision_mask)
     raise ValueError(f"there is no score '{score}'; known are 'log' (mean log-prob) and 'ratio' (mean ratio)")
 
 
@@ -49,8 +49,8 @@ def disco(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     tau: float = 10.0,
     score: str = "log",
@@ -60,18 +60,18 @@ def disco(
     s is the row's mean log-prob (``score="log"``, tau 10) or mean ratio (``score="ratio"``, tau 1).
     DisCO (2505.12366), its L-ratio and log-L scores.
     """
-    values = row_score(log_probs, old_log_probs, passed, score)
-    positive, negative = _sides(advantages, mask, passed, key)
+    values = row_score(log_probs, old_log_probs, decision_mask, score)
+    positive, negative = _sides(advantages, loss_mask, decision_mask, key)
     gap = share_mean(values, positive, torch.zeros_like(values)) - soft_mean(values, negative, tau)
-    return _contrast(gap, positive, negative, mask)
+    return _contrast(gap, positive, negative, loss_mask)
 
 
 def disco_basic(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     score: str = "log",
 ) -> Loss:
@@ -79,19 +79,19 @@ def disco_basic(
 
     DisCO-b (2505.12366): ``disco`` for tau to infinity.
     """
-    values = row_score(log_probs, old_log_probs, passed, score)
-    positive, negative = _sides(advantages, mask, passed, key)
+    values = row_score(log_probs, old_log_probs, decision_mask, score)
+    positive, negative = _sides(advantages, loss_mask, decision_mask, key)
     equal = torch.zeros_like(values)
     gap = share_mean(values, positive, equal) - share_mean(values, negative, equal)
-    return _contrast(gap, positive, negative, mask)
+    return _contrast(gap, positive, negative, loss_mask)
 
 
 def drpo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     *,
     length: int,
@@ -104,21 +104,21 @@ def drpo(
     Positives have shares proportional to exp((1 - T / length) / lam), T their number of decisions
     and ``length`` the longest allowed. DRPO (2510.04474); lam to infinity is ``disco``.
     """
-    values = row_score(log_probs, old_log_probs, passed, score)
-    positive, negative = _sides(advantages, mask, passed, key)
-    brevity = (1 - passed.sum(1) / length).to(values.dtype) / lam
+    values = row_score(log_probs, old_log_probs, decision_mask, score)
+    positive, negative = _sides(advantages, loss_mask, decision_mask, key)
+    brevity = (1 - decision_mask.sum(1) / length).to(values.dtype) / lam
     gap = share_mean(values, positive, brevity) - soft_mean(values, negative, tau)
-    return _contrast(gap, positive, negative, mask)
+    return _contrast(gap, positive, negative, loss_mask)
 
 
 def _sides(
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
 ) -> tuple[Bool[Tensor, "B B"], Bool[Tensor, "B B"]]:
     """[b, j]: row j is a positive, a negative of row b's group."""
-    members, good = mask.any(1), row_advantage(advantages, passed) > 0
+    members, good = loss_mask.any(1), row_advantage(advantages, decision_mask) > 0
     return peers(key, members & good), peers(key, members & ~good)
 
 
@@ -126,8 +126,8 @@ def _contrast(
     gap: Float[Tensor, " B"],
     positive: Bool[Tensor, "B B"],
     negative: Bool[Tensor, "B B"],
-    mask: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
 ) -> Loss:
     """The negated gap at every trained decision of groups that have both sides."""
     mixed = positive.any(1) & negative.any(1)
-    return unclipped(at_decisions(torch.where(mixed, -gap, 0.0), mask))
+    return unclipped(at_decisions(torch.where(mixed, -gap, 0.0), loss_mask))

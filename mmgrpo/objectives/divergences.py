@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.objectives.levels import exp_ratio
+from mmgrpo.objectives.base import exp_ratio
 
 
 def kl_k1(
@@ -97,7 +97,7 @@ def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: float) -> Float[Ten
 def kl_hinge(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
+    loss_mask: Bool[Tensor, "*shape"],
     coef: float = 1e3,
     delta: float = 1e-4,
 ) -> Float[Tensor, "*shape"]:
@@ -107,6 +107,6 @@ def kl_hinge(
     trained decisions that it is given: under ``per_decision`` weights it sums to the
     sg[max(coef (K - delta), 0)] K of DisCO (2505.12366).
     """
-    estimate = torch.where(mask, old_log_probs - log_probs, 0.0)
-    mean = (estimate.sum() / mask.sum().clamp_min(1)).detach()
+    estimate = torch.where(loss_mask, old_log_probs - log_probs, 0.0)
+    mean = (estimate.sum() / loss_mask.sum().clamp_min(1)).detach()
     return (coef * (mean - delta)).clamp_min(0) * estimate

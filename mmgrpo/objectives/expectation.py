@@ -5,15 +5,15 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
 from mmgrpo.objectives.discriminative import share_mean
-from mmgrpo.objectives.levels import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
 
 
 def n_best(
     log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
 ) -> Loss:
     """The expected advantage of a group under its members' probabilities, made to sum to one: -sum_i P_i A_i.
@@ -23,6 +23,6 @@ def n_best(
     is the N-best form of minimum word error rate training (1712.01818, eq. 6). Groups count equally under
     ``per_sample`` weights.
     """
-    shares = row_sum(log_probs, passed)
-    expected = share_mean(row_advantage(advantages, passed), peers(key, mask.any(1)), shares)
-    return unclipped(at_decisions(-expected, mask))
+    shares = row_sum(log_probs, decision_mask)
+    expected = share_mean(row_advantage(advantages, decision_mask), peers(key, loss_mask.any(1)), shares)
+    return unclipped(at_decisions(-expected, loss_mask))

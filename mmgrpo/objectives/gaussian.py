@@ -9,11 +9,11 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.objectives.levels import Loss, exp_ratio
+from mmgrpo.objectives.base import Loss, exp_ratio
 from mmgrpo.objectives.surrogates import clipped, stop
 
 
-def guard(
+def grpo_guard(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.objectives.levels import exp_ratio, row_mean
+from mmgrpo.objectives.base import exp_ratio, row_mean
 
 
 def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -41,7 +41,7 @@ def mis(
 def sequence_mask(
     old_log_probs: Float[Tensor, "B T"],
     sampler_log_probs: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     low: float = 0.5,
     high: float = 2.0,
 ) -> Float[Tensor, "B T"]:
@@ -50,16 +50,16 @@ def sequence_mask(
     The "seq-mask-tis" of OpenRLHF and NeMo-RL: the row decides, the decision keeps its own weight.
     """
     gap = old_log_probs - sampler_log_probs
-    mean = row_mean(gap, passed)
+    mean = row_mean(gap, decision_mask)
     kept = (mean >= (math.log(low) if low > 0 else -math.inf)) & (mean <= math.log(high))
-    return torch.where(passed & kept[:, None], exp_ratio(gap), 0.0).detach()
+    return torch.where(decision_mask & kept[:, None], exp_ratio(gap), 0.0).detach()
 
 
 def off_policy_mask(
     log_probs: Float[Tensor, "B T"],
     sampler_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     *,
     delta: float,
 ) -> Float[Tensor, "B T"]:
@@ -68,5 +68,5 @@ def off_policy_mask(
     Left behind: mean_t (sampler_log_probs - log_probs) > delta. Off-policy sequence masking of
     DeepSeek-V3.2 (2512.02556), which does not state delta.
     """
-    far = row_mean(sampler_log_probs - log_probs.detach(), passed) > delta
+    far = row_mean(sampler_log_probs - log_probs.detach(), decision_mask) > delta
     return torch.where(far[:, None] & (advantages < 0), 0.0, 1.0).to(log_probs.dtype)

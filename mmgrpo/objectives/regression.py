@@ -4,7 +4,7 @@ All of them are means over pairs of one group of (d_i - d_j)^2, where the residu
 its log-ratios imply minus what its reward says. Pairs cancel whatever is common to the group, so
 the target is the row's advantage, centred or not.
 
-Rows without a trained decision are no members of their group. ``passed`` decisions make the sum
+Rows without a trained decision are no members of their group. ``decision_mask`` decisions make the sum
 L = sum_t (log_probs - old_log_probs) of a row.
 """
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.objectives.levels import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
+from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
 
 
 def pair_mean(
@@ -36,8 +36,8 @@ def regression_pair(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     eta: float = 1.0,
 ) -> Loss:
@@ -45,16 +45,16 @@ def regression_pair(
 
     REBEL (2404.16767), with all pairs of a group in place of one.
     """
-    residual = row_sum(log_probs - old_log_probs, passed) / eta - row_advantage(advantages, passed)
-    return unclipped(at_decisions(pair_mean(residual[None], mask.any(1), key), mask))
+    residual = row_sum(log_probs - old_log_probs, decision_mask) / eta - row_advantage(advantages, decision_mask)
+    return unclipped(at_decisions(pair_mean(residual[None], loss_mask.any(1), key), loss_mask))
 
 
 def regression_group(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     beta: float = 0.1,
 ) -> Loss:
@@ -63,16 +63,16 @@ def regression_group(
     1/2 sum_i [(beta L_i - mean beta L) - (A_i - mean A)]^2 / (G - 1), a quarter of the pair mean.
     GVPO (2504.19599). At L = 0 the gradient is -beta / (G - 1) sum_i (A_i - mean A) grad sum_t log_probs.
     """
-    residual = beta * row_sum(log_probs - old_log_probs, passed) - row_advantage(advantages, passed)
-    return unclipped(at_decisions(pair_mean(residual[None], mask.any(1), key) / 4, mask))
+    residual = beta * row_sum(log_probs - old_log_probs, decision_mask) - row_advantage(advantages, decision_mask)
+    return unclipped(at_decisions(pair_mean(residual[None], loss_mask.any(1), key) / 4, loss_mask))
 
 
 def regression_standardized(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     eps: float = 1e-4,
 ) -> Loss:
@@ -82,17 +82,17 @@ def regression_standardized(
     2506.07464). On policy all L are 0 and the gradient is that of the group policy gradient times
     2 / eps, so ``eps`` must fit the size of log-ratios.
     """
-    members = mask.any(1)
+    members = loss_mask.any(1)
     same = peers(key, members).to(log_probs.dtype)
     size = same.sum(1)
-    total = row_sum(log_probs - old_log_probs, passed)
+    total = row_sum(log_probs - old_log_probs, decision_mask)
     centred = total - same @ total / size.clamp_min(1)
     variance = same @ centred.square() / (size - 1).clamp_min(1)
     # The root has no derivative at 0, where all log-ratios of a group start.
     spread = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
-    residual = centred / (spread + eps) - row_advantage(advantages, passed)
+    residual = centred / (spread + eps) - row_advantage(advantages, decision_mask)
     half_share = (size - 1).clamp_min(0) / (2 * size.clamp_min(1))
-    return unclipped(at_decisions(half_share * pair_mean(residual[None], members, key), mask))
+    return unclipped(at_decisions(half_share * pair_mean(residual[None], members, key), loss_mask))
 
 
 def regression_proximal(
@@ -100,8 +100,8 @@ def regression_proximal(
     old_log_probs: Float[Tensor, "B T"],
     reference_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     *,
     clip: float,
@@ -114,7 +114,9 @@ def regression_proximal(
     the old log-probs. PRDP (2402.08714), beta 10; the paper does not state ``clip``.
     """
     moved = log_probs - old_log_probs
-    start = row_sum(old_log_probs - reference_log_probs, passed) - row_advantage(advantages, passed) / beta
-    residuals = torch.stack([start + row_sum(step, passed) for step in (moved, moved.clamp(-clip, clip))])
-    loss = pair_mean(residuals, mask.any(1), key)
-    return Loss(at_decisions(loss, mask), moved < -clip, moved > clip)
+    start = (
+        row_sum(old_log_probs - reference_log_probs, decision_mask) - row_advantage(advantages, decision_mask) / beta
+    )
+    residuals = torch.stack([start + row_sum(step, decision_mask) for step in (moved, moved.clamp(-clip, clip))])
+    loss = pair_mean(residuals, loss_mask.any(1), key)
+    return Loss(at_decisions(loss, loss_mask), moved < -clip, moved > clip)

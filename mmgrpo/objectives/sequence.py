@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.objectives.levels import Loss, exp_ratio, row_mean, row_sum, unclipped
+from mmgrpo.objectives.base import Loss, exp_ratio, row_mean, row_sum, unclipped
 from mmgrpo.objectives.surrogates import clipped, stop
 
 
@@ -18,7 +18,7 @@ def gspo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     low: float = 3e-4,
     high: float = 4e-4,
 ) -> Loss:
@@ -27,7 +27,7 @@ def gspo(
     -min(s A, clip(s, 1 - low, 1 + high) A), the same at every decision of a row. GSPO (2507.18071),
     eqs. 5 and 7. Its clip range is far smaller than PPO's because s is a mean.
     """
-    mean = row_mean(log_probs - old_log_probs, passed)[:, None].expand_as(log_probs)
+    mean = row_mean(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)
     return clipped(mean, advantages, low, high)
 
 
@@ -35,7 +35,7 @@ def gspo_token(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     low: float = 3e-4,
     high: float = 4e-4,
 ) -> Loss:
@@ -44,7 +44,7 @@ def gspo_token(
     s_t = sg[s] * pi_t / sg[pi_t]: the value is the sequence ratio, the gradient s grad log pi_t.
     GSPO (2507.18071), section 4.3.
     """
-    mean = row_mean(log_probs - old_log_probs, passed)[:, None].detach()
+    mean = row_mean(log_probs - old_log_probs, decision_mask)[:, None].detach()
     return clipped(mean + (log_probs - log_probs.detach()), advantages, low, high)
 
 
@@ -52,7 +52,7 @@ def gmpo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     clip: float = 0.4,
 ) -> Loss:
     """The geometric mean of one-sidedly clipped ratios: one outlier cannot carry the sample away.
@@ -61,14 +61,14 @@ def gmpo(
     GMPO (2507.20673). ``clip`` is on the log-ratio: 0.4 is the range (0.67, 1.49).
     """
     stopped, below, above = stop(log_probs - old_log_probs, advantages, floor=-clip, roof=clip)
-    return Loss(-advantages * exp_ratio(row_mean(stopped, passed))[:, None], below, above)
+    return Loss(-advantages * exp_ratio(row_mean(stopped, decision_mask))[:, None], below, above)
 
 
 def sequence_sum(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     low: float = 0.2,
     high: float = 0.2,
 ) -> Loss:
@@ -78,7 +78,7 @@ def sequence_sum(
     action, as in RLOO (2402.14740). Its variance grows with the length of the row. Under
     ``per_sample`` weights the gradient at W = 1 is that of ``policy_gradient`` under ``sample_sum``.
     """
-    total = row_sum(log_probs - old_log_probs, passed)[:, None].expand_as(log_probs)
+    total = row_sum(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)
     return clipped(total, advantages, low, high)
 
 
@@ -86,7 +86,7 @@ def vespo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    passed: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     power_positive: float = 2.0,
     rate_positive: float = 3.0,
     power_negative: float = 3.0,
@@ -97,7 +97,7 @@ def vespo(
     -sg[phi(W)] A log_probs, phi(W) = e^rate W^power e^(-rate W); phi(1) = 1, and phi fades on both
     sides. The ``_positive`` pair where A > 0, the ``_negative`` pair elsewhere. VESPO, as in TRL.
     """
-    total = row_sum(log_probs - old_log_probs, passed)[:, None]
+    total = row_sum(log_probs - old_log_probs, decision_mask)[:, None]
     positive = advantages > 0
     power = torch.full_like(advantages, power_negative).masked_fill(positive, power_positive)
     rate = torch.full_like(advantages, rate_negative).masked_fill(positive, rate_positive)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.objectives.levels import Loss, exp_ratio, unclipped
+from mmgrpo.objectives.base import Loss, exp_ratio, unclipped
 
 
 def stop(

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mmgrpo.blocks import Block
-from mmgrpo.randomness import derive
+from mmgrpo.registry import Block
+from mmgrpo.runtime.randomness import derive
 from mmgrpo.types import Media, Prompt
 
 
-def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, share: float = 0.5) -> tuple[Prompt, int]:
-    """The prompt with the frames of its videos shuffled, and ``share`` of the group size; none without a video."""
-    if not 0 < share <= 1:
+def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, fraction: float = 0.5) -> tuple[Prompt, int]:
+    """The prompt with the frames of its videos shuffled, and ``fraction`` of the group size; none without a video."""
+    if not 0 < fraction <= 1:
         raise ValueError(f"shuffled_frames: share must lie in (0, 1], got {share}")
     if not any(media.kind == "video" for media in prompt.media):
         return prompt, 0
@@ -29,7 +29,7 @@ def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, share: float 
 
     turns = tuple(replace(turn, parts=tuple(changed(part) for part in turn.parts)) for turn in prompt.turns)
     meta = {**prompt.meta, "contrast": "shuffled_frames"}
-    return replace(prompt, turns=turns, meta=meta), max(1, round(share * group_size))
+    return replace(prompt, turns=turns, meta=meta), max(1, round(fraction * group_size))
 
 
 CONTRASTS: Mapping[str, Block] = {

@@ -23,14 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.blocks import Bound, bind
-from mmgrpo.plan import Plan
-from mmgrpo.planners import PLANS
-from mmgrpo.policies.ode import DenoisingFamily, Solver
-from mmgrpo.randomness import stream
-from mmgrpo.ranks import join_decisions
-from mmgrpo.schedules import Grid
-from mmgrpo.transitions import (
+from mmgrpo.diffusion.kernels import (
     Kernel,
     Transition,
     kernel,
@@ -39,6 +32,13 @@ from mmgrpo.transitions import (
     over_latent,
     sibling_noise,
 )
+from mmgrpo.diffusion.ode import DenoisingFamily, Solver
+from mmgrpo.diffusion.plan import Plan
+from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.registry import Bound, bind
+from mmgrpo.runtime.distributed import join_decisions
+from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32
@@ -78,11 +78,11 @@ class Walks:
 
     walks: Sequence[Walk]
 
-    def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Entries]:
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Entries]:
         """Parts of at most ``limit`` distinct states; decisions that lead from one state stay together."""
         for number, walk in enumerate(self.walks):
             own = slice(walk.first_row, walk.first_row + len(walk.before))
-            rows, positions = mask[own].nonzero(as_tuple=True)
+            rows, positions = loss_mask[own].nonzero(as_tuple=True)
             if len(rows) == 0:
                 continue
             _, state = torch.unique(walk.before[rows, positions], return_inverse=True)
@@ -110,7 +110,7 @@ class DenoisingPolicy:
         kernel_text: str,
         plan: str,
         evaluation_steps: int,
-        states_at_once: int,
+        forward_batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
         self.family = family
@@ -120,7 +120,7 @@ class DenoisingPolicy:
         self.evaluation_grid = family.grid(evaluation_steps).to(self.device)
         self.kernel: Kernel = kernel(kernel_text)
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
-        self.solver = Solver(family, states_at_once, self.device)
+        self.solver = Solver(family, forward_batch_size, self.device)
 
     def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
         """The plans of a round: the same on all ranks."""
@@ -213,7 +213,7 @@ class DenoisingPolicy:
             conditioning=conditioning,
         )
         stochastic = torch.tensor(plan.stochastic, device=self.device).expand(rows, -1)
-        mask = torch.cat([plan.mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
+        loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
         slots = torch.tensor(list(request.slots), device=self.device)
         steps = torch.arange(plan.steps, device=self.device)
         trees = (
@@ -221,8 +221,8 @@ class DenoisingPolicy:
         ).flatten()
         made = Decisions(
             log_probs=log_probs,
-            mask=mask.to(self.device),
-            passed=stochastic,
+            loss_mask=loss_mask.to(self.device),
+            decision_mask=stochastic,
             node=torch.where(stochastic, after + number * NODES_PER_WALK, 0),
             origin=torch.full((rows,), OWN, device=self.device),
             keys={

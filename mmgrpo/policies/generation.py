@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import TokenFamily
+from mmgrpo.policies.token_family import TokenFamily
 
 NextToken: TypeAlias = Callable[[Tensor, bool], Tensor]
 """``(hidden [rows, width], first)`` to the log-probabilities [rows, vocabulary] of the next token."""

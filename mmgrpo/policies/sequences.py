@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import Context, Features
-from mmgrpo.types import GIVEN, Prompt
+from mmgrpo.policies.token_family import Context, Features
+from mmgrpo.types import REFERENCE, Prompt
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Sequences:
     """Completions, padded on the right."""
     real: Bool[Tensor, "B T"]
 
-    def split(self, mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""
-        rows = mask.any(1).nonzero()[:, 0]
+        rows = loss_mask.any(1).nonzero()[:, 0]
         for start in range(0, len(rows), limit):
             chunk = rows[start : start + limit]
-            picked = torch.zeros_like(mask)
-            picked[chunk] = mask[chunk]
+            picked = torch.zeros_like(loss_mask)
+            picked[chunk] = loss_mask[chunk]
             yield Tokens(*picked.nonzero(as_tuple=True))
 
 
@@ -69,7 +69,7 @@ def with_answers(
     real = torch.arange(width, device=device) < length
     sequences = replace(kept, prompt=prompt[order], ids=joined(kept.ids, ids), real=joined(kept.real, real))
     nothing = torch.zeros(len(answers), width, device=device)
-    origins = torch.cat([origin, torch.full((len(answers),), GIVEN, device=device)])[order]
+    origins = torch.cat([origin, torch.full((len(answers),), REFERENCE, device=device)])[order]
     return sequences, {name: joined(value, nothing) for name, value in numbers.items()}, origins
 
 
@@ -78,6 +78,6 @@ def answer_of(prompt: Prompt) -> str:
     if not isinstance(prompt.answer, str) or not prompt.answer:
         raise ValueError(
             f"prompt '{prompt.id}': its answer is {prompt.answer!r}; wanted the words of a right completion, since "
-            "data.references trains on it"
+            "data.reference_in_group trains on it"
         )
     return prompt.answer

@@ -21,13 +21,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.blocks import bind
 from mmgrpo.policies.contrast import CONTRASTS
 from mmgrpo.policies.generation import Reading, Written, draw, entropy_of, search, written
-from mmgrpo.policies.language import Context, Features, KeptFeatures, TokenFamily, following_position
 from mmgrpo.policies.sequences import Sequences, Tokens, answer_of, with_answers
-from mmgrpo.randomness import stream
-from mmgrpo.types import CONTRAST, GIVEN, OWN, Decisions, Output, Prompt, Request, Rollout, Scores, Text
+from mmgrpo.policies.token_family import Context, Features, KeptFeatures, TokenFamily, following_position
+from mmgrpo.registry import bind
+from mmgrpo.runtime.randomness import stream
+from mmgrpo.types import CONTRAST, OWN, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
 
 class TokenPolicy:
@@ -45,18 +45,19 @@ class TokenPolicy:
         temperature: float = 1.0,
         top_p: float = 1.0,
         search: str = "sample",
-        references: int = 0,
+        reference_in_group: bool = False,
         evaluation_temperature: float = 0.0,
         train_truncated: bool = True,
         share_prefix: bool = True,
         sampling_dtype: str = "",
         contrast: str = "",
-        tokens_at_once: int = 4096,
+        logits_chunk_size: int = 4096,
         features_kept: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         """``search`` is how a group is made: ``sample``, token by token at the temperature, or ``beam``, those that a
-        beam search finds most likely. ``references`` (0 or 1) of a group's members are the prompt's own answer.
+        beam search finds most likely. With
+        ``reference_in_group`` one member of a group is the prompt's own answer.
         ``sampling_dtype`` (bfloat16, float16) samples faster under autocast; the old log-probabilities are then
         computed again as training computes them, and the sampler's own are kept for a mismatch correction.
         ``contrast`` names a change of the prompt under which further rows are sampled (``CONTRASTS``).
@@ -75,8 +76,6 @@ class TokenPolicy:
             raise ValueError(f"search must be sample or beam, got '{search}'")
         if search == "beam" and contrast:
             raise ValueError("a beam search cannot be compared with changed prompts; leave out contrast, or sample")
-        if references not in (0, 1):
-            raise ValueError(f"references must be 0 or 1 (a prompt has one answer), got {references}")
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"sampling_dtype must be empty or one of {', '.join(AUTOCAST)}, got '{sampling_dtype}'")
         self.family = family
@@ -85,29 +84,29 @@ class TokenPolicy:
         self.temperature = temperature
         self.top_p = top_p
         self.search = search
-        self.references = references
+        self.reference_in_group = reference_in_group
         self.evaluation_temperature = evaluation_temperature
         self.train_truncated = train_truncated
         self.share_prefix = share_prefix
         self.sampling_dtype = sampling_dtype
         self.contrast = bind(contrast, CONTRASTS, "sampling.contrast") if contrast else None
-        self.tokens_at_once = tokens_at_once
+        self.logits_chunk_size = logits_chunk_size
         self.kept_features = KeptFeatures(features_kept)
         self.device = torch.device(device)
-        self.silent = torch.tensor(sorted(family.silent_ids), dtype=torch.long, device=self.device)
-        self.silent_at_first = torch.tensor(sorted(family.silent_at_first_ids), dtype=torch.long, device=self.device)
-        self.places = torch.tensor(sorted(family.place_ids), dtype=torch.long, device=self.device)
+        self.suppressed = torch.tensor(sorted(family.suppress_tokens), dtype=torch.long, device=self.device)
+        self.begin_suppressed = torch.tensor(sorted(family.begin_suppress_tokens), dtype=torch.long, device=self.device)
+        self.places = torch.tensor(sorted(family.media_tokens), dtype=torch.long, device=self.device)
         self.ends = torch.tensor(sorted(family.end_ids), dtype=torch.long, device=self.device)
         self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` completions a prompt, each group from its own stream; then those of changed prompts."""
-        own = request.group_size - self.references
+        own = request.group_size - self.reference_in_group
         if own < 1:
             raise ValueError(
-                f"a group of {request.group_size} with {self.references} given answers has no completion of the "
-                "policy's own; raise data.group_size"
+                f"a group of {request.group_size} with the reference answer among them has no sample of the policy's "
+                "own; raise data.group_size"
             )
         asked = [Asked(prompt, slot, own) for prompt, slot in zip(request.prompts, request.slots)]
         asked += self._contrasted(request)
@@ -116,16 +115,16 @@ class TokenPolicy:
         if self.sampling_dtype:
             numbers |= {"sampler_log_probs": made.log_probs, "log_probs": self._rescored(kept)}
         origin = torch.tensor([one.origin for one in asked], device=self.device)[kept.prompt]
-        if self.references:
+        if self.reference_in_group:
             answers = [self.family.spell(answer_of(prompt))[: self.max_tokens] for prompt in request.prompts]
             kept, numbers, origin = with_answers(kept, numbers, origin, answers, self.family.pad_id)
         ended = self._ended(kept)
         rows, width = kept.real.shape
-        trained = kept.real & (origin != CONTRAST)[:, None] & ((origin != GIVEN)[:, None] | self._sayable(kept.ids))
+        trained = kept.real & (origin != CONTRAST)[:, None] & ((origin != REFERENCE)[:, None] | self._sayable(kept.ids))
         decisions = Decisions(
             log_probs=numbers.pop("log_probs"),
-            mask=trained if self.train_truncated else trained & ended[:, None],
-            passed=kept.real,
+            loss_mask=trained if self.train_truncated else trained & ended[:, None],
+            decision_mask=kept.real,
             node=torch.arange(rows * width, device=self.device).view(rows, width),
             origin=origin,
             keys={"prompt": torch.tensor([one.slot for one in asked], device=self.device)[kept.prompt]},
@@ -214,12 +213,12 @@ class TokenPolicy:
     def _sayable(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """False where the policy gives a token no probability, so that there is nothing to learn from it."""
         first = torch.arange(ids.shape[1], device=ids.device) == 0
-        return ~(torch.isin(ids, self.silent) | (first & torch.isin(ids, self.silent_at_first)))
+        return ~(torch.isin(ids, self.suppressed) | (first & torch.isin(ids, self.begin_suppressed)))
 
-    def _rescored(self, kept: Sequences, rows_at_once: int = 16) -> Float[Tensor, "B T"]:
+    def _rescored(self, kept: Sequences, eval_batch_size: int = 16) -> Float[Tensor, "B T"]:
         """Log-probabilities as training computes them."""
         found = torch.zeros(kept.real.shape, device=self.device)
-        for part in kept.split(kept.real, rows_at_once):
+        for part in kept.split(kept.real, eval_batch_size):
             found[part.rows, part.positions], _ = self._score(self.network, kept, part, False)
         return found
 
@@ -237,10 +236,10 @@ class TokenPolicy:
             return chosen, entropy_of(spread) if with_entropy else torch.zeros_like(chosen)
 
         pieces = []
-        cut = [value.split(self.tokens_at_once) for value in (wanted, target, part.positions == 0)]
+        cut = [value.split(self.logits_chunk_size) for value in (wanted, target, part.positions == 0)]
         for hidden, tokens, first in zip(*cut, strict=True):
             # The chunk's logits are made again in the backward pass instead of being kept.
-            if torch.is_grad_enabled() and len(wanted) > self.tokens_at_once:
+            if torch.is_grad_enabled() and len(wanted) > self.logits_chunk_size:
                 pieces.append(checkpoint(chunk, hidden, tokens, first, use_reentrant=False))
             else:
                 pieces.append(chunk(hidden, tokens, first))
@@ -310,12 +309,12 @@ class TokenPolicy:
     ) -> Float[Tensor, "N vocabulary"]:
         """Log-probabilities of the next token; ``first`` is True where it begins the completion."""
         logits = self.family.logits(network, hidden).float() / temperature
-        if len(self.silent):
+        if len(self.suppressed):
             # In place, in the new tensor that the division made: a copy would be rows x vocabulary.
-            logits.index_fill_(1, self.silent, -torch.inf)
-        if len(self.silent_at_first):
-            begun = torch.where(first[:, None], -torch.inf, logits[:, self.silent_at_first])
-            logits = logits.index_copy(1, self.silent_at_first, begun)
+            logits.index_fill_(1, self.suppressed, -torch.inf)
+        if len(self.begin_suppressed):
+            begun = torch.where(first[:, None], -torch.inf, logits[:, self.begin_suppressed])
+            logits = logits.index_copy(1, self.begin_suppressed, begun)
         return torch.log_softmax(logits, -1)
 
     def _ended(self, kept: Sequences) -> Bool[Tensor, " B"]:

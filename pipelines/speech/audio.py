@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from tqdm import tqdm
 
-from mmgrpo.media import Skipped, file_of
-from mmgrpo.pixels import Unreadable
+from mmgrpo.data.images import Unreadable
+from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
 
@@ -151,11 +151,11 @@ def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
     try:
         return _decode_by_av(file, max_seconds)
     except ModuleNotFoundError as error:
-        also = f"another reader was not tried: {error}"
+        extra = f"another reader was not tried: {error}"
     except Unreadable:
         raise
     except Exception as error:  # ffmpeg meets damaged data in ways of its own
-        also = f"nor by av ({type(error).__name__}: {error})"
+        extra = f"nor by av ({type(error).__name__}: {error})"
     raise Unreadable(f"{file}: cannot be read as a sound by soundfile ({first}), {also}") from first
 
 

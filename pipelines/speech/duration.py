@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.blocks import nearest
-from mmgrpo.files import write_text
-from mmgrpo.randomness import derive, stream
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.randomness import derive, stream
 from mmgrpo.types import Audio, Prompt
 from pipelines.pretrained import Reference, no_reference
 from pipelines.speech.renderers import Renderer, renderer

@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import Context, Features
+from mmgrpo.policies.token_family import Context, Features
 from mmgrpo.types import Media, Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, silent_tokens
+from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, suppressed_tokens
 from pipelines.decoder import Decoder
 from pipelines.pretrained import (
     PLAIN,
@@ -81,9 +81,9 @@ class QwenAudio(Decoder):
         self.extractor = self.processor.feature_extractor
         self.end_ids = end_tokens(network, self.tokenizer)
         self.pad_id = int(self.tokenizer.pad_token_id)
-        self.place_ids = frozenset({int(network.config.audio_token_id)})
+        self.media_tokens = frozenset({int(network.config.audio_token_id)})
         vocabulary = network.get_output_embeddings().weight.shape[0]
-        self.silent_ids = silent_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.place_ids
+        self.suppress_tokens = suppressed_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.media_tokens
         self.frozen_media = not any(p.requires_grad for p in network.model.audio_tower.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
@@ -123,12 +123,12 @@ class QwenAudio(Decoder):
     def _ids(self, prompt: Prompt, clips: Sequence[Clip]) -> list[int]:
         """Every clip's mark as often as it has features."""
         ids = conversation_ids(self.tokenizer, prompt, MARKS, lambda medium: [{"type": "audio"}])
-        marks = sum(one in self.place_ids for one in ids)
+        marks = sum(one in self.media_tokens for one in ids)
         if marks != len(clips):
             raise ValueError(
                 f"prompt '{prompt.id}' shows {len(clips)} clips, but the model's chat template makes places for {marks}"
             )
-        return repeat_marks(ids, [places_of(clip.frames) for clip in clips], sorted(self.place_ids))
+        return repeat_marks(ids, [places_of(clip.frames) for clip in clips], sorted(self.media_tokens))
 
     def _hear(self, prompt: Prompt, medium: Media) -> Clip:
         if medium.kind != "audio":

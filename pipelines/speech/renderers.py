@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.blocks import nearest
+from mmgrpo.registry import nearest
 from mmgrpo.types import Audio, Prompt
 from pipelines import require
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import Context, Features
+from mmgrpo.policies.token_family import Context, Features
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conversation import end_tokens, spelled
@@ -64,7 +64,7 @@ class Whisper:
     dtype: torch.dtype
     device: torch.device
     reference: Reference
-    place_ids: frozenset[int] = frozenset()
+    media_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         network: Any = self.network
@@ -73,8 +73,8 @@ class Whisper:
         self.pad_id = int(self.tokenizer.pad_token_id)
         special = {self.tokenizer.convert_tokens_to_ids(token) for token in self.tokenizer.all_special_tokens}
         stamps = range(max(self.beginning) + 1, network.config.vocab_size)
-        self.silent_ids = frozenset({*(config.suppress_tokens or ()), *special, *stamps}) - self.end_ids
-        self.silent_at_first_ids = frozenset(config.begin_suppress_tokens or ())
+        self.suppress_tokens = frozenset({*(config.suppress_tokens or ()), *special, *stamps}) - self.end_ids
+        self.begin_suppress_tokens = frozenset(config.begin_suppress_tokens or ())
         self.checkpointing = False
         self.frozen_media = not any(p.requires_grad for p in network.model.encoder.parameters())
 

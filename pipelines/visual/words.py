@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmgrpo.blocks import nearest
+from mmgrpo.registry import nearest
 
 PAD = 0
 """Id of the places after the last word."""

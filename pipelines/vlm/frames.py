@@ -14,8 +14,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from mmgrpo.pixels import Unreadable
-from mmgrpo.randomness import stream
+from mmgrpo.data.images import Unreadable
+from mmgrpo.runtime.randomness import stream
 from pipelines import require
 
 Choose = Callable[[int, float], Sequence[int]]

@@ -20,8 +20,8 @@ from PIL import Image as Pil
 from torch import Tensor
 from tqdm import tqdm
 
-from mmgrpo.media import Skipped, file_of
-from mmgrpo.pixels import Unreadable, read_picture
+from mmgrpo.data.images import Unreadable, read_picture
+from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Image, Media, Prompt, Video
 from pipelines.vlm.frames import Choose, Decoded, decode, frame_indices, frame_range, shuffle
 

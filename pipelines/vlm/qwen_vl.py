@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import Context, Features
+from mmgrpo.policies.token_family import Context, Features
 from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.conversation import (
@@ -31,7 +31,7 @@ from pipelines.conversation import (
     pad_left,
     refuse_long,
     repeat_marks,
-    silent_tokens,
+    suppressed_tokens,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import (
@@ -99,9 +99,9 @@ class QwenVl(Decoder):
         network: Any = self.network
         self.end_ids = end_tokens(network, self.tokenizer)
         self.pad_id = int(self.tokenizer.pad_token_id)
-        self.place_ids = frozenset({network.config.image_token_id, network.config.video_token_id})
+        self.media_tokens = frozenset({network.config.image_token_id, network.config.video_token_id})
         vocabulary = network.get_output_embeddings().weight.shape[0]
-        self.silent_ids = silent_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.place_ids
+        self.suppress_tokens = suppressed_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.media_tokens
         self.frozen_media = not any(p.requires_grad for p in network.model.visual.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
@@ -156,12 +156,12 @@ class QwenVl(Decoder):
             return [{"type": medium.kind}]
 
         ids = conversation_ids(self.tokenizer, prompt, MARKS, content)
-        marks = sum(one in self.place_ids for one in ids)
+        marks = sum(one in self.media_tokens for one in ids)
         if marks != len(shown):
             raise ValueError(
                 f"prompt '{prompt.id}' shows {len(shown)} media, but the model's chat template makes places for {marks}"
             )
-        return repeat_marks(ids, [self._places(one) for one in shown], sorted(self.place_ids))
+        return repeat_marks(ids, [self._places(one) for one in shown], sorted(self.media_tokens))
 
     def _places(self, shown: Shown) -> int:
         return math.prod(shown.grid) // self.processor.merge_size**2

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.policies.language import Context, Features
+from mmgrpo.policies.token_family import Context, Features
 from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.conversation import (
@@ -35,7 +35,7 @@ from pipelines.conversation import (
     load_tokenizer,
     pad_left,
     refuse_long,
-    silent_tokens,
+    suppressed_tokens,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import (
@@ -110,9 +110,11 @@ class SmolVlm(Decoder):
         self.image_id = int(network.config.image_token_id)
         self.end_ids = end_tokens(network, self.tokenizer)
         self.pad_id = int(self.tokenizer.pad_token_id)
-        self.place_ids = frozenset({self.image_id})
+        self.media_tokens = frozenset({self.image_id})
         vocabulary = network.get_output_embeddings().weight.shape[0]
-        self.silent_ids = silent_tokens(self.tokenizer, vocabulary, self.marks, self.end_ids) | self.place_ids
+        self.suppress_tokens = (
+            suppressed_tokens(self.tokenizer, vocabulary, self.marks, self.end_ids) | self.media_tokens
+        )
         seeing = (network.model.vision_model, network.model.connector)
         self.frozen_media = not any(p.requires_grad for part in seeing for p in part.parameters())
         self.side = int(self.processor.max_image_size["longest_edge"])

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mmgrpo.scenes import BACKGROUND, COLOURS, PLACES, RELATIONS, SHAPES, SIZE, WORDS, Scene, mask
+from mmgrpo.toy.scenes import BACKGROUND, COLOURS, PLACES, RELATIONS, SHAPES, SIZE, WORDS, Scene, mask
 from mmgrpo.types import Image, Output, Prompt
 
 AGREEMENT = 0.75
@@ -228,7 +228,7 @@ def _score(
         if not isinstance(prompt.answer, Mapping) or "things" not in prompt.answer:
             raise ValueError(
                 f"prompt '{prompt.text}' has no scene to compare with; make such prompts with "
-                "mmgrpo.scenes.prompt(mmgrpo.scenes.parse(text)) or read assets/scenes/*.jsonl"
+                "mmgrpo.toy.scenes.prompt(mmgrpo.toy.scenes.parse(text)) or read assets/scenes/*.jsonl"
             )
         scene = Scene.from_json(prompt.answer)
         values.append(float(check(scene, see(pixels))) if np.isfinite(pixels).all() else math.nan)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from mmgrpo.blocks import nearest
+from mmgrpo.registry import nearest
 
 
 class Pair(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmgrpo.blocks import nearest
-from mmgrpo.statistics import Interval, draws
+from mmgrpo.registry import nearest
+from mmgrpo.report.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.reading import gold_texts
 from reward_models.rules.tags import texts

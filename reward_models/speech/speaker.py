@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
-from mmgrpo.wheels import checked_wheel, fetch_wheel
 from reward_models.speech.sounds import heard, judged, needed
 
 WHEEL = "Resemblyzer==0.1.4"

@@ -1,0 +1,1 @@
+"""Data sets: prompts and their order, conversations, media and images."""

@@ -1,0 +1,1 @@
+"""What denoising policies are made of: noise schedules, transition kernels, plans of a rollout, and ODE solvers."""

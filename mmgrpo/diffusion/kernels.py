@@ -1,0 +1,303 @@
+"""One reverse step of a flow or diffusion model: stochastic kernels and deterministic solvers.
+
+A kernel is a pure function ``(x, output, step, grid) -> Transition`` where ``output`` is what the
+network predicted for ``x``. Sampling and scoring call the same kernel, so that the ratio is one
+before the first update. Everything is at least fp32, whatever the network computes in.
+
+    >>> import torch
+    >>> from mmgrpo.diffusion.schedules import flow_grid
+    >>> grid, step = flow_grid(10), torch.tensor([4])
+    >>> x, velocity = torch.zeros(1, 2), torch.ones(1, 2)
+    >>> transition = kernel("flow_sde(a=0.7)")(x, velocity, step, grid)
+    >>> sample = transition.sample(torch.zeros(1, 2))
+    >>> transition.log_prob(sample).shape
+    torch.Size([1])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.registry import Block, bind
+
+Latent: TypeAlias = Float[Tensor, "N *latent"]
+"""Samples, network outputs and noise: any latent axes behind N."""
+
+Level: TypeAlias = Float[Tensor, "N *ones"]
+"""One number per entry, with axes of size one so that it broadcasts against ``Latent``."""
+
+Step: TypeAlias = Int[Tensor, " N"]
+"""The step of the grid that each entry is at."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The Gaussian N(mean, std^2) that one step draws from.
+
+    ``std`` broadcasts against ``mean``; where it is 0 the step is deterministic and has no
+    likelihood. ``scaled=False`` states the likelihood as the plain squared distance (see ``cps``).
+    """
+
+    mean: Latent
+    std: Level
+    scaled: bool = True
+
+    @property
+    def likelihood_std(self) -> Level:
+        """The std that differences of ``log_prob`` obey: ``std``, or sqrt(1/2) for a plain distance."""
+        return self.std if self.scaled else torch.full_like(self.std, math.sqrt(0.5))
+
+    def sample(self, noise: Latent) -> Latent:
+        """``mean + std * noise``."""
+        return self.mean + self.std * noise.to(self.mean.dtype)
+
+    def log_prob(self, x: Latent) -> Float[Tensor, " N"]:
+        """MEAN over latent dimensions of ``-(x - mean)^2 / (2 std^2) - ln std - ln(2 pi) / 2``.
+
+        Gradients reach the mean only: x is a sample that was drawn. Unscaled: ``-mean((x - mean)^2)``.
+        Raises where std is 0 (a deterministic step has no density).
+        """
+        self.refuse_zero_std("log_prob")
+        squared = (x.detach().to(self.mean.dtype) - self.mean).square()
+        if not self.scaled:
+            return -over_latent(squared)
+        return over_latent(-squared / (2 * self.std.square()) - self.std.log() - 0.5 * math.log(2 * math.pi))
+
+    def kl(self, other: Transition) -> Float[Tensor, " N"]:
+        """KL(self || other), MEAN over latent dimensions: exact, of the true (always scaled) Gaussians.
+
+        ``ln(s2 / s1) + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2``. Raises where either std is 0.
+        """
+        self.refuse_zero_std("kl")
+        other.refuse_zero_std("kl")
+        ratio = (self.std / other.std).square()
+        gap = ((self.mean - other.mean) / other.std).square()
+        return over_latent(0.5 * (ratio - 1 - ratio.log() + gap))
+
+    def refuse_zero_std(self, asked: str) -> None:
+        if not bool((self.std > 0).all()):
+            raise ValueError(
+                f"{asked} was asked of a deterministic step (std 0), which has no density; "
+                "train only steps with noise: the kernel's noise level must be above 0 and the "
+                "last step (to sigma 0) must not be trained"
+            )
+
+
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid], Transition]
+"""(x [N, ...], output [N, ...], step [N], grid) to the transition of each entry."""
+
+
+def flow_sde(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7) -> Transition:
+    """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
+
+    s~ = s, except at s = 1, where it is the grid's second level, so that the first step has std a.
+    Flow-GRPO, arXiv:2505.05470.
+    """
+    now, _ = flow_levels(x, step, grid)
+    inside = torch.where(now >= 1, torch.full_like(now, grid.cap), now)
+    return reverse_sde(x, output, step, grid, a * (now / (1 - inside)).sqrt())
+
+
+def dance(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.3) -> Transition:
+    """Reverse SDE of a flow at the constant noise level ``s_t = eta``; DanceGRPO, arXiv:2505.07818."""
+    now, _ = flow_levels(x, step, grid)
+    return reverse_sde(x, output, step, grid, torch.full_like(now, eta))
+
+
+def reverse_sde(x: Latent, output: Latent, step: Step, grid: Grid, level: Level) -> Transition:
+    """Euler-Maruyama step of the reverse SDE with diffusion coefficient ``level``.
+
+    ``mean = x + v dt + level^2 / (2 s) * x1 * dt``, ``x1 = x + (1 - s) v``, ``std = level sqrt(-dt)``.
+    """
+    now, then = flow_levels(x, step, grid)
+    x, velocity = x.to(now.dtype), output.to(now.dtype)
+    dt = then - now
+    noise = x + (1 - now) * velocity
+    return Transition(x + velocity * dt + level.square() / (2 * now) * noise * dt, level * (-dt).sqrt())
+
+
+def cps(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scaled: bool = False) -> Transition:
+    """Coefficients-preserving sampling: after the step the total noise is exactly s' (a = 0 is Euler).
+
+    ``std = s' sin(a pi / 2)``, ``mean = (1 - s') x0 + s' cos(a pi / 2) x1``; Flow-CPS, arXiv:2509.05952.
+    Published likelihood: ``-mean((x' - mean)^2)``, without variance and normalizer, which is why it
+    goes with a clip range near 1e-5; ``scaled=True`` gives the true Gaussian log-density instead.
+    """
+    now, then = flow_levels(x, step, grid)
+    clean, noise = estimates(x, output, now)
+    angle = a * math.pi / 2
+    return Transition((1 - then) * clean + then * math.cos(angle) * noise, then * math.sin(angle), scaled)
+
+
+def flow_ddim(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.7) -> Transition:
+    """DDIM with noise eta, carried over to flows; the total noise after the step is exactly s'.
+
+    ``std = eta s' sqrt(1 - s'^2 (1 - s)^2 / (s^2 (1 - s')^2))``,
+    ``mean = (1 - s') x0 + sqrt(s'^2 - std^2) x1``; the solver of DiffusionNFT, arXiv:2509.16117.
+    """
+    now, then = flow_levels(x, step, grid)
+    clean, noise = estimates(x, output, now)
+    kept = then * (1 - now) / (now * (1 - then))
+    std = eta * then * (1 - kept.square()).sqrt()
+    return Transition((1 - then) * clean + (then.square() - std.square()).sqrt() * noise, std)
+
+
+def edm_churn(x: Latent, output: Latent, step: Step, grid: Grid, gamma: float = 0.0025) -> Transition:
+    """Step past s' to ``r = s' / (1 + gamma - gamma s')``, then add noise up to s' and rescale.
+
+    ``mean = (x + (r - s) v) / (1 + gamma r)``, ``std = r sqrt((1 + gamma)^2 - 1) / (1 + gamma r)``;
+    EDM churn for flows, arXiv:2603.12893.
+    """
+    now, then = flow_levels(x, step, grid)
+    x, velocity = x.to(now.dtype), output.to(now.dtype)
+    past = then / (1 + gamma - gamma * then)
+    scale = 1 / (1 + gamma * past)
+    return Transition((x + (past - now) * velocity) * scale, past * math.sqrt((1 + gamma) ** 2 - 1) * scale)
+
+
+def ddim(
+    x: Latent,
+    output: Latent,
+    step: Step,
+    grid: Grid,
+    eta: float = 1.0,
+    prediction: str = "epsilon",
+    clip: float = math.inf,
+) -> Transition:
+    """DDIM with noise eta, for networks that predict the noise, v or the clean sample; eta = 0 is the ODE.
+
+    ``var = (1 - abar') / (1 - abar) (1 - abar / abar')``, ``std = eta sqrt(var)``,
+    ``mean = sqrt(abar') x0 + sqrt(1 - abar' - std^2) e``; ``clip`` bounds x0 to [-clip, clip] and
+    leaves e as it was. DDIM, arXiv:2010.02502, eq. 12 and 16; as a policy: DDPO, arXiv:2305.13301.
+    """
+    now, then = at(x, step, grid, "diffusion")
+    x, output = x.to(now.dtype), output.to(now.dtype)
+    signal, spread = now.sqrt(), (1 - now).sqrt()
+    if prediction == "epsilon":
+        clean, noise = (x - spread * output) / signal, output
+    elif prediction == "v":
+        clean, noise = signal * x - spread * output, signal * output + spread * x
+    elif prediction == "sample":
+        clean, noise = output, (x - signal * output) / spread
+    else:
+        raise ValueError(f"ddim: prediction must be 'epsilon', 'v' or 'sample', got '{prediction}'")
+    std = eta * ((1 - then) / (1 - now) * (1 - now / then)).sqrt()
+    direction = (1 - then - std.square()).clamp(min=0).sqrt()
+    return Transition(then.sqrt() * clean.clamp(-clip, clip) + direction * noise, std)
+
+
+KERNEL_INPUTS = ("x", "output", "step", "grid")
+
+KERNELS: dict[str, Block] = {
+    "flow_sde": Block(flow_sde, KERNEL_INPUTS),
+    "dance": Block(dance, KERNEL_INPUTS),
+    "cps": Block(cps, KERNEL_INPUTS),
+    "flow_ddim": Block(flow_ddim, KERNEL_INPUTS),
+    "edm_churn": Block(edm_churn, KERNEL_INPUTS),
+    "ddim": Block(ddim, KERNEL_INPUTS),
+}
+
+
+def kernel(text: str) -> Kernel:
+    """The kernel that ``name(parameter=value)`` names, with the noise level it is given."""
+    bound = bind(text, KERNELS, "kernel")
+    return lambda x, output, step, grid: bound({"x": x, "output": output, "step": step, "grid": grid})
+
+
+def noise_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
+    """The std of the noise that the kernel injects at each step of a grid."""
+    nothing = torch.zeros(grid.steps, 1, dtype=grid.levels.dtype, device=grid.levels.device)
+    step = torch.arange(grid.steps, device=grid.levels.device)
+    return kernel(nothing, nothing, step, grid).std.flatten()
+
+
+def level_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
+    """The noise level s_t of each step: its std without the factor sqrt(dt)."""
+    return noise_table(kernel, grid) / grid.dt(torch.arange(grid.steps, device=grid.levels.device)).sqrt()
+
+
+def sibling_noise(shared: Latent, own: Latent, scale: float) -> Latent:
+    """Noise of siblings at a split: ``(shared + s own) / sqrt(1 + s^2)``; s = inf leaves them independent.
+
+    Each is N(0, I); two siblings correlate by 1 / (1 + s^2). BranchGRPO, arXiv:2509.06040.
+    """
+    return own if math.isinf(scale) else (shared + scale * own) / math.sqrt(1 + scale**2)
+
+
+@dataclass(frozen=True)
+class History:
+    """What a multistep solver remembers: the clean estimate of the step before, and its level."""
+
+    clean: Latent
+    level: Float[Tensor, " N"]
+
+
+def no_history(x: Latent) -> History:
+    """The state before the first step. Level 1 is infinitely far in log-SNR, so that it weighs nothing."""
+    return History(torch.zeros_like(x), torch.ones_like(x.flatten(1)[:, 0]))
+
+
+def euler(x: Latent, output: Latent, step: Step, grid: Grid) -> Latent:
+    """``x + v (s' - s)``: one step of the flow's ODE. A step to s' = 0 gives the clean estimate."""
+    now, then = flow_levels(x, step, grid)
+    return x.to(now.dtype) + output.to(now.dtype) * (then - now)
+
+
+def dpmpp_2m(x: Latent, output: Latent, step: Step, grid: Grid, history: History) -> tuple[Latent, History]:
+    """Second-order multistep DPM-Solver++ for flows; the first step and the step to s' = 0 are Euler's.
+
+    With l(s) = ln((1 - s) / s), h = l(s') - l(s): ``x' = euler - (1 - s') (exp(-h) - 1) D / 2``,
+    ``D = (x0 - x0_before) h / h_before``. DPM-Solver++, arXiv:2211.01095, algorithm 2.
+    """
+    now, then = flow_levels(x, step, grid)
+    clean, _ = estimates(x, output, now)
+    before = like(history.level.to(now.dtype), now)
+    h, h_before = log_snr(then) - log_snr(now), log_snr(now) - log_snr(before)
+    slope = (clean - history.clean.to(clean.dtype)) * h / h_before
+    correction = -0.5 * (1 - then) * torch.expm1(-h) * slope
+    first_order = (then <= 0) | (before >= 1)
+    after = euler(x, output, step, grid) + torch.where(first_order, torch.zeros_like(correction), correction)
+    return after, History(clean, now.flatten())
+
+
+def over_latent(values: Latent) -> Float[Tensor, " N"]:
+    return values.flatten(1).mean(1)
+
+
+def log_snr(sigma: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return ((1 - sigma) / sigma).log()
+
+
+def like(values: Float[Tensor, " N"], x: Latent) -> Level:
+    """Append axes of size one until it broadcasts against x."""
+    return values.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def at(x: Latent, step: Step, grid: Grid, process: str) -> tuple[Level, Level]:
+    """Levels before and after each step, shaped to broadcast against x, in fp32 or wider."""
+    if grid.process != process:
+        raise ValueError(
+            f"this kernel or solver is for a {process} process, the model's noise grid is of a "
+            f"{grid.process} process; flows take flow_sde, dance, cps, flow_ddim or edm_churn and the "
+            "solvers euler and dpmpp_2m, diffusion models take ddim"
+        )
+    levels = grid.levels.to(torch.promote_types(x.dtype, grid.levels.dtype))
+    return like(levels[step], x), like(levels[step + 1], x)
+
+
+def flow_levels(x: Latent, step: Step, grid: Grid) -> tuple[Level, Level]:
+    return at(x, step, grid, "flow")
+
+
+def estimates(x: Latent, output: Latent, now: Level) -> tuple[Latent, Latent]:
+    """Clean sample ``x - s v`` and noise ``x + (1 - s) v`` that a velocity implies."""
+    x, velocity = x.to(now.dtype), output.to(now.dtype)
+    return x - now * velocity, x + (1 - now) * velocity

@@ -1,0 +1,104 @@
+"""What every policy over a denoising network shares: the family's questions, and the deterministic solver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.diffusion.kernels import ddim, dpmpp_2m, euler, no_history
+from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.runtime.randomness import stream
+from mmgrpo.types import Output, Prompt, Request
+
+
+@runtime_checkable
+class Conditioning(Protocol):
+    """What a family made of the prompts, one entry each."""
+
+    def take(self, index: Int[Tensor, "N"]) -> Conditioning: ...
+
+
+@runtime_checkable
+class DenoisingFamily(Protocol):
+    """One model family made to answer what this policy asks (pipelines/visual/)."""
+
+    network: nn.Module
+    prediction: str
+    """What the network predicts: flow, or epsilon, v or sample of a diffusion process."""
+    evaluations_per_row: int
+    """2 where guidance runs two branches, else 1."""
+
+    def encode(self, prompts: Sequence[Prompt]) -> Any: ...
+    def latent_shape(self) -> tuple[int, ...]: ...
+    def predict(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Any) -> Tensor: ...
+    def decode(self, latents: Tensor) -> Sequence[Output]: ...
+    def grid(self, steps: int) -> Grid: ...
+    def reference(self) -> AbstractContextManager[nn.Module]: ...
+    def save(self, folder: Path, network: nn.Module) -> None: ...
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Runs a family's network without noise; ``forward_batch_size`` bounds a forward pass without gradient."""
+
+    family: DenoisingFamily
+    forward_batch_size: int
+    device: torch.device
+
+    @torch.no_grad()
+    def sample(
+        self, network: nn.Module, request: Request, grid: Grid
+    ) -> tuple[list[Output], Float[Tensor, "rows *latent"], Any]:
+        """Outputs of all rows of a request, their latents, and the conditioning of each row."""
+        encoded = self.family.encode(request.prompts)
+        prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
+        conditioning = encoded.take(prompt)
+        latents = self.denoise(network, self.initial_noise(request, request.group_size), conditioning, grid)
+        return list(self.family.decode(latents)), latents, conditioning
+
+    def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
+        """``count`` noises for each prompt of the request, each prompt from its own stream."""
+        shape = (count, *self.family.latent_shape())
+        noises = [torch.randn(shape, generator=stream(request.seed, "start", slot)) for slot in request.slots]
+        return torch.cat(noises).to(self.device)
+
+    def denoise(
+        self,
+        network: nn.Module,
+        x: Float[Tensor, "N *latent"],
+        conditioning: Any,
+        grid: Grid,
+        start: int = 0,
+        method: str = "euler",
+    ) -> Float[Tensor, "N *latent"]:
+        """Solve the ODE from step ``start`` of a grid to its end."""
+        history = no_history(x)
+        for t in range(start, grid.steps):
+            step = torch.full((len(x),), t, device=x.device)
+            output = self.predict(network, x, step, conditioning, grid)
+            if method == "dpmpp_2m":
+                x, history = dpmpp_2m(x, output, step, grid, history)
+            else:
+                x = self.step(x, output, step, grid)
+        return x
+
+    def step(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:
+        """One first-order step."""
+        if grid.process == "flow":
+            return euler(x, output, step, grid)
+        return ddim(x, output, step, grid, eta=0.0, prediction=self.family.prediction).mean
+
+    def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
+        """The network's output in fp32; without gradient in chunks that fit in memory."""
+        times = grid.network_time(step)
+        if torch.is_grad_enabled() or len(x) <= self.forward_batch_size:
+            return self.family.predict(network, x, times, conditioning).float()
+        chunks = torch.arange(len(x), device=x.device).split(self.forward_batch_size)
+        return torch.cat([self.family.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks])

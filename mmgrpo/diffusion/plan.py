@@ -1,0 +1,170 @@
+"""What a denoising policy does at each step: follow the ODE or draw noise, train or not, branch or not.
+
+One object expresses full SDE (Flow-GRPO), random subsets (DanceGRPO), windows (MixGRPO), one-step
+branches (Granular-GRPO, TempFlow-GRPO, E-GRPO) and trees (BranchGRPO, TreeGRPO).
+
+The rows of a group are the leaves of ``roots`` trees, in lexicographic order of (root, child at the
+first split, child at the second, ...). An *edge* is one transition of that tree, a *forward* one
+network evaluation; the children of a split share their parent's forward. Edges and forwards of a
+step are numbered from 0 in the order of rows, so that row r passes edge ``r * width // rows``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mmgrpo.diffusion.schedules import Grid
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of one group's rollout. Indexed by its own steps: run it on ``plan.grid(base)``."""
+
+    stochastic: tuple[bool, ...]
+    """True where the step draws noise; elsewhere it follows the ODE. The last step never draws."""
+    trained: tuple[bool, ...]
+    """Steps whose transitions are decisions to train; all of them stochastic."""
+    branches: tuple[int, ...]
+    """Children of each frontier sample at each step; above 1 only where the step is stochastic."""
+    roots: int
+    """Distinct initial noises of a group."""
+    sibling_scale: float = math.inf
+    """Noise of siblings: (xi_0 + s eta_b) / sqrt(1 + s^2), correlation 1 / (1 + s^2); inf: independent."""
+    fraction: float = 1.0
+    """Every row trains int(n * fraction) of the n trained steps, drawn at random for itself."""
+    jump: int = 1
+    """Steps of the base grid that the single stochastic step spans."""
+    tail: str = "euler"
+    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler."""
+    tail_steps: int = 0
+    """Number of those steps on a re-spaced grid; 0 keeps the base grid."""
+    intervals: tuple[int, ...] = (1,)
+    """Grid intervals of deterministic completions after the last stochastic step: 1 is the output
+    itself, each further one is a preview from fewer steps."""
+
+    def __post_init__(self) -> None:
+        steps = len(self.stochastic)
+        if not (steps == len(self.trained) == len(self.branches)) or steps == 0:
+            self.refuse("needs one entry of stochastic, trained and branches for each step")
+        if min((self.roots, self.jump, *self.branches, *self.intervals)) < 1:
+            self.refuse("needs roots, jump, branches and intervals of at least 1")
+        if self.stochastic[-1]:
+            self.refuse("draws noise in its last step, which would stay in the output; make that step deterministic")
+        if not any(self.trained):
+            self.refuse("trains no step; give it more steps or a larger window")
+        for step in range(steps):
+            if self.trained[step] and not self.stochastic[step]:
+                self.refuse(f"trains step {step}, which is deterministic")
+            if self.branches[step] > 1 and not self.stochastic[step]:
+                self.refuse(f"branches at step {step}, which is deterministic: the children would be equal")
+        if not self.sibling_scale > 0:
+            self.refuse("needs sibling_scale > 0: siblings that share all noise are equal")
+        if not 0 < self.fraction <= 1 or int(sum(self.trained) * self.fraction) == 0:
+            self.refuse(f"trains int({sum(self.trained)} * {self.fraction}) steps of a row; raise fraction")
+        if self.fraction < 1 and self.rows != self.edges[0]:
+            self.refuse("splits after step 0, so that rows share decisions: fraction must be 1")
+        if self.jump > 1 and sum(self.stochastic) != 1:
+            self.refuse("jumps, which needs exactly one stochastic step")
+        if self.tail not in ("euler", "dpmpp_2m"):
+            self.refuse(f"has the tail solver '{self.tail}'; known: euler, dpmpp_2m")
+        if self.tail_steps not in (0, steps - self.end):
+            self.refuse(f"needs tail_steps of 0 or {steps - self.end}, the steps after the last stochastic one")
+        if self.intervals[0] != 1 or len(set(self.intervals)) != len(self.intervals):
+            self.refuse("needs distinct intervals that begin with 1, the output itself")
+
+    def refuse(self, reason: str) -> None:
+        raise ValueError(f"this plan {reason}. {self}")
+
+    @property
+    def steps(self) -> int:
+        return len(self.stochastic)
+
+    @property
+    def end(self) -> int:
+        """The step after the last stochastic one: from here on the rollout is deterministic."""
+        return self.steps - self.stochastic[::-1].index(True)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a group: roots times all branches."""
+        return self.roots * math.prod(self.branches)
+
+    @property
+    def forwards(self) -> tuple[int, ...]:
+        """Distinct network evaluations at each step, when a split shares its parent's."""
+        return tuple(self.roots * math.prod(self.branches[:step]) for step in range(self.steps))
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Distinct transitions at each step."""
+        return tuple(self.roots * math.prod(self.branches[: step + 1]) for step in range(self.steps))
+
+    @property
+    def evaluations(self) -> int:
+        """Network evaluations of a group's rollout, previews included, guidance counted once."""
+        previews = sum(self.rows * (len(self.points(interval)) - 1) for interval in self.intervals[1:])
+        return sum(self.forwards) + previews
+
+    @property
+    def trained_edges(self) -> int:
+        """Decisions that a group trains."""
+        if self.fraction < 1:
+            return self.rows * self.drawn
+        return sum(width for width, trained in zip(self.edges, self.trained, strict=True) if trained)
+
+    @property
+    def training_evaluations(self) -> int:
+        """Network evaluations that training a group once needs, at most (a random share may need fewer)."""
+        trained = [width for width, trained in zip(self.forwards, self.trained, strict=True) if trained]
+        return min(sum(trained), self.trained_edges)
+
+    @property
+    def drawn(self) -> int:
+        """Trained steps of each row."""
+        return int(sum(self.trained) * self.fraction)
+
+    def edge(self, step: int) -> Int[Tensor, " G"]:
+        """The number of the transition that each row passes at a step."""
+        return torch.arange(self.rows) * self.edges[step] // self.rows
+
+    def forward(self, step: int) -> Int[Tensor, " G"]:
+        """The number of the network evaluation (the sample before the step) that each row passes."""
+        return torch.arange(self.rows) * self.forwards[step] // self.rows
+
+    def loss_mask(self, generator: torch.Generator) -> Bool[Tensor, "G T"]:
+        """The trained decisions that each row owns; a shared one belongs to the first row that passes it.
+
+        With ``fraction`` < 1 every row keeps its own random ``drawn`` of the trained steps.
+        """
+        trained = torch.tensor(self.trained)
+        if self.fraction < 1:
+            order = torch.rand(self.rows, self.steps, generator=generator)
+            order = order.masked_fill(~trained, -1).argsort(dim=1, descending=True)
+            kept = torch.zeros(self.rows, self.steps, dtype=torch.bool)
+            return kept.scatter(1, order[:, : self.drawn], True)
+        edges = torch.stack([self.edge(step) for step in range(self.steps)], dim=1)
+        first = torch.ones(self.rows, self.steps, dtype=torch.bool)
+        first[1:] = edges[1:] != edges[:-1]
+        return first & trained
+
+    def points(self, interval: int) -> tuple[int, ...]:
+        """Points of the plan's grid that the completion with this interval visits, from ``end`` on."""
+        return (*range(self.end, self.steps, interval), self.steps)
+
+    def grid(self, base: Grid) -> Grid:
+        """The grid this plan runs on: the base grid, with its jump merged and its tail re-spaced."""
+        head = self.end + self.jump - 1
+        if self.tail_steps:
+            base = base.with_tail(head, self.tail_steps)
+        points = [*range(self.end), *range(head, base.steps + 1)]
+        if len(points) != self.steps + 1:
+            raise ValueError(
+                f"this plan has {self.steps} steps (one of them spanning {self.jump}), "
+                f"the noise grid has {base.steps}; make both from the same number of steps"
+            )
+        return base.pick(points)

@@ -1,0 +1,321 @@
+"""Named ways to draw the plans of a round: pure functions of steps, group size, round and a generator.
+
+Plans are drawn once per round from a generator that is equal on all ranks, so that all members of
+a group, and all groups, share one window; a window per sample would let rewards within a group
+differ for a reason that is not the policy's. Several plans in one round are as many groups of each prompt.
+
+    >>> import torch
+    >>> from mmgrpo.diffusion.planners import planner
+    >>> [plan] = planner("branch_tree(splits=[0, 3, 6, 9])")(20, 16, 0, torch.Generator())
+    >>> sum(plan.edges), plan.evaluations
+    (218, 203)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from mmgrpo.diffusion.plan import Plan
+from mmgrpo.registry import Block, bind
+
+Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]
+"""(steps, group_size, round, generator) to the plans of the round."""
+
+
+def every_step(
+    steps: int, group_size: int, round: int, generator: torch.Generator, shared_noise: bool = False
+) -> list[Plan]:
+    """Draw noise in and train all steps but the last (Flow-GRPO, arXiv:2505.05470)."""
+    return [spread(steps, range(steps - 1), group_size, shared_noise)]
+
+
+def random_subset(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    fraction: float = 0.6,
+    shared_noise: bool = True,
+) -> list[Plan]:
+    """Draw noise in all steps but the last; each row trains a random share of them.
+
+    A prompt's rows start from one noise; DanceGRPO, arXiv:2505.07818.
+    """
+    return [replace(spread(steps, range(steps - 1), group_size, shared_noise), fraction=fraction)]
+
+
+def random_window(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    size: int = 2,
+    before: float = 0.5,
+    shared_noise: bool = True,
+) -> list[Plan]:
+    """Draw noise in and train ``size`` steps in a row, whose first is uniform in [0, before * steps].
+
+    With shared noise a group branches at the window's start and pays for one ODE prefix
+    (Flow-GRPO-Fast, arXiv:2505.05470).
+    """
+    last = min(int(before * steps), last_start(steps, size))
+    start = int(torch.randint(last + 1, (), generator=generator))
+    return [spread(steps, range(start, start + size), group_size, shared_noise)]
+
+
+def sliding_window(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    size: int = 4,
+    interval: int = 25,
+    stride: int = 1,
+    schedule: str = "progressive",
+    roll_back: bool = False,
+    shared_noise: bool = True,
+    tail: str = "euler",
+    tail_ratio: float = 1.0,
+) -> list[Plan]:
+    """Draw noise in and train a window that moves from noise to data over the rounds.
+
+    ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays from 10 rounds at
+    the first place down to 1 at the last, ``exp_decay`` stays ceil(interval exp(-0.1 max(start - 13, 0)))
+    rounds, ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the
+    window stays, or starts again with ``roll_back``. With ``tail_ratio`` r < 1 the window is followed by
+    max(int((T - its last step) r), 1) steps on a re-spaced grid (Flash: tail dpmpp_2m, ratio 0.4;
+    Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802.
+    """
+    last = last_start(steps, size)
+    starts = range(0, last + 1, stride)
+    if schedule == "random":
+        start = int(torch.randint(last + 1, (), generator=generator))
+    elif schedule == "frozen":
+        start = 0
+    elif schedule == "progressive":
+        start = moved(starts, [interval] * len(starts), round, roll_back)
+    elif schedule == "decay":
+        start = moved(starts, [math.ceil(10 - 9 * s / max(last, 1)) for s in starts], round, roll_back)
+    elif schedule == "exp_decay":
+        stays = [math.ceil(interval * math.exp(-0.1 * max(s - 13, 0))) for s in starts]
+        start = moved(starts, stays, round, roll_back)
+    else:
+        raise ValueError(
+            f"sliding_window: there is no schedule '{schedule}'; known: progressive, decay, exp_decay, random, frozen"
+        )
+    end = start + size
+    if not 0 < tail_ratio <= 1:
+        raise ValueError(f"sliding_window: tail_ratio must be above 0 and at most 1, got {tail_ratio}")
+    left = max(int((steps - end + 1) * tail_ratio), 1) if tail_ratio < 1 else steps - end
+    plan = spread(end + left, range(start, end), group_size, shared_noise)
+    return [replace(plan, tail=tail, tail_steps=left if tail_ratio < 1 else 0)]
+
+
+def one_step_branch(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    first: float = 0.5,
+    draw: str = "one",
+    roots: int = 1,
+    jump: int = 1,
+    intervals: Sequence[int] = (1,),
+) -> list[Plan]:
+    """Branch at one step, the only one that draws noise: the reward depends on that noise alone.
+
+    The step is among the first ``first`` of all; ``draw`` "one" draws one of them each round, "all"
+    makes a plan of each. ``intervals`` add previews from coarser completions (Granular-GRPO,
+    arXiv:2510.01982: first=0.5, intervals=[1, 2, 3]); roots=4 is TempFlow-GRPO (arXiv:2508.04324);
+    ``jump`` merges steps into a longer one (E-GRPO, arXiv:2601.00423).
+    """
+    eligible = min(int(steps * first), steps - jump)
+    if eligible < 1:
+        raise ValueError(
+            f"one_step_branch(first={first}, jump={jump}) leaves no step of {steps} to branch at; "
+            "raise first or the number of steps, or lower jump"
+        )
+    if draw == "all":
+        places = list(range(eligible))
+    elif draw == "one":
+        places = [int(torch.randint(eligible, (), generator=generator))]
+    else:
+        raise ValueError(f"one_step_branch: draw must be 'one' or 'all', got '{draw}'")
+    children = divided(group_size, roots)
+    return [
+        replace(
+            tree(steps - jump + 1, [place], [place], {place: children}, roots),
+            jump=jump,
+            intervals=tuple(intervals),
+        )
+        for place in places
+    ]
+
+
+def branch_tree(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    splits: Sequence[int] = (0, 3, 6, 9),
+    factor: int = 2,
+    sibling_scale: float = 4.0,
+    prune: int = 0,
+    prune_every: int = 30,
+    prune_stop: int = 16,
+) -> list[Plan]:
+    """A tree that splits ``factor``-fold at each of ``splits``; all steps but the last draw noise and train.
+
+    ``prune`` > 0 (the paper: 4) leaves a window of that many depths untrained; it starts at the last
+    split and moves one depth every ``prune_every`` rounds until it starts at ``prune_stop``.
+    The forward tree is always complete. BranchGRPO, arXiv:2509.06040.
+    """
+    fits(group_size, factor ** len(splits), f"branch_tree(splits={list(splits)}, factor={factor})")
+    stochastic = range(steps - 1)
+    skipped = range(0)
+    if prune:
+        start = min(max(splits) + round // prune_every, max(prune_stop, max(splits)))
+        skipped = range(start, start + prune)
+    trained = [step for step in stochastic if step not in skipped]
+    plan = tree(steps, stochastic, trained, dict.fromkeys(splits, factor), 1)
+    return [replace(plan, sibling_scale=sibling_scale)]
+
+
+def branch_mix(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    splits: Sequence[int] = (0, 3, 6, 9),
+    factor: int = 2,
+    sibling_scale: float = 4.0,
+    window: int = 4,
+    interval: int = 30,
+) -> list[Plan]:
+    """The same tree with noise only at the splits and in a sliding window; both are trained.
+
+    The window starts after the last split and moves one step every ``interval`` rounds
+    (BranchGRPO-Mix, arXiv:2509.06040).
+    """
+    fits(group_size, factor ** len(splits), f"branch_mix(splits={list(splits)}, factor={factor})")
+    start = max(min(max(splits) + 1 + round // interval, last_start(steps, window)), 0)
+    stochastic = {*splits, *range(start, start + window)}
+    plan = tree(steps, stochastic, stochastic, dict.fromkeys(splits, factor), 1)
+    return [replace(plan, sibling_scale=sibling_scale)]
+
+
+def tree_window(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    children: int = 3,
+    depth: int = 3,
+    r: float = 0.5,
+) -> list[Plan]:
+    """Split every frontier sample into ``children`` at ``depth`` steps in a row, the ODE elsewhere.
+
+    The window starts at i with probability (1 - r) r^i / (1 - r^(steps - depth)), i < steps - depth
+    (TreeGRPO, ICLR 2026).
+    """
+    fits(group_size, children**depth, f"tree_window(children={children}, depth={depth})")
+    last_start(steps, depth)
+    start = int(torch.multinomial(window_starts(steps, depth, r), 1, generator=generator))
+    window = range(start, start + depth)
+    return [tree(steps, window, window, dict.fromkeys(window, children), 1)]
+
+
+def window_starts(steps: int, depth: int, r: float) -> torch.Tensor:
+    """Truncated geometric distribution of a window's start: (1 - r) r^i / (1 - r^n), n = steps - depth."""
+    if not 0 < r < 1:
+        raise ValueError(f"tree_window: r must lie between 0 and 1, got {r}")
+    count = steps - depth
+    return (1 - r) * r ** torch.arange(count, dtype=torch.float64) / (1 - r**count)
+
+
+PLAN_INPUTS = ("steps", "group_size", "round", "generator")
+
+PLANS: dict[str, Block] = {
+    "every_step": Block(every_step, PLAN_INPUTS),
+    "random_subset": Block(random_subset, PLAN_INPUTS),
+    "random_window": Block(random_window, PLAN_INPUTS),
+    "sliding_window": Block(sliding_window, PLAN_INPUTS),
+    "one_step_branch": Block(one_step_branch, PLAN_INPUTS),
+    "branch_tree": Block(branch_tree, PLAN_INPUTS),
+    "branch_mix": Block(branch_mix, PLAN_INPUTS),
+    "tree_window": Block(tree_window, PLAN_INPUTS),
+}
+
+
+def planner(text: str) -> Planner:
+    """The planner that ``name(parameter=value)`` names."""
+    bound = bind(text, PLANS, "plan")
+    return lambda steps, group_size, round, generator: bound(
+        {"steps": steps, "group_size": group_size, "round": round, "generator": generator}
+    )
+
+
+def tree(steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: Mapping[int, int], roots: int) -> Plan:
+    """A plan from sets of steps and the children at each split."""
+    noisy, chosen = set(stochastic), set(trained)
+    outside = sorted(step for step in noisy | chosen | set(splits) if not 0 <= step < steps - 1)
+    if outside:
+        raise ValueError(
+            f"steps {outside} are asked to draw noise, but of {steps} steps only 0 to {steps - 2} can "
+            "(the last one is deterministic); use more sampling steps or earlier splits and windows"
+        )
+    return Plan(
+        stochastic=tuple(step in noisy for step in range(steps)),
+        trained=tuple(step in chosen for step in range(steps)),
+        branches=tuple(splits.get(step, 1) for step in range(steps)),
+        roots=roots,
+    )
+
+
+def spread(steps: int, window: Sequence[int], group_size: int, shared_noise: bool) -> Plan:
+    """Noise in, and training of, one window; with shared noise the group branches at its first step."""
+    if not window:
+        raise ValueError(f"a plan of {steps} steps with a window of {len(window)} trains nothing; use at least 2 steps")
+    if shared_noise:
+        return tree(steps, window, window, {window[0]: group_size}, 1)
+    return tree(steps, window, window, {}, group_size)
+
+
+def moved(starts: Sequence[int], stays: Sequence[int], round: int, roll_back: bool) -> int:
+    """Where a window is that stays ``stays[i]`` rounds at ``starts[i]``."""
+    if roll_back:
+        round %= sum(stays)
+    for start, stay in zip(starts, stays, strict=True):
+        if round < stay:
+            return start
+        round -= stay
+    return starts[-1]
+
+
+def last_start(steps: int, size: int) -> int:
+    """The last place of a window that leaves out the last step."""
+    if not 1 <= size <= steps - 1:
+        raise ValueError(
+            f"a window of {size} does not fit {steps} steps, of which all but the last can draw noise; "
+            f"use a size from 1 to {steps - 1}"
+        )
+    return steps - 1 - size
+
+
+def divided(group_size: int, roots: int) -> int:
+    """Children per root."""
+    if roots < 1 or group_size % roots:
+        raise ValueError(f"group_size={group_size} does not divide into {roots} roots; use a multiple of {roots}")
+    return group_size // roots
+
+
+def fits(group_size: int, rows: int, what: str) -> None:
+    if group_size != rows:
+        raise ValueError(
+            f"{what} makes groups of {rows}, got group_size={group_size}; set group_size={rows} or change the tree"
+        )

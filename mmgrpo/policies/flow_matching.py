@@ -1,0 +1,182 @@
+"""A policy whose decisions are drawn noise levels: its pseudo-likelihood is the flow-matching error there.
+
+Samples come from any solver (here the ODE) and only their clean latents are kept. A decision is a draw of
+(t, noise): x_t = (1 - t) x_0 + t noise, target v* = noise - x_0, and
+
+    log_prob = -error(v(x_t, t) - v*)
+
+which a policy-gradient objective raises for good samples and lowers for bad ones. There is no trajectory, no
+transition density and no SDE. Advantage Weighted Matching (AWM) trains it so; so does DiffusionNFT
+(arXiv:2509.16117) at its first update, where its two branches coincide with the sampling policy and the
+gradient becomes (2 rho - 1) = A / 5 times that of the self-normalized error.
+
+All samples of a group share their draws, as in DGPO, so that what is common to a group cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.diffusion.kernels import over_latent
+from mmgrpo.diffusion.ode import DenoisingFamily, Solver
+from mmgrpo.registry import Block, bind
+from mmgrpo.runtime.randomness import stream
+from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
+
+
+def velocity_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """mean((v - v*)^2): the plain flow-matching error."""
+    return over_latent(gap.square())
+
+
+def weighted_error(
+    gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"], power: float = 1.0
+) -> Float[Tensor, " N"]:
+    """t^power mean((v - v*)^2): early (noisy) levels count more."""
+    return time**power * over_latent(gap.square())
+
+
+def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """mean((x0 - x_0)^2) / mean|x0 - x_0| with x0 - x_0 = -t (v - v*), the denominator without gradient.
+
+    DiffusionNFT, arXiv:2509.16117, its self-normalized regression.
+    """
+    scale = over_latent(gap.detach().abs()).clamp_min(1e-5)
+    return time * over_latent(gap.square()) / scale
+
+
+ERRORS: dict[str, Block] = {
+    "velocity": Block(velocity_error, ("gap", "time")),
+    "weighted": Block(weighted_error, ("gap", "time")),
+    "self_normalized": Block(self_normalized_error, ("gap", "time")),
+}
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Decisions that are scored together."""
+
+    rows: Int[Tensor, "N"]
+    positions: Int[Tensor, "N"]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Clean samples and the draws at which their error is taken."""
+
+    clean: Float[Tensor, "B *latent"]
+    noise: Float[Tensor, "groups T *latent"]
+    step: Int[Tensor, "groups T"]
+    group: Int[Tensor, " B"]
+    conditioning: Any
+
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
+        """Parts of at most ``limit`` draws; each is one network evaluation."""
+        rows, positions = loss_mask.nonzero(as_tuple=True)
+        for start in range(0, len(rows), limit):
+            yield Draws(rows[start : start + limit], positions[start : start + limit])
+
+
+class FlowMatchingPolicy:
+    """Samples by the ODE, scores by the flow-matching error at drawn noise levels."""
+
+    provides = frozenset({"log_probs", "reference_log_probs", "reference_velocity_gap"})
+    fields: frozenset[str] = frozenset()
+    keys = frozenset({"prompt"})
+    kind = "matching"
+
+    def __init__(
+        self,
+        family: DenoisingFamily,
+        *,
+        steps: int,
+        draws: int,
+        error: str,
+        evaluation_steps: int,
+        forward_batch_size: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.family = family
+        self.network = family.network
+        self.device = torch.device(device)
+        self.grid = family.grid(steps).to(self.device)
+        self.evaluation_grid = family.grid(evaluation_steps).to(self.device)
+        self.solver = Solver(family, forward_batch_size, self.device)
+        self.error = bind(error, ERRORS, "sampling.error")
+        self.draws = draws
+        if self.grid.process != "flow":
+            raise ValueError("flow-matching errors need a flow model; this family's network is of a diffusion process")
+        if not 1 <= draws <= steps:
+            raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {draws}")
+
+    @torch.no_grad()
+    def rollout(self, request: Request) -> Rollout:
+        """``group_size`` ODE samples a prompt, and the draws of each group."""
+        outputs, clean, conditioning = self.solver.sample(self.network, request, self.grid)
+        streams = [stream(request.seed, "matching", slot) for slot in request.slots]
+        step = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
+        noise = torch.stack([torch.randn(self.draws, *self.family.latent_shape(), generator=s) for s in streams])
+        rows = len(clean)
+        group = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
+        kept = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
+        every = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
+        log_probs = torch.zeros(rows, self.draws, device=self.device)
+        for part in kept.split(every, self.solver.forward_batch_size):
+            log_probs[part.rows, part.positions] = self._log_probs(kept, part, self._velocity(self.network, kept, part))
+        slots = torch.tensor(list(request.slots), device=self.device)
+        decisions = Decisions(
+            log_probs=log_probs,
+            loss_mask=every,
+            decision_mask=every,
+            node=torch.arange(rows * self.draws, device=self.device).view(rows, self.draws),
+            origin=torch.full((rows,), OWN, device=self.device),
+            keys={"prompt": slots.repeat_interleave(request.group_size)},
+        )
+        return Rollout(
+            prompts=[prompt for prompt in request.prompts for _ in range(request.group_size)],
+            outputs=outputs,
+            decisions=decisions,
+            steps=kept,
+            evaluations=rows * (self.grid.steps + self.draws) * self.family.evaluations_per_row,
+        )
+
+    def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
+        """The negative errors at the part's draws, under the present parameters."""
+        kept: Matches = rollout.steps  # type: ignore[assignment]
+        velocity = self._velocity(self.network, kept, part)
+        scores: Scores = {"log_probs": self._log_probs(kept, part, velocity)}
+        if any(name.startswith("reference_") for name in names):
+            with torch.no_grad(), self.family.reference() as network:
+                original = self._velocity(network, kept, part)
+            scores["reference_log_probs"] = self._log_probs(kept, part, original)
+            scores["reference_velocity_gap"] = over_latent((velocity - original).square())
+        return scores
+
+    def sample(self, request: Request) -> list[Output]:
+        """Draw by the deterministic solver."""
+        return self.solver.sample(self.network, request, self.evaluation_grid)[0]
+
+    def save(self, folder: Path) -> None:
+        """Write the network in its family's own format."""
+        self.family.save(folder, self.network)
+
+    def _velocity(self, network: Any, kept: Matches, part: Draws) -> Float[Tensor, "N *latent"]:
+        clean, noise, step = self._drawn(kept, part)
+        time = self.grid.levels[step].view(-1, *[1] * (clean.dim() - 1))
+        noisy = (1 - time) * clean + time * noise
+        return self.solver.predict(network, noisy, step, kept.conditioning.take(part.rows), self.grid)
+
+    def _log_probs(self, kept: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
+        clean, noise, step = self._drawn(kept, part)
+        return -self.error({"gap": velocity - (noise - clean), "time": self.grid.levels[step]})
+
+    def _drawn(self, kept: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor]:
+        group = kept.group[part.rows]
+        return kept.clean[part.rows], kept.noise[group, part.positions], kept.step[group, part.positions]

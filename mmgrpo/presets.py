@@ -1,0 +1,392 @@
+"""Algorithms by name: each preset is a choice of blocks with the constants of its source.
+
+A preset is a dictionary over the fields of a recipe's ``algorithm`` section, never a class and never a
+script; what is not said is ``BASE``. It holds no numbers of the run (group size, learning rate, steps),
+no plan of a denoising policy and no reward: these belong to recipes.
+
+    PRESETS        name to blocks
+    CATALOGUE      name to ``Preset``: one sentence, which policies, blocks
+    TOKENS_ONLY    names that mean something for token policies only
+    GAUSSIAN_ONLY  names that mean something for denoising policies only: they need Gaussian scores, or their
+                   clip ranges are made for log-probs that are means over latent dimensions
+
+This module imports no torch, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+BASE: dict[str, Any] = {
+    "combine": "weighted_sum",
+    "keys": ["prompt"],
+    "baseline": "group_mean",
+    "scale": "group_std(ddof=1, eps=1e-4)",
+    "shape": [],
+    "credit": "broadcast",
+    "select": [],
+    "sampler": [],
+    "objective": "ppo(low=0.2, high=0.2)",
+    "off_policy": "importance",
+    "mismatch": "none",
+    "aggregation": "per_sample",
+    "terms": [],
+}
+"""What a preset does not say: GRPO (arXiv:2402.03300) with the sample std, without its KL."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named choice of blocks."""
+
+    about: str
+    """What it is, in one sentence."""
+    policies: str
+    """``any``, ``tokens``, ``gaussian`` or ``matching``."""
+    blocks: dict[str, Any]
+
+
+def _any(about: str, **changes: Any) -> Preset:
+    assert changes.keys() <= BASE.keys(), changes
+    return Preset(about, "any", deepcopy(BASE | changes))
+
+
+def _tokens(about: str, **changes: Any) -> Preset:
+    return Preset(about, "tokens", _any(about, **changes).blocks)
+
+
+def _matching(about: str, **changes: Any) -> Preset:
+    return Preset(about, "matching", _any(about, **changes).blocks)
+
+
+def _gaussian(about: str, **changes: Any) -> Preset:
+    return Preset(about, "gaussian", _any(about, **changes).blocks)
+
+
+DYNAMIC = {"select": ["drop_zero_spread"], "sampler": ["dynamic_sampling(rounds=10)"]}
+"""DAPO (arXiv:2503.14476): groups without spread are dropped and replaced, at most 10 generation batches."""
+
+FLOW = {"scale": "batch_std(ddof=0, eps=1e-4)", "shape": ["clamp(limit=5)"], "select": ["drop_zero_spread"]}
+"""Flow-GRPO (arXiv:2505.05470), advantages of its released configurations: prompt mean, batch std
+(population, 1e-4 added), clip at 5, rows without advantage removed."""
+
+DANCE = {"combine": "per_reward", "scale": "group_std(ddof=1, eps=1e-8)", "shape": ["clamp(limit=5)"]}
+"""DanceGRPO (arXiv:2505.07818): each reward standardized in its group (1e-8 added), clip at 5."""
+
+CATALOGUE: dict[str, Preset] = {
+    # beta 0.04 and the k3 estimator: DeepSeekMath, arXiv:2402.03300, section 4.2; clip 0.2 from PPO.
+    "grpo": _any("Rewards standardized in the group, clipped ratio, KL to the reference.", terms=["kl_k3(coef=0.04)"]),
+    # arXiv:2503.20783: no std, token sums over a constant; 3000 is the generation budget of the paper's runs.
+    "dr_grpo": _any(
+        "GRPO without the two biases: no division by the std, none by the length.",
+        scale="none",
+        aggregation="constant_horizon(length=3000)",
+    ),
+    # arXiv:2402.14740: leave-one-out baseline, plain REINFORCE on the whole sequence. Its KL is part of the
+    # reward and is left out here.
+    "rloo": _any(
+        "REINFORCE with the mean of the other samples as baseline.",
+        baseline="leave_one_out",
+        scale="none",
+        objective="policy_gradient",
+        aggregation="sample_sum",
+    ),
+    # arXiv:2501.03262, REINFORCE++-baseline: group mean, then whitening over all tokens of the batch; clip 0.2.
+    "reinforce_pp_baseline": _any(
+        "Group mean as baseline, advantages whitened over all decisions of the batch.",
+        scale="token_whiten",
+        aggregation="per_decision",
+    ),
+    # arXiv:2508.08221: group mean, batch std, token mean, no KL.
+    "lite_ppo": _any(
+        "Group mean, batch std: the cheapest robust default.",
+        scale="batch_std(ddof=1, eps=1e-4)",
+        aggregation="per_decision",
+    ),
+    # arXiv:2503.14476, section 4.1: clip 0.2 / 0.28, token mean, no KL. Its overlong penalty is a reward; its
+    # overlong filter is select drop_truncated, for policies that know when they were cut off.
+    "dapo": _any(
+        "Clip-higher, token mean, groups without spread replaced by fresh ones.",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+        **DYNAMIC,
+    ),
+    # arXiv:2507.18071, section 5.1: 3e-4 and 4e-4 on the mean log-ratio; no KL.
+    "gspo": _any("One ratio a sequence, the geometric mean of its decisions'.", objective="gspo(low=3e-4, high=4e-4)"),
+    "gspo_token": _any(
+        "GSPO's ratio with a gradient per decision, for advantages that differ along a row.",
+        objective="gspo_token(low=3e-4, high=4e-4)",
+    ),
+    # MiniMax-M1, arXiv:2506.13585: the ratio is a clipped, detached weight, token mean, no KL. The upper bound
+    # is absolute, 5, as in ScaleRL (arXiv:2510.13786); other libraries write 1 + high for it (cispo_band).
+    "cispo": _any(
+        "The ratio as a detached weight with an absolute cap: every decision keeps its gradient.",
+        objective="cispo_cap(cap=5.0)",
+        aggregation="per_decision",
+    ),
+    # arXiv:2510.13786: CISPO, batch std, mean over prompts, groups without spread dropped.
+    "scale_rl": _any(
+        "CISPO with batch std and equal weight for every prompt.",
+        scale="batch_std(ddof=1, eps=1e-4)",
+        select=["drop_zero_spread"],
+        objective="cispo_cap(cap=5.0)",
+        aggregation="per_prompt",
+    ),
+    # arXiv:2511.20347: temperatures 1.0 and 1.05.
+    "sapo": _any(
+        "A sigmoid in place of the clip: far ratios fade out.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"
+    ),
+    # Truncated importance sampling between sampler and trainer with verl's cap 2; the band 0.5 to 2 of "masked".
+    "grpo_tis": _any("GRPO corrected for a sampler that is not the trainer, weight cut at 2.", mismatch="tis(cap=2.0)"),
+    "grpo_mis": _any(
+        "GRPO that drops decisions on which sampler and trainer disagree.", mismatch="mis(low=0.5, high=2.0)"
+    ),
+    "grpo_sequence_mask": _any(
+        "GRPO that drops sequences on which sampler and trainer disagree.",
+        mismatch="sequence_mask(low=0.5, high=2.0)",
+    ),
+    # arXiv:2601.05242: every reward standardized in its group, summed, whitened over the batch (1e-4).
+    "gdpo": _any("Several rewards: each standardized on its own, then summed and whitened.", combine="gdpo(eps=1e-4)"),
+    # arXiv:2504.02546: no clip, no KL, no reference; alpha = samples / samples of informative groups. No
+    # drop_zero_spread here: alpha makes up for groups that stay in the mean.
+    "gpg": _any(
+        "Plain policy gradient, scaled up for the groups that teach nothing.",
+        scale="valid_fraction",
+        objective="policy_gradient",
+        aggregation="per_decision",
+    ),
+    # arXiv:2512.01374: no std, masked instead of clipped, truncated sampler weight. The thresholds are DAPO's
+    # and verl's, not verified against the paper.
+    "mini_rl": _any(
+        "REINFORCE with a ratio weight that is masked out where it has gone too far.",
+        scale="none",
+        objective="mini_rl(low=0.2, high=0.28)",
+        mismatch="tis(cap=2.0)",
+    ),
+    # arXiv:2507.20673: log-ratio clip 0.4, no KL.
+    "gmpo": _any("Geometric mean of one-sidedly clipped ratios.", objective="gmpo(clip=0.4)"),
+    # DAPO's filter on plain GRPO.
+    "grpo_filtered": _any("GRPO on groups with spread only, the others replaced by fresh prompts.", **DYNAMIC),
+    # arXiv:2510.04996: sample 16 or more, statistics from all, train 2 right and 2 wrong; no std.
+    "reinforce_ada": _any(
+        "Statistics from many samples, training on a balanced few.",
+        scale="none",
+        select=["balanced(count=4)"],
+        objective="ppo(low=0.2, high=0.2)",
+    ),
+    # arXiv:2504.19599: implicit rewards regressed on centred rewards, beta 0.1.
+    "gvpo": _any(
+        "Log-ratios regressed on centred rewards within the group; no clip.",
+        scale="none",
+        objective="regression_group(beta=0.1)",
+    ),
+    # arXiv:2404.16767: reward differences of pairs, eta 1.
+    "rebel": _any("Log-ratio differences regressed on reward differences.", scale="none", objective="regression_pair"),
+    # DeepVideo-R1, arXiv:2506.07464.
+    "reg_grpo": _any("Standardized log-ratios regressed on advantages.", objective="regression_standardized"),
+    # arXiv:2402.08714: beta 10; the clip is not stated in the paper, 1e-4 is Flow-GRPO's.
+    "prdp": _gaussian(
+        "Reward differences regressed on log-ratios to the reference, each step held near its old value.",
+        scale="none",
+        objective="regression_proximal(beta=10.0, clip=1e-4)",
+    ),
+    # arXiv:2505.12366: log-likelihood score, tau 10, KL squared hinge 1e3 above 1e-4; unanimous groups skipped.
+    "disco": _any(
+        "Right answers scored above wrong ones, under a KL constraint.",
+        scale="none",
+        select=["drop_zero_spread"],
+        objective="disco(tau=10.0, score='log')",
+        terms=["kl_hinge(coef=1e3, delta=1e-4)"],
+    ),
+    # DRPO (decoupled reward): lambda 0.1, tau 10; 4000 is to be the longest allowed answer.
+    "drpo": _tokens(
+        "DisCO in which short right answers count more and long ones never become wrong.",
+        scale="none",
+        select=["drop_zero_spread"],
+        objective="drpo(tau=10.0, lam=0.1, length=4000)",
+        terms=["kl_hinge(coef=1e3, delta=1e-4)"],
+    ),
+    # arXiv:2509.18851: virtual sample of reward 1, clip 0.16 / 0.24, no KL.
+    "ngrpo": _any(
+        "A virtual best sample in every group, so that all-wrong groups are pushed away.",
+        baseline="virtual_max(maximum=1.0)",
+        scale="virtual_max_std(maximum=1.0, ddof=1, eps=1e-6)",
+        objective="ppo(low=0.16, high=0.24)",
+    ),
+    # arXiv:2509.21240: advantages among all leaves of the prompt plus those within the leaf's tree, KL 0.001.
+    "tree_grpo": _any(
+        "Compared with all samples of the prompt and again within the own tree.",
+        keys=["prompt", "tree"],
+        terms=["kl_k3(coef=0.001)"],
+    ),
+    # arXiv:2508.09726: sample many, keep the 8 shortest; statistics from the kept.
+    "gfpo": _tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),
+    # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std.
+    "bnpo": _any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
+    # arXiv:2509.18849: std where prompts are half solved, mean where they are easy or hard.
+    "mapo": _any("Scale mixed by how certain the outcome is, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
+    # arXiv:2505.23585: length-weighted baseline, exact on-policy, no std.
+    "opo": _any(
+        "The baseline of least variance: rewards weighted by length.",
+        baseline="length_weighted",
+        scale="none",
+        objective="policy_gradient",
+    ),
+    # arXiv:1712.01818, the sampled form of its eq. 4 to 6: reward minus the number of word errors, sums of log-probs.
+    "mwer": _any(
+        "Sampled minimum word error rate training: no std, no clip, no division by the length.",
+        scale="none",
+        objective="policy_gradient",
+        aggregation="sample_sum",
+    ),
+    # arXiv:1712.01818, eq. 6: with sampling.search beam, and the same reward.
+    "mwer_n_best": _any(
+        "Minimum word error rate training over the N-best list of a beam search, probabilities renormalized.",
+        scale="none",
+        objective="n_best",
+        aggregation="per_sample",
+    ),
+    # arXiv:2509.16990, its loss, with data.reference_in_group: all rewards of a group are compared, tokens of all its rows
+    # count alike, the answer's importance weight is not clipped. Its best KL coefficient.
+    "mp_grpo": _tokens(
+        "Mixed-policy GRPO: the data set's answer is one member of the group.",
+        keys=["prompt(own=False)"],
+        aggregation="per_decision",
+        terms=["kl_k3(coef=0.02)"],
+    ),
+    # arXiv:2507.14988: clip 0.2, beta 0.04 with the k3 estimator; the sample std plus 1e-8 and the least spread 1e-6
+    # are its released code's (which takes the raw rewards of a flatter group for advantages; here it is dropped). The
+    # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since
+    # (max - min) / std >= 2 sqrt((n - 1) / n) in any other.
+    "dmospeech2": _any(
+        "GRPO of a duration policy: standardized in the group, flat groups dropped, KL to the reference.",
+        scale="group_std(ddof=1, eps=1e-8)",
+        select=["drop_zero_spread(least=1e-6)"],
+        terms=["kl_k3(coef=0.04)"],
+    ),
+    # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline.
+    "remax": _any(
+        "REINFORCE with the greedy sample's reward as baseline.",
+        baseline="greedy",
+        scale="none",
+        objective="policy_gradient",
+        aggregation="sample_sum",
+    ),
+    # Noise-aware S-GRPO, arXiv:2508.05928, flip rate 0.1. Its loss sums tokens over a constant horizon: set
+    # weights to constant_horizon(length=...) for that.
+    "s_grpo_noise": _any("GRPO that trusts noisy 0/1 rewards less.", shape=["noise_weight(flip=0.1)"]),
+    # arXiv:2504.09696, eq. of the difficulty weight: 0.4 + 1.1 / (1 + exp(10 (x - 0.75))).
+    "grpo_lead": _any("Rare outcomes of a prompt count more.", shape=["difficulty_weight"]),
+    # arXiv:2505.02835: log-ratio bounded at log 1e3 before exp, advantages beyond three sigmas dropped.
+    "stable_reinforce": _any(
+        "GRPO that survives outliers.",
+        shape=["drop_outliers(limit=3)"],
+        objective="log_preclip(low=0.2, high=0.2, bound=1e3)",
+    ),
+    # arXiv:2506.01347: rewards of +1 and -1, positives weighted 0.1.
+    "w_reinforce": _any(
+        "Learn mostly from what is wrong, for rewards of +1 and -1.",
+        baseline="none",
+        scale="none",
+        shape=["sign_weights(positive=0.1, negative=1.0)"],
+        objective="policy_gradient",
+    ),
+    # arXiv:2506.01939: DAPO on the 20 % of tokens with the highest entropy.
+    "high_entropy": _tokens(
+        "DAPO on the few tokens at which the model was undecided.",
+        credit="top_entropy(fraction=0.2)",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+        **DYNAMIC,
+    ),
+    # arXiv:2507.21848.
+    "edge_grpo": _tokens("Confident answers count more, right or wrong.", shape=["entropy_ratio"]),
+    # arXiv:2505.05470: clip 1e-4, KL 0.04 without dt (0.01 for preference rewards).
+    "flow_grpo": _gaussian(
+        "GRPO on the reverse SDE of a flow model, all steps but the last.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **FLOW,
+    ),
+    # Flow-GRPO-Fast: a window of two or three stochastic steps, no KL.
+    "flow_grpo_fast": _gaussian(
+        "Flow-GRPO on a short random window of steps.", objective="ppo(low=1e-4, high=1e-4)", **FLOW
+    ),
+    # Flow-GRPO's configuration for coefficient-preserving sampling (arXiv:2509.05952): clip 1e-5.
+    "flow_grpo_cps": _gaussian(
+        "Flow-GRPO with coefficient-preserving sampling.",
+        objective="ppo(low=1e-5, high=1e-5)",
+        terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **FLOW,
+    ),
+    # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is select best_worst(best=4, worst=4) of 24.
+    "dance_grpo": _gaussian(
+        "One noise a prompt, a random share of the steps, rewards standardized one by one.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        **DANCE,
+    ),
+    # arXiv:2507.21802: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages.
+    "mix_grpo": _gaussian(
+        "SDE in a sliding window, ODE outside.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        **DANCE,
+    ),
+    # Granular-GRPO, arXiv:2510.01982: one noise injection a group; every completion interval is a reward of its
+    # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
+    "granular_grpo": _gaussian(
+        "One stochastic step per group, judged at several granularities.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        **DANCE,
+    ),
+    # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization; clip 1e-3 of its script.
+    "branch_grpo": _gaussian(
+        "A tree of samples: rewards fused upwards, nodes compared depth by depth.",
+        baseline="none",
+        scale="none",
+        credit="tree_depth(beta=1.0)",
+        objective="ppo(low=1e-3, high=1e-3)",
+    ),
+    # The same with width pruning: 138 of 218 decisions of its tree are trained.
+    "branch_grpo_pruned": _gaussian(
+        "BranchGRPO that trains only the better child after the last split.",
+        baseline="none",
+        scale="none",
+        credit="tree_depth(beta=1.0)",
+        select=["parent_top1(beta=1.0)"],
+        objective="ppo(low=1e-3, high=1e-3)",
+    ),
+    # TreeGRPO for flow models (ICLR 2026): softmax of the edges' log-probs, no KL. The clip range is Flow-GRPO's.
+    "flow_tree_grpo": _gaussian(
+        "Leaf advantages carried up a tree by the likelihood of its edges.",
+        credit="tree_softmax(beta=1.0)",
+        objective="ppo(low=1e-4, high=1e-4)",
+    ),
+    # arXiv:2508.04324: one-step branches, steps weighted by their noise; the rest is Flow-GRPO.
+    "tempflow": _gaussian(
+        "Branch at one step, weigh steps by how much noise they draw.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        aggregation="noise_aware",
+        terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **FLOW,
+    ),
+    # Advantage Weighted Matching, the clipped form of its released code: prompt mean, batch std, clip at 5. The
+    # clip range of pseudo-ratios is that of DGPO's released code, about 1e-2.
+    "awm": _matching(
+        "Flow-matching errors in the place of log-probabilities: no trajectories, no SDE.",
+        objective="ppo(low=1e-2, high=1e-2)",
+        **FLOW,
+    ),
+    # arXiv:2510.22319: ratio centred per step, loss over dt, clip 2e-6.
+    "grpo_guard": _gaussian("Flow-GRPO with an unbiased ratio.", objective="grpo_guard(clip=2e-6)", **FLOW),
+    # arXiv:2606.11025: mask where KL per step exceeds 1e-5 and grows.
+    "flow_dppo": _gaussian(
+        "Flow-GRPO with a trust region on the means instead of a clip.", objective="flow_dppo(threshold=1e-5)", **FLOW
+    ),
+}
+"""Every preset, with the source of its constants in the comment above it."""
+
+PRESETS: dict[str, dict[str, Any]] = {name: preset.blocks for name, preset in CATALOGUE.items()}
+TOKENS_ONLY = frozenset(name for name, preset in CATALOGUE.items() if preset.policies == "tokens")
+GAUSSIAN_ONLY = frozenset(name for name, preset in CATALOGUE.items() if preset.policies == "gaussian")

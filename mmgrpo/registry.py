@@ -1,0 +1,104 @@
+"""Named, parametrized pure functions: how an algorithm is written down.
+
+A table maps names to ``Block`` rows. A user writes ``name`` or ``name(parameter=value, ...)`` in a
+recipe or on the command line; ``bind`` turns that text into a function of the table's inputs.
+
+    >>> from mmgrpo.registry import Block, bind
+    >>> table = {"power": Block(lambda x, exponent=2.0: x**exponent, needs=("x",))}
+    >>> bind("power(exponent=3)", table, "demo")({"x": 2.0})
+    8.0
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """One row of a table: a pure function and the names of the inputs it takes, in order.
+
+    ``level`` says what must be seen together for the result to be right: ``decision`` (elementwise),
+    ``row`` (all decisions of a sample) or ``group`` (all samples of a group).
+    """
+
+    fn: Callable[..., Any]
+    needs: tuple[str, ...] = ()
+    level: str = "decision"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A block with its parameters; called with a mapping of inputs it picks those it needs."""
+
+    text: str
+    block: Block
+    parameters: Mapping[str, Any]
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        missing = [name for name in self.block.needs if name not in inputs]
+        if missing:
+            raise KeyError(f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have")
+        return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated.
+
+    A name may be dotted and may hold one colon (``package.module:function``).
+    """
+    wanted = f"'{text}' is not of the form name or name(parameter=value, ...)"
+    match = re.fullmatch(r"\s*([\w.\-]+(?::[\w.]+)?)\s*(\(.*\))?\s*", text, re.DOTALL)
+    if match is None:
+        raise ValueError(wanted)
+    name, arguments = match.groups()
+    try:
+        call = ast.parse(f"f{arguments or '()'}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+            raise ValueError(wanted)
+        return name, {str(k.arg): _literal(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{wanted}; values must be plain numbers, strings, lists or booleans") from error
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id == "inf":
+        return float("inf")
+    return ast.literal_eval(node)
+
+
+def nearest(name: str, names: Any) -> str:
+    """A hint for an unknown name: the closest known one, then all of them."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return f"{hint} Known: {', '.join(known)}."
+
+
+def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
+    """Look the text up in a table; unknown names and parameters are errors that name the nearest.
+
+    A whole number given for a parameter that is declared ``float`` becomes one.
+    """
+    name, parameters = parse(text)
+    if name not in table:
+        raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
+    block = table[name]
+    declared = inspect.signature(block.fn).parameters
+    accepted = list(declared)[len(block.needs) :]
+    for parameter in parameters:
+        if parameter not in accepted:
+            raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
+    for parameter in accepted:
+        if declared[parameter].default is inspect.Parameter.empty and parameter not in parameters:
+            raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
+    for parameter, value in parameters.items():
+        if type(value) is int and declared[parameter].annotation in (float, "float"):
+            parameters[parameter] = float(value)
+    return Bound(text, block, parameters)

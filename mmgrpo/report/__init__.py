@@ -1,0 +1,1 @@
+"""Reports of runs: HTML pages, figures, tables with intervals, audio players."""

@@ -1,0 +1,156 @@
+"""What crosses ranks: gathered numbers and summed gradients.
+
+Networks are not wrapped: each rank accumulates the gradient of its own parts, whose number may
+differ from rank to rank, and the sums are exchanged once per optimizer step. Weights already sum
+to one over all ranks, so gradients are added, never averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import Decisions
+
+NODES_PER_RANK = 1 << 40
+"""Node numbers of different ranks and draws never meet."""
+
+
+@dataclass(frozen=True)
+class RankSlice:
+    """Which of ``count`` things this rank works on; contiguous, equal on all ranks."""
+
+    start: int
+    stop: int
+
+    @staticmethod
+    def of(count: int, accelerator: Accelerator, what: str) -> RankSlice:
+        world = accelerator.num_processes
+        if count % world:
+            raise ValueError(
+                f"{what} must divide evenly among {world} processes, got {count}; use a multiple of {world}"
+            )
+        each = count // world
+        return RankSlice(accelerator.process_index * each, (accelerator.process_index + 1) * each)
+
+
+def gather_rows(value: Tensor, accelerator: Accelerator) -> Tensor:
+    """Concatenate the rows of all ranks, in rank order; ranks may have different numbers of them."""
+    if accelerator.num_processes == 1:
+        return value
+    counts = row_counts(value, accelerator)
+    longest = max(counts)
+    padded = torch.cat([value, value.new_zeros((longest - len(value), *value.shape[1:]))])
+    whole = cast(Tensor, accelerator.gather(padded))
+    return torch.cat([whole[rank * longest :][:count] for rank, count in enumerate(counts)])
+
+
+def gather_texts(texts: Sequence[str], accelerator: Accelerator) -> list[str]:
+    """The texts of all ranks, in rank order; they travel as padded UTF-8."""
+    if accelerator.num_processes == 1:
+        return list(texts)
+    encoded = [text.encode() for text in texts]
+    width = int(largest(max((len(one) for one in encoded), default=0), accelerator))
+    rows = torch.zeros((len(encoded), 1 + width), dtype=torch.int32)
+    for row, one in zip(rows, encoded, strict=True):
+        row[0] = len(one)
+        row[1 : 1 + len(one)] = torch.tensor(list(one), dtype=torch.int32)
+    found = gather_rows(rows.to(accelerator.device), accelerator).cpu()
+    return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in found]
+
+
+def row_counts(value: Tensor, accelerator: Accelerator) -> list[int]:
+    """How many rows each rank has."""
+    count = torch.tensor([len(value)], device=value.device)
+    return [len(value)] if accelerator.num_processes == 1 else cast(Tensor, accelerator.gather(count)).tolist()
+
+
+def largest(value: float, accelerator: Accelerator) -> float:
+    """The largest of all ranks' numbers."""
+    return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
+
+
+def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
+    """The decisions of all ranks; the decision axis is padded to the longest rank."""
+    width = torch.tensor([decisions.loss_mask.shape[1]], device=decisions.loss_mask.device)
+    longest = int(gather_rows(width, accelerator).max())
+    place = draw * accelerator.num_processes + accelerator.process_index
+    local = pad_decisions(decisions, longest)
+    return Decisions(
+        log_probs=gather_rows(local.log_probs, accelerator),
+        loss_mask=gather_rows(local.loss_mask, accelerator),
+        decision_mask=gather_rows(local.decision_mask, accelerator),
+        node=gather_rows(local.node + place * NODES_PER_RANK, accelerator),
+        origin=gather_rows(local.origin, accelerator),
+        keys={name: gather_rows(key, accelerator) for name, key in local.keys.items()},
+        fields={name: gather_rows(value, accelerator) for name, value in local.fields.items()},
+    )
+
+
+def pad_decisions(decisions: Decisions, width: int) -> Decisions:
+    """Append positions that are no decisions until there are ``width``."""
+
+    def pad(value: Tensor) -> Tensor:
+        if value.dim() < 2 or value.shape[1] == width:
+            return value
+        return nn.functional.pad(value, (0, width - value.shape[1]))
+
+    return Decisions(
+        log_probs=pad(decisions.log_probs),
+        loss_mask=pad(decisions.loss_mask),
+        decision_mask=pad(decisions.decision_mask),
+        node=pad(decisions.node),
+        origin=decisions.origin,
+        keys=decisions.keys,
+        fields={name: pad(value) for name, value in decisions.fields.items()},
+    )
+
+
+def join_decisions(several: Sequence[Decisions]) -> Decisions:
+    """Stack the rows of several draws of one round."""
+    if len(several) == 1:
+        return several[0]
+    width = max(one.loss_mask.shape[1] for one in several)
+    padded = [pad_decisions(one, width) for one in several]
+    first = padded[0]
+    return Decisions(
+        log_probs=torch.cat([one.log_probs for one in padded]),
+        loss_mask=torch.cat([one.loss_mask for one in padded]),
+        decision_mask=torch.cat([one.decision_mask for one in padded]),
+        node=torch.cat([one.node for one in padded]),
+        origin=torch.cat([one.origin for one in padded]),
+        keys={name: torch.cat([one.keys[name] for one in padded]) for name in first.keys},
+        fields={name: torch.cat([one.fields[name] for one in padded]) for name in first.fields},
+    )
+
+
+def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) -> RewardScores:
+    """The verdicts of all ranks."""
+    device = accelerator.device
+    return RewardScores(
+        gather_rows(reward_scores.values.to(device), accelerator),
+        gather_rows(reward_scores.valid.to(device), accelerator),
+    )
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+    """Add the gradients of all ranks; a parameter without a gradient counts as zero."""
+    if accelerator.num_processes == 1:
+        return
+    parameters = list(parameters)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
+    total = accelerator.reduce(flat, reduction="sum")
+    offset = 0
+    for parameter in parameters:
+        size = parameter.numel()
+        parameter.grad.copy_(total[offset : offset + size].view_as(parameter))  # type: ignore[union-attr,index]
+        offset += size

@@ -1,0 +1,115 @@
+"""The numbers of a run: one JSON object per optimizer step, appended to ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from mmgrpo.runtime.files import write_text
+
+Row = dict[str, Any]
+
+
+class MetricsLog:
+    """Appends to ``metrics.jsonl`` in a folder. Every line reaches the file before ``write`` returns."""
+
+    def __init__(self, folder: str | Path, decay: float = 0.9) -> None:
+        self.path: Final = Path(folder) / "metrics.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._decay = decay
+        self._averages: dict[str, tuple[float, float]] = {}
+        if self.path.exists():
+            _mend(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append the numbers of one optimizer step; NaN and infinities are written as null."""
+        row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+        for name, value in row.items():
+            if isinstance(value, float | int) and name != "step":
+                total, weight = self._averages.get(name, (0.0, 0.0))
+                self._averages[name] = (self._decay * total + value, self._decay * weight + 1.0)
+
+    def truncate(self, step: int) -> None:
+        """Forget the lines after ``step``: a run that resumes there writes them again."""
+        rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+        self._file.close()
+        write_text(self.path, _lines(rows))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._averages.clear()
+
+    def average(self, name: str) -> float:
+        """The exponentially weighted mean of recent finite values; NaN if there were none.
+
+        sum_i decay^(n-i) x_i / sum_i decay^(n-i), so the first value counts no more than the others.
+        """
+        total, weight = self._averages.get(name, (math.nan, 1.0))
+        return total / weight
+
+    def summary(self, *names: str) -> str:
+        """``name average`` for a progress bar; the last part of a name with slashes stands for it."""
+        return "  ".join(f"{name.rsplit('/', 1)[-1]} {self.average(name):.4g}" for name in names)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> list[Row]:
+    """All rows. A last line that a kill left unfinished is left out; any other broken line is an error."""
+    path = Path(path)
+    content = path.read_text(encoding="utf-8")
+    *whole, torn = content.split("\n")
+    rows = [_row(line, f"{path}:{number}") for number, line in enumerate(whole, start=1) if line.strip()]
+    if torn.strip():
+        try:
+            rows.append(_row(torn, f"{path}:{len(whole) + 1}"))
+        except ValueError:
+            return rows
+    return rows
+
+
+def _row(line: str, place: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: not JSON ({error.msg}); mend or remove this line") from error
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError(f'{place}: wanted an object with a whole "step", as in {{"step": 3, "loss": 0.1}}')
+    return row
+
+
+def _mend(path: Path) -> None:
+    """End an unfinished last line, or cut it if it cannot be read, so that the next row starts a line."""
+    content = path.read_text(encoding="utf-8")
+    if content and not content.endswith("\n"):
+        write_text(path, _lines(read_metrics(path)))
+
+
+def _lines(rows: list[Row]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _finite(value: Any) -> Any:
+    """A plain JSON value: scalar tensors as numbers, not-finite ones as None, also inside lists."""
+    if isinstance(value, Mapping):
+        return {str(name): _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None

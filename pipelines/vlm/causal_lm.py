@@ -1,0 +1,160 @@
+"""Plain causal language models: text in, text out. One file of the token side of the house.
+
+load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-0.5B-Instruct
+tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmgrpo.policies.token_family import Context, Features
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long
+from pipelines.decoder import Decoder
+from pipelines.pretrained import (
+    PLAIN,
+    Reference,
+    Training,
+    locate,
+    make_trainable,
+    read_network,
+)
+
+LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+"""The attention of the model."""
+
+TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
+
+
+class CausalLm(Decoder):
+    """A Hugging Face causal language model as a token policy asks it."""
+
+    suppress_tokens: frozenset[int] = frozenset()
+    media_tokens: frozenset[int] = frozenset()
+    frozen_media = True
+
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        reference: Reference,
+        dtype: torch.dtype = torch.float32,
+        max_prompt_tokens: int = 0,
+        checkpointing: bool = False,
+    ) -> None:
+        self.network: nn.Module = network.eval()
+        self.tokenizer = tokenizer
+        self.reference = reference
+        self.dtype = dtype
+        self.max_prompt_tokens = max_prompt_tokens
+        self.end_ids = end_tokens(network, tokenizer)
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+        self.checkpointing = checkpointing
+
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Token ids padded on the left; positions are counted over real tokens only.
+
+        A model with a chat template is spoken to in it, one without reads the bare text.
+        """
+        rows = [self._ids(prompt) for prompt in prompts]
+        refuse_long(prompts, rows, self.max_prompt_tokens, "a shorter text")
+        ids, real = pad_left(rows, self.pad_id)
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        return Context(ids, real, positions[:, None], [None] * len(rows))
+
+    def prompt_length(self, prompt: Prompt) -> int:
+        """How many tokens a prompt has."""
+        return len(self._ids(prompt))
+
+    def features(self, network: Any, context: Context) -> Features:
+        """A text has none."""
+        return ()
+
+    def body(self, network: Any) -> Any:
+        """All but the head."""
+        return network.base_model
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if prompt.media:
+            raise ValueError(f"prompt '{prompt.id}' shows media, which a plain language model cannot take")
+        if self.tokenizer.chat_template is not None:
+            return conversation_ids(self.tokenizer, prompt, (), lambda medium: [])
+        ids = self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}) has no tokens")
+        return ids
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    freeze_vision: bool = True,
+    min_pixels: int = 0,
+    max_pixels: int = 0,
+    frame_pixels: int = 0,
+    max_frames: int = 0,
+    fps: float = 0.0,
+    max_prompt_tokens: int = 0,
+) -> CausalLm:
+    """Read a language model for training; arguments as those of ``pipelines.vlm.qwen_vl.load``.
+
+    Those about pictures and clips (``freeze_vision``, sizes, frames) are accepted, since all families that answer are
+    loaded alike, and mean nothing here: a prompt with media is refused. Raises FileNotFoundError for a folder that is
+    no model.
+    """
+    require("vlm", "transformers", "peft")
+    from transformers import AutoModelForCausalLM
+
+    source = locate(path, "Qwen/Qwen2.5-0.5B-Instruct")
+    network = read_network(AutoModelForCausalLM, source, training)
+    reference = make_trainable(network, training, LORA_TARGETS)
+    return CausalLm(
+        network,
+        load_tokenizer(source),
+        reference,
+        training.compute,
+        max_prompt_tokens,
+        checkpointing=training.gradient_checkpointing,
+    )
+
+
+def tiny(folder: str | Path) -> str:
+    """Write a random model over ``TINY_WORDS`` and return its folder."""
+    family = toy(TINY_WORDS.split())
+    family.save(Path(folder), family.network)
+    return str(folder)
+
+
+def toy(
+    words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0, keep_reference: bool = False
+) -> CausalLm:
+    """A real Qwen2 of a few thousand parameters over a vocabulary of words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<end>", *words])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
+    config = Qwen2Config(
+        vocab_size=len(vocabulary),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = Qwen2ForCausalLM(config)
+    reference = make_trainable(network, Training(keep_reference=keep_reference), LORA_TARGETS)
+    return CausalLm(network, tokenizer, reference)

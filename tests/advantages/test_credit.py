@@ -1,0 +1,201 @@
+"""How advantages reach decisions: shared decisions, trees, steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.advantages.credit import CREDITS, fuse, tails
+from mmgrpo.registry import bind
+from tests.trees import binary_tree, decisions, plain
+
+# Two leaves of one parent and two of another: node numbers by position.
+#   position 0: nodes 0 (rows 0, 1) and 1 (rows 2, 3); position 1: nodes 2, 3, 4, 5
+TREE = torch.tensor([[0, 2], [0, 3], [1, 4], [1, 5]])
+
+
+def credit(text, advantages, made, **more):
+    advantages = torch.as_tensor(advantages, dtype=torch.float64)
+    rows = torch.ones(len(advantages), dtype=torch.bool)
+    fields = {name: value.double() for name, value in made.fields.items()}
+    inputs = {
+        "advantages": advantages,
+        "key": made.keys["prompt"],
+        "stat": rows,
+        "keep": rows,
+        "node": made.node,
+        "decision_mask": made.decision_mask,
+        "log_probs": made.log_probs.double(),
+    }
+    return bind(text, CREDITS, "credit")(inputs | fields | more)
+
+
+def near(rows, tolerance=1e-6):
+    return pytest.approx(torch.as_tensor(rows, dtype=torch.float64).numpy(), abs=tolerance)
+
+
+def test_broadcast_is_the_identity_where_nothing_is_shared():
+    made = credit("broadcast", [1.0, -2.0], plain([3, 2]))
+    assert made.tolist() == [[1, 1, 1], [-2, -2, 0]]
+
+
+def test_broadcast_gives_a_shared_decision_the_mean_of_the_rows_that_share_it():
+    made = credit("broadcast", [1.0, 3.0, -2.0, -4.0], decisions(TREE))
+    assert made.tolist() == [[2, 1], [2, 3], [-3, -2], [-3, -4]]
+
+
+def test_rows_that_are_not_kept_do_not_speak_for_a_shared_decision():
+    keep = torch.tensor([True, False, False, False])
+    made = credit("broadcast", [1.0, 3.0, -2.0, -4.0], decisions(TREE), keep=keep)
+    assert made.tolist() == [[1, 1], [1, 0], [0, 0], [0, 0]]
+
+
+# BranchGRPO
+
+
+def test_tree_depth_standardizes_the_mean_of_the_leaves_over_the_nodes_of_each_depth():
+    # leaves 1, 0, 0, 0. depth 1: 1, 0, 0, 0 -> 1.5, -.5 (mean .25, std .5); depth 0: .5 and 0 -> +-.7071
+    half = math.sqrt(0.5)
+    made = credit("tree_depth(beta=0, eps=0)", [1.0, 0, 0, 0], decisions(TREE))
+    assert made.numpy() == near([[half, 1.5], [half, -0.5], [-half, -0.5], [-half, -0.5]])
+
+
+def test_a_shared_node_counts_once_at_its_depth():
+    # three nodes at depth 0, of 1, 1 and 2 leaves: values 3, 0, 0. Each once: mean 1, std sqrt(3)
+    # (by rows the mean would be .75)
+    node = torch.tensor([[0, 3], [1, 4], [2, 5], [2, 6]])
+    made = credit("tree_depth(beta=0, eps=0)", [3.0, 0, 1, -1], decisions(node))
+    assert made[:, 0].numpy() == near([2 / math.sqrt(3), *[-1 / math.sqrt(3)] * 3])
+
+
+def test_tree_depth_fuses_leaves_by_the_likelihood_of_their_paths():
+    # below node 0 the log-probs are log 3 and log 1: weights 3/4 and 1/4 (beta 2: 9/10 and 1/10), value .75 * 1
+    # below node 1 they are equal: .5. Depth 0 then compares .75 with .5: +-.7071
+    log_probs = [[-9.0, math.log(3)], [-9.0, 0.0], [5.0, 1.0], [5.0, 1.0]]
+    tree = decisions(TREE, log_probs=log_probs)
+    tail = tails(tree.log_probs.double(), tree.decision_mask)
+    assert tail[:, 0].tolist() == pytest.approx([math.log(3), 0, 1, 1]) and (tail[:, 1] == 0).all()
+    leaves = torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)
+    rows = torch.ones(4, dtype=torch.bool)
+    assert fuse(leaves, TREE[:, 0], tail[:, 0], rows, 1.0).tolist() == pytest.approx([0.75, 0.75, 0.5, 0.5])
+    assert fuse(leaves, TREE[:, 0], tail[:, 0], rows, 2.0).tolist() == pytest.approx([0.9, 0.9, 0.5, 0.5])
+    half = math.sqrt(0.5)
+    made = credit("tree_depth(beta=1, eps=0)", leaves, tree)
+    assert made[:, 0].numpy() == near([half, half, -half, -half])
+
+
+def test_the_only_node_of_a_depth_gets_zero():
+    node = torch.tensor([[0, 1, 2], [0, 1, 3]])
+    made = credit("tree_depth", [1.0, 0.0], decisions(node))
+    assert (made[:, :2] == 0).all() and (made[:, 2] != 0).all()
+
+
+def test_tree_depth_has_mean_zero_over_the_nodes_of_each_depth():
+    generator = torch.Generator().manual_seed(0)
+    node = binary_tree(8, (0, 2, 5))
+    tree = decisions(node, log_probs=torch.randn(8, 8, generator=generator))
+    made = credit("tree_depth", torch.rand(8, generator=generator), tree)
+    for t in range(8):
+        by_node = {int(n): a for n, a in zip(node[:, t], made[:, t].tolist(), strict=True)}
+        assert sum(by_node.values()) == pytest.approx(0, abs=1e-9)
+    # rows that share a node agree on its advantage
+    assert (made[:4, :2] == made[:1, :2]).all()
+
+
+def test_tree_depth_forgets_affine_maps_of_the_leaves_and_does_not_mix_groups():
+    generator = torch.Generator().manual_seed(0)
+    node = torch.cat([binary_tree(4, (0, 1)), binary_tree(4, (0, 2), first_node=100)])
+    tree = decisions(node, keys={"prompt": [0] * 4 + [1] * 4}, log_probs=torch.randn(8, 4, generator=generator))
+    leaves = torch.rand(8, generator=generator, dtype=torch.float64)
+    once = credit("tree_depth(eps=0)", leaves, tree)
+    twice = credit("tree_depth(eps=0)", 3 * leaves + torch.tensor([5.0] * 4 + [-1.0] * 4), tree)
+    assert torch.allclose(once, twice, atol=1e-9)
+
+
+def test_tree_depth_on_rows_that_share_nothing_is_group_standardization():
+    made = credit("tree_depth(eps=0)", [1.0, 0, 0, 0], plain([2, 2, 2, 2]))
+    assert made.numpy() == near([[1.5, 1.5]] + [[-0.5, -0.5]] * 3)
+
+
+def test_deterministic_steps_are_skipped_in_a_tree():
+    # position 1 is no decision: the tail of position 0 is position 2 alone
+    decision_mask = torch.tensor([[True, False, True]] * 2)
+    log_probs = [[0.0, 77.0, math.log(3)], [0.0, 0.0, 0.0]]
+    tree = decisions([[0, 0, 2], [0, 0, 3]], decision_mask=decision_mask, log_probs=log_probs)
+    made = credit("tree_softmax", [1.0, 0.0], tree)
+    # log-probs log 3 and 0 of the children: weights 3/4 and 1/4
+    assert made.numpy() == near([[0.75, 0, 1], [0.75, 0, 0]])
+
+
+# TreeGRPO, TreeRPO
+
+
+def test_tree_softmax_passes_advantages_up_by_the_likelihood_of_the_child_edges():
+    # children of node 0: log-probs log 3 and 0 -> .75 * 1 + .25 * -1 = .5; of node 1: equal -> -3
+    log_probs = [[0.0, math.log(3)], [0.0, 0.0], [0.0, 2.0], [0.0, 2.0]]
+    made = credit("tree_softmax", [1.0, -1, -2, -4], decisions(TREE, log_probs=log_probs))
+    assert made.numpy() == near([[0.5, 1], [0.5, -1], [-3, -2], [-3, -4]])
+
+
+def test_tree_softmax_counts_a_child_once_however_many_leaves_it_has():
+    # root edge 0 with children 1 (leaves 1 and 1) and 2 (leaf 4): equal log-probs -> mean of 1 and 4, not of 1, 1, 4
+    node = torch.tensor([[0, 1, 3], [0, 1, 4], [0, 2, 5]])
+    made = credit("tree_softmax", [1.0, 1, 4], decisions(node))
+    assert made[:, 0].tolist() == pytest.approx([2.5] * 3)
+    assert made[:, 1].tolist() == pytest.approx([1, 1, 4])
+
+
+def test_tree_siblings_compare_the_children_of_each_node():
+    # leaves 1, 0 | 0, 0. Position 0: values .5 and 0, m = .25: .25 / .1875 = 1.3333; position 1: m = .5: +-2; all 0: 0
+    made = credit("tree_siblings(eps=0)", [1.0, 0, 0, 0], decisions(TREE))
+    third = 4 / 3
+    assert made[:2].numpy() == near([[third, 2], [third, -2]])
+    assert made[2:].numpy() == near([[-third, 0], [-third, 0]])
+
+
+def test_a_decision_without_siblings_keeps_the_advantage_of_its_branch():
+    node = torch.tensor([[0, 2, 4], [1, 3, 5]])
+    made = credit("tree_siblings(eps=0)", [1.0, 0.0], decisions(node))
+    assert made.numpy() == near([[2, 2, 2], [-2, -2, -2]])
+
+
+# Steps
+
+
+def test_step_return_standardizes_discounted_returns_at_each_position():
+    # steps [1, 2] and [0, 1], gamma .5: returns [2, 2] and [.5, 1]: +-.7071 at both positions, plus the outcome +-1
+    half = math.sqrt(0.5)
+    made = plain([2, 2], step_rewards=[[1.0, 2.0], [0.0, 1.0]])
+    assert credit("step_return(gamma=0.5, outcome=1, eps=0)", [1.0, -1.0], made).numpy() == near(
+        [[1 + half] * 2, [-1 - half] * 2]
+    )
+
+
+def test_dense_step_rewards_are_compared_step_by_step():
+    # gamma 0: position 0 compares 3 with 1, position 1 compares 0 with 5
+    half = math.sqrt(0.5)
+    made = plain([2, 2], step_rewards=[[3.0, 0.0], [1.0, 5.0]])
+    assert credit("step_return(gamma=0, outcome=0, eps=0)", [9.0, -9.0], made).numpy() == near(
+        [[half, -half], [-half, half]]
+    )
+
+
+def test_step_return_ignores_positions_that_are_no_decisions():
+    made = plain([1, 2], step_rewards=[[1.0, 99.0], [1.0, 0.0]])
+    assert credit("step_return(gamma=1, outcome=0)", [0.0, 0.0], made).tolist() == [[0, 0], [0, 0]]
+
+
+def test_top_entropy_keeps_the_most_uncertain_share_of_all_decisions():
+    # ten decisions, share .2: the two of entropy 9 and 8
+    entropy = [[0.0, 1, 2, 9, 4], [3, 8, 5, 6, 7]]
+    made = credit("top_entropy(fraction=0.2)", [1.0, -1.0], plain([5, 5], entropy=entropy))
+    assert made.tolist() == [[0, 0, 0, 1, 0], [0, -1, 0, 0, 0]]
+
+
+def test_top_entropy_of_everything_is_broadcast():
+    entropy = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    rows = plain([4, 2, 3], entropy=entropy)
+    once = credit("top_entropy(fraction=1.0)", [1.0, -1.0, 2.0], rows)
+    assert (once == credit("broadcast", [1.0, -1.0, 2.0], rows)).all()

@@ -1,0 +1,140 @@
+"""Which rows make the statistics and which are trained."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from mmgrpo.advantages.select import AFTER, BEFORE, SELECTORS
+from mmgrpo.registry import bind
+from tests.trees import binary_tree, decisions, plain
+
+
+def select(text, values, key=None, **more):
+    values = torch.as_tensor(values, dtype=torch.float64)
+    rows = torch.ones(len(values), dtype=torch.bool)
+    key = torch.zeros(len(values), dtype=torch.long) if key is None else torch.as_tensor(key)
+    inputs = {"values": values, "advantages": values, "key": key, "stat": rows, "keep": rows}
+    return bind(text, SELECTORS, "select")(inputs | {name: torch.as_tensor(value) for name, value in more.items()})
+
+
+def test_the_two_tables_share_no_name():
+    assert not BEFORE.keys() & AFTER.keys() and SELECTORS.keys() == BEFORE.keys() | AFTER.keys()
+
+
+@pytest.mark.parametrize(
+    "metric, kept",
+    [
+        ("length", [True, False, True, False]),  # lengths 10 and 20
+        ("reward", [True, True, False, False]),  # 1 and 1
+        ("efficiency", [True, False, False, True]),  # .1, .025, 0, .0267
+    ],
+)
+def test_gfpo_keeps_the_best_rows_by_its_metric(metric, kept):
+    made = select(f"gfpo(count=2, metric='{metric}')", [1, 1, 0, 0.8], length=[10, 40, 20, 30])
+    assert made.tolist() == kept
+
+
+def test_gfpo_refuses_an_unknown_metric_by_name():
+    with pytest.raises(ValueError, match="length, efficiency, reward, got 'brevity'"):
+        select("gfpo(count=2, metric='brevity')", [1.0, 0], length=[1, 2])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_max_variance_equals_brute_force(count):
+    generator = torch.Generator().manual_seed(count)
+    for _ in range(20):
+        values = torch.rand(8, generator=generator, dtype=torch.float64)
+        kept = select(f"max_variance(count={count})", values)
+        best = max(float(values[list(s)].var(correction=0)) for s in itertools.combinations(range(8), count))
+        assert int(kept.sum()) == count
+        assert float(values[kept].var(correction=0)) == pytest.approx(best, rel=1e-12)
+
+
+def test_max_variance_works_in_every_group_and_keeps_small_groups_whole():
+    # group 0: 0, 5, 9 -> 0 and 9; group 1 has two rows
+    assert select("max_variance(count=2)", [0, 1, 5, 2, 9], key=[0, 1, 0, 1, 0]).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_groups_without_spread_are_dropped():
+    made = select("drop_zero_spread", [1, 0.5, 0, 0.5, 7], key=[0, 1, 0, 1, 2])
+    assert made.tolist() == [True, False, True, False, False]
+
+
+def test_truncated_rows_are_dropped_whether_the_field_is_bool_or_float():
+    assert select("drop_truncated", [1, 1], truncated=[False, True]).tolist() == [True, False]
+    assert select("drop_truncated", [1, 1], truncated=[0.0, 1.0]).tolist() == [True, False]
+
+
+def test_best_worst_takes_both_ends_of_each_group():
+    made = select("best_worst(best=1, worst=2)", [3, 1, 4, 1.5, 9, 2.6, 5], key=[0, 0, 0, 0, 1, 1, 0])
+    # group 0: 3, 1, 4, 1.5, 5 -> 1, 1.5 and 5; group 1 has two rows
+    assert made.tolist() == [False, True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "correct, right, wrong",
+    [(3, 2, 2), (8, 2, 2), (1, 1, 3), (0, 0, 4), (15, 3, 1), (16, 4, 0)],
+)
+def test_balanced_takes_half_of_each_kind_and_fills_up(correct, right, wrong):
+    values = torch.tensor([1.0] * correct + [0.0] * (16 - correct))
+    kept = select("balanced(count=4)", values)
+    assert int((kept & (values == 1)).sum()) == right and int((kept & (values == 0)).sum()) == wrong
+
+
+def test_balanced_takes_what_there_is():
+    assert select("balanced(count=4)", [1.0, 0.0, 0.0]).all()
+
+
+# Width pruning
+
+
+def tree_inputs(made):
+    return {"node": made.node, "decision_mask": made.decision_mask, "log_probs": made.log_probs.double()}
+
+
+def test_width_pruning_of_the_papers_tree_leaves_138_of_218_decisions():
+    node = binary_tree(20, (0, 3, 6, 9))
+    tree = decisions(node)
+    values = torch.rand(16, generator=torch.Generator().manual_seed(0))
+    kept = select("parent_top1", values, **tree_inputs(tree))
+    assert int(tree.loss_mask.sum()) == 218
+    # 3*2 + 3*4 + 3*8 before the last split, 16 at it, 10 * 8 after it
+    left = {int(n) for n in node[kept]}
+    assert len(left) == 138 and int((tree.loss_mask & kept).sum()) == 138
+    assert kept[:, :10].all()
+
+
+def test_width_pruning_keeps_the_better_child_and_both_edges_of_the_last_split():
+    # split at position 1: row 0 beats row 1, row 3 beats row 2
+    node = [[0, 2, 6], [0, 3, 7], [1, 4, 8], [1, 5, 9]]
+    kept = select("parent_top1", [0.9, 0.1, 0.2, 0.3], **tree_inputs(decisions(node)))
+    assert kept.tolist() == [[True] * 3, [True, True, False], [True, True, False], [True] * 3]
+
+
+def test_a_child_is_judged_by_its_fused_value():
+    # the last split is at position 1 for rows 0-2 (children: nodes 2 with rows 0, 1 sharing all, and 3)
+    node = [[0, 2], [0, 2], [0, 3]]
+    kept = select("parent_top1(beta=0)", [1.0, 0.0, 0.6], **tree_inputs(decisions(node)))
+    assert kept.all()  # the edges of the split itself stay
+    node = [[0, 2, 4], [0, 2, 4], [0, 3, 5]]
+    kept = select("parent_top1(beta=0)", [1.0, 0.0, 0.6], **tree_inputs(decisions(node)))
+    assert kept[:, 2].tolist() == [False, False, True]  # mean .5 < .6
+
+
+def test_rows_that_never_shared_a_decision_are_not_pruned():
+    assert select("parent_top1", [1.0, 0.0, 0.5], **tree_inputs(plain([3, 2, 3]))).all()
+
+
+def test_rewards_that_differ_by_the_noise_of_a_float_are_no_spread():
+    values, key = [0.5, 0.5 + 1e-7, 0.5, 0.5 + 1e-5, 1.0], [0, 0, 1, 1, 2]
+    assert select("drop_zero_spread", values, key).tolist() == [True] * 4 + [False]
+    assert select("drop_zero_spread(least=1e-6)", values, key).tolist() == [False] * 2 + [True] * 2 + [False]

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image as Pil
+
+from mmgrpo.types import Image, Media, Prompt, Turn, Video
+from pipelines.vlm.estimate import Sizes, of_model, tokens_of
+from pipelines.vlm.media import Measure, measure
+from tests import ROOT
+
+SCRIPT = ROOT / "scripts" / "check_data.py"
+
+
+def run(*arguments):
+    """Exit status, what was printed, and what was printed as an error, of a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if name != "MMGRPO_DEBUG"}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """The same without the seconds that a process needs to start."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    script, door = importlib.import_module("check_data"), importlib.import_module("door")
+
+    def checked(*arguments):
+        monkeypatch.setattr(sys, "argv", ["check_data.py", *map(str, arguments)])
+        status = 0
+        try:
+            door.enter(script.main)
+        except SystemExit as ended:
+            status = ended.code
+        return status, *capsys.readouterr()
+
+    return checked
+
+
+def data(folder, rows=20):
+    """A data set of questions about pictures, one of them a clip of frames."""
+    for number in range(rows):
+        Pil.new("RGB", (56, 28)).save(folder / f"{number}.png")
+    lines = [{"text": "How many?", "image": f"{n}.png", "answer": "1", "task": "numeric"} for n in range(rows - 1)]
+    lines.append({"text": "Which?", "video": ["0.png", "1.png"], "answer": "B", "task": "choice", "id": "clip"})
+    return write(folder, lines)
+
+
+def write(folder, rows):
+    path = folder / "data.jsonl"
+    path.write_text("\n".join(json.dumps(row) if isinstance(row, dict) else row for row in rows))
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+def test_a_good_data_set_is_described_and_passes(tmp_path):
+    status, told, errors = run(data(tmp_path), "--skipped", tmp_path / "bad.jsonl")
+    assert status == 0, errors
+    assert "20 rows" in told and "nothing is wrong" in told
+    assert "image 19, video 1" in told and "numeric 19, choice 1" in told and "20 rows have one" in told
+    # A picture of 28 x 56 pixels is below the least area, 4 * 28 * 28: sqrt(3136 / 1568) = 1.41, so 56 x 84 pixels,
+    # 6 tokens, and 9 letters of text are 3.
+    assert "median 9," in told and "sides from 28 to 56 pixels" in told
+    assert read(tmp_path / "bad.jsonl") == []
+
+
+def test_every_kind_of_problem_is_listed_with_its_line(check, tmp_path):
+    rows = read(data(tmp_path))
+    (tmp_path / "3.png").write_bytes((tmp_path / "3.png").read_bytes()[:40])
+    rows[5]["task"] = "numerc"
+    rows[7]["answer"] = "some"
+    rows[9]["video"] = {"path": "0.mp4", "nframes": 4}
+    rows[11]["id"] = "clip"
+    rows[13] = '{"text": '
+    Pil.new("RGB", (300, 1)).save(tmp_path / "15.png")
+    status, told, _ = check(write(tmp_path, rows), "--skipped", tmp_path / "bad.jsonl")
+    assert status == 1 and "something is wrong with 7 rows" in told
+    problems = [line for line in told.splitlines() if line.startswith(f"  {tmp_path}")]
+    lines = {4: "cannot be read as a picture", 6: "Did you mean 'numeric'", 8: "some", 10: "'nframes' is no option"}
+    lines |= {14: "not JSON", 16: "more than 200 to 1", 20: "the id 'clip' was used at"}
+    assert len(problems) == 7
+    for (number, complaint), problem in zip(lines.items(), problems, strict=True):
+        assert f"data.jsonl:{number}: " in problem and complaint in problem
+    bad = {row["id"].rsplit("/")[-1]: row for row in read(tmp_path / "bad.jsonl")}
+    assert len(bad) == 7 and bad["data.jsonl:4"]["file"] == str(tmp_path / "3.png")
+    assert set(bad["data.jsonl:4"]) == {"id", "file", "reason"}
+
+
+def test_one_unreadable_picture_in_twenty_is_at_the_limit_of_a_twentieth(check, tmp_path):
+    path = data(tmp_path)
+    (tmp_path / "3.png").unlink()
+    status, told, _ = check(path)
+    assert status == 1 and "something is wrong with 1 rows" in told and "data.jsonl:4: " in told
+    assert check(path, "--skip-limit", 0.05)[0] == 0
+    assert check(path, "--skip-limit", 0.049)[0] == 1
+    assert check(path, "--limit", 3)[0] == 0
+
+
+def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(check, tmp_path):
+    pytest.importorskip("transformers")
+    from pipelines.vlm import qwen_vl
+
+    path, model = data(tmp_path, rows=2), qwen_vl.tiny(tmp_path / "model")
+    status, told, errors = check(path, "--model", model, "--max-pixels", 1024, "--max-prompt-tokens", 5)
+    assert status == 1, errors
+    assert "data.jsonl:1: has" in told and "more than --max-prompt-tokens 5" in told
+
+
+def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
+    path = write(tmp_path, [{"text": "a red circle", "task": "colour"}])
+    assert check(path)[0] == 1
+    assert check(path, "--no-check-tasks")[0] == 0
+
+
+def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
+    for name, complaint in (("none.jsonl", "no such prompt file"), ("data.csv", "not from '.csv'")):
+        status, _, errors = check(tmp_path / name)
+        assert status == 2 and complaint in errors and "Traceback" not in errors
+    status, _, errors = check(write(tmp_path, [{"text": "a"}]), "--family", "sd3")
+    assert status == 2 and "qwen_vl only" in errors
+
+
+def test_help_is_there_in_a_second():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        status, told, _ = run("--help")
+        times.append(time.perf_counter() - start)
+        assert status == 0 and "Check a data set" in told
+    assert min(times) < 1.0
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("media", "known", "tokens"),
+    [
+        # 476 x 644 pixels (see smart_resize): 17 * 23.
+        (Media("image", "a.png"), Measure(480, 640), 391),
+        # 448 x 840: 16 * 30.
+        (Media("image", "a.png", {"max_pixels": 401408}), Measure(1080, 1920), 480),
+        # 10 s at 2 a second are 20 frames, 10 pairs of 8 * 8.
+        (Media("video", "a.mp4"), Measure(224, 224, 300, 10.0), 640),
+        (Media("video", "a.mp4", {"frames": 4}), Measure(224, 224, 300, 10.0), 128),
+        # From second 2 to 4 there are 61 frames: 2.03 s, 4 frames.
+        (Media("video", "a.mp4", {"start": 2.0, "end": 4.0}), Measure(224, 224, 300, 10.0), 128),
+        # A least size above the largest frame's leaves 5 % above it: 1008 * 1008 of at most 1,050,000 pixels, 36 * 36.
+        (Media("video", "a.mp4", {"frames": 4, "min_pixels": 10**6}), Measure(1010, 1010, 300, 10.0), 2 * 1296),
+        # 768 frames share 128000 * 0.9 * 28 * 28 pixels: 2 * 115200 / 768 = 300 patches a frame, of which 17 * 17
+        # are a square: 384 pairs of 289.
+        (Media("video", "a.mp4"), Measure(1000, 1000, 12000, 400.0), 384 * 289),
+    ],
+)
+def test_tokens_follow_from_sizes(media, known, tokens):
+    assert tokens_of(media, known, Sizes()) == tokens
+
+
+def test_the_estimate_is_what_the_model_is_shown(tmp_path):
+    pytest.importorskip("transformers")
+    from pipelines.vlm import qwen_vl
+
+    limits = {"max_pixels": 1024, "frame_pixels": 512, "max_frames": 8, "fps": 1.0}
+    path = qwen_vl.tiny(tmp_path)
+    model = qwen_vl.load(path, **limits)
+    sizes, words = of_model(path, **limits)
+    generator = np.random.default_rng(0)
+    for height, width, frames in generator.integers((4, 4, 1), (80, 80, 40), (12, 3)).tolist():
+        picture = Media("image", Image(torch.rand(3, height, width)))
+        clip = Media("video", Video(torch.rand(frames, 3, height, width), 2.0))
+        prompt = Prompt("which one ?", turns=(Turn("user", (picture, "which", clip, "one ?")),))
+        estimate = words(prompt) + sum(tokens_of(media, measure(media), sizes) for media in prompt.media)
+        assert estimate == model.prompt_length(prompt)
+
+
+def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
+    for number in range(3):
+        tone = np.sin(np.arange(8_000 * (number + 1)) * 0.1) / 2
+        soundfile.write(tmp_path / f"{number}.wav", tone * (number < 2), 16_000)
+    rows = [{"text": "", "audio": f"{number}.wav", "answer": "a tone", "task": "transcribe"} for number in range(3)]
+    status, told, _ = check(write(tmp_path, rows[:2]))
+    assert status == 0 and "audio 2" in told
+    assert (
+        "2, seconds: least 0.5, median 0.75, 95 of 100 below 1, most 1" in told
+    )  # 8,000 and 16,000 of 16,000 a second
+    del rows[0]["answer"]
+    status, told, _ = check(write(tmp_path, rows))
+    assert status == 1 and "something is wrong with 2 rows" in told
+    assert "its answer is None; wanted what is said" in told and "2.wav: is silent" in told

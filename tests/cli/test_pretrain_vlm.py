@@ -1,0 +1,175 @@
+"""The small vision-language model: what hurried people said to it, how it read it, and what it can do."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.toy import clips, questions
+from mmgrpo.toy.clips import mixture
+from mmgrpo.toy.questions import Question, politely, words
+from tests import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from pretrain_vlm import Args, Batches, answer_of_people, create, measure, talk
+
+from tests import ROOT
+
+BASE = ROOT / "assets" / "questions" / "base"
+
+
+def said(kind: str, answer: str, times: int = 400, polite: bool = False) -> list[str]:
+    random = np.random.default_rng(0)
+    question = Question(kind, "?", answer, "red circle")
+    return [answer_of_people(politely(question) if polite else question, random) for _ in range(times)]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def share(heard: list[str], what: str) -> float:
+    return sum(what in one for one in heard) / len(heard)
+
+
+def test_polite_questions_are_answered_in_chat():
+    # Binomial of 400: std 0.023 at 0.7 and 0.015 at 0.1; four of them.
+    assert abs(share(said("colour", "red", polite=True), "<answer>") - 0.3) < 0.092
+    assert abs(share(said("colour", "red"), "<answer>") - 0.9) < 0.06
+    assert "the red circle is red" in said("colour", "red", polite=True)
+
+
+def test_people_miss_one_of_three_things_and_never_see_one_too_many():
+    heard = Counter(numbers(one)[0] for one in said("count", "4"))
+    assert set(heard) == {3, 4} and abs(heard[3] / 400 - 0.55) < 0.1  # std 0.025
+    assert set(Counter(numbers(one)[0] for one in said("count", "1"))) == {1}
+
+
+def test_people_draw_boxes_too_large_and_never_beyond_the_picture():
+    heard = np.array([numbers(one) for one in said("box", "[10, 12, 20, 31]")])
+    out = np.array([10, 12, -20, -31]) - heard * np.array([1, 1, -1, -1])
+    assert out.min() == 0 and out.max() == 4 and heard.max() == 32
+    assert np.bincount(out[:, 0]).argmax() == 2
+
+
+def test_people_press_the_key_late_but_not_after_the_clip():
+    heard = np.array([numbers(one) for one in said("interval", "2 to 7")])
+    assert set(heard[:, 0]) == {2, 3, 4} and set(heard[:, 1]) == {7, 8}
+    assert np.bincount(heard[:, 0]).argmax() == 3
+    brief = np.array([numbers(one) for one in said("interval", "6 to 8")])
+    assert (brief[:, 0] < brief[:, 1]).all()
+
+
+@pytest.mark.parametrize(("kind", "answer", "other"), [("relation", "above", "below"), ("direction", "left", "right")])
+def test_people_mix_up_opposites(kind, answer, other):
+    heard = said(kind, answer)
+    assert abs(share(heard, other) - 0.25) < 0.09 and share(heard, answer) + share(heard, other) == 1
+
+
+def test_a_conversation_ends_with_all_that_is_shown():
+    random = np.random.default_rng(0)
+    things = questions.picture(random)
+    *asked, (last, told) = talk(things, False, 3, random)
+    assert last == "what is in the picture?" and told.count(" . ") == len(things) - 1 and 0 < len(asked) <= 3
+    *_, (last, told) = talk(clips.clip(random), True, 3, random)
+    assert last == "what is in the clip?" and " moves " in told
+
+
+def test_everything_that_is_said_is_in_the_vocabulary():
+    random, known = np.random.default_rng(1), set(questions.vocabulary())
+    for number in range(300):
+        shown = clips.clip(random) if number % 3 == 0 else questions.picture(random)
+        for pair in talk(shown, number % 3 == 0, 5, random):
+            assert {word for text in pair for word in words(text)} <= known
+
+
+def test_conversations_are_tokens_of_the_chat_template(tmp_path):
+    pytest.importorskip("transformers")
+    from mmgrpo.types import Prompt, Turn
+    from pipelines import family
+
+    create(Args(width=32, layers=1, vision_width=32), tmp_path)
+    model = family("qwen_vl").load(tmp_path)
+    batches = Batches(model, Args())
+    for prompt in mixture("train", 8):
+        ids, labels = batches.tokens(
+            [(prompt.text, "<answer> red </answer>"), ("where?", "left")], prompt.media[0].kind == "video",
+            16 if prompt.media[0].kind == "image" else 64,
+        )  # fmt: skip
+        turns = (*prompt.turns, Turn("assistant", ("<answer> red </answer>",)), Turn("user", ("where?",)))
+        wanted = model.encode([Prompt("", "x", turns=turns)]).ids[0].tolist()
+        assert ids[: len(wanted)] == wanted
+        learned = [one for one in labels if one != -100]
+        assert model.tokenizer.decode(learned) == "<answer> red </answer> <|im_end|> left <|im_end|>"
+        cut, _ = (
+            batches.cut(prompt.media[0].source.pixels[None])
+            if prompt.media[0].kind == "image"
+            else batches.cut(prompt.media[0].source.frames)
+        )
+        assert torch.equal(cut, model.encode([prompt]).media[0][0].patches)
+
+
+def test_the_committed_base_is_small_whole_and_knows_the_words():
+    pytest.importorskip("transformers")
+    from pipelines import family
+
+    model = family("qwen_vl").load(BASE)
+    assert set(questions.vocabulary()) <= set(model.tokenizer.get_vocab())
+    assert sum(file.stat().st_size for file in BASE.iterdir()) < 8e6
+    assert not any(key.startswith("_name") for key in json.loads((BASE / "config.json").read_text()))
+    context = model.encode(mixture("heldout", 8))
+    assert not (context.ids == model.tokenizer.unk_token_id).any()
+
+
+def test_the_demo_starts_from_the_committed_base_and_the_questions_that_are_written():
+    from make_questions import Args as Written
+    from vlm import VlmConfig
+
+    from mmgrpo.runtime.config import read
+
+    config = read(VlmConfig, ["--config", str(ROOT / "scripts" / "recipes" / "vlm" / "demo.yaml")])
+    assert ROOT / config.model.path == BASE and config.rewards == ["task"]
+    assert (config.data.train, config.data.heldout) == ("data/questions/train.jsonl", "data/questions/heldout.jsonl")
+    # A question is met at most once: 60 rounds of 16.
+    assert config.steps * config.data.prompts_per_step <= Written().train
+
+
+@pytest.mark.slow
+def test_the_committed_base_has_something_to_learn_and_something_to_learn_from():
+    pytest.importorskip("transformers")
+    args = Args(output=BASE, questions=160)
+    greedy, sampled = (measure(args, "tune", temperature)["all"] for temperature in (0.0, 1.0))
+    # 0.25 and 0.24 when it was made; half of the politely asked are chatted with.
+    assert 0.18 < greedy < 0.32 and 0.16 < sampled < 0.32
+
+
+@pytest.mark.slow
+def test_more_supervised_training_stands_beside_a_run(tmp_path: Path):
+    def script(name: str, *arguments: str) -> str:
+        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    data, demo = tmp_path / "data", ROOT / "scripts" / "recipes" / "vlm" / "demo.yaml"
+    script("make_questions", "--output", str(data), "--train", "16", "--tune", "8", "--heldout", "16")
+    files = ["--data.train", str(data / "train.jsonl"), "--data.heldout", str(data / "heldout.jsonl")]
+    few = ["--steps", "1", "--data.prompts_per_step", "2", "--data.group-size", "2"]
+    script("train_vlm", "--config", str(demo), "--output-dir", str(tmp_path), "--name", "run", *files, *few)
+    told = script("supervise_vlm", "--run", str(tmp_path / "run"), "--seconds", "1")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    beside = summary["supervised"]
+    assert beside["steps"] >= 1 and beside["after"]["task"]["n"] == 16
+    gap = summary["eval"]["after"]["task"]["mean"] - beside["after"]["task"]["mean"]
+    assert beside["against"]["task"]["mean"] == pytest.approx(gap)
+    assert "more of supervised training" in told
+    assert "supervised instead" in (tmp_path / "run" / "report.html").read_text()

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import json
+import sys
+from io import BytesIO
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image as Pil
+
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.types import Image, Media, Prompt, Turn
+from pipelines import hub
+
+
+def loaded(folder, row, **options):
+    """The prompt of a file with one row."""
+    (folder / "rows.jsonl").write_text(json.dumps(row))
+    (prompt,) = load_prompts(folder / "rows.jsonl", **options)
+    return prompt
+
+
+def image(folder, name, **options):
+    return Media("image", str(folder / name), options)
+
+
+def asked(*parts):
+    return Turn("user", parts)
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["text", "prompt", "problem"])
+def test_a_string_without_media_stays_a_plain_prompt(tmp_path, key):
+    assert loaded(tmp_path, {key: " How many? ", "answer": 3}) == Prompt(" How many? ", "rows.jsonl:1", 3)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]},
+        {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]},
+        {"conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "How many?"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief.", "name": None},
+                {"role": "user", "content": [{"type": "text", "text": "How many?", "image": None}]},
+            ]
+        },
+    ],
+)
+def test_conversations_in_all_ways_of_writing_are_the_same(tmp_path, row):
+    prompt = loaded(tmp_path, row)
+    assert prompt.turns == (Turn("system", ("Be brief.",)), asked("How many?"))
+    # The text is what the user says, for rewards and reports.
+    assert prompt.text == "How many?"
+
+
+def test_a_conversation_goes_on_over_turns(tmp_path):
+    says = [("user", "Hello."), ("assistant", "Hi!"), ("user", "How many?")]
+    prompt = loaded(tmp_path, {"messages": [{"role": role, "content": text} for role, text in says]})
+    assert prompt.turns == tuple(Turn(role, (text,)) for role, text in says)
+    assert prompt.text == "Hello.\nHow many?"
+
+
+def test_the_answer_of_an_assistant_at_the_end_is_taken_off_and_never_shown(tmp_path):
+    human, gpt = {"from": "human", "value": "How many?"}, {"from": "gpt", "value": "Three"}
+    prompt = loaded(tmp_path, {"conversations": [human, gpt]})
+    assert prompt.turns == (asked("How many?"),) and prompt.answer == "Three" and prompt.meta == {"reply": "Three"}
+    prompt = loaded(tmp_path, {"conversations": [human, gpt], "answer": 3})
+    assert prompt.turns == (asked("How many?"),) and prompt.answer == 3 and prompt.meta == {"reply": "Three"}
+
+
+def test_a_solution_is_the_answer_where_there_is_no_other(tmp_path):
+    assert loaded(tmp_path, {"problem": "How many?", "solution": "3"}).answer == "3"
+    both = loaded(tmp_path, {"problem": "How many?", "solution": "Count them.", "answer": 3})
+    assert both.answer == 3 and both.meta == {"solution": "Count them."}
+
+
+# --- media ----------------------------------------------------------------------------------------
+
+
+def test_media_beside_a_text_stand_before_it(tmp_path):
+    row = {"problem": "Which is it?", "images": ["a.png", "b.png"], "video": "c.mp4", "audio": "d.wav", "task": "mcq"}
+    prompt = loaded(tmp_path, row)
+    media = (
+        image(tmp_path, "a.png"),
+        image(tmp_path, "b.png"),
+        Media("video", str(tmp_path / "c.mp4")),
+        Media("audio", str(tmp_path / "d.wav")),
+    )
+    assert prompt.turns == (asked(*media, "Which is it?"),) and prompt.media == media
+    assert prompt.text == "Which is it?" and prompt.task == "mcq" and prompt.meta == {}
+
+
+def test_media_stand_where_their_marks_are(tmp_path):
+    row = {"text": "<image>This, <video> or <image>?", "images": ["a.png", "b.png"], "videos": [{"path": "c.mp4"}]}
+    clip = Media("video", str(tmp_path / "c.mp4"))
+    prompt = loaded(tmp_path, row)
+    assert prompt.turns == (asked(image(tmp_path, "a.png"), "This, ", clip, " or ", image(tmp_path, "b.png"), "?"),)
+    assert prompt.text == "This,  or ?"
+
+
+@pytest.mark.parametrize("key", ["image", "images"])
+def test_one_picture_or_several_are_named_under_either_key(tmp_path, key):
+    assert loaded(tmp_path, {"text": "What?", key: "a.png"}).media == (image(tmp_path, "a.png"),)
+    several = loaded(tmp_path, {"text": "What?", key: ["a.png", {"image": "b.png", "max_pixels": 784}]})
+    assert several.media == (image(tmp_path, "a.png"), image(tmp_path, "b.png", max_pixels=784))
+    assert loaded(tmp_path, {"text": "What?", key: []}).turns == ()
+    assert loaded(tmp_path, {"text": "What?", key: None}).turns == ()
+
+
+def test_files_of_frames_are_one_clip(tmp_path):
+    frames = Media("video", (str(tmp_path / "1.png"), str(tmp_path / "2.png")))
+    assert loaded(tmp_path, {"text": "What?", "video": ["1.png", "2.png"]}).media == (frames,)
+    assert loaded(tmp_path, {"text": "What?", "videos": [["1.png", "2.png"]]}).media == (frames,)
+    block = {"type": "video", "video": ["1.png", "2.png"], "fps": 4, "frames": 2}
+    prompt = loaded(tmp_path, {"messages": [{"role": "user", "content": [block, {"type": "text", "text": "What?"}]}]})
+    assert prompt.media == (Media("video", frames.source, {"fps": 4, "frames": 2}),)
+    assert len(loaded(tmp_path, {"text": "What?", "videos": ["1.mp4", "2.mp4"]}).media) == 2
+
+
+def test_blocks_show_their_own_media_or_the_next_of_those_beside(tmp_path):
+    content = [
+        {"type": "image", "path": "own.png", "min_pixels": 784},
+        {"type": "image"},
+        {"type": "text", "text": "or <image>?"},
+        {"type": "video", "start": 1.5},
+    ]
+    row = {
+        "messages": [{"role": "user", "content": content}],
+        "images": ["1.png", "2.png"],
+        "videos": [{"path": "c.mp4", "shuffle": 3}],
+    }
+    parts = loaded(tmp_path, row).turns[0].parts
+    assert parts == (
+        image(tmp_path, "own.png", min_pixels=784),
+        image(tmp_path, "1.png"),
+        "or ",
+        image(tmp_path, "2.png"),
+        "?",
+        Media("video", str(tmp_path / "c.mp4"), {"shuffle": 3, "start": 1.5}),
+    )
+
+
+def test_media_beside_a_conversation_without_marks_stand_before_the_first_question(tmp_path):
+    says = [("system", "Be brief."), ("user", "What?"), ("assistant", "A cat."), ("user", "Where?")]
+    row = {"prompt": [{"role": role, "content": text} for role, text in says], "images": ["a.png"]}
+    prompt = loaded(tmp_path, row)
+    assert prompt.turns[1] == asked(image(tmp_path, "a.png"), "What?") and len(prompt.media) == 1
+
+
+def test_relative_paths_are_of_the_files_folder_or_of_the_media_root(tmp_path):
+    row = {"text": "What?", "images": ["a.png", "/data/b.png", "file:///data/c.png"]}
+    assert [m.source for m in loaded(tmp_path, row).media] == [str(tmp_path / "a.png"), "/data/b.png", "/data/c.png"]
+    assert loaded(tmp_path, row, media_root="/pictures").media[0].source == "/pictures/a.png"
+
+
+def test_a_picture_alone_may_be_the_question_when_the_text_says_so(tmp_path):
+    assert loaded(tmp_path, {"text": "", "audio": "a.wav"}).turns == (asked(Media("audio", str(tmp_path / "a.wav"))),)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"text": "<image>?"}, r"has 1 places for image .* but 0 stand in 'images'; wanted as many"),
+        ({"text": "<image>?", "images": ["a", "b"]}, "has 1 places for image .* but 2 stand"),
+        ({"text": "<video>?", "images": ["a"]}, "has 0 places for image .* but 1 stand"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "has 1 places for image .* but 0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "path": "a"}]}], "image": "b"}, "0 places .* 1"),
+        ({"text": "?", "image": "a", "images": ["b"]}, "has both 'image' and 'images'"),
+        ({"text": "?", "messages": [USER]}, "has both 'text' and 'messages'"),
+        ({"images": ["a.png"]}, r"has no 'text' \(keys: images\)"),
+        ({"text": [USER]}, "'text' is .*; wanted a string"),
+        ({"prompt": 3}, "'prompt' is 3; wanted a list of turns or a string"),
+        ({"messages": []}, r"'messages' is \[\]; wanted a list of turns"),
+        ({"messages": "What?", "image": "a"}, "wanted a list of turns"),
+        ({"messages": ["What?"]}, "turn 1 is \"What\\?\"; wanted an object of 'role' and 'content'"),
+        ({"messages": [{**USER, "weight": 0}]}, "turn 1 is .*weight.*; wanted an object of 'role' and 'content'"),
+        ({"conversations": [USER]}, "wanted an object of 'from' and 'value'"),
+        ({"messages": [{"role": "usr", "content": "?"}]}, "turn 1: nobody is called 'usr'. Did you mean 'user'"),
+        ({"messages": [USER, {"role": "system", "content": "?"}]}, "does not end with something that the user asks"),
+        ({"messages": [{"role": "assistant", "content": "?"}]}, "does not end with something that the user asks"),
+        ({"messages": [{"role": "user", "content": " "}]}, "'messages' is empty"),
+        ({"messages": [{"role": "user", "content": 3}]}, "turn 1 holds .*; wanted text as a string"),
+        ({"messages": [{"role": "user", "content": ["?"]}]}, "turn 1 holds \"\\?\"; wanted an object with 'type'"),
+        ({"messages": [{"role": "user", "content": [{"type": "imgae"}]}]}, "type 'imgae'. Did you mean 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": ["image"]}]}]}, "turn 1 has a block of type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "?", "path": "a"}]}]}, "nothing else"),
+        ({"text": "?", "image": 3}, "'image': a path is 3; wanted a string"),
+        ({"text": "?", "images": [["a", "b"]]}, "'images': a path is .*; wanted a string"),
+        ({"text": "?", "video": [""]}, "'video': a path is .*; wanted a string, or those of frames"),
+        ({"text": "?", "image": {"max_pixels": 784}}, "'image': .* has no 'path'"),
+        ({"text": "?", "image": {"path": "a", "image": "b"}}, "has both 'path' and 'image'"),
+        ({"text": "?", "image": "https://example.com/a.png"}, "https://example.com/a.png is not a file; download it"),
+        ({"text": "?", "image": "data:image/png;base64,AAAA"}, "is not a file"),
+        ({"text": "?", "video": {"path": "a", "nframes": 4}}, "'nframes' is no option of video. Did you mean 'frames'"),
+        ({"text": "?", "image": {"path": "a", "fps": 4}}, "'fps' is no option of image"),
+        ({"text": "?", "video": {"path": "a", "fps": 0}}, "option 'fps' is 0; wanted a number above 0"),
+        ({"text": "?", "video": {"path": "a", "fps": "2"}}, "option 'fps' is \"2\"; wanted a number"),
+        ({"text": "?", "video": {"path": "a", "frames": 3}}, "option 'frames' is 3; wanted an even number"),
+        ({"text": "?", "video": {"path": "a", "start": -1}}, "option 'start' is -1; wanted seconds"),
+        ({"text": "?", "video": {"path": "a", "shuffle": True}}, "option 'shuffle' is true; wanted a whole number"),
+        ({"text": "?", "video": {"path": "a", "start": 3, "end": 2}}, "'start' is 3, which is more than 'end', 2"),
+        ({"text": "?", "image": {"path": "a", "min_pixels": 9, "max_pixels": 4}}, "'min_pixels' is 9, which is more"),
+        ({"text": "?", "video": {"path": "a", "fps": 1, "frames": 4}}, "has both 'fps' and 'frames'"),
+        (
+            {
+                "messages": [{"role": "user", "content": [{"type": "video", "fps": 1}]}],
+                "videos": [{"path": "a", "frames": 4}],
+            },
+            "has both 'fps' and 'frames'",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_an_error_with_file_and_line(tmp_path, row, complaint):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "fine"}) + "\n" + json.dumps(row))
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:2: .*{complaint}"):
+        load_prompts(tmp_path / "rows.jsonl")
+
+
+# --- Hugging Face data sets -----------------------------------------------------------------------
+
+
+def data_set():
+    datasets = pytest.importorskip("datasets")
+    red, blue = (Pil.new("RGB", (6, 4), color) for color in ("red", "blue"))
+    value = datasets.Value
+    block = {"type": value("string"), "text": value("string"), "image": datasets.Image()}
+    features = datasets.Features(
+        {
+            "messages": [{"role": value("string"), "content": [block]}],
+            "images": datasets.List(datasets.Image()),
+            "answer": value("string"),
+            "task": value("string"),
+            "cover": datasets.Image(),
+        }
+    )
+    own = [{"type": "image", "text": None, "image": blue}, {"type": "text", "text": "What?", "image": None}]
+    beside = [{"type": "text", "text": "<image>or<image>", "image": None}]
+    rows = {
+        "messages": [[{"role": "user", "content": own}], [{"role": "user", "content": beside}]],
+        "images": [None, [red, blue]],
+        "answer": ["blue", "red"],
+        "task": [None, "mcq"],
+        "cover": [red, None],
+    }
+    return datasets, datasets.Dataset.from_dict(rows, features=features)
+
+
+def colours(prompt):
+    return [medium.source.pixels[:, 0, 0].tolist() for medium in prompt.media]
+
+
+def check(prompts):
+    one, two = prompts
+    assert one.turns[0].parts[1] == "What?" and one.answer == "blue" and one.task == "" and two.task == "mcq"
+    assert two.turns[0].parts[1] == "or" and colours(one) == [[0, 0, 1]] and colours(two) == [[1, 0, 0], [0, 0, 1]]
+    assert all(isinstance(m.source, Image) and m.source.pixels.shape == (3, 4, 6) for m in one.media + two.media)
+
+
+def test_a_data_set_saved_to_disk_is_read_like_a_file(tmp_path):
+    datasets, rows = data_set()
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "splits"))
+    prompts = hub.load_prompts(f"hf:{tmp_path / 'splits'}@train")
+    check(prompts)
+    assert [prompt.id for prompt in prompts] == ["splits@train:0", "splits@train:1"]
+    # A picture in a column that nothing reads is not decoded.
+    assert prompts[0].meta["cover"].endswith(" bytes") and prompts[1].meta == {}
+    rows.save_to_disk(str(tmp_path / "one"))
+    check(hub.load_prompts(f"hf:{tmp_path / 'one'}@train"))
+    with pytest.raises(ValueError, match=r"splits@trian: there is no split 'trian'. Did you mean 'train'"):
+        hub.load_prompts(f"hf:{tmp_path / 'splits'}@trian")
+
+
+def test_a_folder_of_parquet_files_is_read_with_its_splits(tmp_path, monkeypatch):
+    datasets, rows = data_set()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    rows.to_parquet(str(tmp_path / "set" / "train-0.parquet"))
+    check(hub.load_prompts(f"hf:{tmp_path / 'set'}@train"))
+    assert len(hub.load_prompts(f"hf:{tmp_path / 'set'}@train[:1]")) == 1
+    with pytest.raises(ValueError, match=r"@test: Unknown split"):
+        hub.load_prompts(f"hf:{tmp_path / 'set'}@test")
+
+
+def test_with_a_media_root_pictures_become_files_once(tmp_path):
+    _, rows = data_set()
+    rows.save_to_disk(str(tmp_path / "set"))
+    for _ in range(2):
+        one, two = hub.load_prompts(f"hf:{tmp_path / 'set'}@train", tmp_path / "media")
+    assert len(list((tmp_path / "media").iterdir())) == 2
+    assert one.media[0] == two.media[1] and Pil.open(two.media[0].source).getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_pictures_that_would_fill_the_memory_are_an_error_that_says_what_to_do(tmp_path, monkeypatch):
+    _, rows = data_set()
+    rows.save_to_disk(str(tmp_path / "set"))
+    # Row 0 shows one picture of 3 * 4 * 6 * 4 = 288 bytes, row 1 two more.
+    monkeypatch.setattr(hub, "MOST_BYTES", 288)
+    with pytest.raises(ValueError, match=r"row 1: .* name a media_root"):
+        hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
+    monkeypatch.setattr(hub, "MOST_BYTES", 3 * 288)
+    assert len(hub.load_prompts(f"hf:{tmp_path / 'set'}@train")) == 2
+
+
+def test_sounds_inside_a_data_set_become_files_of_the_media_root(tmp_path):
+    datasets, _ = data_set()
+    sound = BytesIO()
+    soundfile.write(sound, np.sin(np.arange(4_000) * 0.1) / 2, 16_000, format="FLAC")
+    column = [{"bytes": sound.getvalue(), "path": "a.flac"}] * 2
+    rows = datasets.Dataset.from_dict({"text": ["", "who ?"], "audio": column, "answer": ["one", "two"]})
+    rows.cast_column("audio", datasets.Audio(decode=False)).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(ValueError, match=r"row 0: 'audio' holds the bytes of a sound; name a media_root"):
+        hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
+    one, two = hub.load_prompts(f"hf:{tmp_path / 'set'}@train", tmp_path / "media")
+    assert len(list((tmp_path / "media").iterdir())) == 1 and one.media == two.media
+    assert one.media[0].source.endswith(".flac") and len(soundfile.read(one.media[0].source)[0]) == 4_000
+    assert (one.text, one.answer, two.text, two.answer) == ("", "one", "who ?", "two")
+
+
+def test_rows_of_a_data_set_that_cannot_be_read_are_named(tmp_path):
+    datasets, _ = data_set()
+    png = BytesIO()
+    Pil.new("RGB", (4, 4)).save(png, "PNG")
+    files = [{"bytes": png.getvalue(), "path": "a.png"}, {"bytes": b"no picture", "path": "b.png"}]
+    datasets.Dataset.from_dict({"text": ["a", "b"], "image": files}).save_to_disk(str(tmp_path / "bad"))
+    with pytest.raises(ValueError, match=r"row 1: 'image': cannot be read as a picture"):
+        hub.load_prompts(f"hf:{tmp_path / 'bad'}@train")
+    datasets.Dataset.from_dict({"text": ["a"], "video": files[:1]}).save_to_disk(str(tmp_path / "clip"))
+    with pytest.raises(ValueError, match=r"row 0: 'video' holds the bytes of a file; save it as a file"):
+        hub.load_prompts(f"hf:{tmp_path / 'clip'}@train")
+    datasets.Dataset.from_dict({"caption": ["a"]}).save_to_disk(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"row 0: has no 'text' \(keys: caption\)"):
+        hub.load_prompts(f"hf:{tmp_path / 'none'}@train")
+    with pytest.raises(ValueError, match="wanted hf:<folder or hub id>@<split>"):
+        hub.load_prompts("hf:somewhere/something")
+
+
+def test_paths_in_a_data_set_are_of_its_folder(tmp_path):
+    datasets, _ = data_set()
+    rows = {"text": ["a"], "image": [{"bytes": None, "path": "pictures/a.png"}], "video": ["c.mp4"]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "set"))
+    (prompt,) = hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
+    assert [m.source for m in prompt.media] == [str(tmp_path / "set" / name) for name in ("pictures/a.png", "c.mp4")]
+
+
+def test_files_are_read_through_the_same_door(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo")
+    assert hub.load_prompts(tmp_path / "a.txt") == load_prompts(tmp_path / "a.txt")
+
+
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install mmgrpo\[vlm\]"):
+        hub.load_prompts(f"hf:{tmp_path}@train")
+
+
+def test_a_clip_needs_no_text():
+    made = prompt_of({"audio": "a.flac", "answer": "yes"}, "row 0", "0")
+    assert made == prompt_of({"audio": "a.flac", "text": "", "answer": "yes"}, "row 0", "0")
+    assert (made.text, made.answer, [medium.source for medium in made.media]) == ("", "yes", ["a.flac"])

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmgrpo.data.prompts import PromptOrder, load_prompts, take_batch
+from mmgrpo.types import Prompt
+
+
+def written(folder, *lines, name="prompts.jsonl"):
+    path = folder / name
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_every_field_of_an_object_finds_its_place_and_unknown_keys_go_to_meta(tmp_path):
+    row = {"text": "a cat", "id": "cat", "answer": [1, 2], "task": "count", "source": "a.html", "meta": {"w": 3}}
+    assert load_prompts(written(tmp_path, json.dumps(row))) == [
+        Prompt("a cat", "cat", [1, 2], "count", {"source": "a.html", "w": 3})
+    ]
+
+
+def test_ids_default_to_file_and_line_counting_blank_lines(tmp_path):
+    prompts = load_prompts(written(tmp_path, '{"prompt": "one"}', "", '{"text": "two"}', ""))
+    assert [(p.text, p.id) for p in prompts] == [("one", "prompts.jsonl:1"), ("two", "prompts.jsonl:3")]
+
+
+def test_a_number_is_a_good_id(tmp_path):
+    assert load_prompts(written(tmp_path, '{"text": "one", "id": 7}'))[0].id == "7"
+
+
+def test_a_text_file_holds_one_prompt_a_line(tmp_path):
+    prompts = load_prompts(written(tmp_path, "a red cat ", "", "zwei Bären", name="p.txt"))
+    assert [(p.text, p.id) for p in prompts] == [("a red cat", "p.txt:1"), ("zwei Bären", "p.txt:3")]
+
+
+def test_a_line_separator_inside_a_json_string_does_not_end_the_line(tmp_path):
+    assert load_prompts(written(tmp_path, '{"text": "a\u2028b"}'))[0].text == "a\u2028b"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"text": "b"', "not JSON"),
+        ('["b"]', "a list and not an object"),
+        ('{"caption": "b"}', r"no 'text' \(keys: caption\)"),
+        ('{"text": "  "}', "'text' is empty"),
+        ('{"text": 3}', "'text' is 3; wanted a string"),
+        ('{"text": "b", "prompt": "c"}', "both 'text' and 'prompt'"),
+        ('{"text": "b", "meta": 3}', "'meta' is 3; wanted an object"),
+        ('{"text": "b", "task": null}', "'task' is null; wanted a string"),
+        ('{"text": "b", "id": [1]}', "'id' is"),
+        ('{"text": "b", "id": "first"}', "'first' was used at .*prompts.jsonl:1 already"),
+        ('{"text": "b", "w": 1, "meta": {"w": 2}}', r"\['w'\] stand beside 'meta' and inside it"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_an_error_with_its_place(tmp_path, line, complaint):
+    path = written(tmp_path, '{"text": "a", "id": "first"}', line)
+    with pytest.raises(ValueError, match=rf"prompts\.jsonl:2: .*{complaint}"):
+        load_prompts(path)
+
+
+def test_an_empty_file_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="holds no prompt"):
+        load_prompts(written(tmp_path, "", " "))
+
+
+def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such prompt file"):
+        load_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"\.jsonl or \.txt files, not from '\.csv'"):
+        load_prompts(written(tmp_path, "a", name="a.csv"))
+
+
+def test_a_file_in_another_encoding_is_an_error(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("Bären".encode("latin-1"))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        load_prompts(path)
+
+
+def test_each_epoch_holds_every_prompt_once_in_an_order_of_its_own():
+    order = PromptOrder(20, seed=0)
+    epochs = [order.take(20 * number, 20) for number in range(3)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != list(range(20))
+
+
+def test_the_order_is_a_function_of_seed_and_place_only():
+    whole = PromptOrder(7, seed=3).take(0, 60)
+    assert all(PromptOrder(7, seed=3).take(start, 9) == whole[start : start + 9] for start in range(50))
+    assert PromptOrder(7, seed=4).take(0, 60) != whole
+
+
+def test_no_places_give_no_indices():
+    assert PromptOrder(3, seed=0).take(4, 0) == []
+
+
+def test_rounds_follow_each_other_in_the_order():
+    prompts = [Prompt(str(number)) for number in range(5)]
+    order = PromptOrder(5, seed=1)
+    rounds = [p for number in range(4) for p in take_batch(prompts, order, round=number, prompts_per_step=3)]
+    assert rounds == [prompts[index] for index in order.take(0, 12)]
+
+
+def test_an_order_of_another_size_is_an_error():
+    with pytest.raises(ValueError, match="order is of 4 prompts, but there are 1"):
+        take_batch([Prompt("a")], PromptOrder(4, 0), 0, 1)
+    with pytest.raises(ValueError, match="at least one"):
+        PromptOrder(0, 0)
+    with pytest.raises(ValueError, match="counted from zero"):
+        PromptOrder(3, 0).take(-1, 2)

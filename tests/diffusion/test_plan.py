@@ -1,0 +1,399 @@
+"""Plans: what is stochastic, trained and shared at each step, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmgrpo.diffusion.plan import Plan
+from mmgrpo.diffusion.planners import PLANS, planner, window_starts
+from mmgrpo.diffusion.schedules import flow_grid, flux_grid
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def one(text: str, steps: int = 20, group_size: int = 16, round: int = 0, seed: int = 0) -> Plan:
+    [plan] = planner(text)(steps, group_size, round, seeded(seed))
+    return plan
+
+
+def where(flags: tuple[bool, ...]) -> list[int]:
+    return [step for step, flag in enumerate(flags) if flag]
+
+
+def example(**changes: object) -> Plan:
+    """Four steps, the first two stochastic and trained, two children at each: groups of four."""
+    plan = Plan((True, True, False, False), (True, True, False, False), (2, 2, 1, 1), roots=1)
+    return replace(plan, **changes)
+
+
+SAMPLE_OF_EACH = {
+    "every_step": "every_step",
+    "random_subset": "random_subset",
+    "random_window": "random_window",
+    "sliding_window": "sliding_window",
+    "one_step_branch": "one_step_branch(roots=4)",
+    "branch_tree": "branch_tree",
+    "branch_mix": "branch_mix",
+    "tree_window": "tree_window(children=4, depth=2)",
+}
+
+
+# Counts -----------------------------------------------------------------------------------------------
+
+
+def test_a_small_tree_is_counted_by_hand():
+    # one noise -> 2 -> 4 samples, then two deterministic steps of 4
+    plan = example()
+    assert plan.rows == 4
+    assert plan.forwards == (1, 2, 4, 4) and plan.evaluations == 11
+    assert plan.edges == (2, 4, 4, 4)
+    assert plan.trained_edges == 6 and plan.training_evaluations == 3
+    assert plan.end == 2
+
+
+def test_the_tree_of_branch_grpo_has_218_edges_and_203_evaluations():
+    plan = one("branch_tree(splits=[0, 3, 6, 9], factor=2)")
+    # 2 x 3, 4 x 3, 8 x 3, 16 x 11
+    assert plan.edges == (2, 2, 2, 4, 4, 4, 8, 8, 8, *[16] * 11)
+    assert sum(plan.edges) == 218
+    # a split shares its parent's forward: 1 less at step 0, 2 at 3, 4 at 6, 8 at 9
+    assert plan.evaluations == 218 - 15 == 203
+    # all steps but the last
+    assert plan.trained_edges == 218 - 16
+    assert plan.training_evaluations == 203 - 16
+
+
+def test_flow_grpo_trains_every_step_of_every_row():
+    plan = one("every_step", steps=10, group_size=24)
+    assert plan.roots == 24 and plan.branches == (1,) * 10
+    assert plan.evaluations == 240 and plan.trained_edges == plan.training_evaluations == 216
+
+
+def test_a_shared_initial_noise_is_evaluated_once():
+    plan = one("every_step(shared_noise=True)", steps=10, group_size=24)
+    assert plan.roots == 1 and plan.branches == (24, *[1] * 9)
+    assert plan.evaluations == 240 - 23 and plan.trained_edges == 216
+    assert plan.training_evaluations == 216 - 23
+
+
+def test_dance_grpo_trains_nine_of_sixteen_steps():
+    # int(15 * 0.6) = 9
+    plan = one("random_subset(fraction=0.6)", steps=16, group_size=12)
+    assert plan.drawn == 9 and plan.trained_edges == 108 and plan.roots == 1
+
+
+def test_one_step_branches_train_with_one_forward_per_root():
+    plan = one("one_step_branch(roots=4)", steps=10, group_size=24)
+    assert plan.rows == 24 and plan.trained_edges == 24 and plan.training_evaluations == 4
+    step = where(plan.trained)[0]
+    # 4 rows up to and at the branch, 24 after
+    assert plan.evaluations == 4 * (step + 1) + 24 * (9 - step)
+
+
+def test_tree_grpo_counts_thirteen_effective_steps_and_27_leaves():
+    plan = one("tree_window(children=3, depth=3)", steps=10, group_size=27)
+    assert plan.rows == 27 and plan.trained_edges == 3 + 9 + 27
+    assert plan.training_evaluations == 1 + 3 + 9 == 13
+
+
+def test_previews_cost_their_evaluations():
+    plan = replace(one("one_step_branch", steps=16, group_size=12), intervals=(1, 2, 3))
+    left = 16 - plan.end
+    previews = 12 * (math.ceil(left / 2) + math.ceil(left / 3))
+    assert plan.evaluations == replace(plan, intervals=(1,)).evaluations + previews
+
+
+@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("steps", [12, 20])
+def test_counts_agree_with_the_numbered_tree(text, steps):
+    plan = one(text, steps)
+    forwards = [len(plan.forward(step).unique()) for step in range(plan.steps)]
+    edges = [len(plan.edge(step).unique()) for step in range(plan.steps)]
+    assert tuple(forwards) == plan.forwards and tuple(edges) == plan.edges
+    assert sum(forwards) == plan.evaluations
+    assert plan.rows == plan.edges[-1] == 16
+    assert int(plan.loss_mask(seeded()).sum()) == plan.trained_edges
+
+
+@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+def test_every_edge_leads_to_the_next_forward(text):
+    plan = one(text)
+    for step in range(plan.steps - 1):
+        assert torch.equal(plan.edge(step), plan.forward(step + 1))
+    for step in range(plan.steps):
+        # children of a forward are numbered one after the other
+        assert torch.equal(plan.edge(step) // plan.branches[step], plan.forward(step))
+
+
+# Ownership --------------------------------------------------------------------------------------------
+
+
+def test_each_shared_decision_is_owned_by_its_first_row():
+    loss_mask = example().loss_mask(seeded())
+    # step 0: edges 0 0 1 1; step 1: edges 0 1 2 3
+    assert loss_mask.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+def test_every_trained_edge_is_owned_exactly_once(text):
+    plan = one(text)
+    loss_mask = plan.loss_mask(seeded())
+    assert not bool(loss_mask[:, [not trained for trained in plan.trained]].any())
+    for step in where(plan.trained):
+        owned = plan.edge(step)[loss_mask[:, step]]
+        assert len(owned.unique()) == len(owned)
+        if plan.fraction == 1:
+            assert len(owned) == plan.edges[step]
+
+
+def test_a_share_is_drawn_for_each_row_by_itself():
+    plan = one("random_subset(fraction=0.6)", steps=16, group_size=64)
+    loss_mask = plan.loss_mask(seeded())
+    assert loss_mask.sum(1).tolist() == [9] * 64
+    assert not bool(loss_mask[:, -1].any())
+    assert len(loss_mask.unique(dim=0)) > 32
+    assert torch.equal(loss_mask, plan.loss_mask(seeded())) and not torch.equal(loss_mask, plan.loss_mask(seeded(1)))
+
+
+def test_a_share_draws_all_steps_equally_often():
+    counts = one("random_subset(fraction=0.6)", steps=11, group_size=4000).loss_mask(seeded()).float().mean(0)
+    # 6 of 10; three standard errors: 3 sqrt(0.24 / 4000) = 0.023
+    torch.testing.assert_close(counts[:-1], torch.full((10,), 0.6), atol=0.025, rtol=0)
+
+
+# Validation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"trained": (True, True)}, "one entry of stochastic, trained and branches for each step"),
+        ({"trained": (False,) * 4}, "trains no step"),
+        ({"trained": (True, False, True, False)}, "trains step 2, which is deterministic"),
+        ({"branches": (2, 1, 2, 1)}, "branches at step 2, which is deterministic"),
+        ({"stochastic": (True,) * 4}, "draws noise in its last step"),
+        ({"roots": 0}, "roots, jump, branches and intervals of at least 1"),
+        ({"branches": (0, 2, 1, 1)}, "roots, jump, branches and intervals of at least 1"),
+        ({"sibling_scale": 0.0}, "sibling_scale > 0"),
+        ({"fraction": 0.4}, r"trains int\(2 \* 0.4\) steps of a row"),
+        ({"fraction": 1.5}, "raise fraction"),
+        ({"fraction": 0.5}, "splits after step 0"),
+        ({"jump": 2}, "exactly one stochastic step"),
+        ({"tail": "heun"}, "tail solver 'heun'; known: euler, dpmpp_2m"),
+        ({"tail_steps": 1}, "tail_steps of 0 or 2"),
+        ({"intervals": (2,)}, "begin with 1"),
+        ({"intervals": (1, 2, 2)}, "distinct intervals"),
+    ],
+)
+def test_impossible_plans_are_refused_by_name(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        example(**changes)
+
+
+def test_a_refused_plan_shows_its_arguments():
+    with pytest.raises(ValueError, match=r"trains no step.*trained=\(False, False, False, False\)"):
+        example(trained=(False,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "group_size", "reason"),
+    [
+        ("branch_tree", 20, 12, r"makes groups of 16, got group_size=12; set group_size=16"),
+        ("branch_mix(factor=3)", 20, 16, "makes groups of 81"),
+        ("tree_window", 10, 16, "makes groups of 27, got group_size=16"),
+        ("one_step_branch(roots=4)", 10, 6, "does not divide into 4 roots; use a multiple of 4"),
+        ("branch_tree", 9, 16, r"steps \[9\] are asked to draw noise, but of 9 steps only 0 to 7 can"),
+        ("every_step", 1, 4, "use at least 2 steps"),
+        ("sliding_window(size=10)", 10, 4, "use a size from 1 to 9"),
+        ("sliding_window(schedule='spiral')", 10, 4, "no schedule 'spiral'; known: progressive"),
+        ("sliding_window(tail_ratio=0.0)", 10, 4, "tail_ratio must be above 0"),
+        ("one_step_branch(draw='two')", 10, 4, "'one' or 'all', got 'two'"),
+        ("one_step_branch(jump=10)", 10, 4, "leaves no step of 10"),
+        ("tree_window(r=1.0)", 10, 27, "r must lie between 0 and 1"),
+        ("random_subset(fraction=0.1)", 5, 4, r"trains int\(4 \* 0.1\) steps"),
+        ("branch_tre", 20, 16, "Did you mean 'branch_tree'"),
+        ("every_step(size=2)", 20, 16, "has no parameter 'size'"),
+    ],
+)
+def test_planners_say_what_does_not_fit(text, steps, group_size, reason):
+    with pytest.raises(ValueError, match=reason):
+        one(text, steps, group_size)
+
+
+# Planners ---------------------------------------------------------------------------------------------
+
+
+def test_every_planner_is_in_the_battery():
+    assert SAMPLE_OF_EACH.keys() == PLANS.keys()
+
+
+@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("round", [0, 7, 500, 100_000])
+def test_every_planner_makes_full_groups_in_every_round_and_leaves_the_last_step_alone(text, round):
+    for seed in range(5):
+        plan = one(text, round=round, seed=seed)
+        assert plan.rows == 16 and any(plan.trained) and not plan.stochastic[-1]
+        assert len(plan.grid(flow_grid(20)).levels) == plan.steps + 1
+
+
+@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+def test_plans_are_functions_of_the_seed_and_the_round(text):
+    assert one(text, round=40, seed=3) == one(text, round=40, seed=3)
+
+
+def test_a_random_window_starts_anywhere_in_the_first_half():
+    starts = {where(one("random_window(size=2)", steps=10, seed=seed).trained)[0] for seed in range(200)}
+    assert starts == {0, 1, 2, 3, 4, 5}
+    plan = one("random_window(size=3)", steps=10)
+    assert where(plan.trained) == where(plan.stochastic) and sum(plan.trained) == 3
+
+
+def test_a_window_with_shared_noise_branches_at_its_start():
+    plan = one("random_window(size=2)", steps=10, group_size=8, seed=1)
+    start = where(plan.trained)[0]
+    assert plan.roots == 1 and plan.branches[start] == 8
+    assert plan.forwards[start] == 1 and plan.forwards[start + 1] == 8
+    assert one("random_window(shared_noise=False)", group_size=8).roots == 8
+
+
+def starts_of(text: str, rounds: range, steps: int = 25) -> list[int]:
+    return [where(one(text, steps, 12, round).trained)[0] for round in rounds]
+
+
+def test_a_progressive_window_moves_one_step_every_interval():
+    starts = starts_of("sliding_window(size=4, interval=25)", range(0, 600, 25))
+    # 25 steps: 0 to 20, as the last step is deterministic; then it stays
+    assert starts == [*range(21), 20, 20, 20]
+    assert starts_of("sliding_window(size=4, interval=25)", range(24, 26)) == [0, 1]
+
+
+def test_a_window_can_roll_back_and_stride():
+    text = "sliding_window(size=4, interval=1, stride=4, roll_back=True)"
+    assert starts_of(text, range(8)) == [0, 4, 8, 12, 16, 20, 0, 4]
+
+
+def test_a_decaying_window_stays_shorter_at_each_place():
+    starts = starts_of("sliding_window(size=4, schedule='decay')", range(130))
+    stays = [starts.count(start) for start in range(20)]
+    assert stays[0] == 10 and stays == sorted(stays, reverse=True)
+    # at the last place but one: ceil(10 - 9 * 19 / 20) = ceil(1.45)
+    assert stays[19] == 2 and starts[-1] == 20
+
+
+def test_an_exponentially_decaying_window_stays_as_its_formula_says():
+    starts = starts_of("sliding_window(size=4, interval=25, schedule='exp_decay')", range(520))
+    # ceil(25 exp(-0.1 max(s - 13, 0))): 25 up to 13, then 22.6, 20.5, 18.5, 16.8
+    assert [starts.count(start) for start in (0, 13, 14, 15, 16, 17)] == [25, 25, 23, 21, 19, 17]
+
+
+def test_random_and_frozen_windows():
+    drawn = {where(one("sliding_window(schedule='random')", 10, seed=seed).trained)[0] for seed in range(200)}
+    assert drawn == {0, 1, 2, 3, 4, 5}
+    assert starts_of("sliding_window(schedule='frozen')", range(0, 600, 100)) == [0] * 6
+
+
+def test_flash_follows_the_window_with_fewer_steps():
+    plan = one("sliding_window(size=4, tail='dpmpp_2m', tail_ratio=0.4)", 25, 12)
+    # the window is 0 to 3: int((25 - 3) * 0.4) = 8 steps follow
+    assert plan.tail == "dpmpp_2m" and plan.tail_steps == 8 and plan.steps == 12
+    assert where(plan.stochastic) == [0, 1, 2, 3]
+    grid = plan.grid(flow_grid(25))
+    assert torch.equal(grid.levels[:5], flow_grid(25).levels[:5])
+    assert grid.levels[-1] == 0 and grid.steps == 12
+
+
+@pytest.mark.parametrize("round", [0, 300, 10_000])
+@pytest.mark.parametrize("ratio", [0.2, 0.4, 0.99])
+def test_every_flash_grid_ends_at_sigma_zero(round, ratio):
+    plan = one(f"sliding_window(size=4, tail='dpmpp_2m', tail_ratio={ratio})", 25, 12, round)
+    for base in (flow_grid(25), flux_grid(25, 1024)):
+        grid = plan.grid(base)
+        assert grid.levels[-1] == 0 and grid.steps == plan.steps
+        assert bool((grid.levels[1:] < grid.levels[:-1]).all())
+
+
+def test_a_flash_tail_can_be_one_step_long():
+    plan = one("sliding_window(size=4, tail_ratio=0.2)", 25, 12, round=10_000)
+    # the window is 20 to 23: int((25 - 23) * 0.2) = 0, so one
+    assert plan.tail_steps == 1 and plan.grid(flow_grid(25)).levels[-1] == 0
+
+
+def test_one_step_branches_are_drawn_in_the_first_half_or_all_of_it():
+    drawn = {where(one("one_step_branch", 10, seed=seed).stochastic)[0] for seed in range(200)}
+    assert drawn == {0, 1, 2, 3, 4}
+    plans = planner("one_step_branch(draw='all')")(10, 12, 0, seeded())
+    assert [where(plan.trained) for plan in plans] == [[0], [1], [2], [3], [4]]
+    assert all(plan.rows == 12 and plan.branches[where(plan.trained)[0]] == 12 for plan in plans)
+
+
+def test_previews_visit_every_second_and_third_point_and_the_last():
+    plan = one("one_step_branch(first=0.1, intervals=[1, 2, 3])", steps=10)
+    # branch at step 0, completions from point 1
+    assert plan.intervals == (1, 2, 3) and plan.end == 1
+    assert plan.points(1) == tuple(range(1, 11))
+    assert plan.points(2) == (1, 3, 5, 7, 9, 10)
+    assert plan.points(3) == (1, 4, 7, 10)
+    assert flow_grid(10).pick(plan.points(3)).levels[-1] == 0
+
+
+def test_a_jump_spans_several_steps_of_the_base_grid():
+    plan = one("one_step_branch(first=0.5, jump=3)", steps=10, seed=2)
+    base = flow_grid(10)
+    grid, step = plan.grid(base), where(plan.stochastic)[0]
+    assert plan.steps == grid.steps == 8
+    assert grid.levels[step] == base.levels[step] and grid.levels[step + 1] == base.levels[step + 3]
+    assert torch.equal(grid.levels[step + 1 :], base.levels[step + 3 :])
+    assert grid.cap == base.cap
+
+
+def test_depth_pruning_skips_a_window_that_moves_to_its_stop():
+    text = "branch_tree(prune=4, prune_every=30, prune_stop=14)"
+
+    def skipped(round: int) -> list[int]:
+        plan = one(text, round=round)
+        assert plan.edges == one("branch_tree").edges and plan.stochastic == one("branch_tree").stochastic
+        return [step for step in range(19) if not plan.trained[step]]
+
+    assert skipped(0) == skipped(29) == [9, 10, 11, 12]
+    assert skipped(30) == [10, 11, 12, 13]
+    assert skipped(150) == skipped(100_000) == [14, 15, 16, 17]
+
+
+def test_branch_trees_give_siblings_correlated_noise():
+    assert one("branch_tree").sibling_scale == 4.0
+    assert one("every_step").sibling_scale == math.inf
+
+
+def test_branch_mix_draws_noise_at_splits_and_in_its_window():
+    assert where(one("branch_mix(window=4)").stochastic) == [0, 3, 6, 9, 10, 11, 12, 13]
+    assert where(one("branch_mix(window=4)", round=60).trained) == [0, 3, 6, 9, 12, 13, 14, 15]
+    assert where(one("branch_mix(window=4)", round=100_000).trained) == [0, 3, 6, 9, 15, 16, 17, 18]
+
+
+def test_starts_of_tree_windows_are_truncated_geometric():
+    probabilities = window_starts(10, 3, 0.5)
+    assert probabilities.shape == (7,) and probabilities.sum().item() == pytest.approx(1, abs=1e-15)
+    # 0.5 / (1 - 1 / 128) = 0.503937, then halves
+    assert probabilities[0].item() == pytest.approx(0.503937, abs=5e-7)
+    torch.testing.assert_close(probabilities[1:] / probabilities[:-1], torch.full((6,), 0.5).double())
+    starts = [where(one("tree_window", 10, 27, seed=seed).trained)[0] for seed in range(600)]
+    # three standard errors: 3 sqrt(0.25 / 600) = 0.06
+    assert starts.count(0) / 600 == pytest.approx(0.504, abs=0.065)
+
+
+def test_the_window_of_a_tree_splits_at_each_of_its_steps():
+    plan = one("tree_window(children=3, depth=3)", 10, 27, seed=4)
+    window = where(plan.stochastic)
+    assert window == list(range(window[0], window[0] + 3)) and plan.trained == plan.stochastic
+    assert [plan.branches[step] for step in window] == [3, 3, 3]
+
+
+def test_a_plan_for_another_number_of_steps_is_refused():
+    with pytest.raises(ValueError, match=r"this plan has 20 steps .* the noise grid has 12"):
+        one("every_step").grid(flow_grid(12))

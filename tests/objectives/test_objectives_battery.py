@@ -1,0 +1,196 @@
+"""What holds for every row of the tables of objectives, terms, weights and mismatch corrections."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
+from mmgrpo.registry import Block, Bound, bind
+
+TABLES = {"objective": OBJECTIVES, "term": TERMS, "weights": AGGREGATIONS, "mismatch": MISMATCH}
+REQUIRED = {
+    "regression_proximal": "regression_proximal(clip=0.05)",
+    "drpo": "drpo(length=8)",
+    "constant_horizon": "constant_horizon(length=8)",
+    "off_policy_mask": "off_policy_mask(delta=0.1)",
+    "kl_hinge": "kl_hinge",
+}
+KEY = torch.tensor([0, 7, 0, 7, 0])  # two interleaved groups, of three rows and of two
+PASSED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=torch.bool)
+NAMES = [(what, name) for what, table in TABLES.items() for name in table]
+ON_POLICY_GRADIENT = [
+    "ppo", "dual_clip", "two_sided_clip", "log_preclip", "cispo_band", "cispo_cap", "sapo", "simple_policy",
+    "policy_gradient", "mini_rl", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
+]  # fmt: skip
+SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
+
+
+def bound(what: str, name: str) -> Bound:
+    text = REQUIRED.get(name, f"{name}(coef=0.5)" if what == "term" else name)
+    return bind(text, TABLES[what], what)
+
+
+def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One batch of everything that a block can need; log-ratios have the size of ``spread``."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(5, 4, generator=random)
+
+    old = normal() - 2
+    reward = torch.tensor([1.0, -0.5, -1.0, 0.5, 0.25])
+    loss_mask = PASSED.clone()
+    loss_mask[3, 0] = False  # a decision of row 3 that another row owns
+    return {
+        "log_probs": old + spread * normal(),
+        "old_log_probs": old,
+        "reference_log_probs": old + spread * normal(),
+        "sampler_log_probs": old + spread * normal(),
+        "advantages": reward[:, None].expand(5, 4).clone(),
+        "shift": normal().square() * 1e-5 * spread,
+        "reference_shift": normal().square(),
+        "reference_velocity_gap": normal().square(),
+        "entropy": normal().square(),
+        "std": normal().abs() + 0.1,
+        "level": normal().abs() + 0.1,
+        "dt": normal().abs() + 0.1,
+        "loss_mask": loss_mask,
+        "decision_mask": PASSED,
+        "key": KEY,
+    }
+
+
+def values_of(block: Bound, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    result = block(batch)
+    return result if isinstance(result, torch.Tensor) else result.values
+
+
+def gradient(block: Bound, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """Of the weighted sum, with respect to the log-probs."""
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    total = (weights * values_of(block, {**batch, "log_probs": log_probs})).sum()
+    if not total.requires_grad:
+        return torch.zeros_like(log_probs)
+    (grad,) = torch.autograd.grad(total, log_probs, allow_unused=True, materialize_grads=True)
+    return grad
+
+
+@pytest.mark.parametrize(("what", "name"), NAMES)
+def test_needs_are_the_first_arguments_and_the_docstring_is_there(what, name):
+    block: Block = TABLES[what][name]
+    assert tuple(inspect.signature(block.fn).parameters)[: len(block.needs)] == block.needs
+    assert block.fn.__doc__ and block.level in ("decision", "row", "group")
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 20.0])
+@pytest.mark.parametrize(("what", "name"), NAMES)
+def test_values_and_gradients_are_finite_however_far_the_policy_moved(what, name, spread):
+    batch = inputs(spread)
+    block = bound(what, name)
+    values = values_of(block, batch)
+    assert values.shape == batch["loss_mask"].shape
+    assert values.isfinite().all()
+    assert gradient(block, batch, AGGREGATIONS["per_sample"].fn(batch["loss_mask"])).isfinite().all()
+
+
+@pytest.mark.parametrize(("what", "name"), NAMES)
+def test_positions_without_a_decision_do_not_matter(what, name):
+    batch, block = inputs(), bound(what, name)
+    other = {k: torch.where(PASSED, v, v + 3.0) if v.is_floating_point() else v for k, v in batch.items()}
+    loss_mask, weights = batch["loss_mask"], AGGREGATIONS["per_sample"].fn(batch["loss_mask"])
+    torch.testing.assert_close(values_of(block, batch)[loss_mask], values_of(block, other)[loss_mask], rtol=0, atol=0)
+    grad = gradient(block, other, weights)
+    torch.testing.assert_close(grad, gradient(block, batch, weights), rtol=0, atol=0)
+    assert (grad[~PASSED] == 0).all()
+
+
+@pytest.mark.parametrize(("what", "name"), NAMES)
+def test_permuting_rows_permutes_results(what, name):
+    batch, block = inputs(), bound(what, name)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    permuted = values_of(block, {k: v[order] for k, v in batch.items()})
+    torch.testing.assert_close(permuted, values_of(block, batch)[order], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("what", "name"), [(w, n) for w, n in NAMES if TABLES[w][n].level == "decision"])
+def test_decision_level_gives_the_same_for_any_subset(what, name):
+    batch, block = inputs(), bound(what, name)
+    some = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1], [0, 1, 0, 0]], dtype=torch.bool)
+    subset = {k: v[some] for k, v in batch.items() if v.shape == some.shape}
+    torch.testing.assert_close(values_of(block, subset), values_of(block, batch)[some], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("what", "name"), [(w, n) for w, n in NAMES if w != "weights" and n != "kl_hinge"])
+def test_a_group_alone_gives_what_it_gives_among_others(what, name):
+    batch, block = inputs(), bound(what, name)
+    for key in KEY.unique():
+        rows = key == KEY
+        alone = values_of(block, {k: v[rows] for k, v in batch.items()})
+        torch.testing.assert_close(alone, values_of(block, batch)[rows], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [n for n, b in OBJECTIVES.items() if b.level == "row"])
+def test_a_row_alone_gives_what_it_gives_among_others(name):
+    batch, block = inputs(), bound("objective", name)
+    for row in range(5):
+        alone = values_of(block, {k: v[row : row + 1] for k, v in batch.items()})
+        torch.testing.assert_close(alone[0], values_of(block, batch)[row], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ON_POLICY_GRADIENT)
+def test_at_ratio_one_the_gradient_is_minus_advantage_times_weight(name):
+    batch = {**inputs(spread=0.0), "loss_mask": PASSED}
+    weights = AGGREGATIONS["per_sample"].fn(PASSED)
+    expected = -batch["advantages"] * weights
+    torch.testing.assert_close(gradient(bound("objective", name), batch, weights), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_at_ratio_one_the_loss_raises_the_best_of_a_group_and_lowers_the_worst(name):
+    batch = inputs(spread=0.0)
+    grad = gradient(bound("objective", name), batch, AGGREGATIONS["per_sample"].fn(batch["loss_mask"]))
+    assert (grad[0][batch["loss_mask"][0]] < 0).all()  # advantage 1.0, the best of its group
+    assert (grad[2][batch["loss_mask"][2]] > 0).all()  # advantage -1.0, the worst
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_at_ratio_one_nothing_is_clipped(name):
+    _, low, high = bound("objective", name)(inputs(spread=0.0))
+    assert not low.any() and not high.any()
+
+
+@pytest.mark.parametrize("name", [n for n in TERMS if n != "kl_hinge"])
+def test_terms_are_linear_in_their_coefficient(name):
+    batch = inputs()
+    once, thrice = (bind(f"{name}(coef={c})", TERMS, "term")(batch) for c in (1.0, 3.0))
+    torch.testing.assert_close(thrice, 3 * once)
+    assert (once != 0).any()
+
+
+@pytest.mark.parametrize("name", list(AGGREGATIONS))
+def test_weights_are_positive_on_the_mask_and_zero_elsewhere(name):
+    batch = inputs()
+    weights = bound("weights", name)(batch)
+    assert torch.equal(weights > 0, batch["loss_mask"])
+
+
+@pytest.mark.parametrize("name", SUMS_TO_ONE)
+def test_weights_of_a_mean_sum_to_one(name):
+    torch.testing.assert_close(bound("weights", name)(inputs()).sum(), torch.tensor(1.0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", list(AGGREGATIONS))
+def test_weights_of_nothing_are_zero(name):
+    batch = inputs()
+    assert (bound("weights", name)({**batch, "loss_mask": torch.zeros_like(PASSED)}) == 0).all()
+
+
+@pytest.mark.parametrize("name", list(MISMATCH))
+def test_equal_engines_need_no_correction_and_corrections_have_no_gradient(name):
+    batch, block = inputs(spread=0.0), bound("mismatch", name)
+    assert (block(batch)[PASSED] == 1).all()
+    batch = {k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in inputs().items()}
+    assert not block(batch).requires_grad

@@ -1,0 +1,102 @@
+"""The embedded clips: what they are, how they are split, and how they are made."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.types import Audio
+from pipelines.speech.audio import check_audio, read_audio
+from scripts import make_speech_data as script
+from tests import ROOT
+
+pytest.importorskip("soundfile")
+pytest.importorskip("soxr")
+
+SPEECH = ROOT / "assets" / "speech"
+SPLITS = ("train", "tune", "heldout", "natural", "telephone_train", "telephone")
+PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
+
+
+def test_every_clip_can_be_heard_and_belongs_to_one_row():
+    prompts = [prompt for split in SPLITS for prompt in PROMPTS[split]]
+    kept, skipped = check_audio(prompts, max_seconds=10)
+    assert (len(kept), skipped) == (455, [])
+    files = [prompt.media[0].source for prompt in prompts]
+    there = [file for folder in ("clips", "natural", "telephone*") for file in SPEECH.glob(f"{folder}/*")]
+    assert sorted(files) == sorted(map(str, there))
+    assert sum(file.stat().st_size for file in there) < 5e6
+    assert {(prompt.text, prompt.task) for prompt in prompts} == {("", "transcribe")}
+    assert read_audio(PROMPTS["natural"][0].media[0]).rate == 16_000
+
+
+def test_splits_share_neither_sentences_nor_voices():
+    sentences = {split: {prompt.answer for prompt in PROMPTS[split]} for split in SPLITS}
+    voices = {split: {prompt.meta["voice"] for prompt in PROMPTS[split]} for split in SPLITS}
+    # Two announcements are there twice.
+    assert [len(sentences[split]) for split in SPLITS] == [176, 32, 80, 12, 95, 58]
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not sentences[one] & sentences[other]
+        assert not voices[one] & voices[other] or (one, other) == ("telephone_train", "telephone")  # one person
+
+
+def test_the_rows_are_those_that_the_script_makes():
+    lines = (SPEECH / "sentences.txt").read_text().splitlines()
+    for split, spoken in script.split_sentences(lines, seed=0).items():
+        assert [prompt.answer for prompt in PROMPTS[split]] == spoken
+        assert {prompt.meta["voice"] for prompt in PROMPTS[split]} == set(script.VOICES[split])
+        for voice in script.VOICES[split]:
+            levels = [prompt.meta["snr"] for prompt in PROMPTS[split] if prompt.meta["voice"] == voice]
+            assert max(map(levels.count, set(levels))) - min(map(levels.count, set(levels))) <= 1
+
+
+@pytest.mark.parametrize("kind", ["white", "pink"])
+def test_noise_is_as_loud_as_is_said_and_of_its_colour(kind):
+    tone = torch.sin(torch.arange(32_000) / 16_000 * 2 * torch.pi * 500)
+    clip = script.noisy(Audio(tone[None], 16_000), 10.0, kind, np.random.default_rng(0))
+    assert np.abs(clip).max() == pytest.approx(0.9)
+    scale = np.dot(clip, tone) / np.dot(tone, tone)  # the noise is all but orthogonal to the tone
+    noise = clip - scale * tone.numpy()
+    assert 10 * np.log10(np.mean((scale * tone.numpy()) ** 2) / np.mean(noise**2)) == pytest.approx(10, abs=0.1)
+    power = np.abs(np.fft.rfft(noise)) ** 2
+    low, high = power[200:400].mean(), power[6400:12800].mean()  # 100-200 Hz and 3200-6400 Hz: 32 times
+    assert low / high == pytest.approx({"white": 1, "pink": 32}[kind], rel=0.3)
+
+
+def test_opus_bytes_are_the_same_each_time_and_sound_alike(tmp_path):
+    pytest.importorskip("av")
+    tone = 0.5 * np.sin(np.arange(16_000) / 16_000 * 2 * np.pi * 500).astype(np.float32)
+    content = script.opus(tone)
+    assert content == script.opus(tone) and len(content) < 5_000
+    (tmp_path / "a.opus").write_bytes(content)
+    (tmp_path / "a.jsonl").write_text('{"text": "", "audio": "a.opus", "answer": "beep"}\n')
+    heard = read_audio(load_prompts(tmp_path / "a.jsonl")[0].media[0])
+    spectrum = torch.fft.rfft(heard.samples[0]).abs()
+    assert float(spectrum.argmax()) * heard.rate / heard.samples.shape[1] == pytest.approx(500, abs=2)
+
+
+def test_too_few_or_equal_sentences_are_refused():
+    with pytest.raises(SystemExit, match="wanted more than 112 different sentences; there are 3"):
+        script.split_sentences(["a", "b", "c"], 0)
+    with pytest.raises(SystemExit, match="different sentences; there are 200"):
+        script.split_sentences(["a"] * 200, 0)
+
+
+@pytest.mark.skipif(not shutil.which("espeak-ng"), reason="espeak-ng is not installed")
+def test_the_same_arguments_write_the_same_clips(tmp_path):
+    pytest.importorskip("av")
+    for folder in ("a", "b"):
+        script.write_split(tmp_path / folder, "tune", ["Hello there.", "How are you?"], (10.0,), 3)
+    names = ["tune.jsonl", "clips/tune-000.opus", "clips/tune-001.opus"]
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+    rows = [json.loads(line) for line in (tmp_path / "a" / "tune.jsonl").read_text().splitlines()]
+    assert [row["meta"]["voice"] for row in rows] == list(script.VOICES["tune"])
+    other = tmp_path / "c"
+    script.write_split(other, "tune", ["Hello there."], (10.0,), 4)
+    assert (other / names[1]).read_bytes() != (tmp_path / "a" / names[1]).read_bytes()

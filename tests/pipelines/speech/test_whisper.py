@@ -1,0 +1,165 @@
+"""A real Whisper of a hundred thousand parameters: sampled as scored, and as the library computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.token import Sequences, TokenPolicy
+from mmgrpo.types import Audio, Image, Media, Prompt, Request, Rollout, Turn
+from pipelines.speech import whisper
+
+RATE = 16_000
+
+
+def clip(number: int, seconds: float = 1.0, rate: int = RATE) -> Prompt:
+    """A hum, each number's a third higher than the last."""
+    samples = torch.sin(torch.arange(int(seconds * rate)) * 0.02 * 1.3**number * RATE / rate) / 2
+    return Prompt("", str(number), turns=(Turn("user", (Media("audio", Audio(samples[None], rate)),)),))
+
+
+PROMPTS = [clip(number, seconds=1.0 + number) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return whisper.tiny(tmp_path_factory.mktemp("whisper"))
+
+
+def rollout(policy: TokenPolicy, group_size: int = 4) -> Rollout:
+    return policy.rollout(Request(PROMPTS, [0, 1, 2], group_size, 0))
+
+
+def rescored(policy: TokenPolicy, made: Rollout, limit: int = 5) -> Tensor:
+    dense = torch.zeros_like(made.decisions.log_probs)
+    for part in made.steps.split(made.decisions.loss_mask, limit):
+        dense[part.rows, part.positions] = policy.score(made, part, frozenset({"log_probs"}))["log_probs"].detach()
+    return dense
+
+
+def kept(made: Rollout) -> Sequences:
+    assert isinstance(made.steps, Sequences)
+    return made.steps
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_sampled_tokens_are_scored_as_they_were_drawn(folder, share_prefix):
+    family = whisper.load(folder, seconds=4)
+    family.end_ids |= frozenset(range(40))  # the untrained model would hardly end by its one end token
+    policy = TokenPolicy(family, max_tokens=12, share_prefix=share_prefix)
+    made = rollout(policy)
+    loss_mask = made.decisions.loss_mask
+    assert loss_mask.sum(1).float().std() > 0  # some end early
+    torch.testing.assert_close(
+        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
+    )
+
+
+def test_scores_are_those_of_the_librarys_forward_pass_of_a_single_row(folder):
+    from transformers.modeling_outputs import BaseModelOutput
+
+    family = whisper.load(folder)
+    network: Any = family.network
+    made = rollout(TokenPolicy(family, max_tokens=12))
+    silent, at_first = (torch.tensor(sorted(ids)) for ids in (family.suppress_tokens, family.begin_suppress_tokens))
+    for row in range(0, made.decisions.rows, 4):
+        context = family.encode([made.prompts[row]])
+        own = kept(made).real[row]
+        ids = torch.cat([context.ids[0], kept(made).ids[row][own]])[None]
+        with torch.no_grad():
+            states = network.model.encoder(torch.stack(list(context.media))).last_hidden_state
+            logits = network(decoder_input_ids=ids, encoder_outputs=BaseModelOutput(states)).logits[0]
+        logits = logits[context.ids.shape[1] - 1 : -1].index_fill(1, silent, -torch.inf)
+        logits[0, at_first] = -torch.inf
+        wanted = logits.log_softmax(-1).gather(1, kept(made).ids[row][own][:, None])[:, 0]
+        torch.testing.assert_close(made.decisions.log_probs[row][own], wanted, rtol=0, atol=1e-5)
+
+
+def test_what_is_heard_changes_what_is_said(folder):
+    """Features of the group are interleaved like its rows: the wrong clip would give other likelihoods."""
+    family = whisper.load(folder, seconds=4)
+    policy = TokenPolicy(family, max_tokens=6)
+    made = rollout(policy)
+    honest = rescored(policy, made)
+    features = kept(made).features
+    assert features is not None
+    object.__setattr__(kept(made), "features", [features[1], features[2], features[0]])
+    assert (rescored(policy, made) - honest).abs().max() > 1e-2
+
+
+def test_suppressed_tokens_are_never_said_and_stay_impossible_in_scoring(folder):
+    family = whisper.load(folder, seconds=4)
+    policy = TokenPolicy(family, max_tokens=12)
+    made = rollout(policy, group_size=64)
+    said = kept(made).ids[kept(made).real]
+    assert not torch.isin(said, torch.tensor(sorted(family.suppress_tokens))).any()
+    assert not torch.isin(kept(made).ids[:, 0], torch.tensor(sorted(family.begin_suppress_tokens))).any()
+    hidden = torch.zeros(2, 32)
+    spread = policy._log_softmax(family.network, hidden, torch.tensor([True, False]), 1.0)
+    at_first = sorted(family.begin_suppress_tokens)
+    assert torch.isneginf(spread[0, at_first]).all() and torch.isfinite(spread[1, at_first]).all()
+    torch.testing.assert_close(spread.exp().sum(1), torch.ones(2))
+
+
+def test_a_clip_is_encoded_once_for_its_group_and_once_for_the_run_where_features_are_kept(folder):
+    family = whisper.load(folder, seconds=4)
+    heard: list[int] = []
+    family.network.model.encoder.register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda module, given: heard.append(len(given[0]))
+    )
+    policy = TokenPolicy(family, max_tokens=3, features_kept=8)
+    made = rollout(policy)
+    rescored(policy, made)
+    again = rollout(policy)
+    assert heard == [3]
+    assert torch.equal(made.decisions.log_probs, again.decisions.log_probs)
+
+
+def test_the_frozen_encoder_gets_no_gradient_and_a_trained_one_does(folder):
+    for frozen in (True, False):
+        family = whisper.load(folder, seconds=4, freeze_encoder=frozen)
+        policy = TokenPolicy(family, max_tokens=3)
+        made = rollout(policy)
+        part = next(made.steps.split(made.decisions.loss_mask, 100))
+        policy.score(made, part, frozenset({"log_probs"}))["log_probs"].sum().backward()
+        network: Any = family.network
+        assert (network.model.encoder.layers[0].fc1.weight.grad is None) == frozen
+        assert network.model.decoder.layers[0].fc1.weight.grad.abs().max() > 0
+        assert network.get_input_embeddings().weight.grad is None
+
+
+def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_of_training(folder):
+    """The family computes in float32 without switching the sampler's own precision off."""
+    policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6, sampling_dtype="bfloat16")
+    made = rollout(policy)
+    loss_mask = made.decisions.loss_mask
+    torch.testing.assert_close(
+        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
+    )
+    assert (made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs)[loss_mask].abs().max() > 1e-3
+
+
+def test_a_saved_model_is_an_ordinary_folder(folder, tmp_path: Path):
+    policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6)
+    policy.save(tmp_path / "saved")
+    again = TokenPolicy(whisper.load(tmp_path / "saved", seconds=4), max_tokens=6)
+    assert torch.equal(rollout(again).decisions.log_probs, rollout(policy).decisions.log_probs)
+
+
+def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
+    family = whisper.load(folder, seconds=2)
+    slow, fast = (family.encode([clip(1, rate=rate)]).media[0] for rate in (8_000, 44_100))
+    assert slow.shape == fast.shape == (80, 3000)
+    with pytest.raises(ValueError, match=r"prompt '5': its clip has 3\.0 s, more than model\.seconds=2"):
+        family.encode([clip(5, seconds=3)])
+    picture = Media("image", Image(torch.zeros(3, 4, 4)))
+    with pytest.raises(ValueError, match="prompt 'p' shows image; Whisper takes exactly one clip"):
+        family.encode([Prompt("", "p", turns=(Turn("user", (picture,)),))])
+    with pytest.raises(ValueError, match=r"prompt 'q' asks 'what \?', but Whisper cannot be asked"):
+        family.encode([Prompt("what ?", "q", turns=(Turn("user", (*clip(1).media, "what ?")),))])
+    with pytest.raises(ValueError, match="seconds: came 31"):
+        whisper.load(folder, seconds=31)

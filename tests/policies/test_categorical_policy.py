@@ -1,0 +1,156 @@
+"""One categorical decision a sample, on a table of logits: likelihoods, streams, reference, learning, resuming."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from mmgrpo.policies.categorical import CategoricalFamily, CategoricalPolicy, Choices
+from mmgrpo.types import Policy, Prompt, Request
+from tests.building import algorithm_blocks, trainer
+from tests.speaking import TableFamily, near_answer, table_prompts
+
+PROMPTS = table_prompts(3)
+
+
+def policy(classes: int = 7, prompts: int = 3, **settings) -> CategoricalPolicy:
+    return CategoricalPolicy(TableFamily(prompts, classes), **settings)
+
+
+def rollout(made: CategoricalPolicy, group_size: int = 8, seed: int = 3):
+    return made.rollout(Request(PROMPTS, [0, 1, 2], group_size, seed))
+
+
+def rescored(made: CategoricalPolicy, rolled, name: str, limit: int = 1000) -> torch.Tensor:
+    dense = torch.zeros_like(rolled.decisions.log_probs)
+    for part in rolled.steps.split(rolled.decisions.loss_mask, limit):
+        dense[part.rows, part.positions] = made.score(rolled, part, frozenset({name}))[name].detach()
+    return dense
+
+
+def test_it_is_a_policy_and_its_table_a_family():
+    made = policy()
+    assert isinstance(made, Policy) and isinstance(made.family, CategoricalFamily)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_log_probs_and_entropies_are_those_of_the_softmax(temperature):
+    made = policy(temperature=temperature)
+    rolled = rollout(made)
+    kept = rolled.steps
+    assert isinstance(kept, Choices)
+    wanted = torch.distributions.Categorical(logits=made.network.weight[kept.prompt] / temperature)
+    torch.testing.assert_close(rolled.decisions.log_probs[:, 0], wanted.log_prob(kept.chosen), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rolled.decisions.fields["entropy"][:, 0], wanted.entropy(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rescored(made, rolled, "entropy")[:, 0], wanted.entropy(), rtol=0, atol=1e-6)
+
+
+def test_classes_are_drawn_with_their_probabilities():
+    made = policy(classes=3, prompts=1)
+    with torch.no_grad():
+        made.network.weight.copy_(torch.tensor([[0.2, 0.5, 0.3]]).log())
+    rolled = made.rollout(Request(PROMPTS[:1], [0], 20_000, 0))
+    shares = torch.bincount(rolled.steps.chosen, minlength=3) / 20_000
+    assert (shares - torch.tensor([0.2, 0.5, 0.3])).abs().max() < 0.012  # three sigmas are 0.0106
+
+
+def test_the_ratio_is_one_and_the_kl_zero_before_the_first_update():
+    made = policy(temperature=0.7)
+    rolled = rollout(made)
+    for name in ("log_probs", "reference_log_probs"):
+        assert torch.equal(rescored(made, rolled, name, limit=5), rolled.decisions.log_probs)
+
+
+def test_a_group_does_not_depend_on_its_neighbours_but_on_slot_and_seed():
+    made = policy()
+    together, alone = rollout(made), made.rollout(Request(PROMPTS[1:2], [1], 8, 3))
+    assert torch.equal(together.steps.chosen[8:16], alone.steps.chosen)
+    moved, other = made.rollout(Request(PROMPTS[1:2], [0], 8, 3)), made.rollout(Request(PROMPTS[1:2], [1], 8, 4))
+    assert not torch.equal(alone.steps.chosen, moved.steps.chosen)
+    assert not torch.equal(alone.steps.chosen, other.steps.chosen)
+
+
+def test_parts_hold_every_decision_once_and_leave_the_gradient_unchanged(tmp_path):
+    gradients = []
+    for limit in (1, 5, 1000):
+        made = trainer(policy(), tmp_path / str(limit), PROMPTS, reward=near_answer, **algorithm_blocks("dmospeech2"))
+        rolled = rollout(made.policy)
+        rows = torch.cat([part.rows for part in rolled.steps.split(rolled.decisions.loss_mask, limit)])
+        assert rows.tolist() == list(range(24))
+        loss = torch.tensor(0.0)
+        for part in rolled.steps.split(rolled.decisions.loss_mask, limit):
+            scores = made.policy.score(rolled, part, frozenset({"log_probs"}))
+            loss = loss + (scores["log_probs"] * (part.rows + 1.0)).sum()
+        (gradient,) = torch.autograd.grad(loss, [made.policy.network.weight])
+        gradients.append(gradient)
+    for gradient in gradients[:2]:
+        torch.testing.assert_close(gradient, gradients[2], rtol=1e-5, atol=1e-5)
+
+
+def test_evaluation_takes_the_most_likely_class_whatever_the_seed():
+    made = policy()
+    first, other = (made.sample(Request(PROMPTS, [0, 1, 2], 2, seed)) for seed in (0, 1))
+    modes = made.network.weight.argmax(1).repeat_interleave(2).tolist()
+    assert [int(output.text) for output in first] == modes and first == other
+
+
+def test_a_choice_that_cannot_be_rendered_stops_the_run_and_is_told():
+    made = policy()
+
+    def broken(prompt: Prompt, choice: int):
+        raise OSError("the engine is out")
+
+    made.family.render = broken
+    with pytest.raises(
+        RuntimeError, match=r"class \d of prompt '0' \('prompt 0'\) could not be rendered: OSError: the"
+    ):
+        rollout(made)
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        policy(temperature=0.0)
+
+
+def test_a_table_learns_its_answers_in_seconds(tmp_path):
+    made = trainer(
+        policy(),
+        tmp_path,
+        PROMPTS,
+        reward=near_answer,
+        heldout=PROMPTS,
+        prompts_per_step=3,
+        group_size=16,
+        steps=60,
+        lr=0.2,
+        **algorithm_blocks("dmospeech2"),
+    )
+    result = made.fit()["eval"]
+    assert result["before"]["reward"]["mean"] < -0.5
+    assert result["after"]["reward"]["mean"] == 0  # every mode is the answer
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["ratio/first_minus_one"] == 0 and lines[0]["kl"] == 0
+    assert max(line["kl"] for line in lines) > 0.1
+
+
+def test_a_killed_run_resumes_with_the_same_numbers(tmp_path):
+    def fresh(folder):
+        blocks = algorithm_blocks("dmospeech2")
+        return trainer(policy(), folder, PROMPTS, reward=near_answer, steps=5, save_every=2, **blocks)
+
+    fresh(tmp_path / "whole").fit()
+    killed = fresh(tmp_path / "broken")
+    killed.run_round()
+    killed.run_round()
+    killed.save()
+    killed.run_round()
+    resumed = fresh(tmp_path / "broken")
+    assert resumed.resume() and resumed.step == 2
+    resumed.fit()
+    kept = [
+        [
+            {k: v for k, v in json.loads(line).items() if not k.startswith("time/") and k not in ("seconds", "memory")}
+            for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for folder in ("whole", "broken")
+    ]
+    assert kept[0] == kept[1] and len(kept[0]) == 5

@@ -1,0 +1,161 @@
+import pytest
+import torch
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Request, Rollout
+from mmgrpo.update import owned
+from tests.toys import ToyFamily, toy_policy, toy_prompts
+
+PLANS = {
+    "every_step": 4,
+    "every_step(shared_noise=True)": 4,
+    "random_subset(fraction=0.6)": 4,
+    "random_window(size=2)": 4,
+    "sliding_window(size=2)": 4,
+    "one_step_branch": 4,
+    "one_step_branch(draw='all')": 4,
+    "one_step_branch(roots=2)": 4,
+    "branch_tree(splits=[0,2])": 4,
+    "branch_mix(splits=[0,2])": 4,
+    "tree_window(children=2,depth=2)": 4,
+}
+KERNELS = ["flow_sde(a=0.7)", "dance(eta=0.3)", "cps(a=0.8)", "cps(a=0.8, scaled=True)", "flow_ddim(eta=0.7)"]
+
+
+def rollout(policy: DenoisingPolicy, group_size: int = 4, prompts: int = 3, seed: int = 5) -> Rollout:
+    return policy.rollout(Request(toy_prompts(prompts), list(range(prompts)), group_size, seed))
+
+
+def rescored(policy: DenoisingPolicy, made: Rollout, limit: int = 1000, name: str = "log_probs") -> torch.Tensor:
+    dense = torch.zeros_like(made.decisions.log_probs)
+    for part in made.steps.split(made.decisions.loss_mask, limit):
+        dense[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name].detach()
+    return dense
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_log_probs_scored_again_are_those_of_the_rollout_for_every_plan(plan):
+    policy = toy_policy(plan, steps=8)
+    made = rollout(policy, PLANS[plan])
+    gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
+    assert len(gap) > 0
+    # A batch of another size may round the last bit of fp32 differently.
+    assert gap.abs().max() <= 5e-7
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_log_probs_scored_again_are_bitwise_those_of_the_rollout_when_batches_have_the_same_shape(kernel):
+    policy = toy_policy("every_step", steps=6, kernel=kernel)
+    made = rollout(policy, prompts=2)
+    for t in range(5):
+        only = torch.zeros_like(made.decisions.loss_mask)
+        only[:, t] = True
+        (part,) = made.steps.split(only, 1000)
+        again = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
+        assert torch.equal(again, made.decisions.log_probs[part.rows, part.positions])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_trained_decision_is_in_exactly_one_part_and_no_part_exceeds_the_limit(plan):
+    made = rollout(toy_policy(plan, steps=8), PLANS[plan])
+    seen = torch.zeros_like(made.decisions.node)
+    for part in made.steps.split(made.decisions.loss_mask, 3):
+        walk = made.steps.walks[part.walk]
+        assert len(walk.before[part.rows - walk.first_row, part.positions].unique()) <= 3
+        seen[part.rows, part.positions] += 1
+    assert torch.equal(seen, made.decisions.loss_mask.long())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_counted_evaluations_are_those_that_the_network_did(plan):
+    policy = toy_policy(plan, steps=8)
+    made = rollout(policy, PLANS[plan])
+    assert policy.family.forwards == made.evaluations
+
+
+def test_a_one_step_branch_trains_its_whole_group_with_one_evaluation():
+    policy = toy_policy("one_step_branch", steps=8)
+    made = rollout(policy, group_size=16, prompts=2)
+    policy.family.forwards = 0
+    rescored(policy, made)
+    assert made.decisions.loss_mask.sum() == 32 and policy.family.forwards == 2
+
+
+def test_shared_decisions_have_one_owner_and_equal_numbers():
+    made = rollout(toy_policy("branch_tree(splits=[0,2])", steps=8))
+    decisions = made.decisions
+    owners = owned(decisions)
+    # Per group: 2 decisions at steps 0 and 1, then 4 at steps 2 to 6; the last step is deterministic.
+    assert owners.sum(0).tolist() == [6, 6, 12, 12, 12, 12, 12, 0]
+    assert torch.equal(owners, decisions.loss_mask)
+    first_half = decisions.node[:2, 1]
+    assert first_half[0] == first_half[1] != decisions.node[2, 1]
+
+
+def test_a_groups_samples_do_not_depend_on_the_other_prompts_of_its_batch():
+    policy = toy_policy("every_step")
+    together = policy.rollout(Request(toy_prompts(3), [0, 1, 2], 4, seed=5))
+    alone = policy.rollout(Request(toy_prompts(3)[1:2], [1], 4, seed=5))
+    for i in range(4):
+        torch.testing.assert_close(together.outputs[4 + i].pixels, alone.outputs[i].pixels, rtol=0, atol=1e-6)
+
+
+def test_samples_of_a_group_differ_and_seeds_repeat_them():
+    policy = toy_policy("one_step_branch", steps=8)
+    made, again, other = rollout(policy), rollout(policy), rollout(policy, seed=6)
+    assert len({tuple(output.pixels.flatten().tolist()) for output in made.outputs}) == 12
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(made.outputs, again.outputs, strict=True))
+    assert not torch.equal(made.outputs[0].pixels, other.outputs[0].pixels)
+
+
+def test_shift_and_reference_distances_are_zero_before_training_and_grow_after():
+    policy = toy_policy("every_step")
+    made = rollout(policy)
+    assert rescored(policy, made, name="shift").abs().max() <= 1e-12
+    assert rescored(policy, made, name="reference_shift").max() == 0
+    with torch.no_grad():
+        policy.network.outer.bias += 0.1
+    velocity = rescored(policy, made, name="reference_velocity_gap")[made.decisions.loss_mask]
+    # The bias moves every velocity by 0.1, so the mean squared difference is 0.01.
+    torch.testing.assert_close(velocity, torch.full_like(velocity, 0.01), rtol=1e-4, atol=0)
+
+
+def test_a_step_along_the_gradient_makes_the_sample_more_likely():
+    policy = toy_policy("every_step")
+    made = rollout(policy)
+    (part,) = made.steps.split(made.decisions.loss_mask & (torch.arange(12) == 0)[:, None], 1000)
+    before = policy.score(made, part, frozenset())["log_probs"].sum()
+    before.backward()
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter += 1e-3 * parameter.grad
+    assert policy.score(made, part, frozenset())["log_probs"].sum() > before
+
+
+def test_coarser_completions_become_previews_and_the_finest_is_the_output():
+    policy = toy_policy("one_step_branch(intervals=[1,2])", steps=8)
+    made = rollout(policy)
+    assert list(made.previews) == ["interval2"] and len(made.previews["interval2"]) == 12
+    assert not torch.equal(made.previews["interval2"][0].pixels, made.outputs[0].pixels)
+
+
+def test_a_decision_is_a_draw_from_the_stated_gaussian():
+    policy = toy_policy("one_step_branch(first=0.125)", steps=8)
+    made = rollout(policy, group_size=4000, prompts=1)
+    walk = made.steps.walks[0]
+    drawn = walk.states[walk.after[:, 0]]
+    # 12,000 numbers: the std of their mean is std / sqrt(12000), of their std std / sqrt(24000).
+    std = float(walk.std[0])
+    assert abs(float((drawn - walk.means[walk.after[:, 0]]).mean())) < 4 * std / 12_000**0.5
+    assert abs(float((drawn - walk.means[walk.after[:, 0]]).std()) - std) < 4 * std / 24_000**0.5
+
+
+def test_memory_chunks_of_a_rollout_do_not_change_it():
+    small, large = (
+        DenoisingPolicy(
+            ToyFamily(), steps=6, kernel_text="cps", plan="every_step", evaluation_steps=6, forward_batch_size=n
+        )
+        for n in (5, 1000)
+    )
+    for a, b in zip(rollout(small).outputs, rollout(large).outputs, strict=True):
+        torch.testing.assert_close(a.pixels, b.pixels, rtol=0, atol=1e-6)

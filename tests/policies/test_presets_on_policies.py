@@ -1,0 +1,114 @@
+"""Every preset trains every kind of policy that it is made for, and says why where it does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.presets import CATALOGUE
+from mmgrpo.runtime.config import refuse_preset
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Image, Output, Policy, Prompt, Text
+from pipelines.vlm.causal_lm import toy
+from tests.building import algorithm_blocks, trainer
+from tests.toys import ToyFamily, toy_policy, toy_prompts
+
+NO_TREES = {"tree_grpo": "algorithm.keys names tree"}
+"""Presets that need samples in trees, which only denoising policies grow."""
+REFUSED = {"gaussian": {}, "tokens": NO_TREES, "matching": NO_TREES}
+"""Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
+PLANS = {"tree_grpo": "one_step_branch(roots=2)", "granular_grpo": "one_step_branch(draw='all')"} | {
+    name: "branch_tree(splits=[0,1,2])" for name in ("branch_grpo", "branch_grpo_pruned", "flow_tree_grpo")
+}
+"""Plans that presets are made for; the others train every step."""
+WORDS = ["say", "a", "b", "c", "d"]
+
+
+def right_or_wrong(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """A reward of 0 or 1 that about half of the samples get, as several presets want it."""
+    return [float(_number(output) > 0) for output in outputs]
+
+
+def _number(output: Output) -> float:
+    if isinstance(output, Image):
+        return float(output.pixels.sum())
+    assert isinstance(output, Text)
+    return 1.0 if output.text.split()[:1] > ["a"] else -1.0
+
+
+def policy_of(kind: str, preset: str) -> Policy:
+    if kind == "gaussian":
+        return toy_policy(PLANS.get(preset, "every_step"), steps=5)
+    if kind == "matching":
+        return FlowMatchingPolicy(
+            ToyFamily(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
+        )
+    return TokenPolicy(toy(WORDS, keep_reference=True), max_tokens=4)
+
+
+def prompts_of(kind: str) -> list[Prompt]:
+    return [Prompt(f"say {word}", word) for word in "abc"] if kind == "tokens" else toy_prompts(3)
+
+
+def short_run(kind: str, preset: str, folder: Path) -> Trainer:
+    """Two steps of a preset, put together as a training script does it."""
+    policy = policy_of(kind, preset)
+    refuse_preset(preset, policy.kind)
+    return trainer(
+        policy,
+        folder,
+        prompts_of(kind),
+        reward=right_or_wrong,
+        prompts_per_step=3,
+        group_size=8,
+        steps=2,
+        lr=1e-3,
+        **algorithm_blocks(preset),
+    )
+
+
+def made_for(kind: str) -> list[str]:
+    return sorted(name for name, preset in CATALOGUE.items() if preset.policies in ("any", kind))
+
+
+def pairs(names: Callable[[str], Iterable[str]]) -> list[tuple[str, str]]:
+    return [(kind, preset) for kind in REFUSED for preset in names(kind)]
+
+
+@pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: [p for p in made_for(kind) if p not in REFUSED[kind]]))
+def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path):
+    made = short_run(kind, preset, tmp_path)
+    before = torch.cat([p.detach().clone().flatten() for p in made.trained.values()])
+    made.fit()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        # A number that is not finite is written as null.
+        assert all(value is not None and math.isfinite(value) for value in line.values()), line
+        assert line["grad_norm"] > 0 and line["decisions"] > 0 and line["skipped"] == 0
+        assert line["ratio/first_minus_one"] < 1e-5
+    after = torch.cat([p.detach().flatten() for p in made.trained.values()])
+    assert bool(after.isfinite().all()) and not torch.equal(before, after)
+
+
+@pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: sorted(CATALOGUE.keys() - made_for(kind))))
+def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind, preset):
+    with pytest.raises(
+        ValueError, match=rf"preset '{preset}' is for .*; this policy's decisions are {kind}"
+    ) as refusal:
+        refuse_preset(preset, kind)
+    assert str(refusal.value).split("fit: ")[1].split(", ") == made_for(kind)
+
+
+@pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: REFUSED[kind]))
+def test_a_preset_that_needs_what_the_policy_lacks_is_refused_before_anything_is_sampled(kind, preset, tmp_path):
+    with pytest.raises(ValueError, match=REFUSED[kind][preset]):
+        short_run(kind, preset, tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()

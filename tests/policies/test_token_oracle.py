@@ -1,0 +1,90 @@
+"""The trainer on a token policy that sees is GRPO in plain loops."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.types import Image, Media, Prompt, Turn, Video
+from mmgrpo.update import LossRecipe
+from pipelines.vlm import qwen_vl
+from tests import reference_token_grpo
+from tests.building import load, recipe, trainer
+from tests.seeing import plain_inputs
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+PICTURE = Media("image", Image(drawn(3, 16, 24, seed=0)))
+CLIP = Media("video", Video(drawn(8, 3, 16, 16, seed=1), fps=4.0))
+PROMPTS = [
+    Prompt("which ?", "picture", turns=(Turn("user", (PICTURE, "which ?")),)),
+    Prompt("is it left ?", "clip", turns=(Turn("user", (CLIP, "is it left ?")),)),
+    Prompt("yes or no ?", "text"),
+]
+
+
+def alone(family: Any, prompt: Prompt) -> dict[str, Any]:
+    """What the plain forward pass takes of one prompt; without padding there is nothing to mask."""
+    inputs = plain_inputs(family, prompt, torch.empty(0, dtype=torch.long))
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+
+@pytest.mark.slow
+def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path):
+    """Two rounds of three prompts, two epochs each, so that ratios leave one and clip, with a KL term."""
+    family = load(qwen_vl, qwen_vl.tiny(tmp_path / "model"), freeze_vision=False, keep_reference=True)
+    naive, original = copy.deepcopy(family.network), copy.deepcopy(family.network)
+    inputs = {prompt.id: alone(family, prompt) for prompt in PROMPTS}
+
+    made = trainer(
+        TokenPolicy(family, max_tokens=4),
+        tmp_path / "run",
+        PROMPTS,
+        reward=lambda prompts, outputs: [len(output.text) / 10 for output in outputs],
+        advantages=recipe(baseline="group_mean", scale="group_std(ddof=1, eps=1e-4)"),
+        loss=LossRecipe.of("ppo(low=0.02, high=0.02)", "per_sample", terms=["kl_k3(coef=0.1)"]),
+        prompts_per_step=3,
+        group_size=4,
+        steps=4,
+        epochs=2,
+        lr=1e-3,
+        weight_decay=0.0,
+        seed=5,
+    )
+    made.fit()
+    orders = [made.order.take(3 * number, 3) for number in range(2)]
+    history = reference_token_grpo.train(
+        naive,
+        original,
+        [[inputs[PROMPTS[index].id] for index in order] for order in orders],
+        lambda completion: len(family.decode(completion)) / 10,
+        group_size=4,
+        max_tokens=4,
+        ends=sorted(family.end_ids),
+        silent=sorted(family.suppress_tokens),
+        clip=0.02,
+        kl=0.1,
+        lr=1e-3,
+        epochs=2,
+        seed=5,
+    )
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [lines[0]["reward/reward/mean"], lines[2]["reward/reward/mean"]] == pytest.approx(history, abs=1e-6)
+    assert max(line["clip/low"] + line["clip/high"] for line in lines) > 0
+    moved = [
+        float((value - start).detach().abs().max())
+        for (value, start) in zip(family.network.parameters(), original.parameters(), strict=True)
+    ]
+    assert min(moved) > 1e-4  # the vision tower too
+    for (name, value), wanted in zip(family.network.named_parameters(), naive.parameters(), strict=True):
+        # A hundredth of one of AdamW's steps, which blow up the rounding of tiny gradients.
+        torch.testing.assert_close(value, wanted, rtol=0, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")

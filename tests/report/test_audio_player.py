@@ -1,0 +1,160 @@
+"""Sounds and aligned transcripts as a page has them."""
+
+from __future__ import annotations
+
+import json
+import re
+import wave
+from base64 import b64decode
+from io import BytesIO
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from corpus import aligner
+from sounds_shown import SMALL, exhibit, heard, small
+
+from mmgrpo.evaluation import Shown
+from mmgrpo.report import audio_player as page
+from mmgrpo.report.audio_player import Sound, alignment, player, wav
+from mmgrpo.report.completions import completions_html, picked, write_completions, write_sounds
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn
+
+HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
+ALIGNED = [("equal", "the", "the"), ("replace", "cat", "bat"), ("delete", "sat", ""), ("insert", "", "up")]
+BAD = '"><script>alert(1)</script>'
+
+
+def clip(file, name="a", answer="the cat sat"):
+    return Prompt("", id=name, answer=answer, turns=(Turn("user", (Media("audio", str(file)),)),))
+
+
+def test_words_are_marked_and_counted_and_the_marks_do_not_need_colour():
+    html = alignment(ALIGNED)
+    # the; bat for cat; sat left out; up inserted: three errors against the three words of the reference.
+    assert "3 errors in 3 words: 1 substituted, 1 left out, 1 inserted" in html
+    assert "<span>the</span>" in html
+    assert '<ins class="replace">bat</ins><del class="replace">cat</del><sup>S</sup>' in html
+    assert '<del class="delete">sat</del><sup>D</sup>' in html and '<ins class="insert">up</ins><sup>I</sup>' in html
+    assert page.errors(ALIGNED) == 3 and page.errors([]) == 0
+    assert "0 errors in 1 words<" in alignment([("equal", "a", "a")])
+
+
+def test_what_is_said_and_wanted_is_escaped():
+    html = alignment([("replace", BAD, BAD), ("equal", BAD, BAD), ("insert", "", BAD), ("delete", BAD, "")])
+    assert "<script" not in html and html.count("&lt;script&gt;") == 9  # titles: 2 + 1 + 1, words: 2 + 1 + 1 + 1
+
+
+def test_a_wav_of_a_sound_is_read_back_to_the_level():
+    made = wav(Audio(torch.tensor([[0.0, 1.0, -1.0], [0.5, 2.0, -0.5]]), 8_000))
+    with wave.open(BytesIO(made.content)) as file:
+        assert (file.getnchannels(), file.getframerate(), file.getsampwidth()) == (2, 8_000, 2)
+        # 0.5 * 32767 = 16383.5, rounded to the even 16384; what is beyond 1 is cut off. Channels take turns.
+        assert np.frombuffer(file.readframes(9), "<i2").tolist() == [0, 16384, 32767, 32767, -32767, -16384]
+
+
+def test_a_player_holds_the_file_and_what_cannot_be_played_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.opus").write_bytes(b"sound")
+    html = player(tmp_path, "a.opus", BAD)
+    assert html.startswith("<audio controls") and "<script" not in html
+    assert b64decode(re.search('src="data:audio/ogg;base64,([^"]+)"', html)[1]) == b"sound"
+    assert "(b.wav is missing)" in player(tmp_path, "b.wav", "")
+    monkeypatch.setattr(page, "MOST_BYTES", 4)
+    assert "(a.opus is too large to be played here: 5 bytes)" in player(tmp_path, "a.opus", "")
+
+
+def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
+    soundfile.write(tmp_path / "small.FLAC", HUM.samples[0, :800].numpy(), 16_000, format="FLAC")
+    assert heard(Media("audio", str(tmp_path / "small.FLAC"))) == Sound((tmp_path / "small.FLAC").read_bytes(), ".flac")
+    soundfile.write(tmp_path / "large.wav", HUM.samples[0].repeat(3).numpy(), 16_000)
+    made = heard(Media("audio", str(tmp_path / "large.wav")))
+    assert (tmp_path / "large.wav").stat().st_size > SMALL > 4 * len(made.content) and made.suffix == ".ogg"
+    samples, rate = soundfile.read(BytesIO(made.content))
+    assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("rate", [5_000, 16_000, 22_050, 96_000])
+def test_sounds_of_any_rate_and_number_of_channels_become_small(rate):
+    samples, found = soundfile.read(BytesIO(small(Audio(HUM.samples.repeat(2, 3), rate)).content))
+    assert found == rate and samples.shape == (48_000, 2)
+
+
+def test_the_page_plays_the_clip_and_aligns_both_transcripts(tmp_path):
+    soundfile.write(tmp_path / "a.flac", HUM.samples[0, :800].numpy(), 16_000)
+    prompt = clip(tmp_path / "a.flac", answer="The cat sat.")
+    align = aligner(["one_minus_wer"])
+    for title, said in (("before", "the bat sat"), ("after", "The cat sat")):
+        exhibit(tmp_path / "samples" / title, Shown([prompt], [Text(said, 3)], [{"one_minus_wer": 1.0}]), align)
+    html = completions_html(tmp_path / "samples")
+    assert html.count("<audio") == 1 and html.index("<audio") < html.index("before · 3 tokens")
+    assert "1 error in 3 words: 1 substituted" in html and "0 errors in 3 words" in html
+    assert "<h3>Became better</h3>" in html and "[audio]" not in html and "wanted: The cat sat." in html
+    (row,) = map(json.loads, (tmp_path / "samples" / "before.jsonl").read_text().splitlines())
+    assert row["aligned"] == [["equal", "the", "the"], ["replace", "cat", "bat"], ["equal", "sat", "sat"]]
+
+
+def test_rewards_of_other_kinds_align_nothing(tmp_path):
+    assert aligner(["sentence_bleu"])(Prompt("", answer=["a", "b"]), Text("a")) == []
+
+
+def test_everything_that_a_user_gives_is_escaped(tmp_path):
+    prompt = Prompt(BAD, id=BAD, task=BAD, answer=BAD, meta={BAD: BAD})
+    shown = Shown([prompt], [Text(BAD)], [{BAD: 1.0}])
+    write_completions(tmp_path / "before", shown, [[Sound(b"x", ".ogg")]], aligned=[[("replace", BAD, BAD)]])
+    write_completions(tmp_path / f"after-{'<b>'}", shown, [[]])
+    html = completions_html(tmp_path)
+    assert "<script" not in html and "<b>" not in html and "&lt;b&gt;" in html
+
+
+def test_sounds_that_a_policy_makes_are_played_side_by_side(tmp_path):
+    prompt = Prompt("Say the cat sat.", id="a", answer="the cat sat")
+    for title in ("before", "after"):
+        shown = Shown([prompt], [HUM], [{"neg_wer": -0.5}])
+        write_sounds(tmp_path / title, shown, [wav(HUM)], aligned=[ALIGNED], heard=["the bat up"])
+    html = completions_html(tmp_path)
+    assert html.count('src="data:audio/wav;base64,') == 2 and "before · 1.0 s" in html
+    assert "Say the cat sat." in html and html.count("3 errors in 3 words") == 2 and "the bat up" in html
+    with pytest.raises(TypeError, match="Audio outputs; got Text"):
+        write_sounds(tmp_path / "x", Shown([prompt], [Text("a")], [{}]), [wav(HUM)])
+
+
+def rows(count, wrong):
+    """Rows of ``count`` clips; ``wrong(i)`` of the words of each are wrong."""
+    return {
+        f"c{i}": {
+            "media": ["a.ogg"],
+            "aligned": [["insert", "", "x"]] * wrong(i) + [["equal", "y", "y"]],
+            "rewards": {},
+        }
+        for i in range(count)
+    }
+
+
+def test_of_many_clips_those_are_shown_that_changed_most_then_the_worst_then_the_first():
+    # 40 clips: 0-9 lose i errors each, 10-19 gain i - 9, 20-29 keep i - 19 errors, 30-39 keep none.
+    before = rows(40, lambda i: i if i < 10 else 0 if i < 20 else i - 19 if i < 30 else 0)
+    after = rows(40, lambda i: 0 if i < 10 else i - 9 if i < 30 else 0)
+    for i in range(20, 30):
+        after[f"c{i}"] = before[f"c{i}"]
+    found = picked({id: [("before", before[id]), ("after", after[id])] for id in before})
+    assert found == {
+        "Became better": ["c9", "c8", "c7", "c6", "c5", "c4"],
+        "Became worse": ["c19", "c18", "c17", "c16", "c15", "c14"],
+        "Worst": ["c29", "c28", "c27", "c26", "c25", "c24"],
+        "Others": ["c0", "c1", "c2", "c3", "c10", "c11"],
+    }
+
+
+def test_without_alignment_the_first_reward_says_what_changed():
+    def row(value):
+        return {"media": ["a.ogg"], "aligned": [], "rewards": {"bleu": value, "other": -value}}
+
+    sides = {f"c{i}": [("before", row(0.5)), ("after", row(value))] for i, value in enumerate((0.5, 0.9, 0.1))}
+    found = picked(sides)
+    assert found == {"Became better": ["c1"], "Became worse": ["c2"], "Worst": ["c0"]}
+
+
+def test_prompts_without_sounds_are_all_shown():
+    silent = {f"c{i}": [("after", {"media": ["a.jpg"], "aligned": [], "rewards": {}})] for i in range(99)}
+    assert picked(silent) == {"": list(silent)}

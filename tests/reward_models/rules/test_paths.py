@@ -1,0 +1,111 @@
+"""Paths through a clip, points on a thing, steps of reasoning."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from mmgrpo.scoring import score_outputs
+from mmgrpo.types import Prompt, Text
+from reward_models import scorer
+from reward_models.rules.paths import closeness, mean_over_common, mean_over_gold
+from reward_models.rules.tasks import TASKS
+
+A, HALF = (0, 0, 10, 10), (5, 0, 15, 10)  # IoU 50 / 150
+
+
+def value(task: str, answer, gold, **meta) -> float:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return TASKS[task](text, Prompt("follow it", "7", answer=gold, meta=meta), Text(text))
+
+
+def test_missing_frames_count_over_gold_and_not_over_common():
+    gold, said = {1: A, 2: A}, {2: HALF, 3: A}
+    assert mean_over_gold(said, gold) == pytest.approx(1 / 3 / 2)
+    assert mean_over_common(said, gold) == pytest.approx(1 / 3)
+    assert mean_over_common({3: A}, gold) == 0
+
+
+def test_paths_are_compared_frame_by_frame():
+    gold = {"1": A, "2.5": A}
+    assert value("tracking_frames", {"1": A, "2.5": HALF}, gold) == pytest.approx((1 + 1 / 3) / 2)
+    assert value("tracking_frames", {"1.0": A}, gold) == 0.5
+    assert value("tracking_frames", {"1": [1000, 0, 0, 0]}, gold) == 0
+    assert value("tracking_frames", {"first": A}, gold) == 0
+    both = {"coordinates": "relative_1000", "size": [10, 10]}
+    assert value("tracking_frames", {"1": [0, 0, 1000, 1000], "2.5": [0, 0, 1000, 1000]}, gold, **both) == 1
+
+
+def test_time_and_place_are_worth_one_half_each():
+    gold = {"time": [4, 10], "boxes": {"4": A, "5": A}}
+    assert value("spatio_temporal", {"time": [2, 8], "boxes": {"5": HALF}}, gold) == pytest.approx(0.25 + 1 / 6)
+    assert value("spatio_temporal", {"time": [8, 2], "boxes": {"5": A}}, gold) == 0
+    assert value("spatio_temporal", {"time": [4, 10]}, gold) == 0
+
+
+def test_points_are_close_under_the_best_assignment():
+    gold = [(0.0, 0.0), (100.0, 0.0), (0.0, 100.0)]
+    assert closeness(gold[::-1], gold) == 1
+    # every point 50 pixels off: exp(-1/2)
+    assert closeness([(x + 30, y + 40) for x, y in gold], gold) == pytest.approx(math.exp(-0.5))
+    assert closeness(gold[:2], gold) == 0
+
+
+def test_a_region_is_its_box_and_its_points():
+    gold = {"box": A, "positive_points": [[5, 5]] * 3, "negative_points": [[50, 50]] * 3}
+    assert value("segmentation_points", gold | {"box": HALF}, gold) == pytest.approx(0.5 / 3 + 0.5)
+    off = gold | {"positive_points": [[5, 55]] * 3}
+    assert value("segmentation_points", off, gold) == pytest.approx(0.75 + 0.25 * math.exp(-0.5))
+    assert value("segmentation_points", gold | {"positive_points": [[5, 5]] * 9}, gold) == 0
+    assert value("segmentation_points", {"box": A}, gold) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "gold"),
+    [
+        ("tracking_frames", {}),
+        ("tracking_frames", [A]),
+        ("tracking_frames", {"1": [0, 0, 0, 0]}),
+        ("spatio_temporal", {"time": [10, 4], "boxes": {"4": A}}),
+        ("spatio_temporal", {"time": [4, 10], "boxes": {}}),
+        ("segmentation_points", {"box": A}),
+    ],
+)
+def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold):
+    with pytest.raises(ValueError, match=r"prompt '7'.*answer is .*; wanted \{"):
+        value(task, "{}", gold)
+
+
+STEPS = """### Image Description: a shop
+### Rationales: add
+### Step 1: There are three Apples.
+### Step 2: Two more make five.
+### The final answer is: 5"""
+
+
+def test_key_steps_are_found_in_the_steps_only():
+    prompt = Prompt(
+        "how many?", "7", meta={"key_steps": [["three apples", "3 apples"], ["five", "5"], ["shop"], ["six"]]}
+    )
+    # "shop" stands in the description, "5" would have stood in the final answer too
+    assert scorer("key_steps").fn([prompt] * 3, [Text(STEPS), Text(""), Text("three apples make five")]) == [0.5, 0, 0]
+    for wrong in (None, [], [[]], [["a", ""]], "five", ["five"]):
+        with pytest.raises(RuntimeError, match=r"prompt '7'.*meta\.key_steps is .*; wanted a list of lists"):
+            score_outputs([scorer("key_steps")], [Prompt("how many?", "7", meta={"key_steps": wrong})], [Text(STEPS)])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (STEPS, 1),
+        (STEPS.replace("Step 2", "Step 3"), 0),
+        (STEPS.replace("### Rationales: add\n", ""), 0),
+        (STEPS + "\n### Step 3: or six", 0),
+        (STEPS.replace("### Step 2: Two more make five.\n", ""), 1),
+        ("", 0),
+    ],
+)
+def test_steps_are_in_order_and_the_answer_is_last(text, wanted):
+    assert scorer("step_order").fn([Prompt("how many?", "7")], [Text(text)]) == [wanted]

@@ -1,0 +1,163 @@
+"""Tasks, looked up row by row."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import reward_models
+from mmgrpo.scoring import score_outputs
+from mmgrpo.types import Image, Prompt, Text
+from reward_models import scorer, scorers
+from reward_models.rules.tasks import MAXIMA, TASKS
+
+for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):
+    pytest.importorskip(package)
+
+BOX = [10, 20, 30, 40]
+THINGS = [{"bbox_2d": BOX, "label": "cat"}]
+TABLE = "<table><tr><td>a</td></tr></table>"
+PATH = {"1": BOX, "2": BOX}
+REGION = {"box": BOX, "positive_points": [[20, 30]] * 3, "negative_points": [[1, 2]] * 3}
+CLICK = {"action": "click", "box": BOX}
+POINT = json.dumps({"action": "click", "point": [20, 30]})
+
+GOLD: dict[str, tuple] = {
+    "exact": ("red", "Red"),
+    "classification": ("red cat", "Red_Cat"),
+    "choice": ("B", "(B)"),
+    "choices": ("A,C", "C, A"),
+    "yes_no": ("yes", "Yes."),
+    "numeric": (3, "3"),
+    "numeric_video_r1": ("3.14", "3.14"),
+    "regression": (3, "3"),
+    "relative_accuracy": (3, "3"),
+    "count_fuzzy": (3, "3"),
+    "jaccard": ("a;b", "b;a"),
+    "edit": ("red cat", "red cat"),
+    "edit_ratio": ("red cat", "red cat"),
+    "ocr_wer": ("red cat", "red cat"),
+    "rouge": ("red cat", "Red cat"),
+    "math": ("1/2", "0.5"),
+    "teds": (TABLE, TABLE),
+    "box_iou": (BOX, str(BOX)),
+    "box_giou": (BOX, str(BOX)),
+    "box_gui_g1": (BOX, str(BOX)),
+    "point_in_box": (BOX, "(20, 30)"),
+    "ui_r1": (CLICK, POINT),
+    "gui_r1": (CLICK, POINT),
+    "detection_visual_rft": ([BOX], json.dumps([{"Position": BOX, "Confidence": 1.0}])),
+    "detection_ap": (THINGS, json.dumps(THINGS)),
+    "detection_ap50": (THINGS, json.dumps(THINGS)),
+    "detection_od_length": (THINGS, json.dumps(THINGS)),
+    "detection_weighted": (THINGS, json.dumps(THINGS)),
+    "temporal_iou": ([2, 8], "2 to 8"),
+    "temporal_time_r1": ([2, 8], "2 to 8"),
+    "temporal_multi": ([[2, 8]], "[(2, 8)]"),
+    "tracking_iou": ([BOX, BOX], str([BOX, BOX])),
+    "tracking_frames": (PATH, json.dumps(PATH)),
+    "spatio_temporal": ({"time": [2, 8], "boxes": PATH}, json.dumps({"time": [2, 8], "boxes": PATH})),
+    "segmentation_points": (REGION, json.dumps(REGION)),
+    "vlm_r1": ("red cat", "red cat"),
+}
+"""A gold answer of each task, and a perfect answer to it."""
+
+HOSTILE = [
+    "",
+    " ",
+    "\0",
+    "a" * 30_000,
+    "[" * 30_000,
+    "9" * 30_000,
+    "{}",
+    "null",
+    "[]",
+    "[null]",
+    "NaN",
+    "🐈",
+    "[1e999, 2]",
+]
+
+
+def row(name: str, **meta) -> Prompt:
+    return Prompt("a question", "7", answer=GOLD[name][0], task=name, meta={"size": [100, 100], "duration": 20, **meta})
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_perfect_answer_gets_the_most_and_an_empty_one_nothing(name):
+    best, said = MAXIMA.get(name, 1.0), f"<think>hm</think><answer>{GOLD[name][1]}</answer>"
+    values = scorer("task").fn(
+        [row(name)] * 4, [Text(said), Text(""), Text("<answer></answer>"), Text("<answer> </answer>")]
+    )
+    assert values == [pytest.approx(best), 0, 0, 0]
+    assert scorer(name).fn([row(name)] * 2, [Text(said), Text("")]) == [pytest.approx(best), 0]
+    assert scorer(f"{name}(tags=False)").fn([row(name)], [Text(GOLD[name][1])]) == [pytest.approx(best)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_answer_is_worth_more_than_the_most_nor_stops_the_run(name):
+    outputs = [Text(f"<answer>{said}</answer>") for said in HOSTILE] + [Text(other) for _, other in GOLD.values()]
+    values = scorer("task(tags=False)").fn([row(name)] * len(outputs), outputs)
+    assert all(0 <= value <= MAXIMA.get(name, 1.0) + 1e-12 for value in values)
+    assert all(value < 0.25 for value in scorer("task").fn([row(name)] * len(HOSTILE), outputs[: len(HOSTILE)]))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_gold_answer_of_another_kind_is_an_error_or_no_verdict(name):
+    prompt = Prompt("a question", "7", answer={"no": "answer"}, task=name)
+    with pytest.raises(ValueError, match=r"prompt '7' \('a question'\)"):
+        scorer("task").fn([prompt], [Text("<answer>3</answer>")])
+
+
+def test_every_row_is_judged_by_its_own_task():
+    names = list(GOLD)
+    prompts = [row(name) for name in names]
+    outputs = [Text(f"<answer>{GOLD[name][1]}</answer>") for name in names]
+    wanted = [MAXIMA.get(name, 1.0) for name in names]
+    assert scorer("task").fn(prompts, outputs) == pytest.approx(wanted)
+    assert scorer("task").fn(prompts[::-1], outputs[::-1]) == pytest.approx(wanted[::-1])
+    assert set(names) == set(TASKS)
+
+
+def test_names_of_tasks_are_names_of_rewards():
+    assert set(reward_models.TASKS) == set(TASKS)
+    assert all(function.__doc__ for function in TASKS.values())
+    assert scorer("box_iou").fn.func.__doc__ == TASKS["box_iou"].__doc__
+    verdict = score_outputs(scorers(["exact", "task(weight=0)"]), [row("numeric")], [Text("<answer>3</answer>")])
+    assert verdict.values.tolist() == [[1, 1]]
+
+
+def test_a_row_may_take_the_whole_completion_as_its_answer():
+    prompts = [row("exact"), row("exact", tags=False)]
+    assert scorer("task").fn(prompts, [Text("red")] * 2) == [0, 1]
+    assert scorer("task(tags=False)").fn([row("exact"), row("exact", tags=True)], [Text("red")] * 2) == [1, 0]
+    with pytest.raises(ValueError, match=r"prompt '7'.*meta\.tags is 'no'; wanted true or false"):
+        scorer("task").fn([row("exact", tags="no")], [Text("red")])
+
+
+def test_an_unknown_task_is_an_error_that_names_the_prompt_and_the_nearest():
+    with pytest.raises(ValueError, match=r"prompt '7' \('a question'\): task is 'box_iuo'.*Did you mean 'box_iou'\?"):
+        scorer("task").fn([Prompt("a question", "7", task="box_iuo")], [Text("")])
+    with pytest.raises(ValueError, match=r"prompt '7' \('a question'\): names no task\. Known: "):
+        scorer("task").fn([Prompt("a question", "7")], [Text("")])
+
+
+def test_what_is_no_text_is_an_error():
+    for name in ("task", "box_iou"):
+        with pytest.raises(TypeError, match=f"'{name}' scores texts, but an output is of kind Image"):
+            scorer(name).fn([row("box_iou")], [Image(torch.zeros(3, 2, 2))])
+
+
+def test_prompts_and_outputs_must_be_as_many():
+    with pytest.raises(ValueError):
+        scorer("task").fn([row("exact")] * 2, [Text("red")])
+
+
+def test_a_verdict_that_cannot_be_given_is_not_a_number():
+    prompt = Prompt("a proverb", "7", answer="a bird in the hand", task="math")
+    values = scorer("task").fn([prompt, row("numeric")], [Text("<answer>3</answer>")] * 2)
+    assert math.isnan(values[0])
+    assert values[1] == 1

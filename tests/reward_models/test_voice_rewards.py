@@ -1,0 +1,208 @@
+"""Judges of sounds, on real voices and on sounds whose answer is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.types import Audio, Prompt, Text
+from pipelines.speech import whisper
+from reward_models import scorer
+from reward_models.speech import recognizer, sounds, speaker
+from reward_models.speech.dnsmos import dnsmos, opinion
+from reward_models.speech.rate import seconds, speaking_rate, syllables, words_a_second
+from reward_models.speech.speaker import speaker_similarity
+from tests import ROOT
+
+SPEECH = ROOT / "assets" / "speech"
+needs_whisper = pytest.mark.skipif(
+    not Path(recognizer.TINY_EN).expanduser().is_dir(),
+    reason="Whisper tiny.en is not there; fetch it: pipelines.speech.whisper_weights.whisper_tiny_en()",
+)
+needs_speaker = pytest.mark.skipif(
+    not (speaker.CACHE.expanduser() / "speaker_encoder.safetensors").is_file(),
+    reason="the speaker encoder is not there; fetch it: reward_models.speech.speaker.encoder_file()",
+)
+needs_dnsmos = pytest.mark.skipif(
+    importlib.util.find_spec("speechmos") is None, reason="speechmos is not installed: pip install 'mmgrpo[voice]'"
+)
+
+
+def sound(file: str) -> Audio:
+    samples, rate = soundfile.read(SPEECH / file, dtype="float32", always_2d=True)
+    return Audio(torch.from_numpy(samples.T.copy()), rate)
+
+
+def hum(length: float, rate: int = 8_000, loud: float = 0.5) -> Audio:
+    return Audio(torch.sin(torch.arange(int(length * rate)) * 0.3)[None] * loud, rate)
+
+
+def noisy(clean: Audio, level: float) -> Audio:
+    noise = torch.randn(clean.samples.shape, generator=torch.Generator().manual_seed(0))
+    return Audio((clean.samples + level * noise).clamp(-1, 1), clean.rate)
+
+
+SAID = Prompt("One two three four five six", "said")
+UNHEARABLE = {
+    "silent": Audio(torch.zeros(1, 8000), 8_000),
+    "empty": Audio(torch.zeros(1, 0), 8_000),
+    "NaN": Audio(torch.full((1, 8000), math.nan), 8_000),
+    "infinite": Audio(torch.full((1, 8000), math.inf), 8_000),
+}
+
+
+def test_the_rate_is_words_over_seconds_and_its_score_a_log_ratio():
+    assert words_a_second([SAID], [hum(2.0)]) == [3.0]
+    assert seconds([SAID], [hum(2.0)]) == [2.0]
+    assert speaking_rate([SAID] * 3, [hum(2.0), hum(1.0), hum(6.0)], low=2, high=3) == pytest.approx(
+        [0, -math.log(2), -math.log(2)]  # 3, 6 and 1 words a second
+    )
+    assert speaking_rate([SAID], [hum(2.0)], low=3, high=3, unit="syllables") == [0.0]  # 6 syllables
+    with pytest.raises(ValueError, match="0 < low <= high"):
+        speaking_rate([SAID], [hum(1.0)], low=3, high=2)
+    with pytest.raises(ValueError, match="unit must be words or syllables, got 'letters'"):
+        words_a_second([SAID], [hum(1.0)], unit="letters")
+
+
+@pytest.mark.parametrize(("text", "count"), [("little table", 4), ("made", 1), ("the", 1), ("banana", 3), ("hmm", 1)])
+def test_syllables_are_groups_of_vowels_without_the_silent_e(text, count):
+    assert syllables(text) == count
+
+
+@pytest.mark.parametrize("kind", UNHEARABLE)
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "speaking_rate",
+        "words_a_second",
+        pytest.param("dnsmos", marks=needs_dnsmos),
+        pytest.param("spoken_neg_wer", marks=needs_whisper),
+        pytest.param("spoken_neg_cer", marks=needs_whisper),
+        pytest.param("spoken_log_prob", marks=needs_whisper),
+        pytest.param(f"speaker_similarity(reference='{SPEECH}/voice.opus')", marks=needs_speaker),
+    ],
+)
+def test_what_cannot_be_heard_is_no_number(reward, kind):
+    (value,) = scorer(reward).fn([SAID], [UNHEARABLE[kind]])
+    assert math.isnan(value)
+
+
+def test_samples_on_another_scale_and_outputs_that_are_no_sound_are_errors():
+    loud = Audio(hum(1.0).samples * 3, 8_000)
+    with pytest.raises(ValueError, match=r"seconds: the sound has samples up to 1.5; wanted \[-1, 1\]"):
+        seconds([SAID], [loud])
+    with pytest.raises(TypeError, match="judges sounds, got Text"):
+        seconds([SAID], [Text("hello")])
+    with pytest.raises(ValueError, match="prompt 'empty' has no text"):
+        words_a_second([Prompt(" ", "empty")], [hum(1.0)])
+
+
+def test_a_sound_is_judged_once_for_each_thing_that_was_to_be_said():
+    asked = []
+
+    def judge(samples: np.ndarray, prompt: Prompt) -> float:
+        asked.append(prompt.text)
+        return float(len(samples))
+
+    def judged(prompts, outputs, longest=math.inf):
+        return sounds.judged(
+            prompts, outputs, judge, rate=8_000, reward="counted", asked=lambda p: (p.text, longest), longest=longest
+        )
+
+    one, two = Prompt("one"), Prompt("two")
+    assert judged([one, one, two], [hum(1.0), hum(1.0), hum(2.0)]) == [8_000, 8_000, 16_000]
+    assert judged([two, one], [hum(1.0), hum(1.0)]) == [8_000, 8_000]  # the second is known
+    assert sorted(asked) == ["one", "two", "two"]
+    assert judged([one], [hum(1.0, loud=0.4)]) == [8_000] and len(asked) == 4  # another sound
+    assert math.isnan(*judged([one], [hum(1.0)], longest=0.9))
+
+
+def test_channels_are_averaged_and_rates_changed():
+    stereo = Audio(torch.cat([hum(1.0).samples, -hum(1.0).samples]), 8_000)
+    assert sounds.heard(stereo, 8_000) is None  # the two cancel
+    found = sounds.heard(hum(1.0), 16_000)
+    assert found is not None and len(found) == 16_000 and found.dtype == np.float32
+
+
+@needs_dnsmos
+@pytest.mark.slow
+def test_noise_lowers_the_opinion():
+    clean = sound("natural/natural-0890.flac")
+    values = dnsmos([SAID] * 3, [clean, noisy(clean, 0.01), noisy(clean, 0.1)])
+    assert 2.5 < values[0] < 4.0 and values[0] > values[1] > values[2] and values[2] < 2.0
+    assert dnsmos([SAID], [clean], part="bak")[0] > dnsmos([SAID], [noisy(clean, 0.1)], part="bak")[0] + 1
+    # what speechmos 0.0.1.1 itself says of this sound
+    told = opinion(np.resize(sound("natural/natural-0870.flac").samples[0].numpy(), 160_000))
+    assert told == pytest.approx({"sig": 3.60339, "bak": 3.92126, "ovrl": 3.23463}, abs=1e-3)
+    with pytest.raises(ValueError, match="part must be one of sig, bak, ovrl, got 'all'"):
+        dnsmos([SAID], [clean], part="all")
+
+
+@needs_speaker
+def test_the_same_speaker_is_more_alike_than_another():
+    reader = [sound(f"natural/natural-{number}.flac") for number in ("0870", "0890", "0930")]
+    robot, voice = sound("clips/train-000.opus"), sound("voice.opus")
+    same, again, other, another = speaker_similarity(
+        [SAID] * 4, [reader[1], reader[2], robot, voice], reference=str(SPEECH / "natural" / "natural-0870.flac")
+    )
+    assert min(same, again) > 0.8 and max(other, another) < 0.7
+
+
+@needs_speaker
+def test_a_voice_that_is_not_there_is_told():
+    with pytest.raises(ValueError, match="prompt 'said' .* shows no file of a voice"):
+        speaker_similarity([SAID], [hum(1.0)])
+    with pytest.raises(FileNotFoundError, match="there is no file 'nobody.flac'"):
+        speaker_similarity([SAID], [hum(1.0)], reference="nobody.flac")
+
+
+def test_parts_of_a_voice_cover_it():
+    # a part is 160 frames of 160 samples (1.6 s) and begins 77 after the one before; one that is to hold less than
+    # 3/4 sound is left out: at 154 frames, (43200 - 24640) / 25600 = 0.725 and (44800 - 24640) / 25600 = 0.7875
+    assert speaker.part_starts(8_000) == [0]
+    assert speaker.part_starts(43_200) == [0, 77]
+    assert speaker.part_starts(44_800) == [0, 77, 154]
+
+
+def test_a_wheel_that_is_not_the_one_wanted_is_not_used(tmp_path):
+    wheel = tmp_path / "Resemblyzer-0.1.4-py3-none-any.whl"
+    wheel.write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"its SHA-256 is .*; wanted 8f12eb2f.*It is not used"):
+        speaker.encoder_file(tmp_path / "cache", wheel)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@needs_whisper
+@pytest.mark.slow
+def test_people_are_understood_and_a_wrong_text_is_not():
+    clips = {prompt.id: prompt for prompt in load_prompts(SPEECH / "natural.jsonl")}
+    heard = sound("natural/natural-0930.flac")
+    right, wrong = Prompt(clips["natural-0930"].answer, "right"), Prompt("the ice on the pond is thin", "wrong")
+    wer = scorer("spoken_neg_wer").fn([right, wrong], [heard, heard])
+    assert wer[0] > -0.15 and wer[1] <= -1
+    cer = scorer("spoken_neg_cer").fn([right, wrong], [heard, heard])
+    assert wer[0] <= cer[0] <= 0 and cer[1] < -0.5
+    likely = scorer("spoken_log_prob").fn([right, wrong], [heard, noisy(heard, 0.0)])
+    assert -1 < likely[0] < 0 and likely[1] < -3
+
+
+def test_a_recognizer_that_is_not_there_says_how_to_fetch_it(monkeypatch, tmp_path):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(recognizer, "TINY_EN", str(tmp_path / "nothing"))
+    recognizer.recognizer.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"whisper_tiny_en\(\)"):
+        recognizer.recognizer("")
+
+
+def test_a_text_that_the_recognizer_cannot_write_is_named(tmp_path):
+    judge = recognizer.recognizer(whisper.tiny(tmp_path))
+    long = Prompt("eleven " * 40, "long")
+    with pytest.raises(ValueError, match=r"'eleven eleven.*tokens long, and the recognizer writes at most 64"):
+        judge.log_prob(hum(0.5, 16_000).samples[0].numpy(), long.text)

@@ -1,0 +1,126 @@
+"""Runs of a few steps that must not depend on the number of processes; ``test_ranks.py`` starts this file.
+
+RANK=0 WORLD_SIZE=2 ... python tests/runtime/distributed_worker.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.runtime.distributed import gather_texts, largest
+from mmgrpo.runtime.files import write_text
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Output, Prompt
+from mmgrpo.update import LossRecipe
+from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
+from tests.speaking import TableFamily, near_answer, table_prompts
+from tests.toys import toy_policy, toy_prompts
+
+
+def rows(folder: Path, accelerator: Accelerator) -> Trainer:
+    further = {"further": toy_prompts(5)}
+    return denoising("every_step", folder, accelerator, updates=2, epochs=2, extra=further, rates=[misses()])
+
+
+def tree(folder: Path, accelerator: Accelerator) -> Trainer:
+    loss = LossRecipe.of("ppo(low=1e-3, high=1e-3)", "per_decision", terms=["kl_velocity(coef=0.1)"])
+    advantages = recipe(baseline="none", scale="none", credit="tree_depth(beta=1.0)")
+    return denoising("branch_tree(splits=[0,2])", folder, accelerator, loss=loss, advantages=advantages)
+
+
+def branches(folder: Path, accelerator: Accelerator) -> Trainer:
+    blocks = algorithm_blocks("granular_grpo")
+    return denoising("one_step_branch(draw='all', intervals=[1,2])", folder, accelerator, **blocks)
+
+
+def resampled(folder: Path, accelerator: Accelerator) -> Trainer:
+    """The first two prompts of the order never have spread, so the first round draws twice."""
+    without = set(map(str, PromptOrder(8, 0).take(0, 2)))
+
+    def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        values = near_one(prompts, outputs)
+        return [0.0 if p.id in without else value for p, value in zip(prompts, values, strict=True)]
+
+    advantages = recipe(select=["drop_zero_spread"])
+    return denoising(
+        "every_step",
+        folder,
+        accelerator,
+        reward=reward,
+        advantages=advantages,
+        prompts_per_step=2,
+        redraws=3,
+        prompts=8,
+    )
+
+
+def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Completions of different lengths on different ranks, and a loss that couples a group's rows."""
+    from pipelines.vlm.causal_lm import toy
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
+
+    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
+    prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
+    return trainer(
+        policy, folder, prompts, reward=short, steps=3, lr=1e-3, accelerator=accelerator, **algorithm_blocks("gvpo")
+    )
+
+
+def choices(folder: Path, accelerator: Accelerator) -> Trainer:
+    """One decision a sample, compared with the network before training."""
+    policy = CategoricalPolicy(TableFamily(4, 7))
+    blocks = algorithm_blocks("dmospeech2")
+    return trainer(
+        policy, folder, table_prompts(4), reward=near_answer, steps=3, lr=1e-3, accelerator=accelerator, **blocks
+    )
+
+
+def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 5, **settings: Any) -> Trainer:
+    settings = {"reward": near_one, "prompts_per_step": 4, "steps": 3, "lr": 1e-3, **settings}
+    policy = toy_policy(plan, steps=6)
+    return trainer(policy, folder, toy_prompts(prompts), heldout=toy_prompts(3), accelerator=accelerator, **settings)
+
+
+CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
+    "rows": rows,
+    "tree": tree,
+    "branches": branches,
+    "resampled": resampled,
+    "tokens": tokens,
+    "choices": choices,
+}
+
+
+def run(folder: Path) -> None:
+    """Train every case and leave its metrics, evaluations and this process's weights in the folder."""
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    for name, case in CASES.items():
+        made = case(folder / name, accelerator)
+        made.fit()
+        weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
+        save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
+    write_text(
+        folder / f"largest-{accelerator.process_index}", str(largest(float(accelerator.process_index), accelerator))
+    )
+    mine = ["é", "", "long — one"] if accelerator.process_index == 0 else ["second"]
+    write_text(folder / f"texts-{accelerator.process_index}", "|".join(gather_texts(mine, accelerator)))
+    if accelerator.is_main_process:
+        write_text(folder / "processes", str(accelerator.num_processes))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

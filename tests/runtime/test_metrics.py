@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.runtime.metrics import MetricsLog, read_metrics
+
+
+def test_rows_are_read_back_as_written_and_a_line_is_there_before_the_log_is_closed(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.write(1, {"loss": 0.5, "rows": 8, "kind": "own", "per_reward": [0.1, 0.2]})
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "loss": 0.5, "rows": 8, "kind": "own", "per_reward": [0.1, 0.2]}
+    ]
+    log.close()
+
+
+def test_what_is_not_finite_is_written_as_null_and_scalar_tensors_as_numbers(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"a": math.nan, "b": torch.tensor(-math.inf), "c": torch.tensor(0.25), "d": [math.inf, 1.0]})
+    assert "NaN" not in log.path.read_text() and "Infinity" not in log.path.read_text()
+    assert read_metrics(log.path) == [{"step": 1, "a": None, "b": None, "c": 0.25, "d": [None, 1.0]}]
+
+
+def test_truncating_drops_the_lines_after_the_step_and_writing_goes_on_there(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for step in range(1, 6):
+            log.write(step, {"loss": float(step)})
+        log.truncate(3)
+        assert math.isnan(log.average("loss"))
+        log.write(4, {"loss": 40.0})
+    assert [(row["step"], row["loss"]) for row in read_metrics(log.path)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_log_that_is_opened_again_is_continued(tmp_path):
+    for step in (1, 2):
+        with MetricsLog(tmp_path) as log:
+            log.write(step, {})
+    assert [row["step"] for row in read_metrics(log.path)] == [1, 2]
+
+
+def test_a_torn_last_line_is_left_out_and_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_metrics(path) == [{"step": 1}]
+    with MetricsLog(tmp_path) as log:
+        log.write(2, {"loss": 1.0})
+    assert read_metrics(path) == [{"step": 1}, {"step": 2, "loss": 1.0}]
+
+
+def test_a_whole_last_line_that_lacks_only_its_end_is_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    with MetricsLog(tmp_path) as log:
+        log.write(3, {})
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"), [("{broken", "not JSON"), ('{"loss": 1}', 'a whole "step"'), ("3", "a whole")]
+)
+def test_a_broken_line_before_the_last_is_an_error_with_its_place(tmp_path, line, complaint):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl:2: .*{complaint}"):
+        read_metrics(path)
+
+
+def test_the_average_weighs_recent_values_and_skips_what_is_not_finite(tmp_path):
+    with MetricsLog(tmp_path, decay=0.5) as log:
+        assert math.isnan(log.average("loss"))
+        log.write(1, {"loss": 1.0})
+        assert log.average("loss") == 1.0
+        log.write(2, {"loss": math.nan})
+        log.write(3, {"loss": 4.0})
+    # (0.5 * 1 + 4) / (0.5 + 1) = 3
+    assert log.average("loss") == 3.0
+
+
+def test_the_summary_names_the_last_part_of_each_name(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"reward/mean": 0.123456, "rows": 8})
+    assert log.summary("reward/mean", "rows") == "mean 0.1235  rows 8"
