@@ -248,8 +248,8 @@ CATALOGUE: dict[str, Preset] = {
         objective="n_best",
         aggregation="per_sample",
     ),
-    # arXiv:2509.16990, its loss, with data.reference_in_group: all rewards of a group are compared, tokens of all its rows
-    # count alike, the answer's importance weight is not clipped. Its best KL coefficient.
+    # arXiv:2509.16990, its loss, with data.reference_in_group: all rewards of a group are compared, tokens of all its
+    # rows count alike, the answer's importance weight is not clipped. Its best KL coefficient.
     "mp_grpo": _tokens(
         "Mixed-policy GRPO: the data set's answer is one member of the group.",
         keys=["prompt(own=False)"],

@@ -17,7 +17,7 @@ from mmgrpo.types import Media, Prompt
 def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, fraction: float = 0.5) -> tuple[Prompt, int]:
     """The prompt with the frames of its videos shuffled, and ``fraction`` of the group size; none without a video."""
     if not 0 < fraction <= 1:
-        raise ValueError(f"shuffled_frames: share must lie in (0, 1], got {share}")
+        raise ValueError(f"shuffled_frames: fraction must lie in (0, 1], got {fraction}")
     if not any(media.kind == "video" for media in prompt.media):
         return prompt, 0
     order = derive(seed, "shuffle", prompt.id)

@@ -74,8 +74,8 @@ class Ema:
 
 
 class WeightInterpolation:
-    """Weights between those before and those now, before + fraction (now - before), which forget less of what the network
-    could do before (WiSE-FT, arXiv:2109.01903).
+    """Weights between those before and those now, before + fraction (now - before), which forget less of what the
+    network could do before (WiSE-FT, arXiv:2109.01903).
 
     Adapters change a weight by a product B A. Only B is moved back, to zero where they are new, so that the share is
     one of that product.
@@ -83,7 +83,9 @@ class WeightInterpolation:
 
     def __init__(self, trained: Mapping[str, nn.Parameter], fraction: float) -> None:
         if not 0 < fraction < 1:
-            raise ValueError(f"interpolation must lie above 0 and at most at 1, which keeps all of the change; got {fraction}")
+            raise ValueError(
+                f"optim.interpolation must lie above 0 and at most at 1, which keeps all of the change; got {fraction}"
+            )
         self.parameters = [parameter for name, parameter in trained.items() if ".lora_A." not in name]
         self.fraction = fraction
         self.before = [parameter.detach().clone() for parameter in self.parameters]

@@ -151,12 +151,12 @@ def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
     try:
         return _decode_by_av(file, max_seconds)
     except ModuleNotFoundError as error:
-        extra = f"another reader was not tried: {error}"
+        second = f"another reader was not tried: {error}"
     except Unreadable:
         raise
     except Exception as error:  # ffmpeg meets damaged data in ways of its own
-        extra = f"nor by av ({type(error).__name__}: {error})"
-    raise Unreadable(f"{file}: cannot be read as a sound by soundfile ({first}), {also}") from first
+        second = f"nor by av ({type(error).__name__}: {error})"
+    raise Unreadable(f"{file}: cannot be read as a sound by soundfile ({first}), {second}") from first
 
 
 def _cut_off(file: str) -> int:
