@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.registry import parse
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.scoring import RewardScores, Scorer, mean_of_valid, score_outputs
@@ -31,6 +32,11 @@ from mmgrpo.update import Batch
 
 ADDED = frozenset({"greedy_value"})
 """Fields of decisions that a round adds to those of the policy, where the recipe wants them."""
+
+
+def redraws(samplers: Sequence[str]) -> int:
+    """How often groups without spread may be replaced."""
+    return sum(int(parse(text)[1].get("rounds", 10)) for text in samplers)
 
 
 @dataclass(frozen=True)

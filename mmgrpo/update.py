@@ -72,6 +72,11 @@ class LossRecipe:
         return frozenset((*self.aggregation.block.needs, *self.mismatch.block.needs)) - BATCH_NAMES
 
     @property
+    def needs_reference(self) -> bool:
+        """True when something is compared with the network before training."""
+        return any(name.startswith("reference_") for name in self.scores)
+
+    @property
     def coupled(self) -> bool:
         """True when entries of a row or group must be seen together."""
         return any(bound.block.level != "decision" for bound in (self.objective, *self.terms))

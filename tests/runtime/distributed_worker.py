@@ -23,7 +23,7 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
-from tests.speaking import TableFamily, near_answer, table_prompts
+from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import toy_policy, toy_prompts
 
 
@@ -80,7 +80,7 @@ def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
 
 def choices(folder: Path, accelerator: Accelerator) -> Trainer:
     """One decision a sample, compared with the network before training."""
-    policy = CategoricalPolicy(TableFamily(4, 7))
+    policy = CategoricalPolicy(TableModel(4, 7))
     blocks = algorithm_blocks("dmospeech2")
     return trainer(
         policy, folder, table_prompts(4), reward=near_answer, steps=3, lr=1e-3, accelerator=accelerator, **blocks
