@@ -27,6 +27,10 @@ class Family(Protocol):
     """One line for ``mmgrpo families``."""
     modality: str
     """The package of its recipes, and a word in reports."""
+    module: str
+    """Name of the module with its ``load`` and ``tiny``."""
+    architectures: tuple[str, ...]
+    """What its checkpoints call themselves: the pipeline's class (diffusers) or the model's type (transformers)."""
     sections: Sections
     """Its options."""
 

@@ -37,7 +37,7 @@ def recognize(families: Mapping[str, Family], path: str) -> str:
 
     found = architecture(path) if path else ""
     for name, family in families.items():
-        if found and found in family.architectures:  # type: ignore[attr-defined]
+        if found and found in family.architectures:
             return name
     reason = f"is a '{found}'" if found else "does not say what it is"
     raise ValueError(f"'{path}' {reason}, which no family here reads; name one: family='{next(iter(families))}'")

@@ -25,14 +25,18 @@ from pipelines.training import Training
 
 def module(name: str) -> ModuleType:
     """The module of a family, with its ``load`` and ``tiny``."""
-    return importlib.import_module(family(name).module)  # type: ignore[attr-defined]
+    return importlib.import_module(family(name).module)
 
 
 def load(family: ModuleType, folder: str | Path, **settings: Any) -> Any:
-    """A family's model; settings are those of ``Training`` and the family's own."""
+    """A family's model; settings are those of ``Training`` and the family's own, and ``keep_reference``."""
+    keep = settings.pop("keep_reference", False)
     names = {one.name for one in fields(Training)}
     training = Training(**{name: value for name, value in settings.items() if name in names})
-    return family.load(folder, training, **{name: value for name, value in settings.items() if name not in names})
+    model = family.load(folder, training, **{name: value for name, value in settings.items() if name not in names})
+    if keep:
+        model.reference.keep()
+    return model
 
 
 def recipe(**changes: Any) -> AdvantageRecipe:

@@ -38,6 +38,8 @@ SHOWN = 20
 
 @dataclass
 class Args:
+    """Which data set is checked, and how its prompts would be read."""
+
     data: tyro.conf.Positional[str]
     """A .jsonl or .txt file, or hf:<folder or hub id>@<split>."""
     media_root: str = ""

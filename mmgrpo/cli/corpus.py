@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.registry import parse
-from mmgrpo.report.tables import interval
+from mmgrpo.report.terminal import interval
 
 if TYPE_CHECKING:
     from mmgrpo.report.audio_player import Aligned

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.majority import agreement, answer, majority_at
-from mmgrpo.report.tables import interval
+from mmgrpo.report.terminal import interval
 
 if TYPE_CHECKING:
     from mmgrpo.types import Prompt

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, about: str = "", default: str =
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
-    from mmgrpo.report.tables import closing
+    from mmgrpo.report.terminal import closing
 
     result = run_config(config)
     if PartialState().is_main_process:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -119,10 +120,11 @@ def load_object(name: str, what: str, own: bool = True) -> Any:
                 f"{what}: '{name}' needs the module '{error.name}', which cannot be imported. A module of your own "
                 f"must lie in the working directory ({Path.cwd()}) or on PYTHONPATH."
             ) from error
-    if attribute not in vars(module):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{what}: module '{module_name}' has no '{attribute}'.{nearest(attribute, public)}")
-    return vars(module)[attribute]
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        public = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise ValueError(f"{what}: module '{module_name}' has no '{attribute}'.{nearest(attribute, public)}") from error
 
 
 def _own_module(name: str) -> ModuleType | None:

@@ -123,7 +123,7 @@ def refuse_preset(name: str, kind: str) -> None:
         }[expected]
         raise ValueError(
             f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}. "
-            f"Suitable presets: {', '.join(suitable)}"
+            f"Presets that fit: {', '.join(suitable)}"
         )
 
 

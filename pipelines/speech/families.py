@@ -54,6 +54,7 @@ class DurationFamily:
     name: str = "duration"
     about: str = "a policy that speaks: it chooses durations, and any synthesizer renders them (DMOSpeech 2)"
     modality: str = "speech"
+    module: str = "pipelines.speech.duration"
     architectures: tuple[str, ...] = ("duration",)
 
     @property

@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,11 @@ def recognizer(path: str = "") -> Recognizer:
     """A Whisper, read once."""
     transformers = needed("transformers")
     folder = locate(path or TINY_EN)
+    if not Path(folder).is_dir() and folder.count("/") != 1:
+        raise FileNotFoundError(
+            f"there is no recognizer '{folder}'; expected a folder, a hub id like openai/whisper-base.en, or nothing for "
+            f"the default, {TINY_EN}"
+        )
     network = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     network.generation_config.max_new_tokens = None
     return Recognizer(network.requires_grad_(False), transformers.WhisperProcessor.from_pretrained(folder))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # these import torch, which --help need not wait for
 
 @dataclass
 class Args:
+    """Which questions are written."""
+
     output: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: data/questions or data/easy_vqa)")] = (
         None
     )

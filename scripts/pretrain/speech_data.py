@@ -72,6 +72,8 @@ TELEPHONE = {"telephone_train": slice(0, 100), "telephone": slice(100, 160)}
 
 @dataclass
 class Args:
+    """Which clips are spoken."""
+
     output: Path = Path("pipelines/speech/assets")
     """Folder that is written: train.jsonl, tune.jsonl, heldout.jsonl and clips/."""
     sentences: Path = Path("pipelines/speech/assets/sentences.txt")

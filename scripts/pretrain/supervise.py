@@ -30,6 +30,8 @@ from scripts.pretrain import vlm
 
 @dataclass
 class Args:
+    """Which run is compared with supervised training."""
+
     run: Path = Path("runs/vlm_demo")
     """Folder of a finished run."""
     lr: float = 3e-4

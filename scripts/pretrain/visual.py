@@ -56,6 +56,8 @@ PROMPTS = Path(locate("embedded:visual/scenes"))
 
 @dataclass
 class Args:
+    """How the model is pretrained."""
+
     output: Path = Path("pipelines/visual/assets/scenes/base")
     """Folder that is written: transformer/, words/, scheduler/."""
     measure: bool = False

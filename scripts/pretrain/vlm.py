@@ -48,6 +48,8 @@ OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"
 
 @dataclass
 class Args:
+    """How the model is pretrained."""
+
     output: Path = Path("pipelines/vlm/assets/questions/base")
     """Folder that is written: config, weights in half precision, tokenizer, processor."""
     measure: bool = False

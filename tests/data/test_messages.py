@@ -360,7 +360,7 @@ def test_files_are_read_through_the_same_door(tmp_path):
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install mmgrpo\[vlm\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[vlm\]'"):
         hub.load_prompts(f"hf:{tmp_path}@train")
 
 

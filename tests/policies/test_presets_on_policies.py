@@ -50,7 +50,9 @@ def policy_of(kind: str, preset: str) -> Policy:
         return FlowMatchingPolicy(
             ToyModel(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
         )
-    return TokenPolicy(toy(WORDS, keep_reference=True), max_tokens=4)
+    policy = TokenPolicy(toy(WORDS), max_tokens=4)
+    policy.keep_reference()
+    return policy
 
 
 def prompts_of(kind: str) -> list[Prompt]:

@@ -26,11 +26,13 @@ PROMPTS = [Prompt("say a", "0"), Prompt("say b c d a", "1"), Prompt("d", "2")]
 
 def token_policy(max_tokens: int = 6, keep_reference: bool = False, **settings) -> TokenPolicy:
     """A policy that prefers some tokens to others and ends early now and then."""
-    family = toy(WORDS, keep_reference=keep_reference)
+    model = toy(WORDS)
+    if keep_reference:
+        model.reference.keep()
     with torch.no_grad():
-        for i, parameter in enumerate(family.network.parameters()):
+        for i, parameter in enumerate(model.network.parameters()):
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
-    return TokenPolicy(family, max_tokens=max_tokens, **settings)
+    return TokenPolicy(model, max_tokens=max_tokens, **settings)
 
 
 def rollout(policy: TokenPolicy, prompts: Sequence[Prompt] = PROMPTS, group_size: int = 8, seed: int = 3) -> Rollout:
@@ -228,8 +230,9 @@ def test_parts_hold_every_trained_decision_once_and_no_part_is_empty():
     assert list(made.steps.split(torch.zeros_like(made.decisions.loss_mask), 5)) == []
 
 
-def test_the_reference_is_the_network_as_it_was_loaded():
-    policy = TokenPolicy(toy(WORDS, keep_reference=True), max_tokens=6)
+def test_the_reference_is_the_network_as_it_was_when_it_was_kept():
+    policy = token_policy()
+    policy.keep_reference()
     made = rollout(policy)
     loss_mask = made.decisions.loss_mask
     with torch.no_grad():
@@ -243,7 +246,7 @@ def test_the_reference_is_the_network_as_it_was_loaded():
 def test_a_model_without_a_reference_says_how_to_keep_one():
     policy = token_policy()
     made = rollout(policy)
-    with pytest.raises(ValueError, match="keep_reference=True"):
+    with pytest.raises(ValueError, match="keep_reference"):
         rescored(policy, made, "reference_log_probs")
 
 

@@ -28,7 +28,7 @@ def noise(size: int = 64) -> Image:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_known_name_is_a_documented_function(name):
-    module, function = REWARDS[name].split(":")
+    module, function = REWARDS[name].function.split(":")
     assert getattr(importlib.import_module(module), function).__doc__
     made = scorer(name)
     assert (made.name, made.weight) == (name, 1.0)
@@ -52,7 +52,7 @@ def test_weight_and_parameters_are_read_from_the_text():
             r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: quality, weight",
         ),
         ("no_such_package.rewards:best", r"needs the module 'no_such_package', which cannot be imported.*PYTHONPATH"),
-        ("reward_models.ocr:orc", r"module 'reward_models\.ocr' has no function 'orc'\. Did you mean 'ocr'"),
+        ("reward_models.ocr:orc", r"module 'reward_models\.ocr' has no 'orc'\. Did you mean 'ocr'"),
         ("ocr(weight=high)", r"'ocr\(weight=high\)' is not of the form"),
         ("ocr(weight='high')", r"rewards: 'ocr' needs a number as weight, got 'high'"),
         ("ocr(1)", r"is not of the form name or name\(parameter=value, \.\.\.\)"),
@@ -85,7 +85,7 @@ def test_a_function_of_your_own_is_named_by_its_module(tmp_path, monkeypatch):
     made = scorer("mine.pictures:brightness(weight=2, scale=10)")
     assert (made.name, made.weight) == ("brightness", 2.0)
     assert score_outputs([made], [PROMPT], [GREY]).values.tolist() == [[5.0]]
-    with pytest.raises(ValueError, match=r"has no function 'bright'\. Did you mean 'brightness'\? Known: brightness\."):
+    with pytest.raises(ValueError, match=r"has no 'bright'\. Did you mean 'brightness'\? Known: brightness\."):
         scorer("mine.pictures:bright")
     with pytest.raises(ValueError, match=r"'mine\.pictures:brightness' has no parameter 'scal'\. Did you mean 'scale'"):
         scorer("mine.pictures:brightness(scal=2)")

@@ -193,12 +193,10 @@ def test_people_are_understood_and_a_wrong_text_is_not():
     assert -1 < likely[0] < 0 and likely[1] < -3
 
 
-def test_a_recognizer_that_is_not_there_says_how_to_fetch_it(monkeypatch, tmp_path):
+def test_a_recognizer_that_is_not_there_is_named_with_the_default(tmp_path):
     pytest.importorskip("transformers")
-    monkeypatch.setattr(recognizer, "TINY_EN", str(tmp_path / "nothing"))
-    recognizer.recognizer.cache_clear()
-    with pytest.raises(FileNotFoundError, match=r"whisper_tiny_en\(\)"):
-        recognizer.recognizer("")
+    with pytest.raises(FileNotFoundError, match=r"nothing'.*the default, pypi:whisper-tiny.en"):
+        recognizer.recognizer(str(tmp_path / "nothing"))
 
 
 def test_a_text_that_the_recognizer_cannot_write_is_named(tmp_path):

@@ -214,7 +214,7 @@ def test_the_vocabulary_is_closed():
 
 
 def make(folder: Path, *arguments: str) -> Path:
-    command = [sys.executable, "scripts/make_questions.py", "--output", str(folder), *arguments]
+    command = [sys.executable, "-m", "scripts.pretrain.questions", "--output", str(folder), *arguments]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 

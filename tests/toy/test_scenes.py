@@ -22,7 +22,7 @@ from mmgrpo.types import Image, Prompt, Text
 from reward_models.rules.scenes import REWARDS, scene_all, scene_clean, scene_score, see
 from tests import ROOT
 
-ASSETS = ROOT / "assets" / "scenes"
+ASSETS = ROOT / "pipelines" / "visual" / "assets" / "scenes"
 ONE = parse("a red circle in the centre")
 ALL = [scene for kind in KINDS for scene in scenes.scenes(kind)]
 
@@ -265,7 +265,7 @@ def test_a_sentence_says_how_many_of_what():
 
 
 def test_pretraining_is_a_function_of_its_seed():
-    from scripts.pretrain_visual import Args, build, flow_loss
+    from scripts.pretrain.visual import Args, build, flow_loss
 
     losses = []
     for seed in (0, 0, 1):
@@ -282,7 +282,7 @@ def test_the_base_model_succeeds_sometimes_at_every_kind():
     from diffusers.models import SD3Transformer2DModel
 
     from pipelines.visual.words import WordEncoder
-    from scripts.pretrain_visual import measure
+    from scripts.pretrain.visual import measure
 
     transformer = SD3Transformer2DModel.from_pretrained(str(ASSETS / "base" / "transformer")).float().eval()
     prompts = load_prompts(ASSETS / "tune.jsonl")

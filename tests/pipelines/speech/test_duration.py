@@ -77,13 +77,14 @@ def test_pretraining_teaches_the_pace_it_is_given_and_only_depends_on_its_seed()
 
 def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_path):
     folder = duration.tiny(tmp_path / "tiny")
-    loaded = duration.load(folder, renderer_name="tests.speaking:hummer", keep_reference=True)
+    loaded = duration.load(folder, renderer_name="tests.speaking:hummer")
+    loaded.reference.keep()
     CategoricalPolicy(loaded).save(tmp_path / "saved")
     again = duration.load(tmp_path / "saved", renderer_name="tests.speaking:hummer")
     assert again.shape == loaded.shape
     with torch.no_grad():
         assert torch.equal(*(one.logits(one.network, PROMPTS) for one in (loaded, again)))
-    with pytest.raises(ValueError, match="no copy was kept"), again.reference():
+    with pytest.raises(ValueError, match="no copy of the network was kept"), again.reference():
         pass
     config = tmp_path / "saved" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "layer": 2}))
@@ -95,7 +96,8 @@ def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_pat
 
 
 def test_the_reference_stays_as_it_was_when_the_network_moves():
-    family = duration.family(small(), hummer(), keep_reference=True)
+    family = duration.family(small(), hummer())
+    family.reference.keep()
     policy = CategoricalPolicy(family)
     made = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, 0))
     with torch.no_grad():
@@ -190,7 +192,8 @@ def test_real_engines_speak_in_the_time_that_is_asked(name):
 def test_a_policy_that_hurries_learns_to_take_its_time(tmp_path):
     network = small()
     duration.pretrain(network, SENTENCES, pace=40, steps=60, batch=16, lr=5e-3)
-    policy = CategoricalPolicy(duration.family(network, hummer(), keep_reference=True))
+    policy = CategoricalPolicy(duration.family(network, hummer()))
+    policy.keep_reference()
     made = trainer(
         policy,
         tmp_path,

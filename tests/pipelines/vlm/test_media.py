@@ -409,7 +409,7 @@ def test_without_any_reader_the_missing_library_is_named_and_not_the_clip_blamed
 
     monkeypatch.setattr(frames_module, "READERS", {"av": missing})
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install mmgrpo\[vlm\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[vlm\]'"):
         read_video(Media("video", mp4))
 
 

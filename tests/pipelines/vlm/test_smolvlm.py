@@ -154,9 +154,6 @@ def test_the_limit_on_pixels_is_a_square_of_whole_tiles(folder, family):
 
 
 def test_what_smolvlm_cannot_do_is_said(folder, family, tmp_path):
-    for name in ("min_pixels", "frame_pixels"):
-        with pytest.raises(ValueError, match=f"{name}: came 64, but it means nothing to SmolVLM"):
-            smolvlm.load(folder, **{name: 64})
     with pytest.raises(ValueError, match="prompt 'small': min_pixels means nothing"):
         family.encode([asked(image(8, 8, min_pixels=4), id="small")])
     with pytest.raises(ValueError, match="prompt 'loud' shows audio, which SmolVLM cannot take"):

@@ -1,0 +1,186 @@
+"""FLUX.1 dev and schnell (Black Forest Labs 2024): packed latents, embedded guidance, a dynamic time shift.
+
+Latents are kept as [channels, height, width]; the network reads them packed, two by two neighbours as one token. FLUX
+dev is distilled: it is told the scale of guidance (``guidance``) and predicts the guided velocity in one evaluation.
+``true_cfg_scale`` adds classifier-free guidance proper, with two evaluations.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pipelines import require
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import tiny_parts
+from pipelines.visual.flow import TRANSFORMER, FlowModel, at_least_one, freeze, latent_size, pixels_of_latents
+
+LORA_TARGETS = tuple(
+    f"attn.{name}"
+    for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+)
+"""Attention of the double-stream blocks, and queries, keys and values of the single-stream ones."""
+
+
+@dataclass(frozen=True)
+class Flux:
+    """Text encoders and VAE of a checkpoint, and the form in which its network reads latents."""
+
+    pipeline: Any
+    max_sequence_length: int
+    guidance: float
+    device: torch.device
+    size: tuple[int, int]
+    """Height and width of latents."""
+
+    def encode(self, text: str) -> tuple[Tensor, ...]:
+        """Hidden states of T5 and the pooled vector of CLIP, as diffusers makes them."""
+        hidden, pooled, _ = self.pipeline.encode_prompt(
+            prompt=text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
+        )
+        return hidden[0], pooled[0]
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction for unpacked latents."""
+        hidden, pooled = conditioning
+        height, width = self.size
+        guided = network.config.guidance_embeds
+        (predicted,) = network(
+            hidden_states=pack(x),
+            # As the pipeline computes it: the scheduler's time in thousandths, divided again.
+            timestep=time * 1000 / 1000,
+            guidance=torch.full((len(x),), self.guidance, device=x.device) if guided else None,
+            pooled_projections=pooled,
+            encoder_hidden_states=hidden,
+            txt_ids=torch.zeros(hidden.shape[1], 3, device=x.device),
+            img_ids=places(height // 2, width // 2).to(x.device),
+            return_dict=False,
+        )
+        return unpack(predicted, height, width)
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        return pixels_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        """Evenly spaced levels down to 1 / steps, shifted by the number of image tokens."""
+        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+        config = scheduler.config
+        mu = calculate_shift(
+            self.size[0] * self.size[1] // 4,
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+        if config.get("use_flow_sigmas"):
+            return {"num_inference_steps": steps, "mu": mu}
+        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+
+    def save(self, folder: Path, network: Any) -> None:
+        network.save_pretrained(folder / TRANSFORMER)
+
+
+def pack(latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N tokens values"]:
+    """Two by two neighbours as one token: [c, h, w] to [h/2 * w/2, 4 c]."""
+    n, c, h, w = latents.shape
+    return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, 4 * c)
+
+
+def unpack(tokens: Float[Tensor, "N tokens values"], height: int, width: int) -> Float[Tensor, "N c h w"]:
+    """The inverse of ``pack``."""
+    n, _, values = tokens.shape
+    cut = tokens.view(n, height // 2, width // 2, values // 4, 2, 2)
+    return cut.permute(0, 3, 1, 4, 2, 5).reshape(n, values // 4, height, width)
+
+
+def places(height: int, width: int) -> Float[Tensor, "tokens 3"]:
+    """Row and column of every token, behind a first axis that is 0."""
+    grid = torch.zeros(height, width, 3)
+    grid[..., 1] += torch.arange(height)[:, None]
+    grid[..., 2] += torch.arange(width)[None]
+    return grid.view(-1, 3)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int,
+    width: int,
+    guidance: float = 3.5,
+    true_cfg_scale: float = 1.0,
+    max_sequence_length: int = 512,
+) -> FlowModel:
+    """Read a FLUX.1 model for training; text encoders and VAE are frozen.
+
+    ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
+    ``width`` in pixels; T5 reads ``max_sequence_length`` tokens (512 at most, schnell 256).
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+
+    at_least_one("true_cfg_scale", true_cfg_scale)
+    source = locate(path, "black-forest-labs/FLUX.1-dev", "model_index.json")
+    device = torch.device(training.device)
+    network = read_network(FluxTransformer2DModel, source, training, TRANSFORMER)
+    vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
+    pipeline: Any = FluxPipeline.from_pretrained(source, transformer=network, vae=vae, dtype=training.compute)
+    freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
+    factor = pipeline.vae_scale_factor
+    size = latent_size(height, width, 2 * factor, factor)
+    return FlowModel(
+        network,
+        Flux(pipeline, max_sequence_length, guidance, device, size),
+        FluxPipeline,
+        (network.config.in_channels // 4, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(true_cfg_scale),
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True) -> Path:
+    """Write a whole ``FluxPipeline`` folder (a fresh temporary one if none is named); return it.
+
+    Shaped like FLUX.1 dev (like schnell, unless ``guided``), one block of each kind, 32 wide; latents of 4 channels at
+    half the size of the pictures.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-flux-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipeline = FluxPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if guided else 1.0, use_dynamic_shifting=guided),
+            transformer=FluxTransformer2DModel(
+                in_channels=16,
+                num_layers=1,
+                num_single_layers=1,
+                attention_head_dim=16,
+                num_attention_heads=2,
+                joint_attention_dim=32,
+                pooled_projection_dim=16,
+                guidance_embeds=guided,
+                axes_dims_rope=(4, 4, 8),
+            ),
+            vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
+            text_encoder=tiny_parts.clip(projection=False),
+            tokenizer=tiny_parts.clip_tokenizer(),
+            text_encoder_2=tiny_parts.t5(),
+            tokenizer_2=tiny_parts.t5_tokenizer(),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
