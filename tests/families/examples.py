@@ -1,0 +1,60 @@
+"""What the battery needs to know of each family: prompts that its tiny model takes, and options that make it small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of the battery."""
+
+    prompts: Sequence[Prompt]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the section model."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the section sampling."""
+
+
+def shown(number: int, *parts: str | Media) -> Prompt:
+    """A conversation of one turn."""
+    words = " ".join(part for part in parts if isinstance(part, str))
+    return Prompt(words, str(number), turns=(Turn("user", parts),))
+
+
+def noise(*shape: int, seed: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hum(number: int, seconds: float = 1.0) -> Media:
+    """A tone at 16 kHz, each number's a third higher than the last."""
+    return Media("audio", Audio(torch.sin(torch.arange(int(seconds * 16_000)) * 0.02 * 1.3**number)[None] / 2, 16_000))
+
+
+TEXTS = [Prompt("a red square", "0"), Prompt("blue", "1"), Prompt("a green circle left of a blue square .", "2")]
+PICTURE = Media("image", Image(noise(3, 16, 16, seed=0)))
+CLIP = Media("video", Video(noise(16, 3, 16, 24, seed=3), 4.0), {"fps": 2.0})
+SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes or no ?", "2")]
+HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
+ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
+
+SMALL = {"height": 16, "width": 16, "max_sequence_length": 16}
+SHORT = {"max_tokens": 5}
+
+EXAMPLES: Mapping[str, Example] = {
+    "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "qwen_vl": Example(SEEN, sampling=SHORT),
+    "smolvlm": Example(SEEN, sampling=SHORT),
+    "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),
+    "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
+    "qwen_audio": Example(ASKED, sampling=SHORT),
+    "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
+}
+"""Family to its row."""

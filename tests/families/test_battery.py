@@ -1,0 +1,227 @@
+"""One battery over every family in the table: what must hold whatever a model sees, draws, hears or says."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate import Accelerator
+from torch import Tensor
+
+from mmgrpo.api import make_trainer
+from mmgrpo.api import Loaded
+from mmgrpo.data.splits import Splits
+from mmgrpo.family import Family, families
+from mmgrpo.runtime.config import Config, config_class
+from mmgrpo.runtime.reading import build, load_yaml, option_names, read_config, write_yaml
+from mmgrpo.types import Policy, Request, Rollout
+from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
+from tests.building import module
+from tests.families.examples import EXAMPLES
+
+GROUP = 4
+NAMES = sorted(families())
+ADAPTED = [name for name in NAMES if "lora_rank" in {f.name for f in fields(families()[name].sections.model)}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Any:
+    """The folder of a family's tiny checkpoint, written once."""
+    folders: dict[str, str] = {}
+
+    def folder(name: str) -> str:
+        if name not in folders:
+            folders[name] = str(module(name).tiny(tmp_path_factory.mktemp(name) / "tiny"))
+        return folders[name]
+
+    return folder
+
+
+def config_of(name: str, path: str, **model: Any) -> Config:
+    """A small run of the family's tiny model."""
+    example, config = EXAMPLES[name], config_class(families()[name].sections)()
+    return replace(
+        config,
+        steps=2,
+        model=replace(config.model, **{"family": name, "path": path, "device": "cpu", **example.model, **model}),
+        sampling=replace(config.sampling, **example.sampling),
+        data=replace(config.data, prompts_per_step=len(example.prompts), group_size=GROUP),
+        optim=replace(config.optim, lr=1e-2),
+        trackers=[],
+        threads=1,
+    )
+
+
+def policy_of(name: str, path: str, weights: str = "", **model: Any) -> Policy:
+    config = config_of(name, path, **model)
+    return family(name).policy(config, "cpu", EXAMPLES[name].prompts, weights=weights)
+
+
+def family(name: str) -> Family:
+    return families()[name]
+
+
+def rollout_of(name: str, policy: Policy) -> Rollout:
+    prompts = EXAMPLES[name].prompts
+    return policy.rollout(Request(prompts, range(len(prompts)), GROUP, seed=3))
+
+
+def rescored(policy: Policy, rollout: Rollout, name: str = "log_probs", limit: int = 7) -> Tensor:
+    """The trained decisions scored again, in order."""
+    dense = torch.zeros_like(rollout.decisions.log_probs)
+    with torch.no_grad():
+        for part in rollout.steps.split(rollout.decisions.loss_mask, limit):
+            dense[part.rows, part.positions] = policy.score(rollout, part, frozenset({name}))[name].float()
+    return dense[rollout.decisions.loss_mask]
+
+
+def shake(policy: Policy, size: float = 0.05) -> None:
+    """Move every trained weight a little."""
+    with torch.no_grad():
+        for number, parameter in enumerate(policy.network.parameters()):
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+                parameter += size * noise.to(parameter.dtype)
+
+
+def gradients(policy: Policy, rollout: Rollout, limit: int) -> dict[str, Tensor]:
+    """The gradient of a clipped loss over one rollout, taken in parts of ``limit`` network evaluations."""
+    policy.network.zero_grad(set_to_none=True)
+    decisions = rollout.decisions
+    rows = len(decisions.loss_mask)
+    advantages = torch.linspace(-1, 1, rows)[:, None].expand_as(decisions.log_probs).contiguous()
+    batch = Batch([rollout], [torch.arange(rows)], decisions, advantages, decisions.loss_mask)
+    accumulate_gradients(
+        policy,
+        batch,
+        torch.ones(rows, dtype=torch.bool),
+        LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
+        micro_batch_size=limit,
+        accelerator=Accelerator(cpu=True),
+        on_policy=True,
+    )
+    return {name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None}
+
+
+def test_every_family_has_its_row() -> None:
+    assert sorted(EXAMPLES) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ratio_is_one_before_the_first_update(name, tiny):
+    policy = policy_of(name, tiny(name))
+    shake(policy)
+    rollout = rollout_of(name, policy)
+    sampled = rollout.decisions.log_probs[rollout.decisions.loss_mask]
+    assert sampled.numel() > 0
+    torch.testing.assert_close(rescored(policy, rollout), sampled, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_splitting_rows_and_decisions_leaves_the_gradient_unchanged(name, tiny):
+    policy = policy_of(name, tiny(name))
+    shake(policy)
+    rollout = rollout_of(name, policy)
+    whole, cut = gradients(policy, rollout, 1000), gradients(policy, rollout, 1)
+    assert whole.keys() == cut.keys() and whole
+    largest = max(float(gradient.abs().max()) for gradient in whole.values())
+    assert largest > 0
+    for key, gradient in whole.items():
+        torch.testing.assert_close(cut[key], gradient, rtol=1e-3, atol=1e-5 * largest, msg=key)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_without_its_adapters_a_model_is_its_base(name, tiny):
+    base, adapted = policy_of(name, tiny(name)), policy_of(name, tiny(name), lora_rank=2)
+    shake(adapted, 0.3)
+    rollout = rollout_of(name, adapted)
+    reference = rescored(adapted, rollout, "reference_log_probs")
+    torch.testing.assert_close(reference, rescored(base, rollout), rtol=0, atol=1e-6)
+    assert (rescored(adapted, rollout) - reference).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_steps_change_all_that_trains_and_nothing_else(name, rank, tiny, tmp_path):
+    if rank and name not in ADAPTED:
+        pytest.skip("this family has no adapters")
+    config = replace(config_of(name, tiny(name), **({"lora_rank": rank} if rank else {})), output_dir=str(tmp_path))
+    config.algorithm = replace(config.algorithm, preset="rloo", objective="policy_gradient", terms=[], keys=["prompt"])
+    policy = family(name).policy(config, "cpu", EXAMPLES[name].prompts)
+    before = {key: value.clone() for key, value in policy.network.named_parameters()}
+    start = lambda accelerator: Loaded(policy, Splits(EXAMPLES[name].prompts))  # noqa: E731
+    trainer = make_trainer(config, family(name), start, [unlike], Accelerator(cpu=True))
+    trainer.run_round()
+    trainer.run_round()
+    moved = {key for key, value in policy.network.named_parameters() if not torch.equal(value, before[key])}
+    trained = {key for key, value in policy.network.named_parameters() if value.requires_grad}
+    assert moved <= trained
+    assert len(moved) > 0.5 * len(trained)  # some layers of a tiny model are never reached
+
+
+def unlike(prompts: Any, outputs: Any) -> list[float]:
+    """A reward that differs within every group."""
+    return [float(place % GROUP) for place in range(len(outputs))]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_model_goes_on_exactly(name, rank, tiny, tmp_path):
+    if rank and name not in ADAPTED:
+        pytest.skip("this family has no adapters")
+    options = {"lora_rank": rank} if rank else {}
+    policy = policy_of(name, tiny(name), **options)
+    shake(policy)
+    policy.save(tmp_path / "model")
+    again = policy_of(name, tiny(name), weights=str(tmp_path / "model"), **options)
+    ours, theirs = dict(policy.network.named_parameters()), dict(again.network.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    rollout = rollout_of(name, policy)
+    assert torch.equal(rescored(policy, rollout), rescored(again, rollout))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_go_through_yaml_and_the_command_line(name, tmp_path):
+    kind = config_class(family(name).sections)
+    config = replace(kind(), model=replace(kind().model, family=name, path="some/where"), steps=7)
+    config.algorithm = build(type(config.algorithm), {"preset": "dr_grpo"}, "the test")
+    write_yaml(tmp_path / "config.yaml", config)
+    section = load_yaml(tmp_path / "config.yaml")
+    assert asdict(read_config(kind, [], section, "the file", "")) == asdict(config)
+    arguments = [word for option, value in written(asdict(config)) for word in (option, *value)]
+    assert asdict(read_config(kind, arguments, {}, "nothing", "")) == asdict(config)
+    assert {option for option, _ in written(asdict(config))} <= set(option_names(kind))
+
+
+def written(section: dict[str, Any], prefix: str = "--") -> list[tuple[str, list[str]]]:
+    """Every option as it is written on a command line."""
+    options: list[tuple[str, list[str]]] = []
+    for key, value in section.items():
+        name = prefix + key.replace("_", "-")
+        if isinstance(value, dict):
+            options += written(value, f"{name}.")
+        elif isinstance(value, bool):
+            options += [(name, [])] if value else []
+        else:
+            options.append((name, [str(item) for item in (value if isinstance(value, list) else [value])]))
+    return options
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_says_what_it_is_and_where_its_recipes_are(name):
+    chosen = family(name)
+    assert chosen.about and chosen.modality and chosen.architectures
+    sections = chosen.sections
+    assert {"family", "path", "device"} <= {f.name for f in fields(sections.model)}
+    config = config_of(name, "some/where")
+    chosen.check(config)
+    assert chosen.decisions(config) in ("tokens", "gaussian", "matching")
+    assert chosen.arithmetic(config).groups >= 1
+    assert yaml.safe_dump(asdict(copy.deepcopy(config)))
+    assert Path(module(name).__file__ or "").is_file()
