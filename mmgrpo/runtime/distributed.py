@@ -140,13 +140,19 @@ def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) 
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
-    """Add the gradients of all ranks; a parameter without a gradient counts as zero."""
-    if accelerator.num_processes == 1:
-        return
+    """Add the gradients of all ranks; a parameter without a gradient counts as zero, on one rank as on many.
+
+    A gradient of zero is a step of AdamW: its moments decay, what is left of them still moves the weights, and weight
+    decay acts. ``None`` is none: AdamW passes the parameter over. Which of the two a parameter has where nothing is to
+    be learned (every decision held by a clip) depends on the objective and on this rank's rows, and the step must
+    depend on neither; so it is always zero. A step without any decision to train is skipped by the trainer.
+    """
     parameters = list(parameters)
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+    if accelerator.num_processes == 1:
+        return
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
     total = accelerator.reduce(flat, reduction="sum")
     offset = 0

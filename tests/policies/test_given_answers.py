@@ -139,7 +139,7 @@ def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Pat
     """One of thousands of sequences is right: without the answer no group ever has spread."""
     prompt = Prompt("say b c d a", "1", "c b a")
 
-    def risen(reference_in_group: int) -> float:
+    def risen(reference_in_group: bool) -> float:
         """How much likelier 60 steps make the answer, in nats."""
         policy = TokenPolicy(toy(WORDS), max_tokens=6, reference_in_group=reference_in_group)
         made = trainer(
@@ -157,5 +157,5 @@ def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Pat
         made.fit()
         return log_prob_of(policy, prompt, answer).item() - before
 
-    assert risen(0) == 0.0
-    assert risen(1) > 1.0
+    assert risen(False) == 0.0
+    assert risen(True) > 1.0
