@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.scoring import RewardScores, Scorer, mean_of_valid, score_outputs
@@ -31,6 +32,22 @@ from mmgrpo.update import Batch
 
 ADDED = frozenset({"greedy_value"})
 """Fields of decisions that a round adds to those of the policy, where the recipe wants them."""
+
+
+def dynamic_sampling(rounds: int = 10) -> int:
+    """Groups without spread are replaced by fresh prompts, at most ``rounds`` times (DAPO, arXiv:2503.14476)."""
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"dynamic_sampling: rounds must be a whole number of at least 1, got {rounds}")
+    return rounds
+
+
+SAMPLERS = {"dynamic_sampling": Block(dynamic_sampling)}
+"""Functions to the number of times that a round may draw again."""
+
+
+def redraws(samplers: Sequence[str]) -> int:
+    """How often groups without spread may be replaced in one round, from the text of ``algorithm.sampler``."""
+    return sum(bind(text, SAMPLERS, "algorithm.sampler")({}) for text in samplers)
 
 
 @dataclass(frozen=True)

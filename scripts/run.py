@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the scripts run from a checkout that is not installed
 
-from mmgrpo.runtime.config import load_yaml, refuse_preset, write_yaml  # noqa: E402
+from mmgrpo.runtime.config import Algorithm, load_yaml, refuse_preset, write_yaml  # noqa: E402
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import ErrorRate, Shown
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Output, Policy, Prompt
+    from mmgrpo.update import LossRecipe
     from pipelines.pretrained import Training
 
     Adapted: TypeAlias = VisualConfig | VlmConfig | SpeechConfig
@@ -113,21 +114,17 @@ def build_trainer(
     model, and ``open_run`` makes the run folder last, so that a run that cannot start removes nothing.
     """
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.registry import parse
-    from mmgrpo.rollout import RoundSettings
+    from mmgrpo.rollout import RoundSettings, redraws
     from mmgrpo.runtime.optim import Schedule
     from mmgrpo.trainer import EvalSettings, Trainer
-    from mmgrpo.update import LossRecipe
     from reward_models import scorers
 
     algorithm, optim = config.algorithm, config.optim
     refuse_preset(algorithm.preset, kind)
     made = scorers(config.rewards)
     recipe = AdvantageRecipe.of(algorithm)
-    loss = LossRecipe.of(
-        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
-    )
-    redraws = sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler)
+    loss = loss_recipe(algorithm)
+    rounds = RoundSettings(config.data.prompts_per_step, config.data.group_size, redraws(algorithm.sampler))
     loaded = load()
     return Trainer(
         policy=loaded.policy,
@@ -135,7 +132,7 @@ def build_trainer(
         recipe=recipe,
         loss=loss,
         prompts=loaded.prompts,
-        rounds=RoundSettings(config.data.prompts_per_step, config.data.group_size, redraws),
+        rounds=rounds,
         schedule=Schedule(
             steps=config.steps,
             lr=optim.lr,
@@ -252,9 +249,18 @@ def training_of(config: Adapted, device: str, for_training: bool, trained: str |
     )
 
 
+def loss_recipe(algorithm: Algorithm) -> LossRecipe:
+    """The bound blocks of the loss."""
+    from mmgrpo.update import LossRecipe
+
+    return LossRecipe.of(
+        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+    )
+
+
 def needs_reference(config: Config) -> bool:
-    """True when a term of the loss compares with the network before training."""
-    return any(term.startswith("kl") for term in config.algorithm.terms)
+    """True when the loss compares with the network before training."""
+    return loss_recipe(config.algorithm).needs_reference
 
 
 def refuse_lonely(group_size: int) -> None:

@@ -12,8 +12,7 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.evaluation import ErrorRate
-from mmgrpo.registry import parse
-from mmgrpo.rollout import RoundSettings
+from mmgrpo.rollout import RoundSettings, redraws
 from mmgrpo.runtime.config import Algorithm, build
 from mmgrpo.runtime.optim import Schedule
 from mmgrpo.scoring import Scorer
@@ -52,7 +51,7 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
         "loss": LossRecipe.of(
             algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
         ),
-        "redraws": sum(int(parse(text)[1].get("rounds", 10)) for text in algorithm.sampler),
+        "redraws": redraws(algorithm.sampler),
     }
 
 

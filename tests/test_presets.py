@@ -13,9 +13,10 @@ from accelerate import Accelerator
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
-from mmgrpo.registry import bind, parse
-from mmgrpo.rollout import sample_round
+from mmgrpo.registry import bind
+from mmgrpo.rollout import redraws, sample_round
 from mmgrpo.runtime.config import Algorithm
+from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, near_one, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.trees import plain
@@ -55,6 +56,9 @@ VISUAL = [
     "flow_dppo",
 ]
 
+COMPARED = {"grpo", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
+"""Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
+
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_block_of_a_preset_exists(name):
@@ -65,8 +69,7 @@ def test_every_block_of_a_preset_exists(name):
     bind(blocks["aggregation"], AGGREGATIONS, "weights")
     for term in blocks["terms"]:
         bind(term, TERMS, "term")
-    for sampler in blocks["sampler"]:
-        assert parse(sampler)[0] == "dynamic_sampling"
+    assert redraws(blocks["sampler"]) == (10 if blocks["sampler"] else 0)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -86,6 +89,15 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
         assert name in GAUSSIAN_ONLY
     if "entropy" in needs:
         assert name in TOKENS_ONLY
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_needs_a_reference_network_exactly_where_a_block_scores_by_it(name):
+    blocks = PRESETS[name]
+    bounds = [bind(blocks["objective"], OBJECTIVES, ""), *(bind(term, TERMS, "") for term in blocks["terms"])]
+    by_it = any(need.startswith("reference_") for bound in bounds for need in bound.block.needs)
+    loss = LossRecipe.of(blocks["objective"], blocks["aggregation"], blocks["mismatch"], blocks["terms"])
+    assert loss.needs_reference == by_it == (name in COMPARED)
 
 
 def test_the_well_known_are_there():
