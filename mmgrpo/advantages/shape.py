@@ -93,7 +93,7 @@ def momentum(
     advantages: Values, values: Values, reference_value: Values, low: float = -0.2, high: float = 0.28
 ) -> Values:
     """A + clip(r - r_reference, low, high): better than the reference answer is good, whatever the group
-    did (AAPO, arXiv:2505.14264)."""
+    did (AAPO, arXiv:2505.14264). r_reference is the prompt's ``reference_value``, a column of the data set."""
     return advantages + (values - reference_value).clamp(low, high)
 
 
