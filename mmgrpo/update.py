@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from accelerate import Accelerator
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.registry import Bound, bind
+from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.types import REFERENCE, Decisions, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
@@ -212,18 +213,14 @@ def _elementwise(step: Step) -> None:
 
 
 def _coupled(step: Step, on_policy: bool) -> None:
-    """Two passes: all scores of this rank's rows and the loss's gradient by them, then through the network.
+    """Two passes: all scores of the step's rows and the loss's gradient by them, then through the network.
 
     d total / d parameters = sum over decisions of (d total / d score) (d score / d parameters). A row's loss needs
-    all scores of the row, perhaps of its group, while the activations behind them do not fit in memory together. The
-    scores themselves are a few numbers a decision: the first factor is taken from all of them at once, the second part
-    by part.
+    all scores of the row, perhaps of its group or of the whole step (``kl_hinge``), while the activations behind them
+    do not fit in memory together. The scores themselves are a few numbers a decision: the first factor is taken from
+    all of them at once, on every rank alike, the second part by part, by each rank for its own decisions.
     """
     batch, rows, loss = step.batch, step.rows, step.loss
-    local = torch.cat(list(batch.places)) if batch.places else torch.zeros(0, dtype=torch.long)
-    chosen = local[rows[local]]
-    if chosen.numel() == 0:
-        return
     # A row's ratio is over all its decisions, also those that another row owns or that are not trained. What several
     # rows share is scored once, at the first of them, and read from there by all: its gradient is the sum of theirs.
     owners = owned(batch.decisions) & rows[:, None]
@@ -234,15 +231,19 @@ def _coupled(step: Step, on_policy: bool) -> None:
     if on_policy and loss.scores == {"log_probs"} and not bool(step.inputs["off_policy"].any()):
         dense = {"log_probs": batch.decisions.log_probs.clone()}
     else:
-        dense = {name: torch.zeros_like(step.weights) for name in loss.scores}
+        dense = {name: torch.zeros_like(step.weights) for name in sorted(loss.scores)}  # one order on all ranks
         with torch.no_grad():
             for at, scores in step.scored(owners):
                 for name, value in dense.items():
                     value[at] = scores[name].to(value.dtype)
+        # A decision is of one rank, so that the sum is what that rank found.
+        dense = {name: sum_over_ranks(value, step.accelerator) for name, value in dense.items()}
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
-    inputs = {name: value[chosen] for name, value in step.inputs.items()}
-    inputs |= {name: value.reshape(-1)[shared][chosen] for name, value in leaves.items()}
-    total = step.total(inputs, step.weights[chosen])
+    inputs = {name: value[rows] for name, value in step.inputs.items()}
+    inputs |= {name: value.reshape(-1)[shared][rows] for name, value in leaves.items()}
+    # All ranks find the same total; one of them counts it, since tallies are summed.
+    counted = step if step.accelerator.is_main_process else replace(step, tally=Tally())
+    total = counted.total(inputs, step.weights[rows])
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
     # Where the gradient is zero (clipped rows, say) a second pass would add nothing. If it is zero everywhere, no part

@@ -76,6 +76,11 @@ def largest(value: float, accelerator: Accelerator) -> float:
     return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
 
 
+def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
+    """The sum of all ranks' tensors of one shape."""
+    return value if accelerator.num_processes == 1 else cast(Tensor, accelerator.reduce(value, reduction="sum"))
+
+
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
     """The decisions of all ranks; the decision axis is padded to the longest rank."""
     width = torch.tensor([decisions.loss_mask.shape[1]], device=decisions.loss_mask.device)
@@ -154,7 +159,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) 
     if accelerator.num_processes == 1:
         return
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
-    total = accelerator.reduce(flat, reduction="sum")
+    total = sum_over_ranks(flat, accelerator)
     offset = 0
     for parameter in parameters:
         size = parameter.numel()
