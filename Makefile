@@ -24,14 +24,14 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@touch $@
 
 demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks, one that hears, and write reports
-	$(BIN)/python scripts/train_visual.py --config scripts/recipes/visual/demo.yaml
-	$(BIN)/python scripts/make_questions.py
-	$(BIN)/python scripts/train_vlm.py --config scripts/recipes/vlm/demo.yaml
-	$(BIN)/python scripts/supervise_vlm.py --run runs/vlm_demo
-	$(BIN)/python scripts/train_speech.py --config scripts/recipes/speech/whisper_adapt.yaml
+	$(BIN)/mmgrpo train --recipe visual/demo
+	$(BIN)/python -m scripts.pretrain.questions
+	$(BIN)/mmgrpo train --recipe vlm/demo
+	$(BIN)/python -m scripts.pretrain.supervise --run runs/vlm_demo
+	$(BIN)/mmgrpo train --recipe speech/whisper_adapt
 
 demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
-	$(BIN)/python scripts/train_duration.py --config scripts/recipes/speech/demo_duration.yaml
+	$(BIN)/mmgrpo train --recipe speech/demo_duration
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -46,7 +46,7 @@ format: $(STAMP)  ## format the code and mend what lint can mend
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## measure sampling and training speed on this machine
-	$(BIN)/python scripts/bench.py visual
+	$(BIN)/mmgrpo bench visual
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache build dist

@@ -27,8 +27,9 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.evaluation import HELDOUT, ErrorRate, Evaluation, Shown, evaluate, sections, titled
+from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, sections, titled
 from mmgrpo.rollout import ADDED, Round, RoundSettings, reference_values, sample_round
+from mmgrpo.runtime.averaging import Ema, WeightInterpolation
 from mmgrpo.runtime.checkpoint import (
     flatten_optimizer,
     latest_checkpoint,
@@ -38,10 +39,10 @@ from mmgrpo.runtime.checkpoint import (
     save_checkpoint,
     trained_tensors,
 )
+from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.distributed import largest, sum_gradients
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.metrics import MetricsLog
-from mmgrpo.runtime.optim import Ema, Schedule, WeightInterpolation
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
@@ -56,12 +57,10 @@ class EvalSettings:
     every: int = 0
     samples: int = 1
     seed: int = 1234
-    eval_batch_size: int = 64
+    batch_size: int = 64
     shown: int = 16
     extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     """Further prompts by name, evaluated before and after only: what should not be forgotten."""
-    rates: Sequence[ErrorRate] = ()
-    """Figures of each whole set, beside the rewards."""
 
     def files(self) -> dict[str, Sequence[Prompt]]:
         """All sets of prompts by name; one without prompts is not there."""
@@ -80,32 +79,34 @@ class Trainer:
         loss: LossRecipe,
         prompts: Sequence[Prompt],
         rounds: RoundSettings,
-        schedule: Schedule,
+        steps: int,
+        optim: Optim,
         evaluation: EvalSettings,
         folder: Path,
         seed: int,
         accelerator: Accelerator,
         save_every: int = 50,
         keep: int = 2,
-        exhibit: Callable[[Path, Shown], None] = lambda stem, shown: None,
+        write_samples: Callable[[Path, Shown], None] = lambda stem, shown: None,
     ) -> None:
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
-        self.prompts, self.rounds, self.schedule, self.evaluation = prompts, rounds, schedule, evaluation
+        self.prompts, self.rounds, self.evaluation = prompts, rounds, evaluation
+        self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
-        self.save_every, self.keep, self.exhibit = save_every, keep, exhibit
+        self.save_every, self.keep, self.write_samples = save_every, keep, write_samples
         self.refuse_what_cannot_work()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ValueError("the policy has no trainable parameter; check the LoRA targets or train the full model")
         self.optimizer = torch.optim.AdamW(
             list(self.trained.values()),
-            lr=schedule.lr,
-            betas=schedule.betas,
-            weight_decay=schedule.weight_decay,
+            lr=optim.lr,
+            betas=(optim.beta1, optim.beta2),
+            weight_decay=optim.weight_decay,
         )
-        self.ema = Ema(list(self.trained.values()), schedule.ema, schedule.ema_every) if schedule.ema else None
+        self.ema = Ema(list(self.trained.values()), optim.ema, optim.ema_every) if optim.ema else None
         self.interpolation = (
-            WeightInterpolation(self.trained, schedule.interpolation) if schedule.interpolation != 1 else None
+            WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
         )
         self.order = PromptOrder(len(prompts), seed)
         self.log = MetricsLog(folder)
@@ -115,6 +116,9 @@ class Trainer:
 
     def refuse_what_cannot_work(self) -> None:
         """Errors that can be known before the first sample is drawn."""
+        self.optim.check()
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
         if self.rounds.group_size < 2:
             raise ValueError(
                 f"group_size must be at least 2, got {self.rounds.group_size}: "
@@ -150,19 +154,19 @@ class Trainer:
         """Train to ``schedule.steps`` and return what the summary says of the evaluations (``sections``)."""
         self._before()
         with tqdm(
-            total=self.schedule.steps,
+            total=self.steps,
             initial=self.step,
             desc="train",
             unit="step",
             disable=not self.accelerator.is_main_process,
         ) as bar:
-            while self.step < self.schedule.steps:
+            while self.step < self.steps:
                 saved = self.step
                 self.run_round(bar)
                 due = self.step // self.save_every > saved // self.save_every
-                if due or self.step >= self.schedule.steps:
+                if due or self.step >= self.steps:
                     self.save()
-                if self.evaluation.every and self.step < self.schedule.steps:
+                if self.evaluation.every and self.step < self.steps:
                     if self.step // self.evaluation.every > saved // self.evaluation.every:
                         self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
         for name, prompts in self.evaluation.files().items():
@@ -199,9 +203,9 @@ class Trainer:
         self.cursor = made.cursor
         self.seconds += made.metrics["time/rollout"] + made.metrics["time/reward"]
         first_gap = 0.0
-        for epoch in range(self.schedule.epochs):
+        for epoch in range(self.optim.epochs):
             for index, rows in enumerate(self._minibatches(made.batch, epoch)):
-                if self.step >= self.schedule.steps:
+                if self.step >= self.steps:
                     break
                 first = epoch == 0 and index == 0
                 tally, line = self._step(made, rows, first)
@@ -224,20 +228,20 @@ class Trainer:
         """Deal whole groups to ``updates`` minibatches, in an order drawn from (seed, round, epoch)."""
         key = batch.decisions.keys["prompt"]
         groups, inverse = torch.unique(key, return_inverse=True)
-        if len(groups) < self.schedule.updates:
+        if len(groups) < self.optim.updates:
             raise ValueError(
-                f"a round of {len(groups)} groups cannot be cut into optim.updates={self.schedule.updates} steps; "
+                f"a round of {len(groups)} groups cannot be cut into optim.updates={self.optim.updates} steps; "
                 "use more prompts a round or fewer updates"
             )
         shuffled = torch.randperm(len(groups), generator=stream(self.seed, "minibatch", self.round, epoch))
         dealt = torch.empty_like(shuffled)
-        dealt[shuffled] = torch.arange(len(groups)) % self.schedule.updates
-        return [dealt.to(key.device)[inverse] == update for update in range(self.schedule.updates)]
+        dealt[shuffled] = torch.arange(len(groups)) % self.optim.updates
+        return [dealt.to(key.device)[inverse] == update for update in range(self.optim.updates)]
 
     def _step(self, made: Round, rows: torch.Tensor, first: bool) -> tuple[Tally, dict[str, float]]:
         """One optimizer step on the given rows."""
         started = time.perf_counter()
-        lr = self.schedule.lr_at(self.step)
+        lr = self.optim.lr_at(self.step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
@@ -249,13 +253,13 @@ class Trainer:
                 made.batch,
                 rows,
                 self.loss,
-                micro_batch_size=self.schedule.micro_batch_size,
+                micro_batch_size=self.optim.micro_batch_size,
                 accelerator=self.accelerator,
                 on_policy=first,
             )
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
-            limit = self.schedule.max_grad_norm or math.inf
+            limit = self.optim.max_grad_norm or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
             if not math.isfinite(norm):
                 raise RuntimeError(
@@ -315,11 +319,10 @@ class Trainer:
                 prompts,
                 samples=settings.samples,
                 seed=settings.seed,
-                eval_batch_size=settings.eval_batch_size,
+                batch_size=settings.batch_size,
                 shown=settings.shown,
                 accelerator=self.accelerator,
                 title=f"evaluate {title}",
-                rates=settings.rates,
             )
         if self.accelerator.is_main_process:
             path = self.folder / "evaluations" / f"{title}.json"
@@ -327,7 +330,7 @@ class Trainer:
             ids = [prompt.id for prompt in prompts]
             told = {"step": self.step, "seconds": self.seconds, "prompts": ids, **result.as_dict()}
             write_text(path, json.dumps(told))
-            self.exhibit(self.folder / "samples" / title, shown)
+            self.write_samples(self.folder / "samples" / title, shown)
         return result
 
     def save(self) -> None:

@@ -220,7 +220,9 @@ class Policy(Protocol):
     keys: frozenset[str]
     """Names in ``Decisions.keys`` of its rollouts."""
     kind: str
-    """``tokens`` or ``gaussian``: which presets make sense."""
+    """``tokens``, ``gaussian`` or ``matching``: which presets make sense."""
+    settings: Any
+    """How the policy was made (``mmgrpo.family.Settings``); None for one that was made by hand."""
 
     def rollout(self, request: Request) -> Rollout:
         """Sample ``group_size`` rows for each prompt. No gradient."""
@@ -232,6 +234,10 @@ class Policy(Protocol):
 
     def sample(self, request: Request) -> Sequence[Output]:
         """Draw outputs as one would after training (no exploration noise), for evaluation."""
+        ...
+
+    def keep_reference(self) -> None:
+        """Keep the network as it is now, for terms that compare with it; called before the first update."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -249,6 +255,10 @@ class Reward(Protocol):
 @runtime_checkable
 class Reference(Protocol):
     """Gives the network as it was before training, for the length of a ``with`` block."""
+
+    def keep(self) -> None:
+        """Keep the network as it is now, if that is needed; called before the first update."""
+        ...
 
     def __call__(self) -> AbstractContextManager[nn.Module]: ...
 

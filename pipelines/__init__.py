@@ -1,40 +1,16 @@
 """Model families: each file makes one family of models answer the few questions of a policy.
 
-A family is a module with ``load(path, ...)``, which reads an ordinary checkpoint, and ``tiny(folder)``,
-which writes a random checkpoint of the same architecture that loads in a blink. ``PIPELINES`` names
-them; nothing is imported before ``family`` is called.
+A family is a module with ``load(path, ...)``, which reads an ordinary checkpoint, and ``tiny(folder)``, which writes a
+random checkpoint of the same architecture that loads in a blink. The packages ``visual``, ``vlm`` and ``speech`` list
+theirs in ``FAMILIES``, and make policies:
 
-    >>> from pipelines import family
-    >>> sd3 = family("sd3")
-    >>> model = sd3.load(sd3.tiny("/tmp/tiny"), height=16, width=16)
-    >>> model.latent_shape()
-    (16, 8, 8)
+    from pipelines import visual
+    policy = visual.policy("stabilityai/stable-diffusion-3.5-medium", lora_rank=32, plan="sliding_window")
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-
-from mmgrpo.registry import nearest
-
-PIPELINES = {
-    "sd3": "pipelines.visual.sd3",
-    "qwen_vl": "pipelines.vlm.qwen_vl",
-    "causal_lm": "pipelines.vlm.causal_lm",
-    "smolvlm": "pipelines.vlm.smolvlm",
-    "whisper": "pipelines.speech.whisper",
-    "qwen_audio": "pipelines.speech.qwen_audio",
-    "duration": "pipelines.speech.duration",
-}
-"""Name of a family: the module with its ``load`` and ``tiny``."""
-
-
-def family(name: str) -> ModuleType:
-    """The module of a family; an unknown name is an error that names the nearest."""
-    if name not in PIPELINES:
-        raise ValueError(f"family: there is no '{name}'.{nearest(name, PIPELINES)}")
-    return importlib.import_module(PIPELINES[name])
 
 
 def require(extra: str, *libraries: str) -> None:
@@ -44,6 +20,6 @@ def require(extra: str, *libraries: str) -> None:
             importlib.import_module(library)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"'{error.name}' is not installed; this model family needs it: pip install mmgrpo[{extra}]",
+                f"'{error.name}' is not installed; this needs it: pip install 'mmgrpo[{extra}]'",
                 name=error.name,
             ) from error

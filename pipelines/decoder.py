@@ -11,14 +11,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import Features
+from mmgrpo.policies.token_model import Features
 from pipelines.conversation import spelled
 from pipelines.kv import spread_cache
-from pipelines.pretrained import computing, recompute, save_network
+from pipelines.pretrained import save_network
+from pipelines.training import computing, recompute
 
 
 class Decoder(ABC):
-    """The half of a ``TokenFamily`` that does not depend on what is shown: a family adds how prompts are encoded,
+    """The half of a ``TokenModel`` that does not depend on what is shown: a family adds how prompts are encoded,
     what their media say (``features``), and which part of its network reads embeddings (``body``)."""
 
     tokenizer: Any

@@ -5,17 +5,25 @@ Hu et al. 2021 (arXiv:2106.09685): W x becomes W x + (alpha / rank) B A x, with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.registry import nearest
 from pipelines import require
 
 ADAPTER = "default"
+
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+"""Where diffusers keeps adapters; rank, alpha and targets are in the file's metadata."""
+PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Where peft, and with it transformers, keeps them."""
 
 
 def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
@@ -29,7 +37,7 @@ def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed
     from peft import LoraConfig
 
     if rank < 1:
-        raise ValueError(f"lora rank: came {rank}, wanted at least 1")
+        raise ValueError(f"lora rank must be at least 1, got {rank}")
     check_targets(network, targets)
     make: Any = LoraConfig  # annotates alpha as an integer, and only divides by the rank
     config = make(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
@@ -46,7 +54,7 @@ def check_targets(network: Any, targets: Sequence[str]) -> None:
     """Every target must name at least one module of the network."""
     names = [name for name, _ in network.named_modules()]
     if not targets:
-        raise ValueError("lora targets: came none, wanted the ends of module names, e.g. attn.to_q")
+        raise ValueError("lora targets: got none, expected the ends of module names, e.g. attn.to_q")
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             linear = (name for name, module in network.named_modules() if isinstance(module, nn.Linear))
@@ -94,3 +102,36 @@ def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, 
             f"{result.unexpected_keys[:2]}"
         )
     return adapters
+
+
+def holds_adapters(folder: str | Path) -> bool:
+    """True for a folder of saved adapters, of diffusers' format or of peft's."""
+    return bool(str(folder)) and any((Path(folder) / name).is_file() for name in (DIFFUSERS_FILE, *PEFT_FILES))
+
+
+def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of saved adapters, by their names in the network, and their configuration."""
+    if (folder / DIFFUSERS_FILE).is_file():
+        file, prefix = folder / DIFFUSERS_FILE, "transformer."
+        with safe_open(file, framework="pt") as opened:
+            header = json.loads((opened.metadata() or {}).get("lora_adapter_metadata", "{}"))
+    else:
+        missing = [name for name in PEFT_FILES if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(f"'{folder}' holds no adapters: it lacks {' and '.join(missing)}")
+        file, prefix = folder / PEFT_FILES[1], "base_model.model."
+        header = json.loads((folder / PEFT_FILES[0]).read_text(encoding="utf-8"))
+    with safe_open(file, framework="pt") as opened:
+        weights = {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    config = {name.removeprefix(prefix): value for name, value in header.items()}
+    if not {"r", "lora_alpha", "target_modules"} <= set(config):
+        raise ValueError(f"'{file}' does not say its rank, alpha and targets; expected adapters saved by this library")
+    return weights, config
+
+
+def continue_adapters(network: Any, folder: Path, rank: int) -> None:
+    """Put saved adapters into the network; ``rank`` 0 takes theirs."""
+    weights, config = read_adapters(folder)
+    if rank not in (0, config["r"]):
+        raise ValueError(f"lora_rank must be {config['r']}, as the adapters of '{folder}' have it, or 0; got {rank}")
+    load_lora(network, weights, config)

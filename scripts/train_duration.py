@@ -1,7 +1,7 @@
 """Group-relative RL for a policy that speaks: it chooses how long an utterance takes, and a synthesizer says it.
 
-    python scripts/train_duration.py --config scripts/recipes/speech/demo_duration.yaml    # minutes on a laptop
-    python scripts/train_duration.py --config scripts/recipes/speech/dmospeech2.yaml       # the paper's numbers
+    python scripts/train_duration.py --recipe speech/demo_duration    # minutes on a laptop
+    python scripts/train_duration.py --recipe speech/dmospeech2       # the paper's numbers
     python scripts/train_duration.py --dry-run                     # the arithmetic of a run, nothing loaded
 
 What its GRPO is: that of DMOSpeech 2 (arXiv:2507.14988). The same text in different durations is compared by what a
@@ -13,19 +13,8 @@ ones with a speed, not the paper's distilled flow model. A text that cannot be s
 
 from __future__ import annotations
 
-from door import enter
-from run import train
-from voice import VoiceConfig, arithmetic, build_trainer
-
-from mmgrpo.runtime.config import read
-
-
-def main() -> None:
-    config = read(VoiceConfig, description=__doc__ or "")
-    print(arithmetic(config), flush=True)
-    if not config.dry_run:
-        train(config, "voice", build_trainer)
-
+from mmgrpo.cli.errors import enter
+from mmgrpo.cli.train import main
 
 if __name__ == "__main__":
-    enter(main)
+    enter(lambda: main(about=__doc__, default="duration"))

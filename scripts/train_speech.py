@@ -1,8 +1,8 @@
 """Group-relative RL for models that hear and write: recognition, translation, questions about what is said.
 
     python scripts/train_speech.py                                      # the real Whisper tiny.en, minutes on a laptop
-    python scripts/train_speech.py --config scripts/recipes/speech/whisper_adapt.yaml
-    python scripts/train_speech.py --config scripts/recipes/speech/ibm_sqa.yaml         # Qwen2-Audio, on a GPU
+    python scripts/train_speech.py --recipe speech/whisper_adapt
+    python scripts/train_speech.py --recipe speech/ibm_sqa         # Qwen2-Audio, on a GPU
     python scripts/train_speech.py --dry-run                            # the arithmetic of a run, nothing loaded
 
 Two families: whisper transcribes one clip (or translates it into English) and cannot be asked anything; qwen_audio is
@@ -18,19 +18,8 @@ stops the run; it is never cut, nor replaced.
 
 from __future__ import annotations
 
-from door import enter
-from run import train
-from speech import SpeechConfig, arithmetic, build_trainer
-
-from mmgrpo.runtime.config import read
-
-
-def main() -> None:
-    config = read(SpeechConfig, description=__doc__ or "")
-    print(arithmetic(config), flush=True)
-    if not config.dry_run:
-        train(config, "speech", build_trainer)
-
+from mmgrpo.cli.errors import enter
+from mmgrpo.cli.train import main
 
 if __name__ == "__main__":
-    enter(main)
+    enter(lambda: main(about=__doc__, default="whisper"))

@@ -1,7 +1,7 @@
 """Group-relative RL for image generators: Flow-GRPO, DanceGRPO, MixGRPO, BranchGRPO and relatives.
 
     python scripts/train_visual.py                                      # the embedded default, minutes on a laptop
-    python scripts/train_visual.py --config scripts/recipes/visual/flow_grpo.yaml
+    python scripts/train_visual.py --recipe visual/flow_grpo
     accelerate launch scripts/train_visual.py --config ...              # several GPUs, data parallel
 
 What its GRPO is: samples of a prompt are compared with each other; each stochastic denoising step is
@@ -13,19 +13,8 @@ parallel); sharding a model that does not fit one GPU is not built yet.
 
 from __future__ import annotations
 
-from door import enter
-from run import train
-from visual import VisualConfig, arithmetic, build_trainer
-
-from mmgrpo.runtime.config import read
-
-
-def main() -> None:
-    config = read(VisualConfig, description=__doc__ or "")
-    print(arithmetic(config), flush=True)
-    if not config.dry_run:
-        train(config, "visual", build_trainer)
-
+from mmgrpo.cli.errors import enter
+from mmgrpo.cli.train import main
 
 if __name__ == "__main__":
-    enter(main)
+    enter(lambda: main(about=__doc__, default="sd3"))

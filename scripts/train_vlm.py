@@ -1,7 +1,7 @@
 """Group-relative RL for models that look at pictures and videos and answer in words: VLM-R1, Video-R1 and relatives.
 
     python scripts/train_vlm.py                                         # the embedded default, minutes on a laptop
-    python scripts/train_vlm.py --config scripts/recipes/vlm/vlm_r1_rec.yaml
+    python scripts/train_vlm.py --recipe vlm/vlm_r1_rec
     python scripts/train_vlm.py --config ... --dry-run                  # the arithmetic of a run, nothing loaded
     accelerate launch scripts/train_vlm.py --config ...                 # several GPUs, data parallel
 
@@ -16,19 +16,8 @@ A prompt whose media cannot be read is left out and listed, or stops the run; it
 
 from __future__ import annotations
 
-from door import enter
-from run import train
-from vlm import VlmConfig, arithmetic, blind_score, build_trainer
-
-from mmgrpo.runtime.config import read
-
-
-def main() -> None:
-    config = read(VlmConfig, description=__doc__ or "")
-    print(arithmetic(config), flush=True)
-    if not config.dry_run:
-        train(config, "vlm", build_trainer, blind_score)
-
+from mmgrpo.cli.errors import enter
+from mmgrpo.cli.train import main
 
 if __name__ == "__main__":
-    enter(main)
+    enter(lambda: main(about=__doc__, default="qwen_vl"))

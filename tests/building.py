@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,15 +12,20 @@ from typing import Any
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.evaluation import ErrorRate
+from mmgrpo.family import family
 from mmgrpo.rollout import RoundSettings, redraws
-from mmgrpo.runtime.config import Algorithm, build
-from mmgrpo.runtime.optim import Schedule
-from mmgrpo.scoring import Scorer
+from mmgrpo.runtime.config import Algorithm, Optim
+from mmgrpo.runtime.reading import build
+from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.trainer import EvalSettings, Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
-from pipelines.pretrained import Training
+from pipelines.training import Training
+
+
+def module(name: str) -> ModuleType:
+    """The module of a family, with its ``load`` and ``tiny``."""
+    return importlib.import_module(family(name).module)  # type: ignore[attr-defined]
 
 
 def load(family: ModuleType, folder: str | Path, **settings: Any) -> Any:
@@ -79,21 +85,23 @@ def trainer(
     prompts_per_step: int = 2,
     group_size: int = 4,
     redraws: int = 0,
+    steps: int = 4,
     seed: int = 0,
     save_every: int = 1000,
     accelerator: Accelerator | None = None,
-    **schedule: Any,
+    **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
     return Trainer(
         policy=policy,
-        scorers=[Scorer("reward", reward)],
+        scorers=[Scorer("reward", reward, rates=rates)],
         recipe=advantages or recipe(),
         loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
         prompts=prompts,
         rounds=RoundSettings(prompts_per_step, group_size, redraws),
-        schedule=Schedule(**{"steps": 4, "lr": 1e-2, "max_grad_norm": 0.0, **schedule}),
-        evaluation=EvalSettings(prompts=heldout, eval_batch_size=256, samples=4, extra=extra or {}, rates=rates),
+        steps=steps,
+        optim=Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim}),
+        evaluation=EvalSettings(prompts=heldout, batch_size=256, samples=4, extra=extra or {}),
         folder=folder,
         seed=seed,
         accelerator=accelerator or Accelerator(cpu=True),

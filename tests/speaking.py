@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +11,20 @@ from torch import Tensor, nn
 
 from mmgrpo.types import Output, Prompt, Text
 from pipelines.speech.renderers import Paced
+from pipelines.training import FrozenCopy
 
 RATE = 8_000
 
 
-class TableFamily:
+class TableModel:
     """A row of logits for every prompt (its id is the row), no renderer: what is chosen is the output."""
 
     def __init__(self, prompts: int, classes: int, seed: int = 0) -> None:
         self.network: nn.Module = nn.Embedding(prompts, classes)
         with torch.no_grad():
             self.network.weight.copy_(torch.randn(prompts, classes, generator=torch.Generator().manual_seed(seed)))
-        self.original = copy.deepcopy(self.network)
+        self.reference = FrozenCopy(self.network)
+        self.reference.keep()
         self.rendered = 0
 
     def logits(self, network: nn.Module, prompts: Sequence[Prompt]) -> Tensor:
@@ -33,10 +33,6 @@ class TableFamily:
     def render(self, prompt: Prompt, choice: int) -> Output:
         self.rendered += 1
         return Text(str(choice))
-
-    @contextmanager
-    def reference(self) -> Iterator[nn.Module]:
-        yield self.original
 
     def save(self, folder: Path, network: nn.Module) -> None:
         folder.mkdir(parents=True, exist_ok=True)

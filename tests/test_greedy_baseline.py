@@ -17,7 +17,7 @@ from mmgrpo.runtime.config import Algorithm
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt
 from tests.building import algorithm_blocks
-from tests.speaking import TableFamily, table_prompts
+from tests.speaking import TableModel, table_prompts
 
 PROMPTS = table_prompts(3)
 Reward = Callable[[Sequence[Prompt], Sequence[Output]], list[float]]
@@ -34,7 +34,7 @@ def square(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 
 def one_round(*rewards: tuple[Reward, float]) -> tuple[Round, list[int]]:
     """A round of three groups of four, and the most likely class of each of the prompts in it."""
-    policy = CategoricalPolicy(TableFamily(3, 5))
+    policy = CategoricalPolicy(TableModel(3, 5))
     recipe = algorithm_blocks("remax")["advantages"]
     scorers = [Scorer(fn.__name__, fn, weight) for fn, weight in rewards]
     settings, order = RoundSettings(prompts=3, group_size=4), PromptOrder(3, seed=0)
@@ -61,7 +61,7 @@ def test_rewards_are_weighed_in_the_greedy_sample_as_in_the_others():
 
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_a_group_whose_greedy_sample_cannot_be_scored_is_not_trained(weight):
-    policy = CategoricalPolicy(TableFamily(3, 5))
+    policy = CategoricalPolicy(TableModel(3, 5))
     lost = policy.network.weight.argmax(1).tolist()
 
     def moody(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

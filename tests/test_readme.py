@@ -3,8 +3,8 @@ import re
 import pytest
 import torch
 
+from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt
-from reward_models import scorer
 from tests import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from mmgrpo.rollout import redraws, sample_round
 from mmgrpo.runtime.config import Algorithm
 from mmgrpo.types import Output, Prompt
 from tests.building import recipe, trainer
-from tests.speaking import TableFamily, table_prompts
+from tests.speaking import TableModel, table_prompts
 
 
 def test_a_round_may_draw_again_as_often_as_its_samplers_allow():
@@ -50,7 +50,7 @@ def advantages_and_rewards(
     """Of one round of groups of four, prompt by prompt."""
     prompts = [replace(p, meta={"reference_value": v}) for p, v in zip(table_prompts(len(values)), values, strict=True)]
     made = trainer(
-        CategoricalPolicy(TableFamily(len(values), 7)),
+        CategoricalPolicy(TableModel(len(values), 7)),
         folder,
         prompts,
         reward=odd,
@@ -84,7 +84,7 @@ def test_momentum_adds_the_gain_over_the_reference_value(tmp_path):
 @pytest.mark.parametrize("value", [None, "0.5", float("nan")])
 def test_a_prompt_without_a_reference_value_is_named_before_anything_is_sampled(value, tmp_path):
     prompts = [replace(p, meta={"reference_value": v}) for p, v in zip(table_prompts(2), [0.25, value], strict=True)]
-    policy, blocks = CategoricalPolicy(TableFamily(2, 7)), recipe(baseline="static_reference")
+    policy, blocks = CategoricalPolicy(TableModel(2, 7)), recipe(baseline="static_reference")
     with pytest.raises(ValueError, match="prompt '1': its reference_value is .*, expected a number.*add the column"):
         trainer(policy, tmp_path, prompts, reward=odd, advantages=blocks)
 

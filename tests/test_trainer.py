@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.runtime.optim import WeightInterpolation
+from mmgrpo.runtime.averaging import WeightInterpolation
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from tests.building import misses, near_one, recipe, trainer

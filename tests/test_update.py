@@ -80,6 +80,7 @@ class Leaf:
     provides = frozenset({"log_probs", "reference_log_probs"})
     fields = frozenset({"sampler_log_probs"})
     keys = frozenset({"prompt"})
+    settings = None
 
     def __init__(self, present: Sequence[Sequence[float]]) -> None:
         self.log_probs, self.network = nn.Parameter(torch.tensor(present)), nn.Identity()
@@ -87,6 +88,9 @@ class Leaf:
 
     def rollout(self, request: Request) -> Rollout:
         raise AssertionError("nothing is sampled here")
+
+    def keep_reference(self) -> None:
+        raise AssertionError("what it is compared with is given")
 
     def sample(self, request: Request) -> Sequence[Output]:
         raise AssertionError("nothing is sampled here")

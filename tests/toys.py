@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from mmgrpo.diffusion.schedules import Grid, flow_grid
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Prompt
+from pipelines.training import FrozenCopy
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class ToyNetwork(nn.Module):
         return self.outer(torch.tanh(self.inner(given))).view_as(x)
 
 
-class ToyFamily:
+class ToyModel:
     """A flow whose pictures are its latents, one number a channel."""
 
     prediction = "flow"
@@ -47,7 +46,8 @@ class ToyFamily:
 
     def __init__(self, size: int = 3, seed: int = 0) -> None:
         self.network: nn.Module = ToyNetwork(size, seed)
-        self.original = copy.deepcopy(self.network)
+        self.reference = FrozenCopy(self.network)
+        self.reference.keep()
         self.size = size
         self.forwards = 0
 
@@ -67,10 +67,6 @@ class ToyFamily:
     def grid(self, steps: int) -> Grid:
         return flow_grid(steps, 1.0)
 
-    @contextmanager
-    def reference(self) -> Iterator[nn.Module]:
-        yield self.original
-
     def save(self, folder: Path, network: nn.Module) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -80,7 +76,7 @@ def toy_policy(
 ) -> DenoisingPolicy:
     """A denoising policy over three numbers."""
     return DenoisingPolicy(
-        ToyFamily(seed=seed),
+        ToyModel(seed=seed),
         steps=steps,
         kernel_text=kernel,
         plan=plan,

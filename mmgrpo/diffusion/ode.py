@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.diffusion.kernels import ddim, dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.runtime.randomness import stream
-from mmgrpo.types import Output, Prompt, Request
+from mmgrpo.types import Output, Prompt, Reference, Request
 
 
 @runtime_checkable
@@ -26,12 +25,13 @@ class Conditioning(Protocol):
 
 
 @runtime_checkable
-class DenoisingFamily(Protocol):
+class DenoisingModel(Protocol):
     """One model family made to answer what this policy asks (pipelines/visual/)."""
 
     network: nn.Module
     prediction: str
     """What the network predicts: flow, or epsilon, v or sample of a diffusion process."""
+    reference: Reference
     evaluations_per_row: int
     """2 where guidance runs two branches, else 1."""
 
@@ -40,7 +40,6 @@ class DenoisingFamily(Protocol):
     def predict(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Any) -> Tensor: ...
     def decode(self, latents: Tensor) -> Sequence[Output]: ...
     def grid(self, steps: int) -> Grid: ...
-    def reference(self) -> AbstractContextManager[nn.Module]: ...
     def save(self, folder: Path, network: nn.Module) -> None: ...
 
 
@@ -48,7 +47,7 @@ class DenoisingFamily(Protocol):
 class Solver:
     """Runs a family's network without noise; ``forward_batch_size`` bounds a forward pass without gradient."""
 
-    family: DenoisingFamily
+    model: DenoisingModel
     forward_batch_size: int
     device: torch.device
 
@@ -57,15 +56,15 @@ class Solver:
         self, network: nn.Module, request: Request, grid: Grid
     ) -> tuple[list[Output], Float[Tensor, "rows *latent"], Any]:
         """Outputs of all rows of a request, their latents, and the conditioning of each row."""
-        encoded = self.family.encode(request.prompts)
+        encoded = self.model.encode(request.prompts)
         prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
         conditioning = encoded.take(prompt)
         latents = self.denoise(network, self.initial_noise(request, request.group_size), conditioning, grid)
-        return list(self.family.decode(latents)), latents, conditioning
+        return list(self.model.decode(latents)), latents, conditioning
 
     def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
         """``count`` noises for each prompt of the request, each prompt from its own stream."""
-        shape = (count, *self.family.latent_shape())
+        shape = (count, *self.model.latent_shape())
         noises = [torch.randn(shape, generator=stream(request.seed, "start", slot)) for slot in request.slots]
         return torch.cat(noises).to(self.device)
 
@@ -93,12 +92,12 @@ class Solver:
         """One first-order step."""
         if grid.process == "flow":
             return euler(x, output, step, grid)
-        return ddim(x, output, step, grid, eta=0.0, prediction=self.family.prediction).mean
+        return ddim(x, output, step, grid, eta=0.0, prediction=self.model.prediction).mean
 
     def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
         """The network's output in fp32; without gradient in chunks that fit in memory."""
         times = grid.network_time(step)
         if torch.is_grad_enabled() or len(x) <= self.forward_batch_size:
-            return self.family.predict(network, x, times, conditioning).float()
+            return self.model.predict(network, x, times, conditioning).float()
         chunks = torch.arange(len(x), device=x.device).split(self.forward_batch_size)
-        return torch.cat([self.family.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks])
+        return torch.cat([self.model.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks])

@@ -8,10 +8,9 @@ one: it says how long an utterance is to be, and a synthesizer says it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,14 +18,15 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.generation import draw_tokens, entropy_of
 from mmgrpo.runtime.randomness import stream
-from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
+from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores
 
 
 @runtime_checkable
-class CategoricalFamily(Protocol):
+class CategoricalModel(Protocol):
     """What a policy asks of a network that chooses, and of what its choices become."""
 
     network: nn.Module
+    reference: Reference
 
     def logits(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
         """Unscaled scores of the classes. A prompt's do not depend on the other prompts."""
@@ -34,10 +34,6 @@ class CategoricalFamily(Protocol):
 
     def render(self, prompt: Prompt, choice: int) -> Output:
         """What the choice becomes: the same output for the same prompt and class, or an error."""
-        ...
-
-    def reference(self) -> AbstractContextManager[nn.Module]:
-        """The network as it was before training, for the length of a ``with`` block."""
         ...
 
     def save(self, folder: Path, network: nn.Module) -> None:
@@ -84,12 +80,13 @@ class CategoricalPolicy:
     fields = frozenset({"entropy", "choice"})
 
     def __init__(
-        self, family: CategoricalFamily, *, temperature: float = 1.0, device: torch.device | str = "cpu"
+        self, model: CategoricalModel, *, temperature: float = 1.0, device: torch.device | str = "cpu"
     ) -> None:
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 to sample a group, got {temperature}")
-        self.family = family
-        self.network = family.network
+        self.model = model
+        self.network = model.network
+        self.settings: Any = None
         self.temperature = temperature
         self.device = torch.device(device)
 
@@ -126,7 +123,7 @@ class CategoricalPolicy:
         if "entropy" in names:
             scores["entropy"] = entropy_of(spread)
         if "reference_log_probs" in names:
-            with torch.no_grad(), self.family.reference() as network:
+            with torch.no_grad(), self.model.reference() as network:
                 scores["reference_log_probs"] = self._log_softmax(network, prompts)[place].gather(1, chosen)[:, 0]
         return scores
 
@@ -137,19 +134,23 @@ class CategoricalPolicy:
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
         return self._rendered(prompts, chosen)
 
+    def keep_reference(self) -> None:
+        """Keep the network as it is now, for terms that compare with it."""
+        self.model.reference.keep()
+
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
-        self.family.save(folder, self.network)
+        self.model.save(folder, self.network)
 
     def _log_softmax(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
-        return torch.log_softmax(self.family.logits(network, prompts).float() / self.temperature, -1)
+        return torch.log_softmax(self.model.logits(network, prompts).float() / self.temperature, -1)
 
     def _rendered(self, prompts: Sequence[Prompt], chosen: Int[Tensor, "B"]) -> list[Output]:
         """A choice that cannot be rendered stops the run: no number stands for what was never heard."""
         outputs = []
         for prompt, choice in zip(prompts, chosen.tolist(), strict=True):
             try:
-                outputs.append(self.family.render(prompt, choice))
+                outputs.append(self.model.render(prompt, choice))
             except Exception as error:
                 raise RuntimeError(
                     f"class {choice} of prompt '{prompt.id}' ({prompt.text!r}) could not be rendered: "

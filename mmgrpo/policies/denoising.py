@@ -32,7 +32,7 @@ from mmgrpo.diffusion.kernels import (
     over_latent,
     sibling_noise,
 )
-from mmgrpo.diffusion.ode import DenoisingFamily, Solver
+from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import Grid
@@ -104,7 +104,7 @@ class DenoisingPolicy:
 
     def __init__(
         self,
-        family: DenoisingFamily,
+        model: DenoisingModel,
         *,
         steps: int,
         kernel_text: str,
@@ -113,14 +113,15 @@ class DenoisingPolicy:
         forward_batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.family = family
-        self.network = family.network
+        self.model = model
+        self.network = model.network
+        self.settings: Any = None
         self.device = torch.device(device)
-        self.grid = family.grid(steps).to(self.device)
-        self.evaluation_grid = family.grid(evaluation_steps).to(self.device)
+        self.grid = model.grid(steps).to(self.device)
+        self.evaluation_grid = model.grid(evaluation_steps).to(self.device)
         self.kernel: Kernel = kernel(kernel_text)
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
-        self.solver = Solver(family, forward_batch_size, self.device)
+        self.solver = Solver(model, forward_batch_size, self.device)
 
     def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
         """The plans of a round: the same on all ranks."""
@@ -136,7 +137,7 @@ class DenoisingPolicy:
     def rollout(self, request: Request) -> Rollout:
         """One group per prompt and plan; the prompt key numbers (slot, plan)."""
         plans = self.plans(request.group_size, request.round, request.seed)
-        conditioning = self.family.encode(request.prompts)
+        conditioning = self.model.encode(request.prompts)
         walks: list[Walk] = []
         finals: list[Tensor] = []
         previews: dict[str, list[Output]] = {}
@@ -148,18 +149,18 @@ class DenoisingPolicy:
             finals.append(self.solver.denoise(self.network, end, rows, walk.grid, plan.end, plan.tail))
             for interval in plan.intervals[1:]:
                 coarse = self.solver.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
-                previews.setdefault(f"interval{interval}", []).extend(self.family.decode(coarse))
+                previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse))
             walks.append(walk)
             decisions.append(made)
         prompts = [request.prompts[i] for walk in walks for i in walk.prompt.tolist()]
         evaluations = len(request.prompts) * sum(plan.evaluations for plan in plans)
         return Rollout(
             prompts=prompts,
-            outputs=list(self.family.decode(torch.cat(finals))),
+            outputs=list(self.model.decode(torch.cat(finals))),
             decisions=join_decisions(decisions),
             steps=Walks(walks),
             previews=previews,
-            evaluations=evaluations * self.family.evaluations_per_row,
+            evaluations=evaluations * self.model.evaluations_per_row,
         )
 
     def _walk(
@@ -264,7 +265,7 @@ class DenoisingPolicy:
         if "dt" in names:
             scores["dt"] = walk.grid.dt(part.positions)
         if any(name.startswith("reference_") for name in names):
-            with torch.no_grad(), self.family.reference() as network:
+            with torch.no_grad(), self.model.reference() as network:
                 original = self.solver.predict(network, x, step, conditioning, walk.grid)
             reference = transition(original)
             scores["reference_log_probs"] = reference.log_prob(reached)
@@ -276,15 +277,19 @@ class DenoisingPolicy:
         """Draw by the deterministic solver, from noise that depends on the seed and the slot."""
         return self.solver.sample(self.network, request, self.evaluation_grid)[0]
 
+    def keep_reference(self) -> None:
+        """Keep the network as it is now, for terms that compare with it."""
+        self.model.reference.keep()
+
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
-        self.family.save(folder, self.network)
+        self.model.save(folder, self.network)
 
     def _noise(
         self, streams: Sequence[torch.Generator], plan: Plan, forwards: int, edges: int
     ) -> Float[Tensor, "edges *latent"]:
         """Noise of one stochastic step, each prompt from its own stream; siblings share some of it."""
-        shape = self.family.latent_shape()
+        shape = self.model.latent_shape()
         drawn = []
         for generator in streams:
             own = torch.randn(edges, *shape, generator=generator)

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.diffusion.kernels import over_latent
-from mmgrpo.diffusion.ode import DenoisingFamily, Solver
+from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
@@ -94,7 +94,7 @@ class FlowMatchingPolicy:
 
     def __init__(
         self,
-        family: DenoisingFamily,
+        model: DenoisingModel,
         *,
         steps: int,
         draws: int,
@@ -103,12 +103,13 @@ class FlowMatchingPolicy:
         forward_batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.family = family
-        self.network = family.network
+        self.model = model
+        self.network = model.network
+        self.settings: Any = None
         self.device = torch.device(device)
-        self.grid = family.grid(steps).to(self.device)
-        self.evaluation_grid = family.grid(evaluation_steps).to(self.device)
-        self.solver = Solver(family, forward_batch_size, self.device)
+        self.grid = model.grid(steps).to(self.device)
+        self.evaluation_grid = model.grid(evaluation_steps).to(self.device)
+        self.solver = Solver(model, forward_batch_size, self.device)
         self.error = bind(error, ERRORS, "sampling.error")
         self.draws = draws
         if self.grid.process != "flow":
@@ -122,7 +123,7 @@ class FlowMatchingPolicy:
         outputs, clean, conditioning = self.solver.sample(self.network, request, self.grid)
         streams = [stream(request.seed, "matching", slot) for slot in request.slots]
         step = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
-        noise = torch.stack([torch.randn(self.draws, *self.family.latent_shape(), generator=s) for s in streams])
+        noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
         rows = len(clean)
         group = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
         kept = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
@@ -144,7 +145,7 @@ class FlowMatchingPolicy:
             outputs=outputs,
             decisions=decisions,
             steps=kept,
-            evaluations=rows * (self.grid.steps + self.draws) * self.family.evaluations_per_row,
+            evaluations=rows * (self.grid.steps + self.draws) * self.model.evaluations_per_row,
         )
 
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
@@ -153,7 +154,7 @@ class FlowMatchingPolicy:
         velocity = self._velocity(self.network, kept, part)
         scores: Scores = {"log_probs": self._log_probs(kept, part, velocity)}
         if any(name.startswith("reference_") for name in names):
-            with torch.no_grad(), self.family.reference() as network:
+            with torch.no_grad(), self.model.reference() as network:
                 original = self._velocity(network, kept, part)
             scores["reference_log_probs"] = self._log_probs(kept, part, original)
             scores["reference_velocity_gap"] = over_latent((velocity - original).square())
@@ -163,9 +164,13 @@ class FlowMatchingPolicy:
         """Draw by the deterministic solver."""
         return self.solver.sample(self.network, request, self.evaluation_grid)[0]
 
+    def keep_reference(self) -> None:
+        """Keep the network as it is now, for terms that compare with it."""
+        self.model.reference.keep()
+
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
-        self.family.save(folder, self.network)
+        self.model.save(folder, self.network)
 
     def _velocity(self, network: Any, kept: Matches, part: Draws) -> Float[Tensor, "N *latent"]:
         clean, noise, step = self._drawn(kept, part)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import TokenFamily
+from mmgrpo.policies.token_model import TokenModel
 
 NextToken: TypeAlias = Callable[[Tensor, bool], Tensor]
 """``(hidden [rows, width], first)`` to the log-probabilities [rows, vocabulary] of the next token."""
@@ -21,7 +21,7 @@ NextToken: TypeAlias = Callable[[Tensor, bool], Tensor]
 class Reading:
     """Completions on their way: what the network remembers of each, and the state before its next token."""
 
-    family: TokenFamily
+    model: TokenModel
     network: nn.Module
     hidden: Float[Tensor, "rows width"]
     cache: Any
@@ -36,7 +36,7 @@ class Reading:
         return replace(
             self,
             hidden=self.hidden[rows],
-            cache=self.family.spread(self.cache, rows),
+            cache=self.model.spread(self.cache, rows),
             real=self.real[rows],
             following=self.following[rows],
         )
@@ -45,7 +45,7 @@ class Reading:
         """Read one token more; later ones do not see it where the completion is not ``alive``."""
         real = torch.cat([self.real, alive[:, None]], 1)
         places = self.following[:, None, None].expand(-1, self.axes, 1)
-        hidden, cache = self.family.hidden(self.network, tokens[:, None], real, places, (), self.cache)
+        hidden, cache = self.model.hidden(self.network, tokens[:, None], real, places, (), self.cache)
         return replace(self, hidden=hidden[:, -1], cache=cache, real=real, following=self.following + 1)
 
 
@@ -74,7 +74,7 @@ def draw(
     Rows that have ended are read on with the others until they are half of them, and then no longer.
     """
     count, device = len(reading.hidden), reading.hidden.device
-    ids = torch.full((count, most), reading.family.pad_id, device=device)
+    ids = torch.full((count, most), reading.model.pad_id, device=device)
     real = torch.zeros(count, most, dtype=torch.bool, device=device)
     log_probs, entropy = torch.zeros(count, most, device=device), torch.zeros(count, most, device=device)
     rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
@@ -83,7 +83,7 @@ def draw(
         # A number is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
         drawn = torch.cat([torch.rand(number, generator=stream) for stream, number in streams]).to(device)[rows]
         chosen = spread.argmax(-1) if greedy else draw_tokens(spread, drawn, top_p)
-        token = torch.where(alive, chosen, reading.family.pad_id)
+        token = torch.where(alive, chosen, reading.model.pad_id)
         ids[rows, position], real[rows, position] = token, alive
         log_probs[rows, position] = spread.gather(1, chosen[:, None])[:, 0] * alive
         entropy[rows, position] = entropy_of(spread) * alive

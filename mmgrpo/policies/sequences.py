@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import Context, Features
+from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import REFERENCE, Prompt
 
 

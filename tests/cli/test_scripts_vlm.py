@@ -24,11 +24,11 @@ from vlm import VlmConfig, arithmetic
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.runtime.config import option_names, read
+from mmgrpo.rewards import scorers
+from mmgrpo.runtime.reading import option_names
 from mmgrpo.types import Image, Media, Prompt, Request, Text, Turn, Video
 from pipelines.vlm import causal_lm, qwen_vl
 from pipelines.vlm.media import read_video
-from reward_models import scorers
 from tests import ROOT
 from tests.building import load
 from tests.cli.test_scripts import refused, run, summary, told

@@ -159,12 +159,16 @@ class Given:
     provides = frozenset({"log_probs", "reference_log_probs"})
     fields: frozenset[str] = frozenset()
     keys = frozenset({"prompt"})
+    settings = None
 
     def __init__(self, batch: Numbers) -> None:
         self.batch, self.leaf, self.network = batch, batch.now.clone().requires_grad_(), nn.Identity()
 
     def rollout(self, request: Request) -> Rollout:
         raise AssertionError("nothing is sampled here")
+
+    def keep_reference(self) -> None:
+        raise AssertionError("what it is compared with is given")
 
     def sample(self, request: Request) -> Sequence[Output]:
         raise AssertionError("nothing is sampled here")

@@ -20,9 +20,9 @@ pytest.importorskip("transformers")
 
 def log_prob_of(policy: TokenPolicy, prompt: Prompt, ids: tuple[int, ...]) -> torch.Tensor:
     """The sum over the tokens, by a plain forward pass."""
-    (before,) = policy.family.encode([prompt]).ids
+    (before,) = policy.model.encode([prompt]).ids
     logits = policy.network(torch.cat([before, torch.tensor(ids)])[None]).logits[0, len(before) - 1 : -1]
-    logits[:, sorted(policy.family.suppress_tokens)] = -torch.inf
+    logits[:, sorted(policy.model.suppress_tokens)] = -torch.inf
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None]).sum()
 
 
@@ -34,8 +34,8 @@ def found(made: Rollout, group_size: int) -> list[list[tuple[int, ...]]]:
 
 def test_a_wide_beam_finds_the_most_likely_of_all_completions():
     policy = token_policy(max_tokens=2, search="beam")
-    (end,) = policy.family.end_ids
-    words = sorted(set(range(policy.network.config.vocab_size)) - policy.family.suppress_tokens - {end})
+    (end,) = policy.model.end_ids
+    words = sorted(set(range(policy.network.config.vocab_size)) - policy.model.suppress_tokens - {end})
     every = [(end,), *((word, end) for word in words)]  # all that end within two tokens
     made = found(rollout(policy, group_size=len(every)), len(every))
     for prompt, group in zip(PROMPTS, made):
@@ -48,7 +48,7 @@ def test_the_list_is_that_of_the_librarys_beam_search():
     policy = token_policy(max_tokens=6, search="beam")
     made = found(rollout(policy, group_size=4), 4)
     for prompt, group in zip(PROMPTS, made):
-        context = policy.family.encode([prompt])
+        context = policy.model.encode([prompt])
         theirs = policy.network.generate(  # type: ignore[operator]
             context.ids,
             attention_mask=context.real.long(),
@@ -58,9 +58,9 @@ def test_the_list_is_that_of_the_librarys_beam_search():
             max_new_tokens=6,
             length_penalty=0.0,
             early_stopping="never",
-            suppress_tokens=sorted(policy.family.suppress_tokens) or None,
+            suppress_tokens=sorted(policy.model.suppress_tokens) or None,
         )
-        (end,) = policy.family.end_ids
+        (end,) = policy.model.end_ids
         cut = [row[context.ids.shape[1] :].tolist() for row in theirs]
         wanted = {tuple(ids[: ids.index(end) + 1]) for ids in cut if end in ids}
         assert wanted and wanted <= set(group)

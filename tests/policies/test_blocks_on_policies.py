@@ -29,8 +29,8 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
-from tests.speaking import TableFamily
-from tests.toys import ToyFamily, toy_policy, toy_prompts
+from tests.speaking import TableModel
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 TABLES: dict[str, dict[str, Block]] = {
     "combine": COMBINE,
@@ -65,13 +65,13 @@ def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
         policy: Policy = toy_policy("branch_tree(splits=[0,1])", steps=4)
     elif kind == "matching":
         policy = FlowMatchingPolicy(
-            ToyFamily(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
+            ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
         )
     elif kind == "tokens":
-        words = toy(["say", "a", "b", "c", "d"], keep_reference=True)
+        words = toy(["say", "a", "b", "c", "d"])
         policy = TokenPolicy(words, max_tokens=4, reference_in_group=answered)
     else:
-        policy = CategoricalPolicy(TableFamily(2, 5))
+        policy = CategoricalPolicy(TableModel(2, 5))
     if kind == "tokens":
         prompts = [Prompt(f"say {word}", str(number), answer=word) for number, word in enumerate("ab")]
     else:
@@ -99,6 +99,8 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     # Other policies would accept an off-policy objective and never call it: no data set supplies their decisions.
     for kind in ["tokens"] if line == "off_policy" else POLICIES:
         policy, prompts = policy_of(kind, answered=line == "off_policy")
+        if blocks["loss"].needs_reference:
+            policy.keep_reference()
         try:
             return trainer(policy, folder, prompts, reward=right_or_wrong, steps=2, epochs=2, lr=1e-3, **blocks)
         except ValueError as refusal:

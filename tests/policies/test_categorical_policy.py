@@ -7,16 +7,16 @@ import json
 import pytest
 import torch
 
-from mmgrpo.policies.categorical import CategoricalFamily, CategoricalPolicy, Choices
+from mmgrpo.policies.categorical import CategoricalModel, CategoricalPolicy, Choices
 from mmgrpo.types import Policy, Prompt, Request
 from tests.building import algorithm_blocks, trainer
-from tests.speaking import TableFamily, near_answer, table_prompts
+from tests.speaking import TableModel, near_answer, table_prompts
 
 PROMPTS = table_prompts(3)
 
 
 def policy(classes: int = 7, prompts: int = 3, **settings) -> CategoricalPolicy:
-    return CategoricalPolicy(TableFamily(prompts, classes), **settings)
+    return CategoricalPolicy(TableModel(prompts, classes), **settings)
 
 
 def rollout(made: CategoricalPolicy, group_size: int = 8, seed: int = 3):
@@ -32,7 +32,7 @@ def rescored(made: CategoricalPolicy, rolled, name: str, limit: int = 1000) -> t
 
 def test_it_is_a_policy_and_its_table_a_family():
     made = policy()
-    assert isinstance(made, Policy) and isinstance(made.family, CategoricalFamily)
+    assert isinstance(made, Policy) and isinstance(made.model, CategoricalModel)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -108,7 +108,7 @@ def test_a_choice_that_cannot_be_rendered_stops_the_run_and_is_told():
     def broken(prompt: Prompt, choice: int):
         raise OSError("the engine is out")
 
-    made.family.render = broken
+    made.model.render = broken
     with pytest.raises(
         RuntimeError, match=r"class \d of prompt '0' \('prompt 0'\) could not be rendered: OSError: the"
     ):

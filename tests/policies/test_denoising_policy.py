@@ -4,7 +4,7 @@ import torch
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request, Rollout
 from mmgrpo.update import owned
-from tests.toys import ToyFamily, toy_policy, toy_prompts
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 PLANS = {
     "every_step": 4,
@@ -70,15 +70,15 @@ def test_every_trained_decision_is_in_exactly_one_part_and_no_part_exceeds_the_l
 def test_the_counted_evaluations_are_those_that_the_network_did(plan):
     policy = toy_policy(plan, steps=8)
     made = rollout(policy, PLANS[plan])
-    assert policy.family.forwards == made.evaluations
+    assert policy.model.forwards == made.evaluations
 
 
 def test_a_one_step_branch_trains_its_whole_group_with_one_evaluation():
     policy = toy_policy("one_step_branch", steps=8)
     made = rollout(policy, group_size=16, prompts=2)
-    policy.family.forwards = 0
+    policy.model.forwards = 0
     rescored(policy, made)
-    assert made.decisions.loss_mask.sum() == 32 and policy.family.forwards == 2
+    assert made.decisions.loss_mask.sum() == 32 and policy.model.forwards == 2
 
 
 def test_shared_decisions_have_one_owner_and_equal_numbers():
@@ -153,7 +153,7 @@ def test_a_decision_is_a_draw_from_the_stated_gaussian():
 def test_memory_chunks_of_a_rollout_do_not_change_it():
     small, large = (
         DenoisingPolicy(
-            ToyFamily(), steps=6, kernel_text="cps", plan="every_step", evaluation_steps=6, forward_batch_size=n
+            ToyModel(), steps=6, kernel_text="cps", plan="every_step", evaluation_steps=6, forward_batch_size=n
         )
         for n in (5, 1000)
     )

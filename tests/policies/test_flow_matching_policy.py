@@ -8,12 +8,12 @@ from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 from tests.building import near_one, recipe, trainer
 from tests.policies.test_denoising_policy import rescored
-from tests.toys import ToyFamily, toy_prompts
+from tests.toys import ToyModel, toy_prompts
 
 
 def policy(draws: int = 3, error: str = "velocity", steps: int = 6) -> FlowMatchingPolicy:
     return FlowMatchingPolicy(
-        ToyFamily(), steps=steps, draws=draws, error=error, evaluation_steps=steps, forward_batch_size=1024
+        ToyModel(), steps=steps, draws=draws, error=error, evaluation_steps=steps, forward_batch_size=1024
     )
 
 
@@ -63,7 +63,7 @@ def test_a_group_shares_its_draws_and_groups_differ():
 def test_the_counted_evaluations_are_those_that_the_network_did():
     made = policy()
     drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
-    assert made.family.forwards == drawn.evaluations == 8 * (6 + 3)
+    assert made.model.forwards == drawn.evaluations == 8 * (6 + 3)
 
 
 def test_on_policy_the_gradient_is_that_of_advantage_weighted_flow_matching(tmp_path):

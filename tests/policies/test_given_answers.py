@@ -97,11 +97,11 @@ def test_the_gradient_is_that_of_the_papers_formula(objective):
     policy.network.zero_grad()
     advantage = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     total, count = torch.zeros(()), int(made.decisions.loss_mask.sum())
-    (before,) = policy.family.encode(PROMPTS[:1]).ids
+    (before,) = policy.model.encode(PROMPTS[:1]).ids
     for row in range(4):
         ids = completions(made)[row][made.decisions.decision_mask[row]]
         logits = policy.network(torch.cat([before, ids])[None]).logits[0, len(before) - 1 : -1]
-        spread = logits.index_fill(1, torch.tensor(sorted(policy.family.suppress_tokens)).long(), -torch.inf)
+        spread = logits.index_fill(1, torch.tensor(sorted(policy.model.suppress_tokens)).long(), -torch.inf)
         chosen = spread.log_softmax(-1).gather(1, ids[:, None])[:, 0]
         ratio = chosen.exp() if row == 3 else (chosen - chosen.detach()).exp()
         total = total - (advantage[row] * ratio).sum() / count
@@ -113,9 +113,9 @@ def test_the_gradient_is_that_of_the_papers_formula(objective):
 
 def test_tokens_that_the_policy_never_says_are_not_trained():
     policy = token_policy(reference_in_group=True)
-    (word,) = policy.family.spell("c")[:-1]
+    (word,) = policy.model.spell("c")[:-1]
     policy.suppressed = torch.tensor([word])
-    policy.begin_suppressed = torch.tensor(policy.family.spell("d")[:-1])
+    policy.begin_suppressed = torch.tensor(policy.model.spell("d")[:-1])
     made = rollout(policy, PROMPTS[1:], group_size=2)  # "d c b a" and the end
     assert made.decisions.loss_mask[1].tolist() == [False, False, True, True, True] + [False] * (
         made.decisions.loss_mask.shape[1] - 5
@@ -152,7 +152,7 @@ def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Pat
             weight_decay=0.0,
             **algorithm_blocks("mp_grpo", terms=[], off_policy="luffy(gamma=0.1)"),
         )
-        answer = tuple(policy.family.spell("c b a"))
+        answer = tuple(policy.model.spell("c b a"))
         before = log_prob_of(policy, prompt, answer).item()
         made.fit()
         return log_prob_of(policy, prompt, answer).item() - before

@@ -13,12 +13,12 @@ import torch
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.presets import CATALOGUE
-from mmgrpo.runtime.config import refuse_preset
+from mmgrpo.runtime.reading import refuse_preset
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
-from tests.toys import ToyFamily, toy_policy, toy_prompts
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 NO_TREES = {"tree_grpo": "algorithm.keys names tree"}
 """Presets that need samples in trees, which only denoising policies grow."""
@@ -48,9 +48,9 @@ def policy_of(kind: str, preset: str) -> Policy:
         return toy_policy(PLANS.get(preset, "every_step"), steps=5)
     if kind == "matching":
         return FlowMatchingPolicy(
-            ToyFamily(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
+            ToyModel(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
         )
-    return TokenPolicy(toy(WORDS, keep_reference=True), max_tokens=4)
+    return TokenPolicy(toy(WORDS), max_tokens=4)
 
 
 def prompts_of(kind: str) -> list[Prompt]:

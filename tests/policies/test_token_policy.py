@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.token import Sequences, TokenPolicy
-from mmgrpo.policies.token_family import KeptFeatures
+from mmgrpo.policies.token_model import KeptFeatures
 from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm.causal_lm import load, toy
@@ -58,7 +58,7 @@ def row_by_row(policy: TokenPolicy, made: Rollout, rows: int) -> list[torch.dist
     """The oracle: each of the first rows on its own, without padding and without a cache."""
     found = []
     for row in range(rows):
-        (prompt,) = policy.family.encode([made.prompts[row]]).ids
+        (prompt,) = policy.model.encode([made.prompts[row]]).ids
         own = completions(made)[row][made.decisions.decision_mask[row]]
         with torch.no_grad():
             logits = policy.network(torch.cat([prompt, own])[None]).logits[0]
@@ -93,7 +93,7 @@ def test_numbers_scored_again_are_those_of_the_rollout(name):
 def test_a_rows_decisions_end_with_its_end_token():
     policy = token_policy()
     made = rollout(policy)
-    end = policy.family.tokenizer.eos_token_id
+    end = policy.model.tokenizer.eos_token_id
     for tokens, decision_mask, truncated in zip(
         completions(made), made.decisions.decision_mask, made.decisions.fields["truncated"], strict=True
     ):
@@ -102,7 +102,7 @@ def test_a_rows_decisions_end_with_its_end_token():
         assert end not in tokens[: length - 1]
         assert (tokens[length - 1] == end) != bool(truncated)
         assert length == 6 or not truncated
-        assert (tokens[length:] == policy.family.pad_id).all()
+        assert (tokens[length:] == policy.model.pad_id).all()
     assert 0 < made.decisions.fields["truncated"].sum() < made.decisions.rows
     assert not made.decisions.log_probs[~made.decisions.decision_mask].any()
 
@@ -136,13 +136,13 @@ def test_a_groups_completions_do_not_depend_on_the_other_prompts_of_its_batch():
 
 def test_rows_that_have_ended_are_not_read_on_for_long(monkeypatch):
     policy = token_policy(max_tokens=12)
-    read, hidden = [], policy.family.hidden
+    read, hidden = [], policy.model.hidden
 
     def counted(network, ids, *rest):
         read.append(len(ids))
         return hidden(network, ids, *rest)
 
-    monkeypatch.setattr(policy.family, "hidden", counted)
+    monkeypatch.setattr(policy.model, "hidden", counted)
     real = rollout(policy, group_size=16).decisions.decision_mask
     alive = real.sum(0).tolist()  # rows that said a token at each position
     assert alive[0] == 48 and alive[-1] < 12
@@ -200,13 +200,13 @@ def test_no_more_logits_than_allowed_exist_at_once(monkeypatch):
     policy = token_policy(logits_chunk_size=5)
     made = rollout(policy)
     sizes = []
-    logits = policy.family.logits
+    logits = policy.model.logits
 
     def counted(network, hidden):
         sizes.append(len(hidden))
         return logits(network, hidden)
 
-    monkeypatch.setattr(policy.family, "logits", counted)
+    monkeypatch.setattr(policy.model, "logits", counted)
     gradient(policy, made, 1000)
     assert max(sizes) == 5 and sum(sizes) == 2 * made.decisions.loss_mask.sum()  # once forward, once backward
 
@@ -272,14 +272,14 @@ def test_evaluation_is_greedy_and_the_same_for_every_seed():
     first, second = (policy.sample(Request(PROMPTS, [0, 1, 2], 2, seed)) for seed in (0, 1))
     assert first == second
     assert first[0] == first[1]  # two samples of a prompt
-    ids = policy.family.encode(PROMPTS[:1]).ids
+    ids = policy.model.encode(PROMPTS[:1]).ids
     greedy = []
-    while len(greedy) < 6 and policy.family.tokenizer.eos_token_id not in greedy:
+    while len(greedy) < 6 and policy.model.tokenizer.eos_token_id not in greedy:
         with torch.no_grad():
             token = policy.network(ids).logits[0, -1].argmax()
         greedy.append(int(token))
         ids = torch.cat([ids, token.view(1, 1)], 1)
-    assert first[0].text == policy.family.tokenizer.decode(greedy, skip_special_tokens=True)
+    assert first[0].text == policy.model.tokenizer.decode(greedy, skip_special_tokens=True)
 
 
 def test_a_saved_policy_is_an_ordinary_folder_with_equal_logits(tmp_path):
@@ -287,9 +287,9 @@ def test_a_saved_policy_is_an_ordinary_folder_with_equal_logits(tmp_path):
     policy.save(tmp_path)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in tmp_path.iterdir()}
     again = load(str(tmp_path))
-    ids = policy.family.encode(PROMPTS[1:2]).ids
+    ids = policy.model.encode(PROMPTS[1:2]).ids
     assert torch.equal(again.encode(PROMPTS[1:2]).ids, ids)
-    assert again.end_ids == policy.family.end_ids and again.pad_id == policy.family.pad_id
+    assert again.end_ids == policy.model.end_ids and again.pad_id == policy.model.pad_id
     with torch.no_grad():
         assert torch.equal(again.network(ids).logits, policy.network(ids).logits)
 

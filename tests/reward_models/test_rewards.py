@@ -13,9 +13,10 @@ import torch
 from PIL import Image as Pil
 from PIL import ImageDraw, ImageFont
 
+from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models import REWARDS, scorer, scorers
+from reward_models import REWARDS
 
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")

@@ -12,9 +12,9 @@ import soundfile
 import torch
 
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Prompt, Text
 from pipelines.speech import whisper
-from reward_models import scorer
 from reward_models.speech import recognizer, sounds, speaker
 from reward_models.speech.dnsmos import dnsmos, opinion
 from reward_models.speech.rate import seconds, speaking_rate, syllables, words_a_second

@@ -24,7 +24,7 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
-from tests.speaking import TableFamily, near_answer, table_prompts
+from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import toy_policy, toy_prompts
 
 
@@ -81,7 +81,7 @@ def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
 
 def choices(folder: Path, accelerator: Accelerator) -> Trainer:
     """One decision a sample, compared with the network before training."""
-    policy = CategoricalPolicy(TableFamily(4, 7))
+    policy = CategoricalPolicy(TableModel(4, 7))
     blocks = algorithm_blocks("dmospeech2")
     return trainer(
         policy, folder, table_prompts(4), reward=near_answer, steps=3, lr=1e-3, accelerator=accelerator, **blocks
@@ -95,7 +95,7 @@ def odd(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 
 def clipped(objective: str, folder: Path, accelerator: Accelerator) -> Trainer:
     """Three updates of one round, all decisions clipped in the last two; weight decay and momentum go on."""
-    policy, prompts = CategoricalPolicy(TableFamily(4, 7)), table_prompts(4)
+    policy, prompts = CategoricalPolicy(TableModel(4, 7)), table_prompts(4)
     loss = LossRecipe.of(f"{objective}(low=1e-6, high=1e-6)", "per_sample")
     settings: dict[str, Any] = {"prompts_per_step": 4, "group_size": 16, "steps": 3, "epochs": 3, "lr": 1e-2}
     advantages = recipe(scale="none")
@@ -106,7 +106,7 @@ def clipped(objective: str, folder: Path, accelerator: Accelerator) -> Trainer:
 
 def hinge(folder: Path, accelerator: Accelerator) -> Trainer:
     """A term that looks at the whole step: from the second update on the constraint on its mean KL pulls back."""
-    policy, prompts = CategoricalPolicy(TableFamily(4, 7)), table_prompts(4)
+    policy, prompts = CategoricalPolicy(TableModel(4, 7)), table_prompts(4)
     settings: dict[str, Any] = {"prompts_per_step": 4, "group_size": 16, "steps": 3, "epochs": 3, "lr": 1e-2}
     return trainer(
         policy, folder, prompts, reward=odd, accelerator=accelerator, **settings, **algorithm_blocks("disco")

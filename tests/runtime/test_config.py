@@ -7,7 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from mmgrpo.presets import PRESETS
-from mmgrpo.runtime.config import Algorithm, build, load_yaml, read, take_option, write_yaml
+from mmgrpo.runtime.config import Algorithm
+from mmgrpo.runtime.reading import build, load_yaml, read, take_option, write_yaml
 from scripts.visual import VisualConfig, arithmetic
 from tests import ROOT
 

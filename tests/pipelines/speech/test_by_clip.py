@@ -41,14 +41,14 @@ def test_as_many_rows_as_clips_are_still_told_apart_by_their_clip():
 
 def test_a_group_does_not_copy_the_keys_of_its_clip(tmp_path, monkeypatch):
     policy = TokenPolicy(whisper.load(whisper.tiny(tmp_path)), max_tokens=4)
-    clips, hidden = [], policy.family.hidden
+    clips, hidden = [], policy.model.hidden
 
     def seen(network, ids, real, positions, features, cache):
         if cache:
             clips.append((len(ids), len(cache.cache.cross_attention_cache.layers[0].keys)))
         return hidden(network, ids, real, positions, features, cache)
 
-    monkeypatch.setattr(policy.family, "hidden", seen)
+    monkeypatch.setattr(policy.model, "hidden", seen)
     policy.rollout(Request(PROMPTS, [0, 1, 2], 4, 0))
     assert clips[0] == (12, 3) and all(count == 3 for _, count in clips)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen2AudioProcessor
 
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.policies.token_family import TokenFamily
+from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import Audio, Image, Media, Prompt, Request
 from pipelines.speech import qwen_audio
 from tests.building import load
@@ -76,7 +76,7 @@ def library_log_probs(loaded: Any, inputs: dict[str, Any], completions: Tensor) 
 
 
 def test_the_family_answers_the_policys_questions(loaded):
-    assert isinstance(loaded, TokenFamily)
+    assert isinstance(loaded, TokenModel)
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])

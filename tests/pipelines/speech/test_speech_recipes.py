@@ -22,9 +22,9 @@ from hearing import CLIPS, Hearing, settings
 from source import load_weights, run_config
 from speech import SpeechConfig, arithmetic
 
+from mmgrpo.rewards import scorers
 from mmgrpo.runtime.config import read
 from pipelines.speech import qwen_audio, whisper
-from reward_models import scorers
 from tests import ROOT
 from tests.cli.test_scripts import command, environment, run, summary
 

@@ -19,10 +19,10 @@ from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
 from mmgrpo.types import Prompt
-from pipelines import PIPELINES, family
 from pipelines.lora import adapters_off, add_lora
 from pipelines.visual import sd3
 from pipelines.visual.words import NULL, PAD, WordEncoder
+from tests.building import module
 
 PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle."), Prompt("a red circle")]
 STEPS = 4
@@ -45,7 +45,7 @@ def pipe(folder):
     return pipe
 
 
-def ours(folder, **options) -> sd3.Sd3Family:
+def ours(folder, **options) -> sd3.Sd3Model:
     return load(sd3, folder, height=16, width=16, max_sequence_length=16, **options)
 
 
@@ -454,10 +454,10 @@ def test_a_transformer_that_lacks_weights_is_refused(tmp_path):
 
 
 def test_families_are_named_and_a_wrong_name_says_the_nearest():
-    assert family("sd3") is sd3
-    assert all(family(name).load and family(name).tiny for name in PIPELINES)
+    assert module("sd3") is sd3
+    assert all(module(name).load and module(name).tiny for name in PIPELINES)
     with pytest.raises(ValueError, match=r"no 'sd4'.*Did you mean 'sd3'"):
-        family("sd4")
+        module("sd4")
 
 
 def test_a_missing_library_names_the_extra(folder, monkeypatch):

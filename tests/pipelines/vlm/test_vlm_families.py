@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.policies.token_family import TokenFamily
+from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import CONTRAST, OWN, Prompt, Request
 from mmgrpo.update import LossRecipe
-from pipelines import family
-from tests.building import recipe, trainer
+from tests.building import module, recipe, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
@@ -53,11 +52,11 @@ def folder(name, tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def loaded(name, folder) -> Any:
     """Never trained, so that all tests may use it."""
-    return family(name).load(folder)
+    return module(name).load(folder)
 
 
 def test_a_family_answers_the_policys_questions(loaded):
-    assert isinstance(loaded, TokenFamily)
+    assert isinstance(loaded, TokenModel)
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
@@ -109,7 +108,7 @@ def forwards_of_the_tower(network: Any, seen: list[int]) -> Any:
 
 def test_features_are_computed_once_per_rollout_and_not_again_in_scoring_when_frozen(name, folder):
     for freeze, again in ((True, 0), (False, 3)):
-        made_family = family(name).load(folder, freeze_vision=freeze)
+        made_family = module(name).load(folder, freeze_vision=freeze)
         policy, seen = TokenPolicy(made_family, max_tokens=3), []
         forwards_of_the_tower(made_family.network, seen)
         made = rollout(policy, [PICTURE, CLIP], group_size=3)
@@ -212,10 +211,10 @@ def seen_places(calls: Sequence[tuple], made: Any) -> list[list[int]]:
 
 def test_a_prompt_that_is_too_long_is_refused_by_name_and_nothing_is_cut(name, folder, loaded):
     lengths = {prompt.id: loaded.prompt_length(prompt) for prompt in EVERY}
-    exactly = family(name).load(folder, max_prompt_tokens=lengths["both"])
+    exactly = module(name).load(folder, max_prompt_tokens=lengths["both"])
     assert exactly.encode([BOTH]).ids.shape[1] == lengths["both"]
     assert loaded.encode(EVERY).real.sum(1).tolist() == list(lengths.values())
-    short = family(name).load(folder, max_prompt_tokens=lengths["both"] - 1)
+    short = module(name).load(folder, max_prompt_tokens=lengths["both"] - 1)
     wanted = rf"prompt 'both' has {lengths['both']} tokens .* max_prompt_tokens={lengths['both'] - 1}; .*max_pixels"
     with pytest.raises(ValueError, match=wanted):
         rollout(TokenPolicy(short, max_tokens=2), [WORDS, BOTH])

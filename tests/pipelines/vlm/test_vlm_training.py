@@ -14,9 +14,8 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Image, Media, Output, Prompt
 from mmgrpo.update import LossRecipe, accumulate_gradients
-from pipelines import family
 from pipelines.vlm import qwen_vl, qwen_vl_tiny
-from tests.building import algorithm_blocks, load, trainer
+from tests.building import algorithm_blocks, load, module, trainer
 from tests.seeing import (
     CLIP,
     EVERY,
@@ -52,7 +51,7 @@ def folder(name, tmp_path_factory) -> str:
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
     mine = ("share_prefix", "sampling_dtype", "contrast")
-    loaded = load(family(name), folder, **{key: value for key, value in settings.items() if key not in mine})
+    loaded = load(module(name), folder, **{key: value for key, value in settings.items() if key not in mine})
     return TokenPolicy(loaded, max_tokens=5, **{key: value for key, value in settings.items() if key in mine})
 
 
@@ -70,7 +69,7 @@ def step(policy: TokenPolicy, made: Any, size: float = 0.02) -> None:
 def test_sharing_prefixes_and_features_leaves_the_gradient_unchanged(freeze, name, folder):
     shared = token_policy(name, folder, freeze_vision=freeze)
     made = rollout(shared)
-    wanted = gradient(TokenPolicy(shared.family, max_tokens=5, share_prefix=False), made)
+    wanted = gradient(TokenPolicy(shared.model, max_tokens=5, share_prefix=False), made)
     assert distance(gradient(shared, made), wanted) < 1e-5
     assert distance(gradient(shared, made, limit=2), wanted) < 1e-5
     assert (kept(made).features is None) == (not freeze)
@@ -83,7 +82,7 @@ def test_a_trained_tower_gets_a_gradient_and_a_frozen_one_gets_none(name, folder
         policy = token_policy(name, folder, freeze_vision=freeze)
         gradient(policy, rollout(policy, [PICTURE, CLIP]))
         seeing = list(tower(policy.network).parameters())
-        assert policy.family.frozen_media == freeze
+        assert policy.model.frozen_media == freeze
         if freeze:
             assert all(p.grad is None and not p.requires_grad for p in seeing)
         else:
@@ -153,7 +152,7 @@ def test_a_trained_tower_is_adapted_too_where_the_targets_name_it(folder, name):
     policy = token_policy(name, folder, lora_rank=2, lora_targets=(target,), freeze_vision=False)
     gradient(policy, rollout(policy, [PICTURE]))
     adapted = [p for p in tower(policy.network).parameters() if p.requires_grad]
-    assert adapted and all(p.grad is not None for p in adapted) and not policy.family.frozen_media
+    assert adapted and all(p.grad is not None for p in adapted) and not policy.model.frozen_media
 
 
 def test_adapters_off_are_the_base_and_saved_ones_are_exact(name, folder, tmp_path):
@@ -199,11 +198,11 @@ def test_a_saved_model_is_an_ordinary_folder_with_equal_logits(name, folder, tmp
     assert AutoTokenizer.from_pretrained(tmp_path)("what is")["input_ids"]
     word = torch.tensor([40, 50])
     for prompt in EVERY:
-        inputs = plain_inputs(policy.family, prompt, word)
+        inputs = plain_inputs(policy.model, prompt, word)
         with torch.no_grad():
             wanted, found = (network.eval()(**inputs).logits for network in (policy.network, ordinary))
         assert torch.equal(found, wanted)
-        scores = [plain_log_probs(one.family, prompt, word) for one in (policy, again)]
+        scores = [plain_log_probs(one.model, prompt, word) for one in (policy, again)]
         assert torch.equal(*scores)
     continued = token_policy(name, folder, network_path=tmp_path)
     assert torch.equal(plain_log_probs(continued.family, PICTURE, word), plain_log_probs(again.family, PICTURE, word))

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
-from reward_models import scorer
 from reward_models.rules.lengths import cosine, overlong, repeated_share
 
 SUM = Prompt("2 + 3?", "sum", answer=5, task="numeric")

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
-from reward_models import scorer
 from reward_models.rules.paths import closeness, mean_over_common, mean_over_gold
 from reward_models.rules.tasks import TASKS
 

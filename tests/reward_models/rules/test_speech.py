@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
+from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text
-from reward_models import SPEECH, scorer
+from reward_models import SPEECH
 from reward_models.rules import speech, transcripts, translation
 from reward_models.rules.transcripts import aligned, corpus_cer, corpus_wer, error_rate, normalizer
 

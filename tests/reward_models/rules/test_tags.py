@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models import scorer
 from reward_models.rules.tags import STYLES, answer_of
 
 PLAIN = Prompt("a question", "7")

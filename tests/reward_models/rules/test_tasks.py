@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import reward_models
+from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models import scorer, scorers
 from reward_models.rules.tasks import MAXIMA, TASKS
 
 for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):

@@ -1,0 +1,298 @@
+"""Training from Python: a policy, prompts, rewards and the name of an algorithm.
+
+    >>> import mmgrpo
+    >>> from pipelines import visual
+    >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, steps=4)
+    >>> run = mmgrpo.train(policy, ["a red circle"], ["scene_all"], preset="flow_grpo_fast", steps=1)  # doctest: +SKIP
+
+``train`` makes a configuration and does what ``run_config`` does with one from a recipe, so that the command line and
+Python are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from PIL import Image as Pil
+
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.data.images import from_pil
+from mmgrpo.data.media import Skipped
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.splits import Splits, read_splits
+from mmgrpo.family import Family, Settings, family
+from mmgrpo.rewards import scorers
+from mmgrpo.rollout import RoundSettings, redraws
+from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class
+from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.folder import open_folder, refuse_folder, run_folder
+from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.runtime.reading import build, refuse_preset
+from mmgrpo.trainer import EvalSettings, Trainer
+from mmgrpo.types import Policy, Prompt
+from mmgrpo.update import LossRecipe
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended."""
+
+    folder: Path
+    """Where report.html, model/, metrics.jsonl and the rest are."""
+    summary: Mapping[str, Any]
+    """What summary.json says: evaluations before and after with intervals, steps, seconds."""
+    policy: Policy
+    """The trained policy."""
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The numbers of every optimizer step."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a run starts from."""
+
+    policy: Policy
+    splits: Splits
+    skipped: Sequence[Skipped] = ()
+
+
+@dataclass
+class Handmade:
+    """The sections model and sampling of a run whose policy no family made: nothing is known of it."""
+
+    family: str = ""
+    path: str = ""
+    device: str = "auto"
+
+
+PLAIN = Sections(model=Handmade, sampling=Handmade)
+"""The sections of such a run."""
+
+
+def train(
+    policy: Policy,
+    prompts: Any,
+    rewards: Sequence[Any],
+    *,
+    preset: str = "grpo",
+    steps: int = 100,
+    heldout: Any = (),
+    group_size: int = 8,
+    prompts_per_step: int = 8,
+    algorithm: Mapping[str, Any] | None = None,
+    optim: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    **course: Any,
+) -> Result:
+    """Train a policy and give back the run.
+
+    ``prompts`` and ``heldout`` are strings, rows as in a JSONL file (dicts), ``Prompt``s, a ``datasets.Dataset``, or
+    the path of a file; ``rewards`` are functions of prompts and outputs, names, or ``Scorer``s. ``preset`` names an
+    algorithm, of which ``algorithm`` overrides fields; ``optim`` and ``evaluation`` are the recipe sections optim and
+    eval; ``course`` the fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...).
+    """
+    settings: Settings | None = policy.settings
+    sections = settings.family.sections if settings else PLAIN
+    kind = config_class(sections)
+    where = "mmgrpo.train"
+    config = build(kind, {**course, "steps": steps}, where)
+    config = replace(
+        config,
+        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, f"{where}(algorithm=...)"),
+        optim=build(Optim, optim or {}, f"{where}(optim=...)"),
+        eval=build(sections.eval, evaluation or {}, f"{where}(evaluation=...)"),
+        data=replace(
+            config.data,
+            train=str(prompts) if isinstance(prompts, str | Path) else "",
+            heldout=str(heldout) if isinstance(heldout, str | Path) else "",
+            prompts_per_step=prompts_per_step,
+            group_size=group_size,
+        ),
+        rewards=[spec if isinstance(spec, str) else getattr(spec, "__name__", "reward") for spec in rewards],
+    )
+    if settings:
+        config = replace(config, model=settings.config.model, sampling=settings.config.sampling)
+    chosen = settings.family if settings else None
+    return course_of(config, chosen, lambda accelerator: given(policy, config, prompts, heldout), rewards)
+
+
+def run_config(config: Config) -> Result:
+    """Do what a configuration describes: what ``mmgrpo train`` does."""
+    chosen = family(config.model.family)
+    chosen.check(config)
+    return course_of(config, chosen, lambda accelerator: load(config, chosen, str(accelerator.device)), config.rewards)
+
+
+def course_of(
+    config: Config, chosen: Family | None, start: Callable[[Accelerator], Loaded], rewards: Sequence[Any]
+) -> Result:
+    """A whole run: what ``start`` loads is trained, evaluated, saved and reported.
+
+    What is wrong in the configuration is an error before anything is loaded, and the run folder is made last, so that
+    a run that cannot start removes nothing.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    refuse_folder(config)
+    accelerator = Accelerator(
+        cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=run_folder(config)
+    )
+    trainer = make_trainer(config, chosen, start, rewards, accelerator)
+    folder = trainer.folder
+    if config.trackers:
+        accelerator.init_trackers("tracker", config=flat(config))
+    if config.resume and not trainer.resume():
+        print(f"{folder} holds no checkpoint yet; starting from the beginning", flush=True)
+    started = time.perf_counter()
+    evaluations = trainer.fit()
+    further = chosen.summary(config, trainer) if chosen else {}
+    summary = {
+        "modality": chosen.modality if chosen else "",
+        "family": config.model.family,
+        "preset": config.algorithm.preset,
+        "steps": trainer.step,
+        "seconds": round(trainer.seconds, 3),
+        "wall_seconds": round(time.perf_counter() - started, 3),
+        "seed": config.seed,
+        "skipped_steps": trainer.skipped,
+        **evaluations,
+        **further,
+    }
+    if accelerator.is_main_process:
+        from mmgrpo.report.html import write_report
+
+        trainer.save_model(folder / "model")
+        write_text(folder / "summary.json", json.dumps(summary, indent=2))
+        write_report(folder)
+    accelerator.end_training()
+    return Result(folder, summary, trainer.policy)
+
+
+def make_trainer(
+    config: Config,
+    chosen: Family | None,
+    start: Callable[[Accelerator], Loaded],
+    rewards: Sequence[Any],
+    accelerator: Accelerator,
+) -> Trainer:
+    """Everything of a run, ready to fit."""
+    algorithm = config.algorithm
+    if chosen is not None:
+        refuse_preset(algorithm.preset, chosen.decisions(config))
+    bound = scorers(rewards, str(accelerator.device))
+    recipe = AdvantageRecipe.of(algorithm)
+    loss = LossRecipe.of(
+        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+    )
+    draws = redraws(algorithm.sampler)
+    loaded = start(accelerator)
+    if loss.needs_reference:
+        loaded.policy.keep_reference()
+    splits, evaluation = loaded.splits, config.eval
+    return Trainer(
+        policy=loaded.policy,
+        scorers=bound,
+        recipe=recipe,
+        loss=loss,
+        prompts=splits.train,
+        rounds=RoundSettings(config.data.prompts_per_step, config.data.group_size, draws),
+        steps=config.steps,
+        optim=config.optim,
+        evaluation=EvalSettings(
+            prompts=() if evaluation.skip else splits.heldout,
+            every=evaluation.every,
+            samples=evaluation.samples,
+            seed=evaluation.seed,
+            batch_size=evaluation.batch_size,
+            shown=config.samples_shown,
+            extra={} if evaluation.skip else splits.extra,
+        ),
+        folder=open_folder(config, loaded.skipped, accelerator),
+        seed=config.seed,
+        accelerator=accelerator,
+        save_every=config.save_every,
+        keep=config.keep,
+        write_samples=chosen.write_samples if chosen else lambda stem, shown: None,
+    )
+
+
+def load(config: Config, chosen: Family, device: str) -> Loaded:
+    """The prompts of a run's files and its policy."""
+    skipped: list[Skipped] = []
+
+    def read(path: str) -> list[Prompt]:
+        prompts, left_out = chosen.read(config, path)
+        skipped.extend(left_out)
+        return prompts
+
+    data, evaluation = config.data, config.eval
+    files = ("", ()) if evaluation.skip else (data.heldout, evaluation.extra)
+    splits = read_splits(read, [data.train, *data.extra_train], *files, limit=evaluation.prompts)
+    policy = chosen.policy(config, device, splits.every())
+
+    def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
+        kept, left_out = chosen.accept(config, policy, prompts)
+        skipped.extend(left_out)
+        return kept
+
+    return Loaded(policy, splits.map(accept), skipped)
+
+
+def given(policy: Policy, config: Config, prompts: Any, heldout: Any) -> Loaded:
+    """A policy and prompts as Python gave them."""
+    settings: Settings | None = policy.settings
+
+    def read(path: str) -> list[Prompt]:
+        return settings.family.read(config, path)[0] if settings else load_prompts(path)
+
+    limit = config.eval.prompts or None
+    return Loaded(policy, Splits(as_prompts(prompts, read), as_prompts(heldout, read)[:limit]))
+
+
+def as_prompts(rows: Any, read: Callable[[str], list[Prompt]] = load_prompts) -> list[Prompt]:
+    """Prompts from a path, or from strings, rows as in a JSONL file, or ``Prompt``s."""
+    if isinstance(rows, str | Path):
+        return read(str(rows))
+    prompts = []
+    for number, row in enumerate(rows):
+        if isinstance(row, Prompt):
+            prompts.append(row)
+        elif isinstance(row, str):
+            prompts.append(Prompt(row, id=f"prompt-{number}"))
+        elif isinstance(row, Mapping):
+            columns = {key: in_memory(value) for key, value in row.items() if value is not None}
+            prompts.append(prompt_of(columns, f"prompts[{number}]", f"prompt-{number}"))
+        else:
+            raise TypeError(f"prompts[{number}] is a {type(row).__name__}; expected a string, a dict or a Prompt")
+    return prompts
+
+
+def in_memory(value: Any) -> Any:
+    """A value in which pictures of Pillow, as data sets hold them, are ``Image``s."""
+    if isinstance(value, Pil.Image):
+        return from_pil(value)
+    return [in_memory(item) for item in value] if isinstance(value, list) else value
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Config values as trackers take them: one level of names, plain values."""
+    values: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            values.update(flat(value, f"{prefix}{f.name}."))
+        else:
+            values[prefix + f.name] = value if isinstance(value, int | float | str | bool) else str(value)
+    return values

@@ -1,0 +1,204 @@
+"""A training step on speech: clips encoded once for the run, once a round, or again for every transcript.
+
+    mmgrpo bench speech                   # the real Whisper tiny.en on embedded clips
+
+All train the decoder of one Whisper behind its frozen encoder, on the same clips with the same seeds, and take turns
+round by round in one process. The learning rate is next to nothing, so that all write the same transcripts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.cli.bench.trainer import bench_trainer
+from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.plugins import locate
+
+if TYPE_CHECKING:
+    from mmgrpo.policies.token_model import Context, Features
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Prompt
+
+KEPT, ROUND, EACH = "kept over rounds", "once a round", "every transcript"
+
+ABOUT = {
+    KEPT: "the encoder's states of a clip are kept (`features_kept`): what a run does from its second epoch on.",
+    ROUND: "`features_kept=0`: a clip is encoded once a round, for all its transcripts and for the update.",
+    EACH: "nothing is shared: the encoder hears a clip for each of its transcripts in the rollout and once more in the "
+    "update, and every transcript has keys and values of the clip for itself. So `generate` with "
+    "`num_return_sequences` and a forward pass over `input_features` do it.",
+}
+
+
+@dataclass
+class Args:
+    """Which sizes are measured."""
+
+    model: str = "pypi:whisper-tiny.en"
+    """Whisper's folder or hub id."""
+    clips: int = 8
+    """Different clips; all are heard before anything is measured."""
+    prompts_per_step: int = 4
+    """Clips a step."""
+    group: int = 8
+    """Transcripts a clip."""
+    tokens: int = 32
+    """The longest transcript."""
+    seconds: float = 30.0
+    """The longest clip; the decoder looks at no more of the encoder's states, the encoder hears 30 seconds always."""
+    steps: int = 3
+    """Steps measured, of each in turn."""
+    threads: int = 1
+    """CPU threads of torch."""
+    output: str = "benchmarks"
+    """Folder of the tables."""
+
+
+def run(args: Args, machine: str, command: str) -> None:
+    """Measure all three and write ``speech.json`` and ``speech.md``."""
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"{machine}\n{args.prompts_per_step} clips x {args.group} transcripts a step\n", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(args, Path(folder))
+    for row in rows:
+        print(_line(row), flush=True)
+    refuse_unequal(rows)
+    settings = {name: value for name, value in asdict(args).items() if name not in ("model", "output")}
+    name = args.model and Path(args.model).name
+    result = {"command": command, "machine": machine, "model": name or "whisper-tiny.en", "settings": settings}
+    write_text(out / "speech.json", json.dumps({**result, "rows": rows}, indent=1))
+    write_text(out / "speech.md", report({**result, "rows": rows}))
+    print(f"\nwritten: {out / 'speech.md'}")
+
+
+def measure(args: Args, folder: Path) -> list[dict[str, Any]]:
+    """Steps of all three in turn, after those in which every clip is heard for the first time; medians."""
+    from mmgrpo.runtime.metrics import read_metrics
+
+    prompts = embedded_clips(args.clips)
+    heard: dict[str, list[int]] = {name: [] for name in ABOUT}
+    trainers = {name: trainer_of(name, args, prompts, folder / str(n), heard[name]) for n, name in enumerate(ABOUT)}
+    warm = -(-args.clips // args.prompts_per_step)
+    times: dict[str, list[tuple[float, float, int]]] = {name: [] for name in ABOUT}
+    for _ in range(warm + args.steps):
+        for name, trainer in trainers.items():
+            before, encoded = (time.perf_counter(), time.process_time()), sum(heard[name])
+            trainer.run_round()
+            wall, processor = time.perf_counter() - before[0], time.process_time() - before[1]
+            times[name].append((wall, processor, sum(heard[name]) - encoded))
+    rows = []
+    for number, name in enumerate(ABOUT):
+        lines = read_metrics(folder / str(number) / "metrics.jsonl")[warm:]
+        parts = {part: statistics.median(line[f"time/{part}"] for line in lines) for part in PARTS}
+        wall, processor, encoded = (statistics.median(column) for column in zip(*times[name][warm:], strict=True))
+        both = statistics.median(line["time/rollout"] + line["time/update"] for line in lines)
+        more = {"rollout and update": both, "processor seconds": processor, "clips encoded": encoded}
+        tokens = [int(line["decisions"]) for line in lines]
+        rows.append({"contestant": name, "seconds": wall, **parts, **more, "tokens": tokens})
+    return rows
+
+
+PARTS = ("rollout", "reward", "update")
+
+
+def embedded_clips(count: int) -> list[Prompt]:
+    """The first training embedded clips."""
+    from mmgrpo.data.prompts import load_prompts
+
+    prompts = load_prompts(locate("embedded:speech/train.jsonl"))
+    if not 0 < count <= len(prompts):
+        raise ValueError(f"--clips must be 1 to {len(prompts)}, got {count}")
+    return prompts[:count]
+
+
+def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, heard: list[int]) -> Trainer:
+    """One contestant, ready to run; how many clips its encoder hears goes to ``heard``, pass by pass."""
+    from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.rewards import scorer
+    from pipelines.speech.whisper import load
+
+    model = load(locate(args.model), seconds=args.seconds)
+    model.network.model.encoder.register_forward_pre_hook(lambda module, given: heard.append(len(given[0])))
+    if name == EACH:
+        listen_alone(model, args.group)
+    policy = TokenPolicy(
+        model,
+        max_tokens=args.tokens,
+        share_prefix=name != EACH,
+        features_kept=args.clips if name == KEPT else 0,
+    )
+    folder.mkdir()
+    return bench_trainer(
+        policy,
+        scorer("one_minus_wer"),
+        prompts,
+        folder,
+        algorithm={"preset": "dr_grpo"},
+        prompts_per_step=args.prompts_per_step,
+        group_size=args.group,
+        steps=10**6,
+        lr=1e-12,
+    )
+
+
+def listen_alone(model: Any, group: int) -> None:
+    """Encode a clip as often as it has transcripts, and never keep what was heard."""
+    encode = model.features
+
+    def features(network: Any, context: Context) -> Features:
+        often = [sound for sound in context.media for _ in range(group)]
+        return encode(network, replace(context, media=often))[::group]
+
+    model.features, model.frozen_media = features, False
+
+
+def refuse_unequal(rows: Sequence[dict[str, Any]], tolerance: float = 0.02) -> None:
+    """Contestants whose transcripts differ in length are not compared; rounding may turn a token over now and then."""
+    for step in zip(*(row["tokens"] for row in rows), strict=True):
+        if max(step) > (1 + tolerance) * min(step):
+            raise RuntimeError(f"contestants differ in the tokens of a step: {step}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    parts = "  ".join(f"{part} {row[part]:5.2f}" for part in PARTS)
+    return f"{row['contestant']:18} {row['seconds']:6.2f} s a step  ({parts})  {row['clips encoded']:g} clips encoded"
+
+
+def report(result: dict[str, Any]) -> str:
+    """Markdown: what was measured, and how much faster than encoding for every transcript it is."""
+    settings, rows = result["settings"], result["rows"]
+    slow = next(row for row in rows if row["contestant"] == EACH)
+    names = ["clips encoded a step", "s a step", "rollout", "reward", "update", "rollout and update", "times faster"]
+    names += ["processor s", "times faster"]
+    lines = [
+        "# Speech benchmark",
+        "",
+        f"`{result['command']}` on {result['machine']}.",
+        f"{result['model']}, its decoder trained behind the frozen encoder in fp32 with AdamW, no KL; "
+        f"{settings['prompts_per_step']} embedded clips x {settings['group']} transcripts of at most "
+        f"{settings['tokens']} tokens a step ({statistics.median(slow['tokens']):g} in all), the first "
+        f"{settings['seconds']:g} s of encoder states. Medians of {settings['steps']} steps, taken in turn, after "
+        f"those in which each of {settings['clips']} clips was heard first. A step is everything from reading the "
+        "files to the optimizer's step; other work on the machine lengthens its seconds, but hardly its processor "
+        "seconds.",
+        "",
+        *(f"- *{name}*: {about}" for name, about in ABOUT.items()),
+        "",
+        "| encoder states | " + " | ".join(names) + " |",
+        "| --- |" + " --- |" * len(names),
+    ]
+    for row in rows:
+        both, processor = row["rollout and update"], row["processor seconds"]
+        cells = [f"{row['clips encoded']:g}"] + [f"{row[name]:.2f}" for name in ("seconds", *PARTS)]
+        cells += [f"{both:.2f}", f"{slow['rollout and update'] / both:.1f}"]
+        cells += [f"{processor:.2f}", f"{slow['processor seconds'] / processor:.1f}"]
+        lines.append(f"| {row['contestant']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,176 @@
+"""A training step on pictures: ours, ours with nothing shared, and TRL's GRPOTrainer, on one model and the same data.
+
+    mmgrpo bench vlm                      # groups of 8, 16 and 32; every contestant in its own process
+
+All train the language model of one random Qwen2.5-VL (the vision tower is frozen) in fp32 with AdamW, the clipped
+loss, no KL, and completions of one length: our family is told that no token ends a completion, TRL gets
+``min_new_tokens``. Pictures are PNG files that both read and preprocess in every step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, OURS, SENTENCE, TRL, Contest
+from mmgrpo.runtime.files import write_text
+
+
+@dataclass
+class Args:
+    """Which sizes are measured."""
+
+    groups: list[int] = field(default_factory=lambda: [8, 16, 32])
+    """Samples a prompt."""
+    contestants: list[str] = field(default_factory=lambda: [OURS, ALONE, TRL, COMPACT])
+    """What is compared."""
+    prompts: int = 1
+    """Prompts a step; one prompt's samples are one forward and backward pass."""
+    tokens: int = 16
+    """Tokens of every completion."""
+    side: int = 224
+    """Sides of the pictures in pixels; one place for 28 x 28."""
+    vocabulary: int = 32_000
+    """Words of the model."""
+    width: int = 256
+    """Width of the language model."""
+    layers: int = 6
+    """Layers of the language model; the vision tower has half as many."""
+    steps: int = 3
+    """Steps measured (after one that is not)."""
+    threads: int = 1
+    """CPU threads of torch."""
+    output: str = "benchmarks"
+    """Folder of the tables."""
+
+
+def run(args: Args, machine: str, command: str) -> None:
+    """Measure all contestants and write ``vlm.json`` and ``vlm.md``."""
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        parameters = prepare(args, Path(folder))
+        print(f"{machine}\n{parameters / 1e6:.1f} million parameters, {args.prompts} prompts a step\n", flush=True)
+        result = {"command": command, "machine": machine, "parameters": parameters, "settings": asdict(args)}
+        for group in args.groups:
+            for contestant in args.contestants:
+                contest = Contest(contestant, group, args.prompts, args.tokens, args.steps, args.threads, folder)
+                rows.append(measure(contest))
+                print(_line(rows[-1]), flush=True)
+            refuse_unequal(rows)
+            write_text(out / "vlm.json", json.dumps({**result, "rows": rows}, indent=1))
+            write_text(out / "vlm.md", report({**result, "rows": rows}))
+    print(f"\nwritten: {out / 'vlm.md'}")
+
+
+def prepare(args: Args, folder: Path) -> int:
+    """Write a random model and pictures of soft colours; the number of the model's parameters."""
+    import numpy as np
+    from PIL import Image
+
+    from pipelines.vlm.qwen_vl_tiny import write_model
+
+    words = [*SENTENCE.split(), *(f"w{number}" for number in range(args.vocabulary))][: args.vocabulary]
+    write_model(
+        folder / "model",
+        words,
+        width=args.width,
+        layers=args.layers,
+        heads=args.width // 64 or 1,
+        vision_width=args.width // 64 * 32 or 32,
+        vision_layers=args.layers // 2,
+        patch=14,
+        min_pixels=28 * 28,
+        max_pixels=args.side**2,
+    )
+    random = np.random.default_rng(0)
+    for number in range(args.prompts * (args.steps + 1)):  # none is seen twice
+        colours = Image.fromarray(random.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+        colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number:03d}.png")
+    from safetensors import safe_open
+
+    with safe_open(folder / "model" / "model.safetensors", "pt") as weights:
+        return sum(int(np.prod(weights.get_slice(name).get_shape())) for name in weights.keys())  # noqa: SIM118
+
+
+def measure(contest: Contest) -> dict[str, Any]:
+    """One contestant in a process of its own, whose peak memory is therefore its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mmgrpo.cli.bench.vlm_worker", json.dumps(asdict(contest))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": str(contest.threads), "HF_HUB_OFFLINE": "1"},
+    )
+    if done.returncode:
+        raise RuntimeError(f"'{contest.contestant}' with groups of {contest.group} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def refuse_unequal(rows: list[dict[str, Any]]) -> None:
+    """Contestants that did not do the same work are not compared."""
+    for group in {row["group"] for row in rows}:
+        work = {(row["prompt tokens"], row["completion tokens"]) for row in rows if row["group"] == group}
+        if len(work) > 1:
+            raise RuntimeError(f"with groups of {group} contestants differ in (prompt, completion) tokens: {work}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['contestant']:26} groups of {row['group']:2d} {row['seconds']:7.2f} s a step  (rollout "
+        f"{row['rollout']:6.2f}  reward {row['reward']:5.2f}  update {row['update']:6.2f})  "
+        f"{row['samples a second']:6.2f} samples/s peak {row['peak']:5.0f} MiB ({row['peak above load']:+.0f} loaded)"
+    )
+
+
+def report(result: dict[str, Any]) -> str:
+    """Markdown: what was measured, and every contestant's share of TRL's speed and memory."""
+    settings, rows = result["settings"], result["rows"]
+    places = rows[0]["prompt tokens"]
+    names = ["samples a second", "times TRL's", "s a step", "rollout", "reward", "update", "processor s", "of TRL's"]
+    names += ["peak MiB", "of TRL's", "peak above load MiB", "of TRL's"]
+    lines = [
+        "# Vision-language benchmark",
+        "",
+        f"`{result['command']}` on {result['machine']}.",
+        f"A random Qwen2.5-VL of {result['parameters'] / 1e6:.1f} million parameters ({settings['vocabulary']} words, "
+        f"width {settings['width']}, {settings['layers']} layers), its vision tower frozen; fp32, AdamW, no LoRA, no "
+        f"KL, no gradient checkpointing; {settings['prompts']} prompts a step of {places} tokens, pictures of "
+        f"{settings['side']} pixels among them, completions of {settings['tokens']} tokens; one group is one forward "
+        f"and backward pass. Medians of {settings['steps']} steps after one of warming up; every contestant in a "
+        "process of its own. A step is everything from reading the PNG files to the optimizer's step; other work on "
+        "the machine lengthens its seconds, but hardly its processor seconds.",
+        "",
+        *(f"- *{name}*: {about}" for name, about in ABOUT.items() if name in settings["contestants"]),
+        "",
+        "| samples a prompt | contestant | " + " | ".join(names) + " |",
+        "| --- | --- |" + " --- |" * len(names),
+    ]
+    for row in rows:
+        trl = next((r for r in rows if (r["contestant"], r["group"]) == (TRL, row["group"])), None)
+        cells = [f"{row['samples a second']:.2f}", _share(row, trl, "samples a second")]
+        cells += [f"{row[name]:.2f}" for name in ("seconds", "rollout", "reward", "update")]
+        for name, digits in (("processor seconds", 2), ("peak", 0), ("peak above load", 0)):
+            cells += [f"{row[name]:.{digits}f}", _share(row, trl, name)]
+        lines.append(f"| {row['group']} | {row['contestant']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+ABOUT = {
+    OURS: "a prompt and its picture are computed once for its group, in sampling and in training.",
+    ALONE: "the same with `share_prefix` off: every sample reads the whole prompt for itself, in sampling and in "
+    "training, and every pass computes the picture's features again.",
+    TRL: "`GRPOTrainer` of TRL as it is. Off a GPU its fused head scores all positions, those of the prompt too.",
+    COMPACT: "the same, made to score the completions only, as it does on a GPU.",
+}
+
+
+def _share(row: dict[str, Any], trl: dict[str, Any] | None, name: str) -> str:
+    return f"{row[name] / trl[name]:.2f}" if trl else "-"

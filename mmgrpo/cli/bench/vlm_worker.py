@@ -1,0 +1,263 @@
+"""One contestant of the vision-language benchmark, in a process of its own (started by mmgrpo/cli/bench/vlm.py).
+
+    python -m mmgrpo.cli.bench.vlm_worker '{"contestant": "ours", "group": 8, ...}'      # the fields of Contest
+
+Its last line of output is what it measured, as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.cli.bench.trainer import bench_trainer
+from mmgrpo.cli.errors import enter
+
+OURS, ALONE, TRL, COMPACT = "ours", "ours, nothing shared", "TRL", "TRL, head on answers only"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What one process measures."""
+
+    contestant: str
+    group: int
+    prompts: int
+    tokens: int
+    steps: int
+    threads: int
+    folder: str
+    """Where the model and the pictures are."""
+
+    def pictures(self) -> list[Path]:
+        return sorted(Path(self.folder).glob("*.png"))
+
+
+SENTENCE = "the user asks what is shown in this picture ; look at all of it , think , and then answer in one sentence ."
+"""What is asked of every picture."""
+
+
+@dataclass
+class Clock:
+    """When steps ended, seconds of their parts, and how much work they were."""
+
+    ends: list[tuple[float, float]] = field(default_factory=list)
+    """Wall-clock and processor seconds when the first step began, and when each ended."""
+    rollout: list[float] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def tick(self) -> None:
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Wall-clock and processor seconds of every step."""
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.ends)]
+
+
+def length_reward(texts: list[str]) -> list[float]:
+    """A reward that costs nothing and differs within groups."""
+    return [float(len(text) % 7) for text in texts]
+
+
+def ours(contest: Contest) -> Callable[[], Clock]:
+    """Our trainer, ready to run."""
+    from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.runtime.metrics import read_metrics
+    from mmgrpo.scoring import Scorer
+    from mmgrpo.types import Media, Prompt, Turn
+    from pipelines.vlm.qwen_vl import load
+    from reward_models.rules.tags import texts
+
+    shared = contest.contestant == OURS
+    model = load(Path(contest.folder) / "model")
+    model.end_ids = frozenset()
+    model.frozen_media = shared
+    prompts = [
+        Prompt(SENTENCE, path.stem, turns=(Turn("user", (Media("image", str(path)), SENTENCE)),))
+        for path in contest.pictures()
+    ]
+    folder = Path(tempfile.mkdtemp(dir=contest.folder))
+    trainer = bench_trainer(
+        TokenPolicy(model, max_tokens=contest.tokens, share_prefix=shared),
+        Scorer("length", lambda prompts, outputs: length_reward([text.text for text in texts(outputs, "length")])),
+        prompts,
+        folder,
+        algorithm={"preset": "grpo", "terms": []},
+        prompts_per_step=contest.prompts,
+        group_size=contest.group,
+        steps=contest.steps + 1,
+        lr=1e-6,
+        micro_batch_size=contest.group,
+    )
+
+    def start() -> Clock:
+        clock = Clock()
+        clock.tick()
+        for _ in range(contest.steps + 1):
+            trainer.run_round()
+            clock.tick()
+        lines = read_metrics(folder / "metrics.jsonl")
+        clock.rollout = [line["time/rollout"] for line in lines]
+        clock.reward = [line["time/reward"] for line in lines]
+        clock.prompt_tokens = model.prompt_length(prompts[0])
+        clock.completion_tokens = int(lines[-1]["decisions"])
+        return clock
+
+    return start
+
+
+def trl(contest: Contest) -> Callable[[], Clock]:
+    """TRL's trainer, ready to run."""
+    from datasets import Dataset, Image
+    from transformers import Qwen2_5_VLForConditionalGeneration, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer import utils
+
+    if contest.contestant == COMPACT:
+        # Off a GPU TRL's fused head scores all positions, prompts too; with this name replaced it takes the path
+        # that it takes on one, and scores completions only.
+        utils._use_triton = lambda device: True  # type: ignore[attr-defined]
+    path = Path(contest.folder) / "model"
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path)
+    model.model.visual.requires_grad_(False)
+    pictures = [str(path) for path in contest.pictures()]
+    asked = [[{"role": "user", "content": SENTENCE}] for _ in pictures]
+    data = Dataset.from_dict({"prompt": asked, "image": pictures}).cast_column("image", Image())
+    clock = Clock()
+
+    def reward(completions: list[list[dict[str, str]]], **others: Any) -> list[float]:
+        return length_reward([completion[0]["content"] for completion in completions])
+
+    trainer = GRPOTrainer(
+        model,
+        reward,  # type: ignore[arg-type]
+        GRPOConfig(
+            output_dir=tempfile.mkdtemp(dir=contest.folder),
+            per_device_train_batch_size=contest.group,
+            gradient_accumulation_steps=contest.prompts,
+            num_generations=contest.group,
+            max_completion_length=contest.tokens,
+            generation_kwargs={"min_new_tokens": contest.tokens},
+            loss_type="grpo",
+            beta=0.0,
+            learning_rate=1e-6,
+            lr_scheduler_type="constant",
+            optim="adamw_torch",
+            max_grad_norm=1.0,
+            max_steps=contest.steps + 1,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            logging_steps=10**6,
+        ),
+        train_dataset=data,
+        processing_class=processor(path),
+    )
+    sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
+
+    def timed_reward(*given: Any) -> Any:
+        started = time.perf_counter()
+        made = score_outputs(*given)
+        clock.reward.append(time.perf_counter() - started)
+        return made
+
+    def timed_sample(inputs: Any) -> Any:
+        started = time.perf_counter()
+        made = sample(inputs)
+        clock.rollout.append(time.perf_counter() - started - clock.reward[-1])
+        clock.prompt_tokens = made["prompt_ids"].shape[1]
+        clock.completion_tokens = int(made["completion_mask"].sum())
+        return made
+
+    class Steps(TrainerCallback):
+        """Notes when steps end; what lies between two ends is a step, its data loading too."""
+
+        def on_train_begin(self, *_: Any, **others: Any) -> None:
+            clock.tick()
+
+        def on_step_end(self, *_: Any, **others: Any) -> None:
+            clock.tick()
+
+    trainer._calculate_rewards, trainer._generate_and_score_completions = timed_reward, timed_sample
+    trainer.add_callback(Steps())
+
+    def start() -> Clock:
+        trainer.train()
+        return clock
+
+    return start
+
+
+def processor(path: Path) -> Any:
+    """Qwen2.5-VL's processor for pictures only: its video processor needs torchvision, which nothing here does."""
+    from transformers import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from pipelines.conversation import load_tokenizer
+
+    class PictureProcessor(Qwen2_5_VLProcessor):
+        """The real one, except that it takes None where the video processor goes."""
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if argument_name == "video_processor":
+                return type(None)
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+    tokenizer = load_tokenizer(str(path))
+    return PictureProcessor(
+        Qwen2VLImageProcessorPil.from_pretrained(path), tokenizer, None, chat_template=tokenizer.chat_template
+    )
+
+
+def compete(contest: Contest) -> dict[str, Any]:
+    """Run a contestant in this process; medians of its steps but the first, and its memory in MiB."""
+    import resource
+
+    import torch
+
+    torch.set_num_threads(contest.threads)
+    torch.manual_seed(0)
+    start = (ours if contest.contestant in (OURS, ALONE) else trl)(contest)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    loaded = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    clock = start()
+    wall, processor_time = zip(*clock.steps()[1:], strict=True)
+    seconds, rollout, reward = (statistics.median(v) for v in (wall, clock.rollout[1:], clock.reward[1:]))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return {
+        "contestant": contest.contestant,
+        "group": contest.group,
+        "seconds": seconds,
+        "processor seconds": statistics.median(processor_time),
+        "rollout": rollout,
+        "reward": reward,
+        "update": seconds - rollout - reward,
+        "samples a second": contest.prompts * contest.group / seconds,
+        "peak": peak,
+        "peak above load": peak - loaded,
+        "prompt tokens": clock.prompt_tokens,
+        "completion tokens": clock.completion_tokens,
+    }
+
+
+def main() -> None:
+    """What ``measure`` starts: one contestant, its numbers as the last line."""
+    print(json.dumps(compete(Contest(**json.loads(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    enter(main)

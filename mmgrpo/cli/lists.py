@@ -1,0 +1,64 @@
+"""What there is to choose from, one line each: recipes, families, presets, rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mmgrpo.registry import nearest
+
+
+def show(rows: Iterable[tuple[str, str]], arguments: Sequence[str], what: str) -> None:
+    """Print names with what they are; with an argument only names that contain it."""
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(f"usage: mmgrpo {what} [PART OF A NAME]\n\nLists the {what}, one line each.")
+        return
+    rows = list(rows)
+    chosen = [row for row in rows if all(part in row[0] for part in arguments)]
+    if not chosen:
+        raise ValueError(f"mmgrpo {what}: none contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}")
+    width = max(len(name) for name, _ in chosen)
+    for name, about in chosen:
+        print(f"{name:{width}}  {about}".rstrip())
+
+
+def recipes(arguments: Sequence[str]) -> None:
+    """``<modality>/<name>`` and the first sentence of each recipe."""
+    from mmgrpo.runtime.plugins import recipes as known
+
+    show(((name, first_sentence(path)) for name, path in known().items()), arguments, "recipes")
+
+
+def first_sentence(path: Path) -> str:
+    """What a recipe's comment begins with."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    text = " ".join(lines)
+    for end in (". ", ": ", " ("):
+        text = text.split(end)[0]
+    return text.rstrip(".")
+
+
+def families(arguments: Sequence[str]) -> None:
+    """Model families with what they are."""
+    from mmgrpo.family import families as known
+
+    show(((name, f"{family.modality}: {family.about}") for name, family in known().items()), arguments, "families")
+
+
+def presets(arguments: Sequence[str]) -> None:
+    """Algorithms with what they are, and which policies they are made for."""
+    from mmgrpo.presets import CATALOGUE
+
+    rows = ((name, f"[{preset.policies}] {preset.about}") for name, preset in CATALOGUE.items())
+    show(rows, arguments, "presets")
+
+
+def rewards(arguments: Sequence[str]) -> None:
+    """Rewards and where they are."""
+    from mmgrpo.rewards import known
+
+    show(((name, entry.function) for name, entry in known().items()), arguments, "rewards")

@@ -1,0 +1,59 @@
+"""The console entry: ``mmgrpo <command> [options]``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.registry import nearest
+
+COMMANDS = {
+    "train": ("mmgrpo.cli.train", "train a model with a recipe, or the embedded default"),
+    "sample": ("mmgrpo.cli.sample", "draw samples from a trained or an untrained model"),
+    "evaluate": ("mmgrpo.cli.evaluate", "measure a model on prompts, against another if asked"),
+    "check-data": ("mmgrpo.cli.check_data", "check a data set before anything is trained on it"),
+    "bench": ("mmgrpo.cli.bench", "measure speed and learning on this machine"),
+    "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),
+    "families": ("mmgrpo.cli.lists:families", "list the model families"),
+    "presets": ("mmgrpo.cli.lists:presets", "list the algorithms"),
+    "rewards": ("mmgrpo.cli.lists:rewards", "list the rewards"),
+}
+"""Name to the module whose ``main`` runs it, or to ``module:function``, and what it does."""
+
+
+def usage() -> str:
+    """What ``mmgrpo --help`` prints."""
+    lines = [f"  {name:12} {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: mmgrpo COMMAND [options]",
+            "",
+            "Group-relative reinforcement learning for models that see, draw, film, hear and speak.",
+            "",
+            *lines,
+            "",
+            "'mmgrpo COMMAND --help' explains the options of a command.",
+        ]
+    )
+
+
+def run(arguments: list[str]) -> None:
+    """Run the command that the first argument names."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise ValueError(f"mmgrpo: there is no command '{name}'.{nearest(name, COMMANDS)}")
+    module, _, function = COMMANDS[name][0].partition(":")
+    getattr(importlib.import_module(module), function or "main")(rest)
+
+
+def main() -> None:
+    """The entry point."""
+    enter(lambda: run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

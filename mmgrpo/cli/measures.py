@@ -1,0 +1,125 @@
+"""What the samples of a model say of it: means with intervals, the best of k, majorities, and differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.cli.majority import agreement, answer, majority_at
+from mmgrpo.report.tables import interval
+
+if TYPE_CHECKING:
+    from mmgrpo.types import Prompt
+
+Table = Mapping[str, Sequence[Sequence[float]]]
+"""Reward name to the values of the samples of each prompt; NaN where one could not be scored."""
+
+
+def describe(table: Table, texts: Sequence[Sequence[str]], prompts: Sequence[Prompt], success: float) -> dict[str, Any]:
+    """Means over prompts, all of them and task by task, and what the best of k samples reaches."""
+    tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
+    members = {task: [i for i, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
+    unit = {name: rows for name, rows in table.items() if all(0 <= v <= 1 for row in rows for v in scored(row))}
+    passed = {name: [[float(v >= success) for v in scored(row)] for row in rows] for name, rows in unit.items()}
+    sections = {
+        "rewards": {name: summary(rows) for name, rows in table.items()},
+        "tasks": {
+            task or "(none)": {name: summary([rows[i] for i in members[task]]) for name, rows in table.items()}
+            for task in tasks
+        },
+        "best_of": {name: best(rows) for name, rows in unit.items()},
+        "pass_at": {name: best(rows) for name, rows in passed.items()},
+    }
+    return {**sections, **agreed(texts, unit)} if texts else sections
+
+
+def agreed(texts: Sequence[Sequence[str]], unit: Table) -> dict[str, Any]:
+    """What majorities score, and the mean fraction of samples that agree with the most frequent answer."""
+    answers = [[answer(text) for text in row] for row in texts]
+    sizes = [k for k in powers(len(answers[0])) if k > 1]
+    return {
+        "majority_at": {
+            name: {str(k): mean([majority_at(*row, k) for row in zip(answers, rows, strict=True)]) for k in sizes}
+            for name, rows in unit.items()
+        },
+        "agreement": mean([agreement(row) for row in answers]),
+    }
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({2**i for i in range(most.bit_length())} | {most})
+
+
+def summary(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Mean of the prompts' means with its interval, and how many samples could not be scored."""
+    from mmgrpo.report.statistics import bootstrap_mean
+
+    means = [mean(row) for row in rows]
+    failed = sum(len(row) - len(scored(row)) for row in rows)
+    if not scored(means):
+        return {"n": 0, "failed": failed}
+    return {**bootstrap_mean(scored(means)).as_dict(), "failed": failed}
+
+
+def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """k to the expected best of k samples, mean over the prompts that have so many; k = 1, 2, 4, ... and all."""
+    from mmgrpo.report.statistics import best_of
+
+    kept = [scored(row) for row in rows]
+    most = max(len(row) for row in kept)
+    return {str(k): mean([best_of(row, k) for row in kept if len(row) >= k]) for k in powers(most)}
+
+
+def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
+    """The paired difference of each reward, prompt by prompt, where both were scored."""
+    from mmgrpo.evaluation import Evaluation, compare
+
+    sides = [
+        Evaluation({name: [mean(row) for row in rows] for name, rows in table.items()}) for table in (before, after)
+    ]
+    return compare(*sides)["difference"]
+
+
+def scored(values: Sequence[float]) -> list[float]:
+    """The values that are no NaN."""
+    return [value for value in values if not math.isnan(value)]
+
+
+def known(value: float) -> float | None:
+    """A value as JSON has it."""
+    return None if math.isnan(value) else value
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of what is scored; NaN where nothing is."""
+    kept = scored(values)
+    return sum(kept) / len(kept) if kept else math.nan
+
+
+def report(result: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
+    """Tables for the terminal."""
+    settings = "".join(f", {name.replace('_', ' ')} {value}" for name, value in options.items())
+    yield f"{result['prompts']} prompts x {result['samples']} samples{settings}"
+    yield from ("", f"{'reward':24} {'mean (95 %)':>28} {'prompts':>8} {'failed':>7}")
+    for name, one in result["rewards"].items():
+        yield f"{name:24} {interval(one):>28} {one['n']:8} {one['failed']:7}"
+    if len(result["tasks"]) > 1:
+        names = list(result["rewards"])
+        yield from ("", f"{'task':24} {'prompts':>8} " + " ".join(f"{name:>22}" for name in names))
+        for task, rewards in result["tasks"].items():
+            count = max(rewards[name]["n"] for name in names)
+            cells = [f"{rewards[name]['mean']:.3f}" if rewards[name]["n"] else "–" for name in names]
+            yield f"{task:24} {count:8} " + " ".join(f"{cell:>22}" for cell in cells)
+    for title, section in (("best of k", "best_of"), ("pass@k", "pass_at"), ("majority@k", "majority_at")):
+        for name, values in result.get(section, {}).items() if result["samples"] > 1 else ():
+            yield from ("", f"{name}, {title}: " + "  ".join(f"{k}: {value:.3f}" for k, value in values.items()))
+    if "agreement" in result and result["samples"] > 1:
+        yield from ("", f"samples that give the most frequent answer of their prompt: {result['agreement']:.3f}")
+    others = [(result["blind"], result["blind"]["difference"])] if "blind" in result else []
+    others += [(result["against"], result["difference"])] if "against" in result else []
+    for other, differences in others:
+        for name, one in differences.items():
+            there = other["rewards"][name]["mean"]
+            yield from ("", f"{name} against {other['name']} ({there:.3f}): {interval(one, '+')}, paired")

@@ -1,0 +1,41 @@
+"""Results as small tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def closing(summary: Mapping[str, Any]) -> str:
+    """The evaluations of a run, before and after."""
+    blind = {name: f"{one['mean']:8.3f}" for name, one in summary.get("blind", {}).items()}
+    lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
+    if summary["skipped_steps"]:
+        lines.append(f"{summary['skipped_steps']} steps had no group with spread and trained nothing")
+    if summary["eval"]:
+        lines += comparison(summary["eval"], "reward", "blind" if blind else "", blind)
+    for name, section in summary.get("extra", {}).items():
+        lines += ["", *comparison(section, f"reward on {name}")]
+    rates = {f"{rate} of {name}": one for rate in summary.get("rates", ()) for name, one in summary[rate].items()}
+    if rates:
+        sides = {side: {name: one[side] for name, one in rates.items()} for side in ("before", "after", "difference")}
+        relative = {name: f"{one['relative']:+8.1%}" for name, one in rates.items() if one["relative"] is not None}
+        lines += ["", *comparison(sides, "error rate (of all)", "relative", relative)]
+    return "\n".join(lines)
+
+
+def comparison(
+    sides: Mapping[str, Any], title: str, column: str = "", cells: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The lines of a table: before, after and difference by name, and one more column where there is one."""
+    heading = f"{title:24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts   {column}"
+    yield heading.rstrip()
+    for name, difference in sides["difference"].items():
+        before, after = sides["before"][name]["mean"], sides["after"][name]["mean"]
+        cell, gain = (cells or {}).get(name, ""), interval(difference, "+")
+        yield f"{name:24} {before:8.3f} {after:8.3f} {gain:>30}   {difference['n']:<7}{cell}".rstrip()
+
+
+def interval(one: Mapping[str, float], sign: str = "") -> str:
+    """A mean or a score, and its interval."""
+    return f"{one['mean']:{sign}.3f} [{one['low']:{sign}.3f}, {one['high']:{sign}.3f}]" if one["n"] else "–"

@@ -1,0 +1,180 @@
+"""How settings are read: dataclass defaults, then a YAML recipe, then the command line, later ones winning.
+
+The ``algorithm`` section has one more layer below the file: its preset. Unknown keys, values of the wrong type, names
+that were changed and unknown presets are errors that name the file, the key and the nearest known name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from mmgrpo.presets import CATALOGUE, PRESETS
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.config import Algorithm
+from mmgrpo.runtime.files import write_text
+
+C = TypeVar("C")
+
+RENAMED = {
+    "data.per_round": "data.prompts_per_step",
+    "data.also": "data.extra_train",
+    "data.references": "data.reference_in_group",
+    "sampling.states_at_once": "sampling.forward_batch_size",
+    "sampling.rows_at_once": "eval.batch_size",
+    "sampling.tokens_at_once": "sampling.logits_chunk_size",
+    "algorithm.weights": "algorithm.aggregation",
+    "algorithm.given": "algorithm.off_policy",
+    "optim.evaluations_at_once": "optim.micro_batch_size",
+    "optim.blend": "optim.interpolation",
+    "eval.also": "eval.extra",
+}
+"""Settings under their old names, and what they are called now."""
+
+
+def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
+    """A configuration of dataclass ``kind`` from a YAML mapping, read from ``where``, and a command line over it."""
+    # The preset lies below the file's own algorithm keys, so it is resolved before they are laid over it.
+    preset, _ = take_option(arguments, "--algorithm.preset")
+    if preset:
+        section = {**section, "algorithm": {**section.get("algorithm", {}), "preset": preset}}
+    return from_arguments(build(kind, section, where), arguments, about)
+
+
+def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
+    """Lay a command line over a configuration; an unknown option is an error that names the nearest."""
+    import tyro
+
+    config, unknown = tyro.cli(
+        type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
+    )
+    if unknown:
+        name = unknown[0].split("=")[0]
+        key = name.removeprefix("--").replace("-", "_")
+        if key in RENAMED:
+            raise ValueError(f"the command line: '{name}' is called --{RENAMED[key].replace('_', '-')} now")
+        close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists them all.")
+    return config
+
+
+def option_names(kind: type, prefix: str = "--") -> list[str]:
+    """The options of a dataclass as they are written on the command line."""
+    hints = typing.get_type_hints(kind)
+    names: list[str] = []
+    for f in dataclasses.fields(kind):
+        name = prefix + f.name.replace("_", "-")
+        names += option_names(hints[f.name], f"{name}.") if dataclasses.is_dataclass(hints[f.name]) else [name]
+    return names
+
+
+def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "") -> C:
+    """Make a dataclass from a mapping, refusing unknown keys by name."""
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in section:
+        if key not in names:
+            if f"{prefix}{key}" in RENAMED:
+                raise ValueError(f"{where}: '{prefix}{key}' is called '{RENAMED[f'{prefix}{key}']}' now")
+            close = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
+            hint = f" Did you mean '{prefix}{close[0]}'?" if close else ""
+            raise ValueError(f"{where}: unknown key '{prefix}{key}'.{hint} Known here: {', '.join(names)}.")
+    values: dict[str, Any] = {}
+    if kind is Algorithm:
+        values.update(preset_values(str(section.get("preset", Algorithm.preset)), where))
+    # A file that says nothing of the algorithm still means all of the default preset.
+    absent: dict[str, Any] = {name: {} for name in names if hints[name] is Algorithm}
+    for name, value in {**absent, **section}.items():
+        expected = hints[name]
+        if dataclasses.is_dataclass(expected):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{where}: '{prefix}{name}' must be a section of keys, got {value!r}")
+            values[name] = build(expected, value, where, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            values[name] = _coerce(value, expected, f"{where}: '{prefix}{name}'")
+    return kind(**values)
+
+
+def preset_values(name: str, where: str) -> dict[str, Any]:
+    """The fields of ``Algorithm`` that a preset sets."""
+    if name not in PRESETS:
+        raise ValueError(f"{where}: there is no preset '{name}'.{nearest(name, PRESETS)}")
+    known = {f.name for f in dataclasses.fields(Algorithm)}
+    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in known}
+
+
+def refuse_preset(name: str, kind: str) -> None:
+    """A preset that is made for another kind of policy is an error that says why and what to take."""
+    expected = CATALOGUE[name].policies
+    if expected not in ("any", kind):
+        suitable = sorted(other for other, preset in CATALOGUE.items() if preset.policies in ("any", kind))
+        reason = {
+            "tokens": "it needs tokens, their entropies or lengths",
+            "matching": "its clip range is made for flow-matching errors",
+            "gaussian": "it needs Gaussian transitions, or its clip range is made for their log-probabilities",
+        }[expected]
+        raise ValueError(
+            f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}. "
+            f"Suitable presets: {', '.join(suitable)}"
+        )
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML mapping; errors name the file and what was expected."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}; 'mmgrpo recipes' lists the recipes that come with mmgrpo")
+    try:
+        section = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(section, dict):
+        raise ValueError(f"{path} must hold a mapping of keys to values, got {type(section).__name__}")
+    return section
+
+
+def write_yaml(path: Path, config: Any) -> None:
+    """Write the resolved configuration."""
+    write_text(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
+
+
+def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:
+    """The last value of ``--option value`` or ``--option=value``, and the arguments without it."""
+    value, rest, skip = "", [], False
+    for i, argument in enumerate(arguments):
+        if skip:
+            skip = False
+        elif argument == option:
+            if i + 1 == len(arguments):
+                raise ValueError(f"{option} needs a value")
+            value, skip = arguments[i + 1], True
+        elif argument.startswith(option + "="):
+            value = argument[len(option) + 1 :]
+        else:
+            rest.append(argument)
+    return value, rest
+
+
+def _coerce(value: Any, expected: Any, where: str) -> Any:
+    """Check a YAML scalar or list against the field's type; whole numbers and 1e-4 serve as floats."""
+    if typing.get_origin(expected) is list:
+        (item,) = typing.get_args(expected)
+        if not isinstance(value, list):
+            raise ValueError(f"{where} must be a list, got {value!r}")
+        return [_coerce(one, item, where) for one in value]
+    if expected is float and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-4 (without a dot) as a string.
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where} must be a number, got {value!r}") from error
+    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+        raise ValueError(f"{where} must be of type {expected.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,151 @@
+"""What all families of models that answer in words reply to commands, whatever they see or hear."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.family import Arithmetic
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.runtime.plugins import locate
+from pipelines.making import with_settings
+from pipelines.options import ModelOptions
+
+if TYPE_CHECKING:
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Policy, Prompt
+
+Check = Callable[[Config, "list[Prompt]", str], "tuple[list[Prompt], list[Skipped]]"]
+
+
+@dataclass(frozen=True)
+class LanguageFamily:
+    """A family of models that answer in words; ``module`` has its ``load`` and ``tiny``."""
+
+    name: str
+    about: str
+    modality: str
+    module: str
+    architectures: tuple[str, ...]
+    """What its checkpoints call themselves (``pipelines.pretrained.architecture``)."""
+    sections: Sections
+    check_media: Check
+    """Prompts of a named file to those whose media can be read, and the others."""
+    from_files: Callable[[Sequence[str]], list[Prompt]] | None = None
+    """How a command line names prompts that are no texts."""
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for options that are not one of the known words, and for a missing path."""
+        for name, value, known in (
+            ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
+            ("data.too_long", getattr(config.data, "too_long", "refuse"), ("refuse", "filter")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}: there is no '{value}'.{nearest(value, known)}")
+        if not config.model.path:
+            raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
+
+    def decisions(self, config: Config) -> str:
+        """Tokens."""
+        return "tokens"
+
+    def arithmetic(self, config: Config) -> Arithmetic:
+        """Prompts x samples x tokens."""
+        data, tokens = config.data, config.sampling.max_tokens
+        samples = data.prompts_per_step * data.group_size
+        scored = samples * config.optim.epochs
+        lines = [
+            f"{data.prompts_per_step} prompts x {data.group_size} samples = {samples:,} completions of at most "
+            f"{tokens:,} tokens, {samples * tokens:,} in all",
+            f"{samples * tokens:,} tokens sampled, {scored:,} completions forward and backward",
+        ]
+        if contrast := getattr(config.sampling, "contrast", ""):
+            lines.insert(1, f"and those of changed prompts ({contrast}), scored but not trained on")
+        totals = {"completions": samples, "tokens sampled at most": samples * tokens, "completions to train": scored}
+        return Arithmetic(tuple(lines), groups=data.prompts_per_step, totals=totals)
+
+    def policy(
+        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+    ) -> Policy:
+        """Load the model as a policy over tokens."""
+        from mmgrpo.policies.token import TokenPolicy
+        from pipelines.training import Training
+
+        options, sampling = config.model, config.sampling
+        common = {f.name for f in fields(ModelOptions)}
+        own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
+        model = importlib.import_module(self.module).load(
+            locate(options.path),
+            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            **own,
+        )
+        named = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
+        further = {named[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in named}
+        made = TokenPolicy(
+            model,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            search=sampling.search,
+            reference_in_group=config.data.reference_in_group,
+            evaluation_temperature=sampling.evaluation_temperature,
+            train_truncated=sampling.truncated == "train",
+            share_prefix=sampling.share_prefix,
+            logits_chunk_size=sampling.logits_chunk_size,
+            features_kept=sampling.features_kept,
+            device=device,
+            **further,
+        )
+        return with_settings(made, self, config)
+
+    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts of a file whose media can be read, and the others."""
+        from pipelines.hub import load_prompts
+
+        return self.check_media(config, load_prompts(locate(path), config.data.media_root), path)
+
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts of at most ``model.max_prompt_tokens`` tokens, where longer ones are to be left out."""
+        most = getattr(config.model, "max_prompt_tokens", 0)
+        if not most or config.data.too_long != "filter":
+            return list(prompts), []
+        from pipelines.reading import short_enough
+
+        return short_enough(prompts, policy.model.prompt_length, most)  # type: ignore[attr-defined]
+
+    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
+        """Texts of a command line, or files for a model that hears."""
+        from mmgrpo.types import Prompt
+
+        if self.from_files is not None:
+            return self.check_media(config, self.from_files(arguments), "--prompts")[0]
+        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+
+    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """All prompts, with grey pictures and clips instead of theirs; nothing where none shows any."""
+        from pipelines.vlm.blank import blanked
+
+        return blanked(prompts)
+
+    def write_samples(self, stem: Path, shown: Shown) -> None:
+        """Completions with what their prompts show and play, ``<stem>.jsonl``."""
+        from pipelines.samples import write_texts
+
+        write_texts(stem, shown)
+
+    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+        """``completions.html`` and the same as lines of JSON."""
+        from pipelines.samples import write_completions_page
+
+        return write_completions_page(folder, sets, samples, self.write_samples)
+
+    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
+        """``blind``: the held-out rewards after training when all pictures and clips are blank."""
+        if not getattr(config.eval, "blind", False) or not (blank := self.blank(trainer.evaluation.prompts)):
+            return {}
+        return {"blind": trainer.measure("blind", blank).intervals()}

@@ -1,0 +1,100 @@
+"""Texts and sounds that policies made, as files that reports read: with thumbnails, players and what rewards noted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.report.audio_player import MIME, Sound
+from mmgrpo.report.completions import FRAMES, completions_html, strip, thumbnail, write_completions, write_sounds
+from mmgrpo.report.html import page
+from mmgrpo.report.plots import to_pil
+from mmgrpo.runtime.files import write_text
+from mmgrpo.types import Audio, Media
+from pipelines import require
+
+if TYPE_CHECKING:
+    from PIL import Image as Pil
+
+    from mmgrpo.evaluation import Shown
+
+SMALL = 64 * 1024
+"""Bytes of a sound file that is kept as it is; a larger one is written anew."""
+
+
+def write_texts(stem: Path, shown: Shown) -> None:
+    """``<stem>.jsonl``, and beside it what the prompts show and play."""
+    media = [[displayed(medium) for medium in prompt.media] for prompt in shown.prompts]
+    notes = shown.annotations
+    write_completions(
+        stem,
+        shown,
+        media,
+        boxes=[note.get("boxes", {}) for note in notes],
+        aligned=[note.get("aligned", []) for note in notes],
+    )
+
+
+def write_speech(stem: Path, shown: Shown) -> None:
+    """``<stem>.jsonl``, and beside it the sounds that a policy made, with what was understood where one listens."""
+    sounds = [small_sound(output) for output in shown.outputs if isinstance(output, Audio)]
+    notes = shown.annotations
+    write_sounds(
+        stem,
+        shown,
+        sounds,
+        aligned=[note.get("aligned", []) for note in notes],
+        heard=[note.get("heard", "") for note in notes],
+    )
+
+
+def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int, write: Any) -> Path:
+    """``completions.html`` of sets that ``write`` has written; samples of a prompt are numbered."""
+    (folder / "before.jsonl").unlink(missing_ok=True)  # of an earlier call
+    for title, shown in sets.items():
+        prompts = [
+            replace(prompt, id=f"{prompt.id} ({place % samples + 1})") if samples > 1 else prompt
+            for place, prompt in enumerate(shown.prompts)
+        ]
+        write(folder / (title or "after"), replace(shown, prompts=prompts))
+    write_text(folder / "completions.html", page("Completions", [completions_html(folder)]))
+    return folder / "completions.html"
+
+
+def displayed(media: Media) -> Pil.Image | Sound:
+    """A thumbnail of a picture, a strip of a few frames of a clip, or a small file of a sound."""
+    from PIL import Image as Pil
+
+    from pipelines.vlm.media import read_image, read_video
+
+    if media.kind == "audio":
+        return sound_of(media)
+    if media.kind == "image":
+        return thumbnail(to_pil(read_image(media)))
+    clip = read_video(media, max_frames=FRAMES)
+    return strip([Pil.fromarray(frame.permute(1, 2, 0).numpy()) for frame in clip.frames])
+
+
+def sound_of(media: Media) -> Sound:
+    """The file itself where it is small and browsers play it, else a small one of the same sound."""
+    from pipelines.speech.audio import read_audio
+
+    file = Path(media.source) if isinstance(media.source, str) else Path()
+    if file.suffix.lower() in MIME and file.stat().st_size <= SMALL:
+        return Sound(file.read_bytes(), file.suffix.lower())
+    return small_sound(read_audio(media))
+
+
+def small_sound(audio: Audio) -> Sound:
+    """Ogg Vorbis, about 6 KB per second."""
+    require("speech", "soundfile")
+    import soundfile
+
+    samples, buffer = audio.samples.T.numpy(), BytesIO()
+    with soundfile.SoundFile(buffer, "w", audio.rate, samples.shape[1], format="OGG", subtype="VORBIS") as file:
+        for start in range(0, len(samples), audio.rate):  # libsndfile's Vorbis overflows the stack on long ones
+            file.write(samples[start : start + audio.rate])
+    return Sound(buffer.getvalue(), ".ogg")

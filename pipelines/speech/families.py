@@ -1,0 +1,181 @@
+"""The families of models that hear and write, and of policies that speak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.family import Arithmetic, Family
+from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.runtime.plugins import locate
+from pipelines.language import LanguageFamily
+from pipelines.making import with_settings
+from pipelines.speech.options import (
+    CategoricalSampling,
+    DurationData,
+    DurationOptions,
+    HearingOptions,
+    HearingSampling,
+    SpeechData,
+    SpeechEval,
+    WhisperOptions,
+)
+
+if TYPE_CHECKING:
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Policy, Prompt
+
+
+def audible(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts whose clips can be heard, and the others; an error if these are too many."""
+    from pipelines.reading import WORKERS, refuse_many
+    from pipelines.speech.audio import check_audio
+
+    kept, skipped = check_audio(prompts, max_seconds=config.model.seconds, workers=WORKERS, title=f"clips of {path}")
+    refuse_many(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be heard")
+    return kept, skipped
+
+
+def clips(files: Sequence[str]) -> list[Prompt]:
+    """Sound files as prompts, with the file's name as id."""
+    from mmgrpo.types import Media, Prompt, Turn
+
+    return [Prompt("", id=Path(file).name, turns=(Turn("user", (Media("audio", file),)),)) for file in files]
+
+
+@dataclass(frozen=True)
+class DurationFamily:
+    """Policies that choose how long an utterance takes; any synthesizer speaks it."""
+
+    name: str = "duration"
+    about: str = "a policy that speaks: it chooses durations, and any synthesizer renders them (DMOSpeech 2)"
+    modality: str = "speech"
+    architectures: tuple[str, ...] = ("duration",)
+
+    @property
+    def sections(self) -> Sections:
+        return Sections(
+            model=DurationOptions,
+            sampling=CategoricalSampling,
+            data=DurationData,
+            eval=SpeechEval,
+            rewards=("spoken_log_prob", "words_a_second(weight=0)"),
+        )
+
+    def check(self, config: Config) -> None:
+        """Nothing that could contradict."""
+
+    def decisions(self, config: Config) -> str:
+        """One class out of a few, which is a token."""
+        return "tokens"
+
+    def arithmetic(self, config: Config) -> Arithmetic:
+        """Texts x durations."""
+        data, model = config.data, config.model
+        samples = data.prompts_per_step * data.group_size
+        longest = (model.classes - 1) * model.frames_a_class * 256 / 24_000
+        durations = f"those of {model.path}" if model.path else f"{model.classes} durations of up to {longest:.1f} s"
+        lines = (
+            f"{data.prompts_per_step} texts x {data.group_size} durations = {samples:,} choices, each of {durations}",
+            "a text is spoken and scored once in every duration that is tried, however often",
+        )
+        return Arithmetic(lines, groups=data.prompts_per_step, totals={"choices": samples})
+
+    def policy(
+        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+    ) -> Policy:
+        """Load the network, or pretrain a new one on the lengths of ``prompts``."""
+        from mmgrpo.policies.categorical import CategoricalPolicy
+        from pipelines.speech.duration import Shape, create, family, load, pretrain
+        from pipelines.speech.renderers import renderer
+
+        options = config.model
+        if path := weights or options.path:
+            model = load(locate(path), renderer_name=options.renderer, device=device)
+        else:
+            shape = Shape(
+                classes=options.classes,
+                frames_a_class=options.frames_a_class,
+                width=options.width,
+                layers=options.layers,
+                heads=options.heads,
+                inner=options.inner,
+            )
+            voice = renderer(options.renderer)  # before the network, so that one that is missing is reported at once
+            network = create(shape, config.seed).to(device)
+            texts = [prompt.text for prompt in prompts or self.read(config, config.data.train)[0]]
+            pretrain(
+                network,
+                texts,
+                pace=options.pace,
+                spread=options.spread,
+                steps=options.pretrain_steps,
+                seed=config.seed,
+            )
+            model = family(network, voice, device=device)
+        made = CategoricalPolicy(model, temperature=config.sampling.temperature, device=device)
+        return with_settings(made, self, config)
+
+    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The texts of a file; none is left out."""
+        from mmgrpo.data.prompts import load_prompts
+
+        return load_prompts(locate(path)), []
+
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+        """Every text."""
+        return list(prompts), []
+
+    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
+        """Texts of a command line."""
+        from mmgrpo.types import Prompt
+
+        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+
+    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Texts show nothing that could be blank."""
+        return []
+
+    def write_samples(self, stem: Path, shown: Shown) -> None:
+        """Texts as they are spoken, ``<stem>.jsonl`` and sounds beside it."""
+        from pipelines.samples import write_speech
+
+        write_speech(stem, shown)
+
+    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+        """``completions.html`` with players, and the same as lines of JSON."""
+        from pipelines.samples import write_completions_page
+
+        return write_completions_page(folder, sets, samples, self.write_samples)
+
+    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
+        """Nothing more."""
+        return {}
+
+
+def _hearing(name: str, about: str, architecture: str, options: type) -> LanguageFamily:
+    sections = Sections(
+        model=options,
+        sampling=HearingSampling,
+        data=SpeechData,
+        eval=SpeechEval,
+        rewards=("one_minus_wer", "exact_transcript(weight=0)"),
+        samples_shown=100,
+    )
+    module = f"pipelines.speech.{name}"
+    return LanguageFamily(name, about, "speech", module, (architecture,), sections, audible, clips)
+
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
+        _hearing("qwen_audio", "Qwen2-Audio: clips and questions about them", "qwen2_audio", HearingOptions),
+        DurationFamily(),
+    )
+}
+"""Name to family."""

@@ -1,0 +1,179 @@
+"""The families of image generators, and what all of them answer to commands."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.family import Arithmetic
+from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.runtime.plugins import locate
+from pipelines.making import with_settings
+from pipelines.visual.options import DenoisingSampling, FlowOptions, VisualData, VisualEval
+
+if TYPE_CHECKING:
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Policy, Prompt
+
+DECISIONS = {"transitions": "gaussian", "matching": "matching"}
+"""``sampling.policy`` and the kind of decisions it makes, which presets are made for."""
+
+
+@dataclass(frozen=True)
+class VisualFamily:
+    """A family of flow models that draw pictures; ``module`` has its ``load`` and ``tiny``."""
+
+    name: str
+    about: str
+    module: str
+    architectures: tuple[str, ...]
+    """What its checkpoints call themselves (``pipelines.pretrained.architecture``)."""
+    options: type = FlowOptions
+    modality: str = "visual"
+
+    @property
+    def sections(self) -> Sections:
+        return Sections(
+            model=self.options,
+            sampling=DenoisingSampling,
+            data=VisualData,
+            eval=VisualEval,
+            rewards=("scene_all",),
+        )
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for settings that make no sense together."""
+        self.decisions(config)
+
+    def decisions(self, config: Config) -> str:
+        """``gaussian`` transitions, or flow-``matching`` errors at drawn noise levels."""
+        chosen = config.sampling.policy
+        if chosen not in DECISIONS:
+            raise ValueError(f"sampling.policy must be one of {', '.join(DECISIONS)}, got '{chosen}'")
+        return DECISIONS[chosen]
+
+    def arithmetic(self, config: Config) -> Arithmetic:
+        """Prompts x samples x branch points -> samples, network evaluations and decisions."""
+        from mmgrpo.diffusion.planners import PLANS
+        from mmgrpo.registry import bind
+        from mmgrpo.runtime.randomness import stream
+
+        data, sampling = config.data, config.sampling
+        passes = data.prompts_per_step * (2 if config.model.guidance != 1 else 1)
+        if self.decisions(config) == "matching":
+            branch_points, samples = 1, data.prompts_per_step * data.group_size
+            per_prompt = data.group_size * sampling.draws
+            sampled = passes * (data.group_size * sampling.steps + per_prompt)
+            decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
+        else:
+            inputs = {
+                "steps": sampling.steps,
+                "group_size": data.group_size,
+                "round": 0,
+                "generator": stream(config.seed, "arithmetic"),
+            }
+            plans = bind(sampling.plan, PLANS, "sampling.plan")(inputs)
+            branch_points, samples = len(plans), data.prompts_per_step * sum(plan.rows for plan in plans)
+            sampled = passes * sum(plan.evaluations for plan in plans)
+            decisions = data.prompts_per_step * sum(plan.trained_edges for plan in plans)
+            trained = passes * sum(plan.training_evaluations for plan in plans)
+        groups = f"{data.prompts_per_step} prompts x {data.group_size} samples"
+        groups += f" x {branch_points} branch points" if branch_points > 1 else ""
+        trained *= config.optim.epochs
+        return Arithmetic(
+            (
+                f"{groups} = {samples:,} samples, {sampling.steps} denoising steps",
+                f"{sampled:,} network evaluations to sample, {decisions:,} decisions trained "
+                f"with {trained:,} evaluations forward and backward",
+            ),
+            groups=data.prompts_per_step * branch_points,
+            totals={"samples": samples, "evaluations to sample": sampled, "evaluations to train": trained},
+        )
+
+    def policy(
+        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+    ) -> Policy:
+        """Load the model as a policy over transitions or over drawn noise levels."""
+        from mmgrpo.policies.denoising import DenoisingPolicy
+        from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+        from pipelines.training import Training
+
+        options, sampling = config.model, config.sampling
+        model = importlib.import_module(self.module).load(
+            locate(options.path),
+            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            height=options.height,
+            width=options.width,
+            guidance=options.guidance,
+            max_sequence_length=options.max_sequence_length,
+        )
+        if sampling.shift:
+            model.shift = sampling.shift
+        common: dict[str, Any] = {
+            "steps": sampling.steps,
+            "evaluation_steps": sampling.evaluation_steps,
+            "forward_batch_size": sampling.forward_batch_size,
+            "device": device,
+        }
+        if options.forget_encoders:
+            model.forget_encoders(prompts)
+        if sampling.policy == "matching":
+            made: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **common)
+        else:
+            made = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **common)
+        return with_settings(made, self, config)
+
+    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts of a file; none is left out."""
+        from mmgrpo.data.prompts import load_prompts
+
+        return load_prompts(locate(path)), []
+
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+        """Every prompt."""
+        return list(prompts), []
+
+    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
+        """Texts of a command line."""
+        from mmgrpo.types import Prompt
+
+        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+
+    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Prompts of words show nothing that could be blank."""
+        return []
+
+    def write_samples(self, stem: Path, shown: Shown) -> None:
+        """A grid of pictures with prompts and rewards, ``<stem>.png``."""
+        from pipelines.visual.pictures import write_grid
+
+        write_grid(stem, shown)
+
+    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+        """A PNG for each picture and ``grid.png`` with all of them, the sets side by side."""
+        from pipelines.visual.pictures import write_pictures
+
+        return write_pictures(folder, sets, samples, columns)
+
+    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
+        """Nothing more."""
+        return {}
+
+
+FAMILIES: Mapping[str, VisualFamily] = {
+    family.name: family
+    for family in (
+        VisualFamily(
+            "sd3",
+            "Stable Diffusion 3 and 3.5, and small models of their architecture",
+            "pipelines.visual.sd3",
+            ("StableDiffusion3Pipeline", "SD3Transformer2DModel"),
+        ),
+    )
+}
+"""Name to family."""

@@ -1,0 +1,73 @@
+"""The options of image generators. No torch is imported here, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmgrpo.runtime.config import Data, Eval
+from pipelines.options import ModelOptions
+
+
+@dataclass
+class FlowOptions(ModelOptions):
+    """Which model is trained, and what of it."""
+
+    family: str = "sd3"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "embedded:visual/scenes/base"
+    """Folder or hub id, e.g. stabilityai/stable-diffusion-3.5-medium."""
+    height: int = 32
+    """Height of the pictures in pixels."""
+    width: int = 32
+    """Width of the pictures in pixels."""
+    guidance: float = 1.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    max_sequence_length: int = 256
+    """Tokens that T5 reads of a prompt."""
+    forget_encoders: bool = False
+    """Encode all prompts at the start and free the text encoders' memory."""
+
+
+@dataclass
+class DenoisingSampling:
+    """How samples are drawn in rollouts and in evaluation."""
+
+    steps: int = 10
+    """Denoising steps of a rollout."""
+    kernel: str = "flow_sde(a=0.7)"
+    """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...)."""
+    policy: str = "transitions"
+    """What a decision is: transitions (Gaussian steps of the reverse SDE, by kernel and plan) or matching
+    (flow-matching error at drawn noise levels; rollouts by the ODE, by draws and error)."""
+    plan: str = "every_step"
+    """What happens at each step: every_step, random_subset, random_window, sliding_window,
+    one_step_branch, branch_tree, branch_mix, tree_window."""
+    draws: int = 2
+    """matching: noise levels drawn for each group."""
+    error: str = "self_normalized"
+    """matching: velocity, weighted(power=...) or self_normalized."""
+    shift: float = 0.0
+    """Time shift of the noise levels; 0 takes the checkpoint's own."""
+    evaluation_steps: int = 10
+    """Denoising steps of an evaluation sample (deterministic)."""
+    forward_batch_size: int = 256
+    """Memory limit: network evaluations of one forward pass without gradient."""
+
+
+@dataclass
+class VisualData(Data):
+    """Which prompts."""
+
+    train: str = "embedded:visual/scenes/train.jsonl"
+    """Training prompts: JSONL (text, answer, meta), text (a prompt per line), or an embedded file,
+    embedded:<modality>/<file>."""
+    heldout: str = "embedded:visual/scenes/heldout.jsonl"
+    """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
+
+
+@dataclass
+class VisualEval(Eval):
+    """Evaluation on prompts that are never trained on."""
+
+    batch_size: int = 256
+    """Memory limit: samples drawn at one time in evaluation."""

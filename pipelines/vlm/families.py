@@ -1,0 +1,53 @@
+"""The families of models that look at pictures and clips, or only read, and answer in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mmgrpo.runtime.config import Config, Sections
+from pipelines.language import LanguageFamily
+from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions, TextOptions, VlmData, VlmEval, VlmSampling
+
+if TYPE_CHECKING:
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.types import Prompt
+
+
+def readable(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts whose media can be read, and the others; an error if these are too many."""
+    if not any(prompt.media for prompt in prompts):
+        return prompts, []
+    from pipelines.reading import WORKERS, refuse_many
+    from pipelines.vlm.media import check_media
+
+    kept, skipped = check_media(prompts, workers=WORKERS, title=f"media of {path}")
+    refuse_many(skipped, len(prompts), config.data.skip_limit, path, "prompts show something that cannot be read")
+    return kept, skipped
+
+
+def _family(name: str, about: str, architectures: tuple[str, ...], options: type) -> LanguageFamily:
+    sections = Sections(
+        model=options,
+        sampling=VlmSampling,
+        data=VlmData,
+        eval=VlmEval,
+        rewards=("task", "format(weight=0.5)"),
+    )
+    return LanguageFamily(name, about, "vlm", f"pipelines.vlm.{name}", architectures, sections, readable)
+
+
+FAMILIES: Mapping[str, LanguageFamily] = {
+    family.name: family
+    for family in (
+        _family("qwen_vl", "Qwen2.5-VL: pictures, clips and text", ("qwen2_5_vl",), QwenVlOptions),
+        _family("smolvlm", "SmolVLM, SmolVLM2 and Idefics3", ("smolvlm", "idefics3"), SmolVlmOptions),
+        _family(
+            "causal_lm",
+            "plain language models of any architecture that transformers knows",
+            ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),
+            TextOptions,
+        ),
+    )
+}
+"""Name to family."""

@@ -1,0 +1,63 @@
+"""Boxes that a completion names, and those of the right answer, for people to see in the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mmgrpo.data.images import read_picture
+from mmgrpo.types import Image, Media, Output, Prompt, Text
+from reward_models.rules.boxes import Box, as_box, read_box, to_original
+from reward_models.rules.reading import literal
+from reward_models.rules.tags import answer_of
+
+TASKS = ("box_", "detection_")
+"""How the names of tasks begin whose answers are boxes in the first picture."""
+
+
+def annotate(**others: Any) -> Callable[..., list[Mapping[str, Any]]]:
+    """``boxes``: the ``gold`` ones and those that were ``said``, as fractions of the first picture's sides."""
+
+    def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
+        return [boxes_of(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+
+    return note
+
+
+def boxes_of(prompt: Prompt, output: Output) -> Mapping[str, Any]:
+    """The boxes of one prompt and its completion; nothing where the task is about something else."""
+    about_boxes = prompt.task.startswith(TASKS) and prompt.media and prompt.media[0].kind == "image"
+    if not about_boxes or not isinstance(output, Text):
+        return {}
+    answer = answer_of(output.text) or output.text
+    first = read_box(answer) if prompt.task.startswith("box_") else None
+    named = [first] if first else list(boxes_in(literal(answer)))
+    gold = boxes_in(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)
+    height, width = size_of(prompt.media[0])
+
+    def fraction(box: Box) -> Box:
+        return box[0] / width, box[1] / height, box[2] / width, box[3] / height
+
+    return {
+        "boxes": {
+            "gold": [fraction(box) for box in gold],
+            "said": [fraction(to_original(box, prompt, output)) for box in named],
+        }
+    }
+
+
+def boxes_in(value: Any) -> Iterator[Box]:
+    """The boxes in a list of boxes, or of objects that have one."""
+    if box := as_box(value):
+        yield box
+    elif isinstance(value, dict):
+        yield from boxes_in(value.get("bbox_2d", value.get("Position")))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from boxes_in(one)
+
+
+def size_of(media: Media) -> tuple[int, int]:
+    """Height and width of a picture in pixels."""
+    picture = media.source if isinstance(media.source, Image) else read_picture(str(media.source))
+    return picture.pixels.shape[-2], picture.pixels.shape[-1]

@@ -1,1 +1,0 @@
-"""Entry points. Each file runs as ``python scripts/<name>.py``."""

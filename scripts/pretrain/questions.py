@@ -1,0 +1,160 @@
+"""Write questions about pictures and clips as files: JSONL rows, PNG pictures, lossless MP4 clips.
+
+    python -m scripts.pretrain.questions                           # data/questions: train, tune, heldout in seconds
+    python -m scripts.pretrain.questions --train 5000 --seed 1 --output /tmp/more
+    python -m scripts.pretrain.questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
+
+The pictures and clips are those of mmgrpo/toy/questions.py and clips.py, which can be asked without any file;
+this script shows what a data set on disk looks like. A row:
+
+    {"id": "...", "messages": [{"role": "user", "content": [
+        {"type": "image", "image": "media/x.png"}, {"type": "text", "text": "how many circles are there?"}]}],
+     "answer": "3", "task": "numeric", "meta": {"kind": "count"}}
+
+Paths are relative to the JSONL file. The same arguments write the same rows and the same pixels, the number of a
+split's rows included: the first 100 of 1,000 questions are the 100 questions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.runtime.files import write_text
+
+if TYPE_CHECKING:  # these import torch, which --help need not wait for
+    from mmgrpo.types import Image, Prompt, Video
+
+
+@dataclass
+class Args:
+    output: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: data/questions or data/easy_vqa)")] = (
+        None
+    )
+    """Folder that is written: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
+    train: int = 1600
+    """Questions to train on. Five of eight are about pictures, three about clips, all kinds equally often."""
+    tune: int = 160
+    """Questions to choose settings with."""
+    heldout: int = 320
+    """Questions to report on; no picture of theirs is in another split."""
+    seed: int = 0
+    """Seed of the pictures."""
+    easy_vqa: bool = False
+    """Convert the open questions (colours and shapes) of the package easy-vqa instead; its test pictures become tune
+    and heldout."""
+
+
+def main() -> None:
+    args = tyro.cli(Args, description=__doc__)
+    from mmgrpo.toy.clips import mixture
+
+    folder = args.output or Path("data/easy_vqa" if args.easy_vqa else "data/questions")
+    counts = {"train": args.train, "tune": args.tune, "heldout": args.heldout}
+    parts = easy_vqa(counts) if args.easy_vqa else {split: mixture(split, n, args.seed) for split, n in counts.items()}
+    for split, prompts in parts.items():
+        rows = write_rows(folder, split, prompts)
+        print(f"{folder / split}.jsonl: {rows} questions", flush=True)
+
+
+def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
+    """Write the media of a split and then its rows; how many rows there are."""
+    (folder / "media").mkdir(parents=True, exist_ok=True)
+    lines = []
+    for prompt in prompts:
+        content: list[dict[str, Any]] = []
+        for number, media in enumerate(prompt.media):
+            name = f"media/{prompt.id}{f'-{number}' if number else ''}.{'png' if media.kind == 'image' else 'mp4'}"
+            drawn: Any = media.source
+            (folder / name).write_bytes(png(drawn) if media.kind == "image" else mp4(drawn))
+            content.append({"type": media.kind, media.kind: name})
+        content.append({"type": "text", "text": prompt.text})
+        row = {"id": prompt.id, "messages": [{"role": "user", "content": content}], "answer": prompt.answer}
+        lines.append(json.dumps(row | {"task": prompt.task, "meta": dict(prompt.meta)}))
+    write_text(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
+    return len(lines)
+
+
+def png(picture: Image) -> bytes:
+    """The bytes of a PNG file."""
+    import io
+
+    from PIL import Image as Picture
+
+    file = io.BytesIO()
+    Picture.fromarray((picture.pixels.permute(1, 2, 0) * 255).round().byte().numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+def mp4(clip: Video) -> bytes:
+    """The bytes of an MP4 file whose every pixel is kept: H.264 of RGB at quantizer 0."""
+    import io
+    from fractions import Fraction
+
+    from pipelines import require
+
+    require("vlm", "av")
+    import av
+
+    frames = (clip.frames.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264rgb", rate=Fraction(clip.fps).limit_denominator(1001))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt, stream.options = "rgb24", {"crf": "0", "preset": "veryfast"}
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:
+    """The open questions of easy-VQA (github.com/vzhou842/easy-VQA, MIT): which colour, which shape.
+
+    Its yes/no questions are left out: an answer that never looks at the picture is right on most of them.
+    """
+    from pipelines import require
+
+    require("vlm", "easy_vqa")
+    import easy_vqa
+
+    source: Any = easy_vqa
+
+    train = open_questions("train", *source.get_train_questions(), source.get_train_image_paths())  # type: ignore[call-arg]
+    test = open_questions("test", *source.get_test_questions(), source.get_test_image_paths())  # type: ignore[call-arg]
+    tune = [prompt for prompt in test if prompt.meta["picture"] % 2]
+    heldout = [prompt for prompt in test if not prompt.meta["picture"] % 2]
+    return {"train": train[: counts["train"]], "tune": tune[: counts["tune"]], "heldout": heldout[: counts["heldout"]]}
+
+
+def open_questions(
+    split: str, texts: list[str], answers: list[str], pictures: list[int], paths: dict[int, str]
+) -> list[Prompt]:
+    """Rows of easy-VQA in the order of their pictures, as prompts."""
+    import numpy as np
+    import torch
+    from PIL import Image as Picture
+
+    from mmgrpo.types import Image, Media, Prompt, Turn
+
+    made = []
+    for text, answer, number in sorted(zip(texts, answers, pictures), key=lambda row: (row[2], row[0])):
+        if answer in ("yes", "no"):
+            continue
+        pixels = torch.from_numpy(np.asarray(Picture.open(paths[number]).convert("RGB")).copy())
+        picture = Image(pixels.permute(2, 0, 1).float() / 255)
+        kind = "colour" if "color" in text else "shape"
+        id = f"easy-{split}-{number:05d}-{kind}"
+        turn = Turn("user", (Media("image", picture), text))
+        made.append(Prompt(text, id, answer, "exact", {"kind": kind, "picture": number}, (turn,)))
+    return made
+
+
+if __name__ == "__main__":
+    enter(main)

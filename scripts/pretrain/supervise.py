@@ -1,0 +1,124 @@
+"""What more of the same supervised training would have brought in the time that reinforcement took.
+
+    python -m scripts.pretrain.supervise --run runs/vlm_demo
+
+The model that a run of scripts/train_vlm.py began with is trained on with the data that it was pretrained on
+(scripts/pretrain/vlm.py: conversations of hurried people about procedural pictures), for as many seconds as the run
+trained, and measured on the same held-out questions with the same rewards. The result stands beside the run's own:
+in the terminal, as ``supervised`` in its summary.json, and in its report.html. It is for the embedded model only:
+what another model was pretrained on is not here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.cli.source import run_config
+from mmgrpo.family import family
+from mmgrpo.runtime.config import Config
+from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.plugins import locate
+from scripts.pretrain import vlm
+
+
+@dataclass
+class Args:
+    run: Path = Path("runs/vlm_demo")
+    """Folder of a finished run."""
+    lr: float = 3e-4
+    """Peak learning rate: a short warm-up, then linearly to zero."""
+    seconds: float = 0.0
+    """Training time; 0 takes that of the run."""
+    seed: int = 9
+    """Seed of the conversations; the pretraining used 0 and 1."""
+
+
+def main() -> None:
+    args = tyro.cli(Args, description=__doc__)
+    path = args.run / "summary.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no finished run; train one with scripts/train_vlm.py first")
+    summary = json.loads(path.read_text())
+    config = run_config(str(args.run), family("qwen_vl"))
+    import torch
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    seconds = args.seconds or summary["seconds"]
+    steps = train(args, config, seconds, args.run / "supervised")
+    summary["supervised"] = {"seconds": round(seconds, 3), "steps": steps, "lr": args.lr} | compare(args.run, config)
+    write_text(path, json.dumps(summary, indent=2))
+    from mmgrpo.report.html import write_report
+
+    write_report(args.run)
+    for name, after in summary["supervised"]["after"].items():
+        ours, gain = summary["eval"]["after"][name]["mean"], summary["supervised"]["against"][name]
+        print(
+            f"{name}: {summary['eval']['before'][name]['mean']:.3f} before, {after['mean']:.3f} after {seconds:.0f} s "
+            f"({steps} steps) more of supervised training, {ours:.3f} after reinforcement: {gain['mean']:+.3f} "
+            f"[{gain['low']:+.3f}, {gain['high']:+.3f}], paired"
+        )
+
+
+def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
+    """Train the run's first model for so long and save it; how many steps that were."""
+    from tqdm import tqdm
+
+    from pipelines.vlm.qwen_vl import load
+
+    model = load(locate(config.model.path), freeze_vision=False)
+    network = model.network.train()
+    batches, optimizer = vlm.Batches(model, vlm.Args(seed=args.seed)), vlm.adamw(network)
+    begin, steps = time.perf_counter(), 0
+    with tqdm(total=round(seconds), desc="supervised", unit="s") as bar:
+        while (passed := time.perf_counter() - begin) < seconds:
+            rate = args.lr * min(1.0, (steps + 1) / 5) * (1 - passed / seconds)
+            vlm.learn(network, optimizer, rate, batches.draw(vlm.Args.turns))
+            steps += 1
+            bar.update(min(round(time.perf_counter() - begin), bar.total) - bar.n)
+    vlm.save(model, folder)
+    return steps
+
+
+def compare(run: Path, config: Config) -> dict[str, Any]:
+    """The held-out rewards of the supervised model, against before and against reinforcement (``against``)."""
+    from accelerate import Accelerator
+
+    from mmgrpo.evaluation import Evaluation, compare, evaluate
+    from mmgrpo.rewards import scorers
+
+    chosen = family(config.model.family)
+    prompts = chosen.read(config, config.data.heldout)[0][: config.eval.prompts or None]
+    config.model.path = str(run / "supervised")
+    supervised, _ = evaluate(
+        chosen.policy(config, "cpu", training=False),
+        scorers(config.rewards),
+        prompts,
+        samples=config.eval.samples,
+        seed=config.eval.seed,
+        batch_size=config.eval.batch_size,
+        shown=0,
+        accelerator=Accelerator(cpu=True),
+        title="evaluate supervised",
+    )
+    before, after = (
+        Evaluation(json.loads((run / "evaluations" / f"{title}.json").read_text())["values"])
+        for title in ("before", "after")
+    )
+    sides = compare(before, supervised)
+    return {
+        "after": sides["after"],
+        "difference": sides["difference"],
+        "against": compare(supervised, after)["difference"],
+    }
+
+
+if __name__ == "__main__":
+    enter(main)
