@@ -66,7 +66,7 @@ def _gaussian(about: str, **changes: Any) -> Preset:
 
 
 DYNAMIC = {"select": ["drop_zero_spread"], "sampler": ["dynamic_sampling(rounds=10)"]}
-"""DAPO (arXiv:2503.14476): groups without spread are dropped and replaced, at most 10 generation batches."""
+"""DAPO (arXiv:2503.14476): groups without spread are dropped and replaced, at most 10 times."""
 
 FLOW = {"scale": "batch_std(ddof=0, eps=1e-4)", "shape": ["clamp(limit=5)"], "select": ["drop_zero_spread"]}
 """Flow-GRPO (arXiv:2505.05470), advantages of its released configurations: prompt mean, batch std
@@ -285,12 +285,13 @@ CATALOGUE: dict[str, Preset] = {
         shape=["drop_outliers(limit=3)"],
         objective="log_preclip(low=0.2, high=0.2, bound=1e3)",
     ),
-    # arXiv:2506.01347: rewards of +1 and -1, positives weighted 0.1.
+    # arXiv:2506.01347: right answers count +0.1, wrong ones -1. More than 0.5 of reward in sum is right, so that
+    # rewards of 0 and 1 serve as well as the paper's -1 and 1.
     "w_reinforce": _any(
-        "Learn mostly from what is wrong, for rewards of +1 and -1.",
-        baseline="none",
+        "Learn mostly from what is wrong, for rewards of right and wrong.",
+        baseline="constant(value=0.5)",
         scale="none",
-        shape=["sign_weights(positive=0.1, negative=1.0)"],
+        shape=["right_or_wrong(right=0.1, wrong=-1.0)"],
         objective="policy_gradient",
     ),
     # arXiv:2506.01939: DAPO on the 20 % of tokens with the highest entropy.
@@ -340,13 +341,15 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
-    # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization; clip 1e-3 of its script.
+    # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization; clip 1e-3 of its script, which
+    # also takes the mean over edges. A mean per row would weigh an edge by which of the rows that share it owns it.
     "branch_grpo": _gaussian(
         "A tree of samples: rewards fused upwards, nodes compared depth by depth.",
         baseline="none",
         scale="none",
         credit="tree_depth(beta=1.0)",
         objective="ppo(low=1e-3, high=1e-3)",
+        aggregation="per_decision",
     ),
     # The same with width pruning: 138 of 218 decisions of its tree are trained.
     "branch_grpo_pruned": _gaussian(
@@ -356,12 +359,15 @@ CATALOGUE: dict[str, Preset] = {
         credit="tree_depth(beta=1.0)",
         select=["parent_top1(beta=1.0)"],
         objective="ppo(low=1e-3, high=1e-3)",
+        aggregation="per_decision",
     ),
-    # TreeGRPO for flow models (ICLR 2026): softmax of the edges' log-probs, no KL. The clip range is Flow-GRPO's.
+    # TreeGRPO for flow models, arXiv:2512.08153: softmax of the edges' log-probs, a clipped ratio and an advantage for
+    # every edge, no KL. The clip range is Flow-GRPO's.
     "flow_tree_grpo": _gaussian(
         "Leaf advantages carried up a tree by the likelihood of its edges.",
         credit="tree_softmax(beta=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
+        aggregation="per_decision",
     ),
     # arXiv:2508.04324: one-step branches, steps weighted by their noise; the rest is Flow-GRPO.
     "tempflow": _gaussian(

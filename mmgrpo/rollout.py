@@ -5,7 +5,8 @@
 Previews (further outputs of the same rows) are judged by the same rewards and become further columns.
 
 Where the baseline is the reward of a greedy sample (ReMax), one more output of each prompt is drawn, as in
-evaluation, and judged; it is compared with and never trained on.
+evaluation, and judged; it is compared with and never trained on. Where a block compares with a ``reference_value``
+(PVPO, AAPO), it is read from the prompt.
 
 Groups without spread teach nothing; with ``dynamic_sampling`` fresh prompts are drawn in their place
 until the round is full or the allowed number of draws is spent (DAPO, arXiv:2503.14476, section 3.2).
@@ -13,6 +14,7 @@ until the round is full or the allowed number of draws is spent (DAPO, arXiv:250
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,20 +25,31 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.registry import parse
+from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.scoring import RewardScores, Scorer, mean_of_valid, score_outputs
 from mmgrpo.types import CONTRAST, OWN, Decisions, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
 
-ADDED = frozenset({"greedy_value"})
+ADDED = frozenset({"greedy_value", "reference_value"})
 """Fields of decisions that a round adds to those of the policy, where the recipe wants them."""
 
 
+def dynamic_sampling(rounds: int = 10) -> int:
+    """Groups without spread are replaced by fresh prompts, at most ``rounds`` times (DAPO, arXiv:2503.14476)."""
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"dynamic_sampling: rounds must be a whole number of at least 1, got {rounds}")
+    return rounds
+
+
+SAMPLERS = {"dynamic_sampling": Block(dynamic_sampling)}
+"""Functions to the number of times that a round may draw again."""
+
+
 def redraws(samplers: Sequence[str]) -> int:
-    """How often groups without spread may be replaced."""
-    return sum(int(parse(text)[1].get("rounds", 10)) for text in samplers)
+    """How often groups without spread may be replaced in one round, from the text of ``algorithm.sampler``."""
+    return sum(bind(text, SAMPLERS, "algorithm.sampler")({}) for text in samplers)
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,9 @@ def sample_round(
         if greedy:
             best = score_outputs(scorers, request.prompts, greedy)
             drawn, local = compared_with(best, request.prompts, rollout, local, weights)
+        if "reference_value" in recipe.fields:
+            known = torch.tensor(reference_values(rollout.prompts), device=drawn.log_probs.device)
+            drawn = replace(drawn, fields={**drawn.fields, "reference_value": known})
         clock["reward"] += time.perf_counter() - started
         rollouts.append(rollout)
         gathered.append(gather_decisions(drawn, accelerator, draw))
@@ -151,6 +167,25 @@ def sample_round(
             metrics[f"reward/{name}/contrast"] = mean_of_valid(other, column)[0]
     batch = Batch(rollouts, places, decisions, made.advantages, made.loss_mask)
     return Round(batch, rollouts, reward_scores, cursor, metrics)
+
+
+def reference_values(prompts: Sequence[Prompt]) -> list[float]:
+    """``meta.reference_value`` of each prompt, in units of the weighted sum of rewards; an error names one without.
+
+    It is the mean reward of a frozen policy's samples, made once before the run (PVPO, arXiv:2508.21104), or the reward
+    of the data set's own answer (AAPO, arXiv:2505.14264).
+    """
+    values = []
+    for prompt in prompts:
+        value = prompt.meta.get("reference_value")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(
+                f"prompt '{prompt.id}': its reference_value is {value!r}, expected a number, the reward that samples "
+                "of this prompt are compared with; add the column reference_value to the data set (e.g. the mean "
+                "reward of a frozen policy's samples, see docs/data.md), or choose another baseline or shape"
+            )
+        values.append(float(value))
+    return values
 
 
 def compared_with(

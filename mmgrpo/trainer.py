@@ -28,7 +28,7 @@ from tqdm import tqdm
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, sections, titled
-from mmgrpo.rollout import ADDED, Round, RoundSettings, sample_round
+from mmgrpo.rollout import ADDED, Round, RoundSettings, reference_values, sample_round
 from mmgrpo.runtime.averaging import Ema, WeightInterpolation
 from mmgrpo.runtime.checkpoint import (
     flatten_optimizer,
@@ -145,6 +145,8 @@ class Trainer:
                 f"algorithm.keys names {', '.join(sorted(unknown))}, which this policy's samples do not have "
                 f"(they have {', '.join(sorted(self.policy.keys))})"
             )
+        if "reference_value" in self.recipe.fields:
+            reference_values(self.prompts)
         if not any(scorer.weight for scorer in self.scorers):
             raise ValueError("every reward has weight 0, so nothing would be trained; give one of them a weight")
 

@@ -2,10 +2,12 @@
 
     ratio = exp(log_prob_now - log_prob_then)        [B, T]
     loss  = -min(ratio * A, clip(ratio) * A)         [B, T]
-    total = sum(weights * (loss + terms))            weights cover the whole optimizer step, over all ranks
+    total = sum(weights * (factor * loss + terms))   weights cover the whole optimizer step, over all ranks
+
+``factor`` is the mismatch correction, one where sampler and trainer are one.
 
 The sum is cut into parts that fit in memory; because the weights are made before, the cut never
-changes the gradient. What a data set supplied (rows of origin GIVEN) has an objective of its own, without
+changes the gradient. What a data set supplied (rows of origin REFERENCE) has an objective of its own, without
 a clip, for it was never near the policy. An objective that looks at a whole row or group is not additive over parts:
 its gradient with respect to the scores is taken first, on all scores at once, and then carried
 through the network part by part (the chain rule, so the same gradient again).
@@ -15,16 +17,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.registry import Bound, bind
-from mmgrpo.types import REFERENCE, Decisions, Part, Policy, Rollout
+from mmgrpo.runtime.distributed import sum_over_ranks
+from mmgrpo.types import REFERENCE, Decisions, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy"}
@@ -41,7 +44,7 @@ class LossRecipe:
     mismatch: Bound
     terms: tuple[Bound, ...]
     off_policy: Bound
-    """The objective of decisions that a data set supplied (rows of origin GIVEN)."""
+    """The objective of decisions that a data set supplied (rows of origin REFERENCE)."""
 
     @staticmethod
     def of(
@@ -62,24 +65,30 @@ class LossRecipe:
 
     @property
     def scores(self) -> frozenset[str]:
-        """Names that the policy has to score."""
-        needed = {name for bound in (self.objective, *self.terms) for name in bound.block.needs}
-        return frozenset(needed - BATCH_NAMES) | {"log_probs"}
+        """Names that the policy has to score under the present parameters."""
+        bounds = (self.objective, self.off_policy, self.mismatch, *self.terms)
+        return frozenset(name for bound in bounds for name in bound.block.needs) - BATCH_NAMES | {"log_probs"}
 
     @property
     def fields(self) -> frozenset[str]:
         """Names of the fields (``Decisions.fields``) that the rollout has to bring along."""
-        return frozenset((*self.aggregation.block.needs, *self.mismatch.block.needs)) - BATCH_NAMES
+        return frozenset(self.aggregation.block.needs) - BATCH_NAMES
 
     @property
     def needs_reference(self) -> bool:
-        """True when something is compared with the network before training."""
+        """True when the loss compares with the network as it was before training, which then has to be kept."""
         return any(name.startswith("reference_") for name in self.scores)
 
     @property
+    def factor_follows_policy(self) -> bool:
+        """True when the mismatch factor looks at present scores, so that it changes with every update."""
+        return not BATCH_NAMES.issuperset(self.mismatch.block.needs)
+
+    @property
     def coupled(self) -> bool:
-        """True when entries of a row or group must be seen together."""
-        return any(bound.block.level != "decision" for bound in (self.objective, *self.terms))
+        """True when present scores of a row or group must be seen together."""
+        bounds = (self.objective, *self.terms, *([self.mismatch] if self.factor_follows_policy else []))
+        return any(bound.block.level != "decision" for bound in bounds)
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,56 @@ class Tally:
         self.sums[name] += float(value.detach())
 
 
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step on this rank: whose decisions, with what weights, and by what means they are scored."""
+
+    policy: Policy
+    batch: Batch
+    rows: Bool[Tensor, "B"]
+    """Rows of this step, on whatever rank."""
+    loss: LossRecipe
+    inputs: Mapping[str, Tensor]
+    """What blocks need of the batch (``BATCH_NAMES``), of the step's rows and of the others."""
+    weights: Float[Tensor, "B T"]
+    micro_batch_size: int
+    accelerator: Accelerator
+    tally: Tally
+
+    def scored(self, entries: Bool[Tensor, "B T"]) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
+        """This rank's share of the entries, part by part: their (rows, positions) in the batch, and their scores."""
+        for rollout, place in zip(self.batch.rollouts, self.batch.places, strict=True):
+            width = rollout.decisions.loss_mask.shape[1]
+            for part in rollout.steps.split(entries[place][:, :width], self.micro_batch_size):
+                scores = self.policy.score(rollout, part, self.loss.scores)
+                yield (place[part.rows], part.positions), scores
+
+    def total(self, inputs: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+        """sum(weights * (factor * objective + terms)) over any set of entries, and what is logged of it."""
+        loss, tally = self.loss, self.tally
+        off_policy = inputs["off_policy"]
+        value, low, high = loss.objective(inputs)
+        factor = loss.mismatch(inputs) if loss.factor_follows_policy else inputs["factor"]
+        values = factor * value
+        if bool(off_policy.any()):
+            # No sampler drew these decisions, so none can disagree with the trainer about them.
+            values = torch.where(off_policy, loss.off_policy(inputs).values, values)
+        for term in loss.terms:
+            penalty = term(inputs)
+            tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
+            values = values + penalty
+        total = (weights * values).sum()
+        tally.add("loss", total)
+        own = inputs["loss_mask"] & ~off_policy
+        tally.add("entries", own.sum())
+        tally.add("clip/low", (low & own).sum())
+        tally.add("clip/high", (high & own).sum())
+        gap = (torch.exp(inputs["log_probs"].detach() - inputs["old_log_probs"]) - 1).abs()
+        if bool(own.any()):
+            tally.ratio_gap = max(tally.ratio_gap, float(gap[own].max()))
+        return total
+
+
 def accumulate_gradients(
     policy: Policy,
     batch: Batch,
@@ -120,126 +179,82 @@ def accumulate_gradients(
     """Add the gradient of the step's loss over the given rows (of the whole batch) to this rank's parameters.
 
     ``on_policy`` says that the parameters have not moved since the rollout, so that the present
-    log-probabilities are the old ones (it spares a coupled objective its first pass).
+    log-probabilities are the old ones (it spares a coupled objective its first pass). A parameter that no gradient
+    reaches is left without one; ``sum_gradients`` makes it zero.
     """
+    decisions = batch.decisions
     loss_mask = batch.loss_mask & rows[:, None]
-    numbers = {
-        "sampler_log_probs": batch.decisions.log_probs,  # unless the sampler was another and recorded its own
-        **batch.decisions.fields,
-        "old_log_probs": batch.decisions.log_probs,
+    inputs = {
+        "sampler_log_probs": decisions.log_probs,  # unless the sampler was another and recorded its own
+        **decisions.fields,
+        "old_log_probs": decisions.log_probs,
         "advantages": batch.advantages,
         "loss_mask": loss_mask,
-        "decision_mask": batch.decisions.decision_mask,
-        "off_policy": (batch.decisions.origin == REFERENCE)[:, None].expand_as(loss_mask),
-        "key": batch.decisions.keys["prompt"],
+        "decision_mask": decisions.decision_mask,
+        "off_policy": (decisions.origin == REFERENCE)[:, None].expand_as(loss_mask),
+        "key": decisions.keys["prompt"],
     }
-    weights = loss.aggregation(numbers) * loss.mismatch(numbers)
-    tally = Tally()
+    if not loss.factor_follows_policy:
+        inputs["factor"] = loss.mismatch(inputs)
+    weights = loss.aggregation(inputs)
+    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally())
     if loss.coupled:
-        _coupled(
-            policy,
-            batch,
-            rows,
-            loss_mask,
-            weights,
-            numbers,
-            loss,
-            micro_batch_size,
-            accelerator,
-            on_policy,
-            tally,
-        )
-        return tally
-    for rollout, place, part in _parts(batch, loss_mask, micro_batch_size):
-        scores = policy.score(rollout, part, loss.scores)
-        row = place[part.rows]
-        seen = {name: _entries(value, row, part.positions) for name, value in numbers.items() if value.dim() == 2}
-        total = _total({**seen, **scores}, seen["loss_mask"], _entries(weights, row, part.positions), loss, tally)
-        accelerator.backward(total)
-    return tally
+        _coupled(step, on_policy)
+    else:
+        _elementwise(step)
+    return step.tally
 
 
-def _total(inputs: Mapping[str, Tensor], loss_mask: Tensor, weights: Tensor, loss: LossRecipe, tally: Tally) -> Tensor:
-    """sum(weights * (objective + terms)) over any set of entries, and what is logged of it."""
-    made, off_policy = loss.objective(inputs), inputs["off_policy"]
-    values = (
-        torch.where(off_policy, loss.off_policy(inputs).values, made.values) if bool(off_policy.any()) else made.values
-    )
-    for term in loss.terms:
-        penalty = term(inputs)
-        tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
-        values = values + penalty
-    total = (weights * values).sum()
-    tally.add("loss", total)
-    own = loss_mask & ~off_policy
-    tally.add("entries", own.sum())
-    tally.add("clip/low", (made.low & own).sum())
-    tally.add("clip/high", (made.high & own).sum())
-    gap = (torch.exp(inputs["log_probs"].detach() - inputs["old_log_probs"]) - 1).abs()
-    if bool(own.any()):
-        tally.ratio_gap = max(tally.ratio_gap, float(gap[own].max()))
-    return total
+def _elementwise(step: Step) -> None:
+    """One pass: the sum over a part is a part of the sum."""
+    for at, scores in step.scored(step.inputs["loss_mask"]):
+        inputs = {name: value[at] for name, value in step.inputs.items() if value.dim() == 2}
+        step.accelerator.backward(step.total({**inputs, **scores}, step.weights[at]))
 
 
-def _coupled(
-    policy: Policy,
-    batch: Batch,
-    rows: Bool[Tensor, "B"],
-    loss_mask: Bool[Tensor, "B T"],
-    weights: Float[Tensor, "B T"],
-    numbers: Mapping[str, Tensor],
-    loss: LossRecipe,
-    limit: int,
-    accelerator: Accelerator,
-    on_policy: bool,
-    tally: Tally,
-) -> None:
-    """Two passes: all scores of this rank's rows, the loss's gradient by them, then through the network."""
-    local = torch.cat(list(batch.places)) if batch.places else torch.zeros(0, dtype=torch.long)
-    chosen = local[rows[local]]
-    if chosen.numel() == 0:
-        return
+def _coupled(step: Step, on_policy: bool) -> None:
+    """Two passes: all scores of the step's rows and the loss's gradient by them, then through the network.
+
+    d total / d parameters = sum over decisions of (d total / d score) (d score / d parameters). A row's loss needs
+    all scores of the row, perhaps of its group or of the whole step (``kl_hinge``), while the activations behind them
+    do not fit in memory together. The scores themselves are a few numbers a decision: the first factor is taken from
+    all of them at once, on every rank alike, the second part by part, by each rank for its own decisions.
+    """
+    batch, rows, loss = step.batch, step.rows, step.loss
+    # A row's ratio is over all its decisions, also those that another row owns or that are not trained. What several
+    # rows share is scored once, at the first of them, and read from there by all: its gradient is the sum of theirs.
     owners = owned(batch.decisions) & rows[:, None]
-    dense = {"log_probs": batch.decisions.log_probs.clone()}
-    if not (on_policy and loss.scores == {"log_probs"} and not bool(numbers["off_policy"].any())):
-        dense = {name: torch.zeros_like(weights) for name in loss.scores}
-        with torch.no_grad():
-            for rollout, place, part in _parts(batch, owners, limit):
-                for name, value in policy.score(rollout, part, loss.scores).items():
-                    if name in dense:
-                        dense[name][place[part.rows], part.positions] = value.to(dense[name].dtype)
     shared = owner_index(batch.decisions)
+    # Before the first update of a round the present log-probs are those of the rollout, bit for bit or nearly, and the
+    # pass that would compute them again is spared. Of decisions that a data set supplied the rollout has none, and
+    # other scores (entropy, reference_log_probs, ...) it does not keep.
+    if on_policy and loss.scores == {"log_probs"} and not bool(step.inputs["off_policy"].any()):
+        dense = {"log_probs": batch.decisions.log_probs.clone()}
+    else:
+        dense = {name: torch.zeros_like(step.weights) for name in sorted(loss.scores)}  # one order on all ranks
+        with torch.no_grad():
+            for at, scores in step.scored(owners):
+                for name, value in dense.items():
+                    value[at] = scores[name].to(value.dtype)
+        # A decision is of one rank, so that the sum is what that rank found.
+        dense = {name: sum_over_ranks(value, step.accelerator) for name, value in dense.items()}
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
-    spread = {name: value.reshape(-1)[shared][chosen] for name, value in leaves.items()}
-    inputs = {**{name: value[chosen] for name, value in numbers.items()}, **spread}
-    total = _total(inputs, loss_mask[chosen], weights[chosen], loss, tally)
-    names = list(leaves)
-    gradients = dict(zip(names, torch.autograd.grad(total, [leaves[n] for n in names], allow_unused=True), strict=True))
-    wanted = torch.zeros_like(loss_mask)
+    inputs = {name: value[rows] for name, value in step.inputs.items()}
+    inputs |= {name: value.reshape(-1)[shared][rows] for name, value in leaves.items()}
+    # All ranks find the same total; one of them counts it, since tallies are summed.
+    counted = step if step.accelerator.is_main_process else replace(step, tally=Tally())
+    total = counted.total(inputs, step.weights[rows])
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    # Where the gradient is zero (clipped rows, say) a second pass would add nothing. If it is zero everywhere, no part
+    # is scored and the parameters keep no gradient: for the optimizer that is a zero, see ``sum_gradients``.
+    moving = torch.zeros_like(owners)
     for gradient in gradients.values():
-        if gradient is not None:
-            wanted |= gradient != 0
-    for rollout, place, part in _parts(batch, wanted & owners, limit):
-        scores = policy.score(rollout, part, loss.scores)
-        row = place[part.rows]
-        carried = [
-            (_entries(gradients[name], row, part.positions) * scores[name]).sum()  # type: ignore[arg-type]
-            for name in names
-            if gradients[name] is not None and scores[name].requires_grad
-        ]
-        accelerator.backward(torch.stack(carried).sum())
-
-
-def _parts(batch: Batch, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[tuple[Rollout, Tensor, Part]]:
-    """The masked entries of this rank's rollouts, cut into parts."""
-    for rollout, place in zip(batch.rollouts, batch.places, strict=True):
-        width = rollout.decisions.loss_mask.shape[1]
-        for part in rollout.steps.split(loss_mask[place][:, :width], limit):
-            yield rollout, place, part
-
-
-def _entries(value: Shaped[Tensor, "B T"], rows: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Shaped[Tensor, "N"]:
-    return value[rows, positions]
+        moving |= gradient != 0
+    for at, scores in step.scored(moving & owners):
+        # The gradient of this sum by the parameters is the chain rule's; the sum itself means nothing.
+        carried = [(g[at] * scores[name]).sum() for name, g in gradients.items() if scores[name].requires_grad]
+        step.accelerator.backward(torch.stack(carried).sum())
 
 
 def owner_index(decisions: Decisions) -> Int[Tensor, "B T"]:

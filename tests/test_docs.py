@@ -23,6 +23,7 @@ from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.policies.contrast import CONTRASTS
 from mmgrpo.policies.flow_matching import ERRORS
 from mmgrpo.presets import BASE, CATALOGUE
+from mmgrpo.rollout import SAMPLERS
 from mmgrpo.runtime.metrics import read_metrics
 from reward_models import REWARDS
 from reward_models.rules.tags import STYLES
@@ -48,6 +49,7 @@ TABLES = {
     "shapes": SHAPES,
     "credits": CREDITS,
     "select": {**BEFORE, **AFTER},
+    "samplers": SAMPLERS,
     "errors": ERRORS,
     "rewards": REWARDS,
     "styles": STYLES,
@@ -68,7 +70,7 @@ KINDS = {
     "shape": SHAPES,
     "credit": CREDITS,
     "select": TABLES["select"],
-    "sampler": {"dynamic_sampling"},
+    "sampler": SAMPLERS,
     "policy": {"matching", "transitions"},
     "reward": REWARDS,
     "task": TASKS,

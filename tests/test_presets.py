@@ -7,12 +7,19 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch
+from accelerate import Accelerator
 
-from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
-from mmgrpo.registry import bind, parse
+from mmgrpo.registry import bind
+from mmgrpo.rollout import redraws, sample_round
 from mmgrpo.runtime.config import Algorithm
+from mmgrpo.update import LossRecipe
+from tests.building import algorithm_blocks, near_one, trainer
+from tests.toys import toy_policy, toy_prompts
+from tests.trees import plain
 
 GAUSSIAN_SCORES = {"shift", "std", "dt", "level", "reference_shift", "reference_velocity_gap"}
 TWENTY = [
@@ -49,6 +56,9 @@ VISUAL = [
     "flow_dppo",
 ]
 
+COMPARED = {"grpo", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
+"""Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
+
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_block_of_a_preset_exists(name):
@@ -59,8 +69,7 @@ def test_every_block_of_a_preset_exists(name):
     bind(blocks["aggregation"], AGGREGATIONS, "weights")
     for term in blocks["terms"]:
         bind(term, TERMS, "term")
-    for sampler in blocks["sampler"]:
-        assert parse(sampler)[0] == "dynamic_sampling"
+    assert redraws(blocks["sampler"]) == (10 if blocks["sampler"] else 0)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -82,6 +91,15 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
         assert name in TOKENS_ONLY
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_needs_a_reference_network_exactly_where_a_block_scores_by_it(name):
+    blocks = PRESETS[name]
+    bounds = [bind(blocks["objective"], OBJECTIVES, ""), *(bind(term, TERMS, "") for term in blocks["terms"])]
+    by_it = any(need.startswith("reference_") for bound in bounds for need in bound.block.needs)
+    loss = LossRecipe.of(blocks["objective"], blocks["aggregation"], blocks["mismatch"], blocks["terms"])
+    assert loss.needs_reference == by_it == (name in COMPARED)
+
+
 def test_the_well_known_are_there():
     assert set(TWENTY) <= PRESETS.keys() and set(VISUAL) <= GAUSSIAN_ONLY
     assert len(TWENTY) == 20 and not TOKENS_ONLY & GAUSSIAN_ONLY
@@ -95,3 +113,37 @@ def test_presets_do_not_share_their_lists():
 def test_reading_the_presets_does_not_load_torch():
     code = "import sys, mmgrpo.presets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "edges"),
+    [
+        # splits 0, 1, 2 of 5 stochastic steps: 2 + 4 + 8 + 8 + 8 edges a tree
+        ("branch_grpo", "branch_tree(splits=[0,1,2])", 2 * 30),
+        # after the last split only the better child of each pair: 2 + 4 + 8 + 4 + 4
+        ("branch_grpo_pruned", "branch_tree(splits=[0,1,2])", 2 * 22),
+        ("flow_tree_grpo", "tree_window(children=2, depth=3)", 2 * 14),  # 2 + 4 + 8
+    ],
+)
+def test_every_edge_of_a_tree_counts_the_same(name, plan, edges, tmp_path):
+    """A row of a tree owns between one and all of its edges, so that a mean per row would go by ownership."""
+    blocks = algorithm_blocks(name)
+    made = trainer(toy_policy(plan, steps=6), tmp_path, toy_prompts(2), reward=near_one, group_size=8, **blocks)
+    batch = sample_round(
+        made.policy, made.scorers, made.recipe, made.prompts, made.order, made.rounds,
+        cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True),
+    ).batch  # fmt: skip
+    weights = made.loss.aggregation({"loss_mask": batch.loss_mask, "key": batch.decisions.keys["prompt"]})
+    owned = batch.loss_mask.sum(1)
+    assert owned[owned > 0].unique().numel() > 1
+    assert weights[batch.loss_mask].tolist() == pytest.approx([1 / edges] * edges, rel=1e-6)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(1.0, 0.0), (1.0, -1.0)])
+def test_w_reinforce_learns_mostly_from_what_is_wrong_whatever_stands_for_it(right, wrong):
+    """Ten times as much from a wrong answer as from a right one: +0.1 and -1, also where all of a group are wrong."""
+    rewards = torch.tensor([[right], [wrong], [wrong], [right], [wrong], [wrong]])
+    rows = plain([1] * 6, keys={"prompt": [0, 0, 0, 0, 1, 1]})
+    recipe = AdvantageRecipe.of(Algorithm(**PRESETS["w_reinforce"]))
+    made = estimate(rewards, torch.ones(6, 1, dtype=torch.bool), torch.ones(1), rows, recipe)
+    assert made.samples.tolist() == pytest.approx([0.1, -1, -1, 0.1, -1, -1])

@@ -50,10 +50,8 @@ def batch_mean(values: Values, stat: Rows) -> Values:
 
 
 def static_reference(reference_value: Values) -> Values:
-    """A value that the rollout brings along in the field ``reference_value``.
-
-    The mean reward of a frozen policy's samples (PVPO, arXiv:2508.21104).
-    """
+    """The prompt's ``reference_value``: the mean reward of a frozen policy's samples, a column of the data set (PVPO,
+    arXiv:2508.21104)."""
     return reference_value
 
 

@@ -141,36 +141,6 @@ def tree_siblings(
     return credit
 
 
-def step_return(
-    advantages: Values,
-    key: Key,
-    stat: Rows,
-    keep: Rows,
-    node: Node,
-    decision_mask: Passed,
-    step_rewards: Matrix,
-    gamma: float = 1.0,
-    outcome: float = 1.0,
-    ddof: int = 1,
-    eps: float = 1e-4,
-) -> Matrix:
-    """outcome * A_i + z(R_{i,t}) with R_{i,t} = sum_{k >= t} gamma^(k - t) s_{i,k}.
-
-    z standardizes over the group at each position; s are the rewards of single decisions, the field
-    ``step_rewards``. gamma 1: information gain per turn
-    (IGPO); gamma 0 and outcome 0: dense rewards per denoising step (DenseGRPO).
-    """
-    credit = torch.zeros_like(step_rewards, dtype=advantages.dtype)
-    ahead = torch.zeros_like(advantages)
-    for t in reversed(range(node.shape[1])):
-        ahead = torch.where(decision_mask[:, t], step_rewards[:, t] + gamma * ahead, ahead)
-        rows = decision_mask[:, t] & stat
-        std = groups.group_std(ahead, key, rows, ddof)
-        score = (ahead - groups.group_mean(ahead, key, rows)) / (std + eps)
-        credit[:, t] = outcome * advantages + torch.where(std > 0, score, 0.0)
-    return over_sharing(credit, keep, node, decision_mask)
-
-
 def top_entropy(
     advantages: Values,
     keep: Rows,
@@ -198,6 +168,5 @@ CREDITS = {
     "tree_depth": Block(tree_depth, ("advantages", "key", "stat", *TREE, "log_probs"), "group"),
     "tree_softmax": Block(tree_softmax, ("advantages", "stat", *TREE, "log_probs"), "group"),
     "tree_siblings": Block(tree_siblings, ("advantages", "key", "stat", *TREE), "group"),
-    "step_return": Block(step_return, ("advantages", "key", "stat", "keep", *TREE, "step_rewards"), "group"),
     "top_entropy": Block(top_entropy, ("advantages", "keep", *TREE, "entropy"), "group"),
 }

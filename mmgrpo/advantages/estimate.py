@@ -84,9 +84,10 @@ class AdvantageRecipe:
         """Bind a recipe as it is written; unknown names and parameters are errors here, not in the run."""
         if not written.keys:
             raise ValueError("algorithm.keys is empty; name at least one group key, e.g. ['prompt']")
-        if parse(written.baseline)[0] == "greedy" and parse(written.combine)[0] != "weighted_sum":
+        baseline = parse(written.baseline)[0]
+        if baseline in ("greedy", "static_reference") and parse(written.combine)[0] != "weighted_sum":
             raise ValueError(
-                f"algorithm.baseline 'greedy' is one number for all rewards together, and algorithm.combine "
+                f"algorithm.baseline '{baseline}' is one number for all rewards together, and algorithm.combine "
                 f"'{written.combine}' compares each of them; choose weighted_sum or another baseline"
             )
         selectors = [bind(text, SELECTORS, "algorithm.select") for text in written.select]

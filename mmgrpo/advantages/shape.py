@@ -30,12 +30,17 @@ def drop_outliers(advantages: Values, stat: Rows, limit: float = 3.0, eps: float
 
 
 def sign_weights(advantages: Values, positive: float = 0.1, negative: float = 1.0) -> Values:
-    """Positive advantages times ``positive``, negative ones times ``negative``.
-
-    0.1 and 1 on rewards of +1 and -1 without baseline is W-REINFORCE, 1 and 0 is PSR, 0 and 1 is NSR
-    (arXiv:2506.01347).
-    """
+    """Positive advantages times ``positive``, negative ones times ``negative``: their sizes stay."""
     return torch.where(advantages > 0, positive * advantages, negative * advantages)
+
+
+def right_or_wrong(advantages: Values, right: float = 0.1, wrong: float = -1.0) -> Values:
+    """``right`` where the advantage is above 0 and ``wrong`` elsewhere, whatever its size (arXiv:2506.01347).
+
+    After the baseline ``constant(value=0.5)`` rewards of 0 and 1 and rewards of -1 and 1 are told apart alike:
+    [1, 0, 0, 1] gives [.1, -1, -1, .1]. 0.1 and -1 is W-REINFORCE, 1 and 0 is PSR, 0 and -1 is NSR.
+    """
+    return torch.full_like(advantages, wrong).masked_fill(advantages > 0, right)
 
 
 def noise_weight(advantages: Values, values: Values, key: Key, stat: Rows, flip: float = 0.1) -> Values:
@@ -88,7 +93,7 @@ def momentum(
     advantages: Values, values: Values, reference_value: Values, low: float = -0.2, high: float = 0.28
 ) -> Values:
     """A + clip(r - r_reference, low, high): better than the reference answer is good, whatever the group
-    did (AAPO, arXiv:2505.14264)."""
+    did (AAPO, arXiv:2505.14264). r_reference is the prompt's ``reference_value``, a column of the data set."""
     return advantages + (values - reference_value).clamp(low, high)
 
 
@@ -121,6 +126,7 @@ SHAPES = {
     "clamp": Block(clamp, ("advantages",)),
     "drop_outliers": Block(drop_outliers, ("advantages", "stat"), "group"),
     "sign_weights": Block(sign_weights, ("advantages",)),
+    "right_or_wrong": Block(right_or_wrong, ("advantages",)),
     "noise_weight": Block(noise_weight, GROUP, "group"),
     "difficulty_weight": Block(difficulty_weight, GROUP, "group"),
     "entropy_ratio": Block(entropy_ratio, ("advantages", "stat", "entropy", "decision_mask"), "group"),

@@ -103,8 +103,8 @@ def kl_hinge(
 ) -> Float[Tensor, "*shape"]:
     """A squared-hinge constraint on KL(old||new): no force up to ``delta``, then a growing one.
 
-    sg[max(coef (K - delta), 0)] (old_log_probs - log_probs), K the mean of the latter over the
-    trained decisions that it is given: under ``per_decision`` weights it sums to the
+    sg[max(coef (K - delta), 0)] (old_log_probs - log_probs), K the mean of the latter over all
+    trained decisions of the step: under ``per_decision`` weights it sums to the
     sg[max(coef (K - delta), 0)] K of DisCO (2505.12366).
     """
     estimate = torch.where(loss_mask, old_log_probs - log_probs, 0.0)

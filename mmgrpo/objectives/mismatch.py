@@ -1,7 +1,8 @@
 """Mismatch: detached factors for samples drawn by another engine, or another precision, than the trainer's.
 
 Throughout, w = exp(old_log_probs - sampler_log_probs): how likely the trainer's old policy was to make
-the decision, over how likely the sampler said it was. The factor multiplies the loss of a decision.
+the decision, over how likely the sampler said it was. The factor multiplies the objective of a decision and not the
+terms beside it, so that a KL still holds a decision whose factor is 0, as in DeepSeek-V3.2 (2512.02556), TRL and verl.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def off_policy_mask(
 ) -> Float[Tensor, "B T"]:
     """0 where A < 0 in a row that the present policy has left behind, else 1.
 
-    Left behind: mean_t (sampler_log_probs - log_probs) > delta. Off-policy sequence masking of
-    DeepSeek-V3.2 (2512.02556), which does not state delta.
+    Left behind: mean_t (sampler_log_probs - log_probs) > delta, in nats a decision. Off-policy sequence masking of
+    DeepSeek-V3.2 (2512.02556), which does not state delta; TRL proposes 0.5. It changes with every update, so that it
+    is computed with the present scores, of whole rows.
     """
     far = row_mean(sampler_log_probs - log_probs.detach(), decision_mask) > delta
     return torch.where(far[:, None] & (advantages < 0), 0.0, 1.0).to(log_probs.dtype)

@@ -62,8 +62,10 @@ class Choices:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
         """Parts of at most ``limit`` rows; those of one prompt share its forward pass."""
-        for rows in loss_mask[:, 0].nonzero()[:, 0].split(limit):
-            yield Choice(rows, torch.zeros_like(rows))
+        rows = loss_mask[:, 0].nonzero()[:, 0]
+        for start in range(0, len(rows), limit):
+            chunk = rows[start : start + limit]
+            yield Choice(chunk, torch.zeros_like(chunk))
 
 
 class CategoricalPolicy:

@@ -76,6 +76,11 @@ def largest(value: float, accelerator: Accelerator) -> float:
     return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
 
 
+def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
+    """The sum of all ranks' tensors of one shape."""
+    return value if accelerator.num_processes == 1 else cast(Tensor, accelerator.reduce(value, reduction="sum"))
+
+
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
     """The decisions of all ranks; the decision axis is padded to the longest rank."""
     width = torch.tensor([decisions.loss_mask.shape[1]], device=decisions.loss_mask.device)
@@ -140,15 +145,21 @@ def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) 
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
-    """Add the gradients of all ranks; a parameter without a gradient counts as zero."""
-    if accelerator.num_processes == 1:
-        return
+    """Add the gradients of all ranks; a parameter without a gradient counts as zero, on one rank as on many.
+
+    A gradient of zero is a step of AdamW: its moments decay, what is left of them still moves the weights, and weight
+    decay acts. ``None`` is none: AdamW passes the parameter over. Which of the two a parameter has where nothing is to
+    be learned (every decision held by a clip) depends on the objective and on this rank's rows, and the step must
+    depend on neither; so it is always zero. A step without any decision to train is skipped by the trainer.
+    """
     parameters = list(parameters)
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+    if accelerator.num_processes == 1:
+        return
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
-    total = accelerator.reduce(flat, reduction="sum")
+    total = sum_over_ranks(flat, accelerator)
     offset = 0
     for parameter in parameters:
         size = parameter.numel()

@@ -161,30 +161,7 @@ def test_a_decision_without_siblings_keeps_the_advantage_of_its_branch():
     assert made.numpy() == near([[2, 2, 2], [-2, -2, -2]])
 
 
-# Steps
-
-
-def test_step_return_standardizes_discounted_returns_at_each_position():
-    # steps [1, 2] and [0, 1], gamma .5: returns [2, 2] and [.5, 1]: +-.7071 at both positions, plus the outcome +-1
-    half = math.sqrt(0.5)
-    made = plain([2, 2], step_rewards=[[1.0, 2.0], [0.0, 1.0]])
-    assert credit("step_return(gamma=0.5, outcome=1, eps=0)", [1.0, -1.0], made).numpy() == near(
-        [[1 + half] * 2, [-1 - half] * 2]
-    )
-
-
-def test_dense_step_rewards_are_compared_step_by_step():
-    # gamma 0: position 0 compares 3 with 1, position 1 compares 0 with 5
-    half = math.sqrt(0.5)
-    made = plain([2, 2], step_rewards=[[3.0, 0.0], [1.0, 5.0]])
-    assert credit("step_return(gamma=0, outcome=0, eps=0)", [9.0, -9.0], made).numpy() == near(
-        [[half, -half], [-half, half]]
-    )
-
-
-def test_step_return_ignores_positions_that_are_no_decisions():
-    made = plain([1, 2], step_rewards=[[1.0, 99.0], [1.0, 0.0]])
-    assert credit("step_return(gamma=1, outcome=0)", [0.0, 0.0], made).tolist() == [[0, 0], [0, 0]]
+# Entropies
 
 
 def test_top_entropy_keeps_the_most_uncertain_share_of_all_decisions():

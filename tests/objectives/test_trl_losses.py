@@ -92,6 +92,7 @@ def stand_in(**settings: Any) -> SimpleNamespace:
         "delta": None,
         "beta": 0.0,
         "use_bias_correction_kl": False,
+        "off_policy_mask_threshold": None,
         **settings,
     }
     of_config = ("delta", "use_bias_correction_kl")
@@ -111,12 +112,12 @@ def stand_in(**settings: Any) -> SimpleNamespace:
         max_completion_length=LIMIT,
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
         use_vllm=False,
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
         _metrics={"train": defaultdict(list)},
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
         **read,
     )
 
@@ -158,12 +159,16 @@ class Given:
     provides = frozenset({"log_probs", "reference_log_probs"})
     fields: frozenset[str] = frozenset()
     keys = frozenset({"prompt"})
+    settings = None
 
     def __init__(self, batch: Numbers) -> None:
         self.batch, self.leaf, self.network = batch, batch.now.clone().requires_grad_(), nn.Identity()
 
     def rollout(self, request: Request) -> Rollout:
         raise AssertionError("nothing is sampled here")
+
+    def keep_reference(self) -> None:
+        raise AssertionError("what it is compared with is given")
 
     def sample(self, request: Request) -> Sequence[Output]:
         raise AssertionError("nothing is sampled here")
@@ -231,6 +236,19 @@ def test_the_bias_corrected_kl_is_that_of_trl() -> None:
     loss, mine, _ = by_us(batch, LossRecipe.of("ppo", "per_sample", terms=["kl_unbiased(coef=0.04)"]))
     assert_close(loss, wanted, rtol=0, atol=1e-6)
     assert_close(mine, gradient, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1])
+def test_the_off_policy_mask_is_that_of_trl_and_leaves_the_kl_alone(threshold: float) -> None:
+    batch = numbers(0.4)
+    wanted, gradient = by_trl(batch, beta=0.04, off_policy_mask_threshold=threshold)
+    mismatch = f"off_policy_mask(delta={threshold})"
+    loss, mine, _ = by_us(batch, LossRecipe.of("ppo", "per_sample", mismatch, terms=["kl_k3(coef=0.04)"]))
+    assert_close(loss, wanted, rtol=0, atol=1e-6)
+    assert_close(mine, gradient, rtol=0, atol=1e-6)
+    gap = ((batch.old - batch.now) * batch.loss_mask).sum(1) / LENGTHS
+    masked = (gap > threshold) & (batch.advantages < 0)
+    assert 1 <= int(masked.sum()) < ROWS
 
 
 def test_vespo_is_that_of_trl() -> None:

@@ -89,6 +89,12 @@ def test_parts_hold_every_decision_once_and_leave_the_gradient_unchanged(tmp_pat
         torch.testing.assert_close(gradient, gradients[2], rtol=1e-5, atol=1e-5)
 
 
+def test_nothing_to_score_makes_no_part():
+    """A coupled objective asks for the decisions whose gradient is not zero: none, where the clip holds all."""
+    kept = rollout(policy()).steps
+    assert list(kept.split(torch.zeros(24, 1, dtype=torch.bool), 5)) == []
+
+
 def test_evaluation_takes_the_most_likely_class_whatever_the_seed():
     made = policy()
     first, other = (made.sample(Request(PROMPTS, [0, 1, 2], 2, seed)) for seed in (0, 1))

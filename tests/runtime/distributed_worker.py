@@ -1,4 +1,4 @@
-"""Runs of a few steps that must not depend on the number of processes; ``test_ranks.py`` starts this file.
+"""Runs of a few steps that must not depend on the number of processes; ``test_distributed.py`` starts this file.
 
 RANK=0 WORLD_SIZE=2 ... python tests/runtime/distributed_worker.py FOLDER
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,31 @@ def choices(folder: Path, accelerator: Accelerator) -> Trainer:
     )
 
 
+def odd(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """1 for an odd class, 0 for an even one."""
+    return [float(int(output.text) % 2) for output in outputs]  # type: ignore[union-attr]
+
+
+def clipped(objective: str, folder: Path, accelerator: Accelerator) -> Trainer:
+    """Three updates of one round, all decisions clipped in the last two; weight decay and momentum go on."""
+    policy, prompts = CategoricalPolicy(TableModel(4, 7)), table_prompts(4)
+    loss = LossRecipe.of(f"{objective}(low=1e-6, high=1e-6)", "per_sample")
+    settings: dict[str, Any] = {"prompts_per_step": 4, "group_size": 16, "steps": 3, "epochs": 3, "lr": 1e-2}
+    advantages = recipe(scale="none")
+    return trainer(
+        policy, folder, prompts, reward=odd, loss=loss, advantages=advantages, accelerator=accelerator, **settings
+    )
+
+
+def hinge(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A term that looks at the whole step: from the second update on the constraint on its mean KL pulls back."""
+    policy, prompts = CategoricalPolicy(TableModel(4, 7)), table_prompts(4)
+    settings: dict[str, Any] = {"prompts_per_step": 4, "group_size": 16, "steps": 3, "epochs": 3, "lr": 1e-2}
+    return trainer(
+        policy, folder, prompts, reward=odd, accelerator=accelerator, **settings, **algorithm_blocks("disco")
+    )
+
+
 def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 5, **settings: Any) -> Trainer:
     settings = {"reward": near_one, "prompts_per_step": 4, "steps": 3, "lr": 1e-3, **settings}
     policy = toy_policy(plan, steps=6)
@@ -100,6 +126,8 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "resampled": resampled,
     "tokens": tokens,
     "choices": choices,
+    "hinge": hinge,
+    **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},
 }
 
 

@@ -78,9 +78,10 @@ def test_one_process_gathers_what_it_has():
     gathered = gather_reward_scores(reward_scores, Accelerator(cpu=True))
     assert torch.equal(gathered.values, reward_scores.values) and torch.equal(gathered.valid, reward_scores.valid)
     weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.tensor([1.0, 2.0])
-    sum_gradients([weight, torch.nn.Parameter(torch.ones(1))], Accelerator(cpu=True))
+    weight.grad, still = torch.tensor([1.0, 2.0]), torch.nn.Parameter(torch.ones(1))
+    sum_gradients([weight, still], Accelerator(cpu=True))
     assert weight.grad.tolist() == [1, 2]
+    assert still.grad is not None and still.grad.tolist() == [0]  # a step of the optimizer, as on two processes
 
 
 def test_shares_are_contiguous_and_cover_everything_once(monkeypatch):
@@ -155,6 +156,10 @@ def test_two_processes_train_like_one(case, runs):
     assert one[0]["grad_norm"] > 1e-6
     if case == "resampled":
         assert [line["group/draws"] for line in one] == [2, 1, 1]
+    if case.startswith("clipped"):
+        # After the first update of the round every decision has gone the way of its advantage and is held by the clip.
+        assert [line["clip/low"] + line["clip/high"] for line in one] == [0, 1, 1]
+        assert [line["grad_norm"] > 0 for line in one] == [True, False, False]
 
 
 @pytest.mark.slow

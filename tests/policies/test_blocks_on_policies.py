@@ -1,0 +1,123 @@
+"""Every row of every table of an algorithm trains at least one kind of policy: none is there that all refuse."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.advantages.baseline import BASELINES
+from mmgrpo.advantages.combine import COMBINE
+from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.scale import SCALES
+from mmgrpo.advantages.select import SELECTORS
+from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.presets import BASE
+from mmgrpo.registry import Block
+from mmgrpo.rollout import SAMPLERS
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Image, Output, Policy, Prompt, Text
+from pipelines.vlm.causal_lm import toy
+from tests.building import algorithm_blocks, trainer
+from tests.speaking import TableModel
+from tests.toys import ToyModel, toy_policy, toy_prompts
+
+TABLES: dict[str, dict[str, Block]] = {
+    "combine": COMBINE,
+    "baseline": BASELINES,
+    "scale": SCALES,
+    "shape": SHAPES,
+    "credit": CREDITS,
+    "select": SELECTORS,
+    "sampler": SAMPLERS,
+    "objective": OBJECTIVES,
+    "off_policy": OFF_POLICY_OBJECTIVES,
+    "mismatch": MISMATCH,
+    "aggregation": AGGREGATIONS,
+    "terms": TERMS,
+}
+"""Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
+POLICIES = ("categorical", "gaussian", "tokens", "matching")
+REFERENCE_VALUE = {"reference_value": 0.5}
+
+
+def written(name: str, block: Block) -> str:
+    """The block with a value for each parameter that has no default."""
+    parameters = list(inspect.signature(block.fn).parameters.values())[len(block.needs) :]
+    required = [one.name for one in parameters if one.default is inspect.Parameter.empty]
+    whole = {one.name for one in parameters if one.annotation in (int, "int")}
+    return f"{name}({', '.join(f'{one}={2 if one in whole else 0.25}' for one in required)})"
+
+
+def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
+    """A small policy and its prompts; ``answered``: the data set's answer is a member of every group."""
+    if kind == "gaussian":
+        policy: Policy = toy_policy("branch_tree(splits=[0,1])", steps=4)
+    elif kind == "matching":
+        policy = FlowMatchingPolicy(
+            ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
+        )
+    elif kind == "tokens":
+        words = toy(["say", "a", "b", "c", "d"])
+        policy = TokenPolicy(words, max_tokens=4, reference_in_group=answered)
+    else:
+        policy = CategoricalPolicy(TableModel(2, 5))
+    if kind == "tokens":
+        prompts = [Prompt(f"say {word}", str(number), answer=word) for number, word in enumerate("ab")]
+    else:
+        prompts = toy_prompts(2)
+    return policy, [replace(prompt, meta=REFERENCE_VALUE) for prompt in prompts]
+
+
+def right_or_wrong(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """0 or 1, either for about half of the samples of any of the policies."""
+    return [float(_right(output)) for output in outputs]
+
+
+def _right(output: Output) -> bool:
+    if isinstance(output, Image):
+        return bool(output.pixels.sum() > 0)
+    assert isinstance(output, Text)
+    return ord((output.text.strip() or "a")[0]) % 2 == 1
+
+
+def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
+    """A trainer of the first policy that does not refuse the block."""
+    changes: dict[str, Any] = {"terms": [], line: [text] if isinstance(BASE[line], list) else text}
+    blocks = algorithm_blocks("grpo", **changes)
+    refusals = []
+    # Other policies would accept an off-policy objective and never call it: no data set supplies their decisions.
+    for kind in ["tokens"] if line == "off_policy" else POLICIES:
+        policy, prompts = policy_of(kind, answered=line == "off_policy")
+        if blocks["loss"].needs_reference:
+            policy.keep_reference()
+        try:
+            return trainer(policy, folder, prompts, reward=right_or_wrong, steps=2, epochs=2, lr=1e-3, **blocks)
+        except ValueError as refusal:
+            refusals.append(f"{kind}: {refusal}")
+    pytest.fail(f"every policy refuses {line}: {text}\n" + "\n".join(refusals))
+
+
+@pytest.mark.parametrize(("line", "name"), [(line, name) for line, table in TABLES.items() for name in table])
+def test_every_row_of_every_table_trains_at_least_one_policy(line, name, tmp_path):
+    made = first_that_accepts(line, written(name, TABLES[line][name]), tmp_path)
+    made.fit()
+    steps = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert all(value is not None and math.isfinite(value) for value in step.values()), step
+    assert steps[0]["decisions"] > 0 and steps[0]["grad_norm"] > 0
+
+
+def test_the_tables_are_the_lines_of_an_algorithm():
+    assert TABLES.keys() == BASE.keys() - {"keys"}

@@ -1,0 +1,193 @@
+"""One optimizer step: what is summed, and that the way through the network does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from mmgrpo.rollout import sample_round
+from mmgrpo.runtime.distributed import sum_gradients
+from mmgrpo.types import OWN, REFERENCE, Decisions, Output, Request, Rollout
+from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
+from tests.building import trainer
+from tests.toys import toy_policy, toy_prompts
+
+ALONE = Accelerator(cpu=True)
+CLIPS = ["ppo", "gspo", "gspo_token", "sequence_sum"]
+
+
+@pytest.mark.parametrize("plan", ["every_step", "branch_tree(splits=[0,2])"])
+@pytest.mark.parametrize("objective", CLIPS)
+def test_a_step_in_which_everything_is_clipped_is_one_with_a_gradient_of_zero(objective, plan, tmp_path):
+    made = trainer(toy_policy(plan), tmp_path, toy_prompts(2))
+    batch = sample_round(
+        made.policy, made.scorers, made.recipe, made.prompts, made.order, made.rounds,
+        cursor=0, number=0, seed=0, accelerator=ALONE,
+    ).batch  # fmt: skip
+    network = made.policy.network
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.1)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # away from the policy that sampled, and a moment of 0.1 and of 0.001
+    # Each decision (of a row: each row) has gone the way of its advantage.
+    gone = present(made.policy, batch) - batch.decisions.log_probs
+    gone = torch.where(batch.decisions.decision_mask, gone, 0.0)
+    sign = (gone if objective == "ppo" else gone.sum(1, keepdim=True).expand_as(gone)).sign()
+    assert (sign[batch.loss_mask] != 0).all()
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    optimizer.zero_grad(set_to_none=True)
+    loss = LossRecipe.of(f"{objective}(low=1e-9, high=1e-9)", "per_decision")
+    tally = accumulate_gradients(
+        made.policy, replace(batch, advantages=sign), torch.ones(len(gone), dtype=torch.bool), loss,
+        micro_batch_size=8, accelerator=ALONE, on_policy=False,
+    )  # fmt: skip
+    sum_gradients(network.parameters(), ALONE)
+    assert tally.sums["clip/low"] + tally.sums["clip/high"] == tally.sums["entries"] == batch.loss_mask.sum()
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in network.parameters())
+    optimizer.step()
+    # AdamW: (0.9 * 0.1 / (1 - 0.9^2)) / sqrt(0.999 * 0.001 / (1 - 0.999^2)) = 0.47368 / 0.70693 = 0.67005
+    for parameter, old in zip(network.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old * (1 - 1e-2 * 0.1) - 1e-2 * 0.67005, rtol=0, atol=1e-6)
+
+
+def present(policy, batch: Batch) -> Tensor:
+    """Log-probabilities of all decisions of the only rollout, now."""
+    [rollout], scored = batch.rollouts, torch.zeros_like(batch.decisions.log_probs)
+    with torch.no_grad():
+        for part in rollout.steps.split(batch.decisions.decision_mask, 1000):
+            scored[part.rows, part.positions] = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+    return scored
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A part."""
+
+    rows: Tensor
+    positions: Tensor
+
+
+class Leaf:
+    """A policy, and the steps that it scores, whose log-probabilities are the parameters."""
+
+    kind = "tokens"
+    provides = frozenset({"log_probs", "reference_log_probs"})
+    fields = frozenset({"sampler_log_probs"})
+    keys = frozenset({"prompt"})
+    settings = None
+
+    def __init__(self, present: Sequence[Sequence[float]]) -> None:
+        self.log_probs, self.network = nn.Parameter(torch.tensor(present)), nn.Identity()
+        self.passes = 0
+
+    def rollout(self, request: Request) -> Rollout:
+        raise AssertionError("nothing is sampled here")
+
+    def keep_reference(self) -> None:
+        raise AssertionError("what it is compared with is given")
+
+    def sample(self, request: Request) -> Sequence[Output]:
+        raise AssertionError("nothing is sampled here")
+
+    def save(self, folder: Path) -> None:
+        raise AssertionError("nothing is saved here")
+
+    def split(self, loss_mask: Tensor, limit: int) -> Iterator[Entries]:
+        """Entry by entry, so that no part ever holds a whole row."""
+        for entry in loss_mask.nonzero().split(limit):
+            if len(entry):
+                yield Entries(entry[:, 0], entry[:, 1])
+
+    def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> dict[str, Tensor]:
+        self.passes += 1
+        now = self.log_probs[part.rows, part.positions]
+        return {"log_probs": now, "reference_log_probs": torch.zeros_like(now)}
+
+
+def slopes(
+    policy: Leaf, advantages: Sequence[float], loss: LossRecipe, *, on_policy: bool = False, **given: Tensor
+) -> list[list[float]]:
+    """The loss's gradient by the present log-probabilities; those of the sampler, the old ones, are 0."""
+    shape = policy.log_probs.shape
+    everywhere, rows = torch.ones(shape, dtype=torch.bool), torch.arange(shape[0])
+    decisions = Decisions(
+        log_probs=given.pop("old", torch.zeros(shape)),
+        loss_mask=everywhere,
+        decision_mask=everywhere,
+        node=torch.arange(everywhere.numel()).view(shape),
+        origin=given.pop("origin", torch.full_like(rows, OWN)),
+        keys={"prompt": torch.zeros_like(rows)},
+        fields=given,
+    )
+    batch = Batch(
+        [Rollout([], [], decisions, policy)],
+        [rows],
+        decisions,
+        torch.tensor(advantages)[:, None].expand(shape),
+        everywhere,
+    )
+    policy.log_probs.grad = None
+    accumulate_gradients(
+        policy, batch, torch.ones_like(rows, dtype=torch.bool), loss,
+        micro_batch_size=1, accelerator=ALONE, on_policy=on_policy,
+    )  # fmt: skip
+    grad = policy.log_probs.grad
+    return (torch.zeros(shape) if grad is None else grad).tolist()
+
+
+# Mean log-ratios to the sampler: -.5, -.5, -.1 and +.5; the present policy has left rows 0 and 1 behind.
+PRESENT = [[-1.0, 0.0], [-1.0, 0.0], [-0.2, 0.0], [1.0, 0.0]]
+
+
+def test_the_off_policy_mask_drops_bad_rows_that_were_left_behind_however_the_step_is_cut():
+    loss = LossRecipe.of("policy_gradient", "per_decision", "off_policy_mask(delta=0.3)")
+    # -A / 8 at each of 8 decisions; row 0 is bad and was left behind, row 1 good, row 2 still near, row 3 came nearer
+    found = slopes(Leaf(PRESENT), [-1.0, 1.0, -1.0, -1.0], loss)
+    assert found == [[0, 0], [-0.125, -0.125], [0.125, 0.125], [0.125, 0.125]]
+
+
+def test_the_off_policy_mask_measures_from_the_sampler_where_that_is_another():
+    loss = LossRecipe.of("policy_gradient", "per_decision", "off_policy_mask(delta=0.3)")
+    near = torch.tensor(PRESENT)  # the sampler would do as the present policy does
+    assert slopes(Leaf(PRESENT), [-1.0] * 4, loss, sampler_log_probs=near) == [[0.125, 0.125]] * 4
+
+
+def test_a_mismatch_factor_is_one_of_the_objective_and_leaves_the_terms_alone():
+    """As in DeepSeek-V3.2's eq. of the masked loss: the KL pulls a masked row back too."""
+    masked = LossRecipe.of(
+        "policy_gradient", "per_decision", "off_policy_mask(delta=0.3)", terms=["kl_k2(coef=1.0)"]
+    )  # (log p)^2 / 2 with the slope log p
+    assert slopes(Leaf([[-1.0, 0.0], [-0.2, 0.0]]), [-1.0, -1.0], masked) == [
+        [pytest.approx(-0.25), 0.0],
+        [pytest.approx(0.25 - 0.05), 0.25],
+    ]
+    # tis(cap=2): w = e^(log 3) = 3, cut at 2, at the first decision and 1 at the second
+    truncated = LossRecipe.of("policy_gradient", "per_decision", "tis(cap=2.0)", terms=["kl_k2(coef=1.0)"])
+    old = torch.tensor([[3.0, 1.0]]).log()
+    found = slopes(Leaf([[-1.0, 0.0]]), [1.0], truncated, old=old, sampler_log_probs=torch.zeros(1, 2))
+    assert found == [[pytest.approx((-2 - 1) / 2), -0.5]]
+
+
+def test_a_mismatch_factor_leaves_what_a_data_set_supplied_alone():
+    """No sampler drew the answer; its old log-probs, and the "sampler's", are 0, and the policy is far below them."""
+    loss = LossRecipe.of("policy_gradient", "per_decision", "off_policy_mask(delta=0.3)")
+    origin = torch.tensor([OWN, REFERENCE])
+    [own, answer] = slopes(Leaf([[-1.0, 0.0], [-1.0, 0.0]]), [-1.0, -1.0], loss, origin=origin)
+    assert own == [0, 0]
+    # importance: -A p / 4 with p = e^-1 and 1
+    assert answer == [pytest.approx(0.36788 / 4, abs=1e-6), 0.25]
+
+
+def test_before_the_first_update_a_coupled_objective_takes_its_scores_from_the_rollout():
+    """One pass over the 4 decisions instead of two, and the same gradient."""
+    loss, old = LossRecipe.of("gspo(low=0.1, high=0.1)", "per_decision"), torch.tensor([[-1.0, -2.0], [-3.0, -0.5]])
+    first, later = Leaf(old.tolist()), Leaf(old.tolist())
+    assert slopes(first, [1.0, -1.0], loss, old=old, on_policy=True) == slopes(later, [1.0, -1.0], loss, old=old)
+    assert (first.passes, later.passes) == (4, 8)
+    assert slopes(Leaf(old.tolist()), [1.0, -1.0], loss, old=old) == [[-0.25, -0.25], [0.25, 0.25]]
