@@ -46,11 +46,14 @@ def greedy_overlaps(said: Sequence[Box], gold: Sequence[Box]) -> list[float]:
 def visual_rft(said: Sequence[Thing], gold: Sequence[Box]) -> tuple[float, float]:
     """(IoU reward, confidence reward) of Visual-RFT (arXiv:2503.01785, section 3.2), each in [0, 1].
 
-    Boxes said twice are dropped, the most confident choose first. IoU: sum of ``greedy_overlaps`` / max(number of
+    Of a repeated box the first is kept; the most confident choose first, equally confident ones in the order of the
+    answer. IoU: sum of ``greedy_overlaps`` / max(number of
     gold boxes, of predictions). Confidence: mean over predictions of the confidence where it found a gold box, of
     1 - confidence where not. Nothing said where there is nothing is (1, 1).
     """
-    first = {thing.box: thing for thing in reversed(said)}
+    first: dict[Box, Thing] = {}
+    for thing in said:
+        first.setdefault(thing.box, thing)
     things = sorted(first.values(), key=lambda thing: -thing.confidence)
     if not things:
         return (0.0, 0.0) if gold else (1.0, 1.0)
@@ -196,11 +199,15 @@ def _is_list(value: Any) -> bool:
 
 
 def _mended(text: str) -> str:
-    """A list that breaks off is cut after its last whole object, as Visual-RFT does."""
+    """A list that breaks off, closed as the released code of Visual-RFT closes it.
+
+    It is cut at its last ``},`` or, where there is none, kept whole, and ``}]`` is appended. A single object is
+    therefore read where only its end is missing, and ``[{...}``, which becomes ``[{...}}]``, is not.
+    """
     start = text.find("[")
     if start < 0 or literal(text) is not None:
         return text
-    return text[start:].rpartition("},")[0] + "}]"
+    return text[start:].rsplit("},", 1)[0] + "}]"
 
 
 def _corner_and_size(box: Box) -> list[float]:

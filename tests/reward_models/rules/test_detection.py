@@ -35,6 +35,30 @@ def test_every_box_finds_at_most_one_gold_box():
     assert visual_rft([Thing(A, "", 0.4), Thing(NEAR_A, "", 0.9)], [A]) == pytest.approx((0.8 / 2, (0.9 + 0.6) / 2))
 
 
+def test_of_equal_confidences_the_first_box_chooses_first():
+    worse = (0, 0, 10, 7)  # IoU 0.7 with A
+    # A takes the gold box and the other finds none: 1 / max(1, 2) and (1 + (1 - 1)) / 2
+    assert visual_rft([Thing(A), Thing(worse)], [A]) == (0.5, 0.5)
+    # the other way round 0.7 / max(1, 2)
+    assert visual_rft([Thing(worse), Thing(A)], [A]) == pytest.approx((0.35, 0.5))
+    # of a repeated box the first confidence counts: A at 0.6 before the other at 0.5
+    repeated = [Thing(A, "", 0.6), Thing(worse, "", 0.5), Thing(A, "", 0.1)]
+    assert visual_rft(repeated, [A]) == pytest.approx((0.5, (0.6 + 0.5) / 2))
+
+
+def test_a_list_that_breaks_off_is_closed_as_in_the_released_code():
+    first = "{'Position': [0, 0, 10, 10], 'Confidence': 1.0"
+    # cut at the last "},": one of two gold boxes, 1/2 and 1
+    assert value("detection_visual_rft", f"[{first}}}, {{'Position': [20, 0, ", [A, B]) == 1.5
+    # a single object whose entries are complete: 1/1 and 1
+    assert value("detection_visual_rft", f"[{first}", [A]) == 2
+    assert value("detection_visual_rft", f"[{first[:-2]}", [A]) == 2  # "1" is a number too
+    # "[{...}" becomes "[{...}}]", which is no list
+    assert value("detection_visual_rft", f"[{first}}}", [A]) == 0
+    # what is not complete is not guessed
+    assert value("detection_visual_rft", "[{'Position': [0, 0, 10, 10], 'Confid", [A]) == 0
+
+
 def test_boxes_missed_and_boxes_too_many_cost_the_same():
     assert visual_rft([Thing(A)], [A, B]) == (0.5, 1)
     assert visual_rft([Thing(A), Thing(B)], [A]) == (0.5, 0.5)
