@@ -12,7 +12,7 @@ from reward_models.rules.reading import LONGEST, literal, malformed, meta_number
 
 Span: TypeAlias = tuple[float, float]
 
-_SPAN = re.compile(r"(?<![\d.])(-?\d+(?:\.\d*)?) (?:to|and) (-?\d+(?:\.\d*)?)")
+_SPAN = re.compile(r"(?<![\d.])(-?\d+(?:\.\d*)?) (?:to|and) (-?\d+(?:\.\d*)?)", re.IGNORECASE)
 _GLUE = re.compile(r"<glue>(.*?)</glue>", re.DOTALL)
 
 
@@ -60,7 +60,10 @@ def overlap_of_many(a: Sequence[Span], b: Sequence[Span]) -> float:
 
 
 def read_span(text: str) -> Span | None:
-    """JSON with start_time and end_time, a pair, or else the last "12.5 to 17" or "12.5 and 17"."""
+    """JSON with start_time and end_time, a pair, or else the last "12.5 to 17" or "12.5 and 17".
+
+    "To" and "AND" are read too: the released patterns of Time-R1 and VideoChat-R1 ignore case.
+    """
     value = literal(text)
     if isinstance(value, dict):
         ends = [value.get("start_time"), value.get("end_time")]

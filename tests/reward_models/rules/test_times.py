@@ -44,6 +44,8 @@ def test_distances_of_the_ends_count_too():
         ("2 to 8", (2, 8)),
         ("from 2.5 and 8. seconds", (2.5, 8)),
         ("0 to 1, no: 2 to 8", (2, 8)),
+        ("2 To 8", (2, 8)),
+        ("0 to 1. No: From 2 AND 8", (2, 8)),
         ('{"start_time": 2, "end_time": "8.0"}', (2, 8)),
         ("[2, 8]", (2, 8)),
         ("8 to 2", None),
