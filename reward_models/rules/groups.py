@@ -20,7 +20,7 @@ def length_bonus(
     longest: int = 512,
     bonus: float = 0.2,
     right: float = 0.1,
-    tags: bool = True,
+    tags: bool | str = True,
 ) -> list[float]:
     """``bonus`` for right completions of shortest <= tokens <= longest, if more than one of the prompt's are right.
 
@@ -44,7 +44,7 @@ def temporal_bonus(
     bonus: float = 0.3,
     ratio: float = 0.8,
     right: float = 0.1,
-    tags: bool = True,
+    tags: bool | str = True,
 ) -> list[float]:
     """``bonus`` for right completions of prompts whose order of frames mattered (T-GRPO).
 

@@ -38,7 +38,7 @@ def cosine_length(
     wrong_short: float = -1.0,
     wrong_long: float = -0.5,
     right: float = 0.5,
-    tags: bool = True,
+    tags: bool | str = True,
 ) -> list[float]:
     """``cosine`` of the length: right answers had better be short, wrong ones long (arXiv:2502.03373; TRL's numbers).
 

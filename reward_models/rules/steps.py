@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.reading import malformed
-from reward_models.rules.tags import texts
+from reward_models.rules.tags import final_answer_of, texts
 
 PARTS = ("### Image Description:", "### Rationales:", "### Step 1:", "### The final answer is:")
 
@@ -17,11 +17,13 @@ _STEP = re.compile(r"### Step (\d+):")
 def key_steps(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Share of the key steps in ``meta.key_steps`` that the numbered steps of a completion mention, in [0, 1].
 
-    ``key_steps`` is a list of lists of ways to say it; one way is enough, whatever the case. StepRAR adds it to the
-    accuracy with weight 0.1.
+    ``key_steps`` is a list of lists of ways to say it; one way is enough, whatever the case. A completion without a
+    final answer gets 0. StepRAR is 1 for a right answer plus 0.1 times this share:
+    ``task(tags='final_answer')`` and ``key_steps(weight=0.1)``. The released code adds the share without an answer too.
     """
     rows = zip(prompts, texts(outputs, "key_steps"), strict=True)
-    return [mentioned(text.text, _gold(prompt)) for prompt, text in rows]
+    shares = [(mentioned(text.text, _gold(prompt)), final_answer_of(text.text)) for prompt, text in rows]
+    return [share if answer else 0.0 for share, answer in shares]
 
 
 def step_order(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -21,6 +21,7 @@ _NO_THINK = r"(?:(?!</?think>).)*"
 _NO_ANSWER = r"(?:(?!</?answer>).)*"
 _NO_TAG = r"(?:(?!</?think>|</?answer>).)*"
 _ANSWER = re.compile(rf"<answer>({_NO_ANSWER})</answer>", re.DOTALL)
+_FINAL_ANSWER = re.compile(r"### The final answer is:\s*(?!#)(.*)")
 _BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
 
 
@@ -32,6 +33,16 @@ def answer_of(completion: str) -> str:
     """
     found = _ANSWER.findall(completion.rpartition("</think>")[2])
     return found[-1].strip() if found else ""
+
+
+def final_answer_of(completion: str) -> str:
+    """The line that follows the last heading "### The final answer is:"; "" where there is none.
+
+    The output format of R1-VL (arXiv:2503.12937). Its released code reads the first such heading; a completion of the
+    required form has exactly one.
+    """
+    lines = _FINAL_ANSWER.findall(completion)
+    return lines[-1].strip() if lines else ""
 
 
 def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "think_answer") -> list[float]:

@@ -17,7 +17,7 @@ from mmgrpo.registry import nearest
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import answers, boxes, detection, gui, mathematics, paths, tables, times
 from reward_models.rules.reading import malformed
-from reward_models.rules.tags import answer_of, texts
+from reward_models.rules.tags import answer_of, final_answer_of, texts
 
 Task = Callable[[str, Prompt, Text], float]
 
@@ -77,17 +77,18 @@ MAXIMA: Mapping[str, float] = {
 """What a perfect answer is worth, where it is not 1."""
 
 
-def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
+def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by the task that its own prompt names; NaN where that task cannot say.
 
     The answer is what stands in the last ``<answer>`` after the thought, and nothing if there is none. With
-    ``tags=False``, or ``"tags": false`` in ``meta`` of a row, it is the whole completion.
+    ``tags=False`` it is the whole completion, with ``tags='final_answer'`` the line after "### The final answer is:"
+    (R1-VL). ``"tags"`` in ``meta`` of a row decides for that row.
     """
     rows = zip(prompts, texts(outputs, "task"), strict=True)
     return [find(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
 
 
-def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
+def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by one task, whatever task the prompts name."""
     rows = zip(prompts, texts(outputs, name), strict=True)
     return [TASKS[name](answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
@@ -101,9 +102,13 @@ def find(prompt: Prompt) -> Task:
     return TASKS[prompt.task]
 
 
-def answer_in(text: Text, prompt: Prompt, tags: bool) -> str:
+def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
     """What of a completion is its answer."""
-    wanted = prompt.meta.get("tags", tags)
-    if not isinstance(wanted, bool):
-        malformed(prompt, "true or false", "meta.tags")
-    return answer_of(text.text) if wanted else text.text.strip()
+    place = prompt.meta.get("tags", tags)
+    if isinstance(place, bool):
+        return answer_of(text.text) if place else text.text.strip()
+    if place == "final_answer":
+        return final_answer_of(text.text)
+    if "tags" in prompt.meta:
+        malformed(prompt, "true, false or 'final_answer'", "meta.tags")
+    raise ValueError(f"tags: got {tags!r}, expected True, False or 'final_answer'")

@@ -134,8 +134,10 @@ def test_a_row_may_take_the_whole_completion_as_its_answer():
     prompts = [row("exact"), row("exact", tags=False)]
     assert scorer("task").fn(prompts, [Text("red")] * 2) == [0, 1]
     assert scorer("task(tags=False)").fn([row("exact"), row("exact", tags=True)], [Text("red")] * 2) == [1, 0]
-    with pytest.raises(ValueError, match=r"prompt '7'.*meta\.tags is 'no'; wanted true or false"):
+    with pytest.raises(ValueError, match=r"prompt '7'.*meta\.tags is 'no'; wanted true, false or 'final_answer'"):
         scorer("task").fn([row("exact", tags="no")], [Text("red")])
+    with pytest.raises(ValueError, match="tags: got 'no', expected True, False or 'final_answer'"):
+        scorer("task(tags='no')").fn([row("exact")], [Text("red")])
 
 
 def test_an_unknown_task_is_an_error_that_names_the_prompt_and_the_nearest():
