@@ -40,7 +40,11 @@ class Plan:
     jump: int = 1
     """Steps of the base grid that the single stochastic step spans."""
     tail: str = "euler"
-    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler."""
+    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler.
+
+    dpmpp_2m goes on from the clean estimate of the last stochastic step, so that already its first step is of second
+    order (MixGRPO, arXiv:2507.21802, equation 19).
+    """
     tail_steps: int = 0
     """Number of those steps on a re-spaced grid; 0 keeps the base grid."""
     intervals: tuple[int, ...] = (1,)

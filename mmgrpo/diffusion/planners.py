@@ -84,12 +84,16 @@ def sliding_window(
 ) -> list[Plan]:
     """Draw noise in and train a window that moves from noise to data over the rounds.
 
-    ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays from 10 rounds at
-    the first place down to 1 at the last, ``exp_decay`` stays ceil(interval exp(-0.1 max(start - 13, 0)))
-    rounds, ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the
-    window stays, or starts again with ``roll_back``. With ``tail_ratio`` r < 1 the window is followed by
-    max(int((T - its last step) r), 1) steps on a re-spaced grid (Flash: tail dpmpp_2m, ratio 0.4;
-    Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802.
+    ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays
+    max(floor(10 - 9 start / (T - 2)), 1) rounds at a start, ``exp_decay`` ceil(interval exp(-0.1 max(start - 13, 0))),
+    ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the window
+    stays, or starts again with ``roll_back``; the last of the T steps is never in it. With
+    ``tail_ratio`` r < 1 the n steps after the window become ceil(n r) on a re-spaced grid (Flash: tail
+    dpmpp_2m, ratio 0.4; Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802, equations 11 and 23.
+
+    The paper's window may hold the last step too. The released code takes floor((n + 1) r) - 1 steps
+    after the window, two fewer at most, and its window shrinks as it leaves the steps. ``decay`` is
+    that of the released code with its scripts' 10 and 1; the paper gives no formula for it.
     """
     last = last_start(steps, size)
     starts = range(0, last + 1, stride)
@@ -100,7 +104,8 @@ def sliding_window(
     elif schedule == "progressive":
         start = moved(starts, [interval] * len(starts), round, roll_back)
     elif schedule == "decay":
-        start = moved(starts, [math.ceil(10 - 9 * s / max(last, 1)) for s in starts], round, roll_back)
+        span = max(steps - 2, 1)
+        start = moved(starts, [max((10 * span - 9 * s) // span, 1) for s in starts], round, roll_back)
     elif schedule == "exp_decay":
         stays = [math.ceil(interval * math.exp(-0.1 * max(s - 13, 0))) for s in starts]
         start = moved(starts, stays, round, roll_back)
@@ -111,7 +116,8 @@ def sliding_window(
     end = start + size
     if not 0 < tail_ratio <= 1:
         raise ValueError(f"sliding_window: tail_ratio must be above 0 and at most 1, got {tail_ratio}")
-    left = max(int((steps - end + 1) * tail_ratio), 1) if tail_ratio < 1 else steps - end
+    # Less a billionth, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
+    left = math.ceil((steps - end) * tail_ratio - 1e-9) if tail_ratio < 1 else steps - end
     plan = spread(end + left, range(start, end), group_size, shared_noise)
     return [replace(plan, tail=tail, tail_steps=left if tail_ratio < 1 else 0)]
 
