@@ -1,4 +1,4 @@
-"""Every task as a reward of its own: ``exact``, ``box_iou``, ... for all rows, whatever task their prompts name."""
+"""Every task as a reward of its own: ``exact``, ``box_iou``, ... for all rows, whatever tasks their prompts name."""
 
 from __future__ import annotations
 

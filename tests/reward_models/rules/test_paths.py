@@ -22,9 +22,9 @@ def value(task: str, answer, gold, **meta) -> float:
 
 
 def test_missing_frames_count_over_gold_and_not_over_common():
-    gold, said = {1: A, 2: A}, {2: HALF, 3: A}
-    assert mean_over_gold(said, gold) == pytest.approx(1 / 3 / 2)
-    assert mean_over_common(said, gold) == pytest.approx(1 / 3)
+    gold, prediction = {1: A, 2: A}, {2: HALF, 3: A}
+    assert mean_over_gold(prediction, gold) == pytest.approx(1 / 3 / 2)
+    assert mean_over_common(prediction, gold) == pytest.approx(1 / 3)
     assert mean_over_common({3: A}, gold) == 0
 
 
@@ -74,7 +74,7 @@ def test_a_region_is_its_box_and_its_points():
     ],
 )
 def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold):
-    with pytest.raises(ValueError, match=r"prompt '7'.*answer is .*; wanted \{"):
+    with pytest.raises(ValueError, match=r"prompt '7'.*got answer .*, expected \{"):
         value(task, "{}", gold)
 
 
@@ -92,7 +92,9 @@ def test_key_steps_are_found_in_the_steps_only():
     # "shop" stands in the description, "5" would have stood in the final answer too
     assert scorer("key_steps").fn([prompt] * 3, [Text(STEPS), Text(""), Text("three apples make five")]) == [0.5, 0, 0]
     for wrong in (None, [], [[]], [["a", ""]], "five", ["five"]):
-        with pytest.raises(RuntimeError, match=r"prompt '7'.*meta\.key_steps is .*; wanted a list of lists"):
+        with pytest.raises(
+            RuntimeError, match=r"prompt '7'.*got meta\.key_steps .*, expected a list of non-empty lists"
+        ):
             score_outputs([scorer("key_steps")], [Prompt("how many?", "7", meta={"key_steps": wrong})], [Text(STEPS)])
 
 
@@ -140,7 +142,7 @@ def test_step_accuracy_is_the_answer_and_a_tenth_of_the_key_steps():
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (STEPS, 1),
         (STEPS.replace("Step 2", "Step 3"), 0),
@@ -150,5 +152,5 @@ def test_step_accuracy_is_the_answer_and_a_tenth_of_the_key_steps():
         ("", 0),
     ],
 )
-def test_steps_are_in_order_and_the_answer_is_last(text, wanted):
-    assert scorer("step_order").fn([Prompt("how many?", "7")], [Text(text)]) == [wanted]
+def test_steps_are_in_order_and_the_answer_is_last(text, expected):
+    assert scorer("step_order").fn([Prompt("how many?", "7")], [Text(text)]) == [expected]
