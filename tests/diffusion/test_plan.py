@@ -73,7 +73,7 @@ def test_a_shared_initial_noise_is_evaluated_once():
 def test_dance_grpo_trains_nine_of_sixteen_steps():
     # int(15 * 0.6) = 9
     plan = one("random_subset(fraction=0.6)", steps=16, group_size=12)
-    assert plan.drawn == 9 and plan.trained_edges == 108 and plan.roots == 1
+    assert plan.trained_per_row == 9 and plan.trained_edges == 108 and plan.roots == 1
 
 
 def test_one_step_branches_train_with_one_forward_per_root():
@@ -140,7 +140,7 @@ def test_every_trained_edge_is_owned_exactly_once(text):
             assert len(owned) == plan.edges[step]
 
 
-def test_a_share_is_drawn_for_each_row_by_itself():
+def test_a_fraction_is_drawn_for_each_row_independently():
     plan = one("random_subset(fraction=0.6)", steps=16, group_size=64)
     loss_mask = plan.loss_mask(seeded())
     assert loss_mask.sum(1).tolist() == [9] * 64
@@ -149,7 +149,7 @@ def test_a_share_is_drawn_for_each_row_by_itself():
     assert torch.equal(loss_mask, plan.loss_mask(seeded())) and not torch.equal(loss_mask, plan.loss_mask(seeded(1)))
 
 
-def test_a_share_draws_all_steps_equally_often():
+def test_a_fraction_draws_all_steps_equally_often():
     counts = one("random_subset(fraction=0.6)", steps=11, group_size=4000).loss_mask(seeded()).float().mean(0)
     # 6 of 10; three standard errors: 3 sqrt(0.24 / 4000) = 0.023
     torch.testing.assert_close(counts[:-1], torch.full((10,), 0.6), atol=0.025, rtol=0)
@@ -196,14 +196,14 @@ def test_a_refused_plan_shows_its_arguments():
         ("branch_mix(factor=3)", 20, 16, "makes groups of 81"),
         ("tree_window", 10, 16, "makes groups of 27, got group_size=16"),
         ("one_step_branch(roots=4)", 10, 6, "does not divide into 4 roots; use a multiple of 4"),
-        ("branch_tree", 9, 16, r"steps \[9\] are asked to draw noise, but of 9 steps only 0 to 7 can"),
+        ("branch_tree", 9, 16, r"got noise at steps \[9\], expected it at steps 0 to 7 of 9"),
         ("every_step", 1, 4, "use at least 2 steps"),
-        ("sliding_window(size=10)", 10, 4, "use a size from 1 to 9"),
+        ("sliding_window(size=10)", 10, 4, "got a window of 10 steps, expected 1 to 9"),
         ("sliding_window(schedule='spiral')", 10, 4, "no schedule 'spiral'; known: progressive"),
-        ("sliding_window(tail_ratio=0.0)", 10, 4, "tail_ratio must be above 0"),
-        ("one_step_branch(draw='two')", 10, 4, "'one' or 'all', got 'two'"),
+        ("sliding_window(tail_ratio=0.0)", 10, 4, "got tail_ratio 0.0, expected 0 < tail_ratio <= 1"),
+        ("one_step_branch(draw='two')", 10, 4, "got draw 'two', expected 'one' or 'all'"),
         ("one_step_branch(jump=10)", 10, 4, "leaves no step of 10"),
-        ("tree_window(r=1.0)", 10, 27, "r must lie between 0 and 1"),
+        ("tree_window(r=1.0)", 10, 27, "got r 1.0, expected 0 < r < 1"),
         ("random_subset(fraction=0.1)", 5, 4, r"trains int\(4 \* 0.1\) steps"),
         ("branch_tre", 20, 16, "Did you mean 'branch_tree'"),
         ("every_step(size=2)", 20, 16, "has no parameter 'size'"),
