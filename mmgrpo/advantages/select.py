@@ -98,8 +98,9 @@ def parent_top1(
 ) -> Bool[Tensor, "B T"]:
     """After the last split of a tree only the better child of each parent (BranchGRPO, arXiv:2509.06040).
 
-    That is its width pruning; the decisions of the split itself stay trained, in both children. With 20
-    steps and binary splits at steps 0, 3, 6, 9, 138 of 218 decisions are left. A group whose rows never
+    That is its width pruning; the decisions of the split itself stay trained, in both children. The tree
+    of 20 steps with binary splits at steps 0, 3, 6, 9 has 218 edges, of which the 16 of the last,
+    deterministic step are not trained; of the other 202 pruning leaves 130. A group whose rows never
     shared a decision has no split and stays whole.
     """
     tail = tails(log_probs, decision_mask)

@@ -245,6 +245,12 @@ def no_history(x: Latent) -> History:
     return History(torch.zeros_like(x), torch.ones_like(x.flatten(1)[:, 0]))
 
 
+def estimate_of(x: Latent, output: Latent, step: Step, grid: Grid) -> History:
+    """The clean estimate at a step that another kernel takes, for a multistep solver that goes on from there."""
+    now, _ = flow_levels(x, step, grid)
+    return History(estimates(x, output, now)[0], now.flatten())
+
+
 def euler(x: Latent, output: Latent, step: Step, grid: Grid) -> Latent:
     """``x + v (s' - s)``: one step of the flow's ODE. A step to s' = 0 gives the clean estimate."""
     now, then = flow_levels(x, step, grid)
@@ -252,7 +258,7 @@ def euler(x: Latent, output: Latent, step: Step, grid: Grid) -> Latent:
 
 
 def dpmpp_2m(x: Latent, output: Latent, step: Step, grid: Grid, history: History) -> tuple[Latent, History]:
-    """Second-order multistep DPM-Solver++ for flows; the first step and the step to s' = 0 are Euler's.
+    """Second-order multistep DPM-Solver++ for flows; a step without history and the step to s' = 0 are Euler's.
 
     With l(s) = ln((1 - s) / s), h = l(s') - l(s): ``x' = euler - (1 - s') (exp(-h) - 1) D / 2``,
     ``D = (x0 - x0_before) h / h_before``. DPM-Solver++, arXiv:2211.01095, algorithm 2.

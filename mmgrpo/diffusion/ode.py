@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.diffusion.kernels import ddim, dpmpp_2m, euler, no_history
+from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Output, Prompt, Reference, Request
@@ -75,17 +75,26 @@ class Solver:
         conditioning: Any,
         grid: Grid,
         start: int = 0,
-        method: str = "euler",
     ) -> Float[Tensor, "N *latent"]:
-        """Solve the ODE from step ``start`` of a grid to its end."""
-        history = no_history(x)
+        """Solve the ODE by first-order steps from step ``start`` of a grid to its end."""
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
-            output = self.predict(network, x, step, conditioning, grid)
-            if method == "dpmpp_2m":
-                x, history = dpmpp_2m(x, output, step, grid, history)
-            else:
-                x = self.step(x, output, step, grid)
+            x = self.step(x, self.predict(network, x, step, conditioning, grid), step, grid)
+        return x
+
+    def denoise_multistep(
+        self,
+        network: nn.Module,
+        x: Float[Tensor, "N *latent"],
+        conditioning: Any,
+        grid: Grid,
+        start: int,
+        history: History,
+    ) -> Float[Tensor, "N *latent"]:
+        """The same by ``dpmpp_2m``; ``history`` is the clean estimate at the step before ``start``."""
+        for t in range(start, grid.steps):
+            step = torch.full((len(x),), t, device=x.device)
+            x, history = dpmpp_2m(x, self.predict(network, x, step, conditioning, grid), step, grid, history)
         return x
 
     def step(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a denoising policy does at each step: follow the ODE or draw noise, train or not, branch or not.
+"""The plan of a denoising policy: at each step the ODE or noise, trained or not, with or without branches.
 
 One object expresses full SDE (Flow-GRPO), random subsets (DanceGRPO), windows (MixGRPO), one-step
 branches (Granular-GRPO, TempFlow-GRPO, E-GRPO) and trees (BranchGRPO, TreeGRPO).
@@ -6,7 +6,7 @@ branches (Granular-GRPO, TempFlow-GRPO, E-GRPO) and trees (BranchGRPO, TreeGRPO)
 The rows of a group are the leaves of ``roots`` trees, in lexicographic order of (root, child at the
 first split, child at the second, ...). An *edge* is one transition of that tree, a *forward* one
 network evaluation; the children of a split share their parent's forward. Edges and forwards of a
-step are numbered from 0 in the order of rows, so that row r passes edge ``r * width // rows``.
+step are numbered from 0 in the order of rows, so that row r takes edge ``r * width // rows``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmgrpo.diffusion.schedules import Grid
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one group's rollout. Indexed by its own steps: run it on ``plan.grid(base)``."""
+    """The steps of one group's rollout. Fields are indexed by the steps of ``plan.grid(base)``."""
 
     stochastic: tuple[bool, ...]
     """True where the step draws noise; elsewhere it follows the ODE. The last step never draws."""
@@ -40,7 +40,11 @@ class Plan:
     jump: int = 1
     """Steps of the base grid that the single stochastic step spans."""
     tail: str = "euler"
-    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler."""
+    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler.
+
+    dpmpp_2m goes on from the clean estimate of the last stochastic step, so that already its first step is of second
+    order (MixGRPO, arXiv:2507.21802, equation 19).
+    """
     tail_steps: int = 0
     """Number of those steps on a re-spaced grid; 0 keeps the base grid."""
     intervals: tuple[int, ...] = (1,)
@@ -114,39 +118,39 @@ class Plan:
     def trained_edges(self) -> int:
         """Decisions that a group trains."""
         if self.fraction < 1:
-            return self.rows * self.drawn
+            return self.rows * self.trained_per_row
         return sum(width for width, trained in zip(self.edges, self.trained, strict=True) if trained)
 
     @property
     def training_evaluations(self) -> int:
-        """Network evaluations that training a group once needs, at most (a random share may need fewer)."""
+        """Most network evaluations of training a group once; a random fraction may need fewer."""
         trained = [width for width, trained in zip(self.forwards, self.trained, strict=True) if trained]
         return min(sum(trained), self.trained_edges)
 
     @property
-    def drawn(self) -> int:
+    def trained_per_row(self) -> int:
         """Trained steps of each row."""
         return int(sum(self.trained) * self.fraction)
 
     def edge(self, step: int) -> Int[Tensor, " G"]:
-        """The number of the transition that each row passes at a step."""
+        """The number of the transition that each row takes at a step."""
         return torch.arange(self.rows) * self.edges[step] // self.rows
 
     def forward(self, step: int) -> Int[Tensor, " G"]:
-        """The number of the network evaluation (the sample before the step) that each row passes."""
+        """The number of the network evaluation (of the sample before the step) of each row."""
         return torch.arange(self.rows) * self.forwards[step] // self.rows
 
     def loss_mask(self, generator: torch.Generator) -> Bool[Tensor, "G T"]:
-        """The trained decisions that each row owns; a shared one belongs to the first row that passes it.
+        """The trained decisions that each row owns; a shared one is owned by the first row that takes it.
 
-        With ``fraction`` < 1 every row keeps its own random ``drawn`` of the trained steps.
+        With ``fraction`` < 1 every row owns its own random ``trained_per_row`` of the trained steps.
         """
         trained = torch.tensor(self.trained)
         if self.fraction < 1:
             order = torch.rand(self.rows, self.steps, generator=generator)
             order = order.masked_fill(~trained, -1).argsort(dim=1, descending=True)
             kept = torch.zeros(self.rows, self.steps, dtype=torch.bool)
-            return kept.scatter(1, order[:, : self.drawn], True)
+            return kept.scatter(1, order[:, : self.trained_per_row], True)
         edges = torch.stack([self.edge(step) for step in range(self.steps)], dim=1)
         first = torch.ones(self.rows, self.steps, dtype=torch.bool)
         first[1:] = edges[1:] != edges[:-1]

@@ -1,8 +1,8 @@
-"""Named ways to draw the plans of a round: pure functions of steps, group size, round and a generator.
+"""Planners: pure functions of steps, group size, round and a generator to the plans of a round.
 
 Plans are drawn once per round from a generator that is equal on all ranks, so that all members of
-a group, and all groups, share one window; a window per sample would let rewards within a group
-differ for a reason that is not the policy's. Several plans in one round are as many groups of each prompt.
+a group, and all groups, share one window; with a window per sample, rewards within a group would
+differ for a reason other than the policy. A round of several plans samples as many groups per prompt.
 
     >>> import torch
     >>> from mmgrpo.diffusion.planners import planner
@@ -42,9 +42,9 @@ def random_subset(
     fraction: float = 0.6,
     shared_noise: bool = True,
 ) -> list[Plan]:
-    """Draw noise in all steps but the last; each row trains a random share of them.
+    """Draw noise in all steps but the last; each row trains a random fraction of them.
 
-    A prompt's rows start from one noise; DanceGRPO, arXiv:2505.07818.
+    The rows of a prompt start from one noise; DanceGRPO, arXiv:2505.07818.
     """
     return [replace(spread(steps, range(steps - 1), group_size, shared_noise), fraction=fraction)]
 
@@ -58,9 +58,9 @@ def random_window(
     before: float = 0.5,
     shared_noise: bool = True,
 ) -> list[Plan]:
-    """Draw noise in and train ``size`` steps in a row, whose first is uniform in [0, before * steps].
+    """Draw noise in and train ``size`` consecutive steps, the first uniform in [0, before * steps].
 
-    With shared noise a group branches at the window's start and pays for one ODE prefix
+    With shared noise a group branches at the window's start and computes the ODE before it once
     (Flow-GRPO-Fast, arXiv:2505.05470).
     """
     last = min(int(before * steps), last_start(steps, size))
@@ -84,12 +84,16 @@ def sliding_window(
 ) -> list[Plan]:
     """Draw noise in and train a window that moves from noise to data over the rounds.
 
-    ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays from 10 rounds at
-    the first place down to 1 at the last, ``exp_decay`` stays ceil(interval exp(-0.1 max(start - 13, 0)))
-    rounds, ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the
-    window stays, or starts again with ``roll_back``. With ``tail_ratio`` r < 1 the window is followed by
-    max(int((T - its last step) r), 1) steps on a re-spaced grid (Flash: tail dpmpp_2m, ratio 0.4;
-    Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802.
+    ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays
+    max(floor(10 - 9 start / (T - 2)), 1) rounds at a start, ``exp_decay`` ceil(interval exp(-0.1 max(start - 13, 0))),
+    ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the window
+    stays, or starts again with ``roll_back``; the last of the T steps is never in it. With
+    ``tail_ratio`` r < 1 the n steps after the window become ceil(n r) on a re-spaced grid (Flash: tail
+    dpmpp_2m, ratio 0.4; Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802, equations 11 and 23.
+
+    The paper's window may hold the last step too. The released code takes floor((n + 1) r) - 1 steps
+    after the window, two fewer at most, and its window shrinks as it leaves the steps. ``decay`` is
+    that of the released code with its scripts' 10 and 1; the paper gives no formula for it.
     """
     last = last_start(steps, size)
     starts = range(0, last + 1, stride)
@@ -98,22 +102,24 @@ def sliding_window(
     elif schedule == "frozen":
         start = 0
     elif schedule == "progressive":
-        start = moved(starts, [interval] * len(starts), round, roll_back)
+        start = start_at(starts, [interval] * len(starts), round, roll_back)
     elif schedule == "decay":
-        start = moved(starts, [math.ceil(10 - 9 * s / max(last, 1)) for s in starts], round, roll_back)
+        span = max(steps - 2, 1)
+        start = start_at(starts, [max((10 * span - 9 * s) // span, 1) for s in starts], round, roll_back)
     elif schedule == "exp_decay":
         stays = [math.ceil(interval * math.exp(-0.1 * max(s - 13, 0))) for s in starts]
-        start = moved(starts, stays, round, roll_back)
+        start = start_at(starts, stays, round, roll_back)
     else:
         raise ValueError(
             f"sliding_window: there is no schedule '{schedule}'; known: progressive, decay, exp_decay, random, frozen"
         )
     end = start + size
     if not 0 < tail_ratio <= 1:
-        raise ValueError(f"sliding_window: tail_ratio must be above 0 and at most 1, got {tail_ratio}")
-    left = max(int((steps - end + 1) * tail_ratio), 1) if tail_ratio < 1 else steps - end
-    plan = spread(end + left, range(start, end), group_size, shared_noise)
-    return [replace(plan, tail=tail, tail_steps=left if tail_ratio < 1 else 0)]
+        raise ValueError(f"sliding_window: got tail_ratio {tail_ratio}, expected 0 < tail_ratio <= 1")
+    # Less a billionth, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
+    after = math.ceil((steps - end) * tail_ratio - 1e-9) if tail_ratio < 1 else steps - end
+    plan = spread(end + after, range(start, end), group_size, shared_noise)
+    return [replace(plan, tail=tail, tail_steps=after if tail_ratio < 1 else 0)]
 
 
 def one_step_branch(
@@ -127,9 +133,9 @@ def one_step_branch(
     jump: int = 1,
     intervals: Sequence[int] = (1,),
 ) -> list[Plan]:
-    """Branch at one step, the only one that draws noise: the reward depends on that noise alone.
+    """Branch at one step, the only one that draws noise, so that the reward depends on that noise alone.
 
-    The step is among the first ``first`` of all; ``draw`` "one" draws one of them each round, "all"
+    The step is in the first fraction ``first`` of all; ``draw`` "one" draws one step each round, "all"
     makes a plan of each. ``intervals`` add previews from coarser completions (Granular-GRPO,
     arXiv:2510.01982: first=0.5, intervals=[1, 2, 3]); roots=4 is TempFlow-GRPO (arXiv:2508.04324);
     ``jump`` merges steps into a longer one (E-GRPO, arXiv:2601.00423).
@@ -145,8 +151,8 @@ def one_step_branch(
     elif draw == "one":
         places = [int(torch.randint(eligible, (), generator=generator))]
     else:
-        raise ValueError(f"one_step_branch: draw must be 'one' or 'all', got '{draw}'")
-    children = divided(group_size, roots)
+        raise ValueError(f"one_step_branch: got draw '{draw}', expected 'one' or 'all'")
+    children = children_per_root(group_size, roots)
     return [
         replace(
             tree(steps - jump + 1, [place], [place], {place: children}, roots),
@@ -175,7 +181,7 @@ def branch_tree(
     split and moves one depth every ``prune_every`` rounds until it starts at ``prune_stop``.
     The forward tree is always complete. BranchGRPO, arXiv:2509.06040.
     """
-    fits(group_size, factor ** len(splits), f"branch_tree(splits={list(splits)}, factor={factor})")
+    require_size(group_size, factor ** len(splits), f"branch_tree(splits={list(splits)}, factor={factor})")
     stochastic = range(steps - 1)
     skipped = range(0)
     if prune:
@@ -202,7 +208,7 @@ def branch_mix(
     The window starts after the last split and moves one step every ``interval`` rounds
     (BranchGRPO-Mix, arXiv:2509.06040).
     """
-    fits(group_size, factor ** len(splits), f"branch_mix(splits={list(splits)}, factor={factor})")
+    require_size(group_size, factor ** len(splits), f"branch_mix(splits={list(splits)}, factor={factor})")
     start = max(min(max(splits) + 1 + round // interval, last_start(steps, window)), 0)
     stochastic = {*splits, *range(start, start + window)}
     plan = tree(steps, stochastic, stochastic, dict.fromkeys(splits, factor), 1)
@@ -223,7 +229,7 @@ def tree_window(
     The window starts at i with probability (1 - r) r^i / (1 - r^(steps - depth)), i < steps - depth
     (TreeGRPO, ICLR 2026).
     """
-    fits(group_size, children**depth, f"tree_window(children={children}, depth={depth})")
+    require_size(group_size, children**depth, f"tree_window(children={children}, depth={depth})")
     last_start(steps, depth)
     start = int(torch.multinomial(window_starts(steps, depth, r), 1, generator=generator))
     window = range(start, start + depth)
@@ -233,7 +239,7 @@ def tree_window(
 def window_starts(steps: int, depth: int, r: float) -> torch.Tensor:
     """Truncated geometric distribution of a window's start: (1 - r) r^i / (1 - r^n), n = steps - depth."""
     if not 0 < r < 1:
-        raise ValueError(f"tree_window: r must lie between 0 and 1, got {r}")
+        raise ValueError(f"tree_window: got r {r}, expected 0 < r < 1")
     count = steps - depth
     return (1 - r) * r ** torch.arange(count, dtype=torch.float64) / (1 - r**count)
 
@@ -253,7 +259,7 @@ PLANS: dict[str, Block] = {
 
 
 def planner(text: str) -> Planner:
-    """The planner that ``name(parameter=value)`` names."""
+    """The planner of ``name(parameter=value)``."""
     bound = bind(text, PLANS, "plan")
     return lambda steps, group_size, round, generator: bound(
         {"steps": steps, "group_size": group_size, "round": round, "generator": generator}
@@ -262,23 +268,23 @@ def planner(text: str) -> Planner:
 
 def tree(steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: Mapping[int, int], roots: int) -> Plan:
     """A plan from sets of steps and the children at each split."""
-    noisy, chosen = set(stochastic), set(trained)
-    outside = sorted(step for step in noisy | chosen | set(splits) if not 0 <= step < steps - 1)
+    noise, training = set(stochastic), set(trained)
+    outside = sorted(step for step in noise | training | set(splits) if not 0 <= step < steps - 1)
     if outside:
         raise ValueError(
-            f"steps {outside} are asked to draw noise, but of {steps} steps only 0 to {steps - 2} can "
-            "(the last one is deterministic); use more sampling steps or earlier splits and windows"
+            f"got noise at steps {outside}, expected it at steps 0 to {steps - 2} of {steps} (the last one is "
+            "deterministic); use more sampling steps or earlier splits and windows"
         )
     return Plan(
-        stochastic=tuple(step in noisy for step in range(steps)),
-        trained=tuple(step in chosen for step in range(steps)),
+        stochastic=tuple(step in noise for step in range(steps)),
+        trained=tuple(step in training for step in range(steps)),
         branches=tuple(splits.get(step, 1) for step in range(steps)),
         roots=roots,
     )
 
 
 def spread(steps: int, window: Sequence[int], group_size: int, shared_noise: bool) -> Plan:
-    """Noise in, and training of, one window; with shared noise the group branches at its first step."""
+    """A plan that draws noise in, and trains, one window; with shared noise the group branches at its first step."""
     if not window:
         raise ValueError(f"a plan of {steps} steps with a window of {len(window)} trains nothing; use at least 2 steps")
     if shared_noise:
@@ -286,8 +292,8 @@ def spread(steps: int, window: Sequence[int], group_size: int, shared_noise: boo
     return tree(steps, window, window, {}, group_size)
 
 
-def moved(starts: Sequence[int], stays: Sequence[int], round: int, roll_back: bool) -> int:
-    """Where a window is that stays ``stays[i]`` rounds at ``starts[i]``."""
+def start_at(starts: Sequence[int], stays: Sequence[int], round: int, roll_back: bool) -> int:
+    """Start, in a round, of a window that stays ``stays[i]`` rounds at ``starts[i]``."""
     if roll_back:
         round %= sum(stays)
     for start, stay in zip(starts, stays, strict=True):
@@ -298,23 +304,22 @@ def moved(starts: Sequence[int], stays: Sequence[int], round: int, roll_back: bo
 
 
 def last_start(steps: int, size: int) -> int:
-    """The last place of a window that leaves out the last step."""
+    """The last start of a window that leaves out the last step."""
     if not 1 <= size <= steps - 1:
         raise ValueError(
-            f"a window of {size} does not fit {steps} steps, of which all but the last can draw noise; "
-            f"use a size from 1 to {steps - 1}"
+            f"got a window of {size} steps, expected 1 to {steps - 1}: of {steps} steps all but the last can draw noise"
         )
     return steps - 1 - size
 
 
-def divided(group_size: int, roots: int) -> int:
-    """Children per root."""
+def children_per_root(group_size: int, roots: int) -> int:
+    """Children of each root."""
     if roots < 1 or group_size % roots:
         raise ValueError(f"group_size={group_size} does not divide into {roots} roots; use a multiple of {roots}")
     return group_size // roots
 
 
-def fits(group_size: int, rows: int, what: str) -> None:
+def require_size(group_size: int, rows: int, what: str) -> None:
     if group_size != rows:
         raise ValueError(
             f"{what} makes groups of {rows}, got group_size={group_size}; set group_size={rows} or change the tree"

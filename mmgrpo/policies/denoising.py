@@ -24,10 +24,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.diffusion.kernels import (
+    History,
     Kernel,
     Transition,
+    estimate_of,
     kernel,
     level_table,
+    no_history,
     noise_table,
     over_latent,
     sibling_noise,
@@ -144,9 +147,12 @@ class DenoisingPolicy:
         decisions: list[Decisions] = []
         for number, plan in enumerate(plans):
             first_row = sum(len(final) for final in finals)
-            walk, made, end = self._walk(request, plan, number, len(plans), first_row, conditioning)
+            walk, made, end, history = self._walk(request, plan, number, len(plans), first_row, conditioning)
             rows = conditioning.take(walk.prompt)
-            finals.append(self.solver.denoise(self.network, end, rows, walk.grid, plan.end, plan.tail))
+            if plan.tail == "dpmpp_2m":
+                finals.append(self.solver.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history))
+            else:
+                finals.append(self.solver.denoise(self.network, end, rows, walk.grid, plan.end))
             for interval in plan.intervals[1:]:
                 coarse = self.solver.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse))
@@ -165,8 +171,11 @@ class DenoisingPolicy:
 
     def _walk(
         self, request: Request, plan: Plan, number: int, plans: int, first_row: int, conditioning: Any
-    ) -> tuple[Walk, Decisions, Float[Tensor, "rows *latent"]]:
-        """Walk the trees of all prompts to the plan's last stochastic step."""
+    ) -> tuple[Walk, Decisions, Float[Tensor, "rows *latent"], History]:
+        """Walk the trees of all prompts to the plan's last stochastic step.
+
+        Also the samples after it and, for a tail by ``dpmpp_2m``, the clean estimates that it drew them from.
+        """
         groups, rows = len(request.prompts), len(request.prompts) * plan.rows
         grid = plan.grid(self.grid)
         std, level = noise_table(self.kernel, grid), level_table(self.kernel, grid)
@@ -176,7 +185,7 @@ class DenoisingPolicy:
         count, here = len(x), torch.arange(len(x), device=self.device)
         before, after = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
         log_probs = torch.zeros(rows, plan.steps, device=self.device)
-        kept = True
+        kept, history = True, no_history(x)
         for t in range(plan.end):
             forwards, edges = plan.forwards[t], plan.edges[t]
             step = torch.full((len(x),), t, device=self.device)
@@ -194,6 +203,8 @@ class DenoisingPolicy:
             drawn = self.kernel(x, output, step, grid)
             children = torch.arange(len(x), device=self.device).repeat_interleave(plan.branches[t])
             drawn = Transition(drawn.mean[children], drawn.std[children], drawn.scaled)
+            if t == plan.end - 1 and plan.tail == "dpmpp_2m":
+                history = estimate_of(x[children], output[children], step[children], grid)
             x = drawn.sample(self._noise(streams, plan, forwards, edges))
             states.append(x)
             means.append(drawn.mean)
@@ -236,7 +247,7 @@ class DenoisingPolicy:
                 "dt": grid.dt(steps).expand(rows, -1),
             },
         )
-        return walk, made, x
+        return walk, made, x, history
 
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> Scores:
         """Score the part's transitions again; one forward pass per distinct state."""

@@ -1,4 +1,4 @@
-"""Answers that are words, letters or numbers. An empty answer is never right."""
+"""Tasks whose answers are words, letters or numbers. An empty answer is never correct."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from reward_models.rules.reading import (
 _LETTER = re.compile(r"\(?([A-Za-z])\)?(?:[.:)]\s*.*)?", re.DOTALL)
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _SLACK = 1e-9
-"""Numbers closer than this (relative to their size) are equal: no verdict turns on the last bit."""
+"""Relative difference below which two numbers are equal, so that no reward depends on rounding."""
 
 
 def exact(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the answer is the gold text (or one of a list), whatever the case, spaces and final full stop."""
-    wanted = [words(text) for text in gold_texts(prompt)]
-    return float(bool(words(answer)) and words(answer) in wanted)
+    """1 if the answer equals the gold text (or one of a list) up to case, spaces and a final full stop."""
+    references = [words(text) for text in gold_texts(prompt)]
+    return float(bool(words(answer)) and words(answer) in references)
 
 
 def classification(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if one of answer and class name contains the other, without case, spaces and underscores (Visual-RFT)."""
-    said, wanted = (re.sub(r"[\s_]", "", text).casefold() for text in (answer, gold_text(prompt)))
-    return float(bool(said) and (said in wanted or wanted in said))
+    """1 if answer or class name contains the other, up to case, spaces and underscores (Visual-RFT)."""
+    prediction, name = (re.sub(r"[\s_]", "", text).casefold() for text in (answer, gold_text(prompt)))
+    return float(bool(prediction) and (prediction in name or name in prediction))
 
 
 def letter(answer: str, prompt: Prompt) -> str:
-    """The letter of a choice: "B", "(b)", "B. a cat"; or an option's own text, where ``meta.options`` lists them.
+    """The letter of a choice: of "B", "(b)", "B. a cat", or of the text of one of ``meta.options``.
 
-    "" where there is none: "a dog" is not choice A.
+    "" for any other answer: "a dog" is not choice A.
     """
     options = prompt.meta.get("options", [])
     if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
@@ -44,30 +44,33 @@ def letter(answer: str, prompt: Prompt) -> str:
     texts = [words(option) for option in options]
     if words(answer) and texts.count(words(answer)) == 1:
         return chr(ord("A") + texts.index(words(answer)))
-    found = _LETTER.fullmatch(answer.strip())
-    return found[1].upper() if found else ""
+    match = _LETTER.fullmatch(answer.strip())
+    return match[1].upper() if match else ""
 
 
 def choice(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the answer names the letter of the gold choice (see ``letter``)."""
-    wanted = gold_text(prompt).strip("().").upper()
-    if not re.fullmatch("[A-Z]", wanted):
+    """1 if the ``letter`` of the answer is that of the gold choice."""
+    expected = gold_text(prompt).strip("().").upper()
+    if not re.fullmatch("[A-Z]", expected):
         malformed(prompt, "one letter")
-    return float(letter(answer, prompt) == wanted)
+    return float(letter(answer, prompt) == expected)
 
 
-def share_of_choices(said: set[str], right: set[str]) -> float:
-    """|said| / |right| if all that is said is right, otherwise 0 (TW-GRPO, arXiv:2505.24718)."""
-    return len(said) / len(right) if said <= right else 0.0
+def fraction_of_choices(prediction: set[str], correct: set[str]) -> float:
+    """|prediction| / |correct| if the prediction is a subset of the correct letters, otherwise 0.
+
+    TW-GRPO, arXiv:2505.24718.
+    """
+    return len(prediction) / len(correct) if prediction <= correct else 0.0
 
 
 def choices(answer: str, prompt: Prompt, output: Text) -> float:
-    """Several letters with commas between, partly credited: ``share_of_choices``."""
-    given = prompt.answer
-    right = _letters(",".join(map(str, given)) if isinstance(given, list | tuple) else gold_text(prompt))
-    if not right or not all(re.fullmatch("[A-Z]", one) for one in right):
-        malformed(prompt, 'letters with commas between, such as "A,C"')
-    return share_of_choices(_letters(answer), right)
+    """``fraction_of_choices`` of comma-separated letters."""
+    answers = prompt.answer
+    correct = _letters(",".join(map(str, answers)) if isinstance(answers, list | tuple) else gold_text(prompt))
+    if not correct or not all(re.fullmatch("[A-Z]", one) for one in correct):
+        malformed(prompt, 'comma-separated letters such as "A,C"')
+    return fraction_of_choices(_letters(answer), correct)
 
 
 def _letters(text: str) -> set[str]:
@@ -75,73 +78,76 @@ def _letters(text: str) -> set[str]:
 
 
 def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the answer says yes or no (only one of them) as the gold answer does; true and false will do there."""
-    known = {True: "yes", False: "no", "yes": "yes", "no": "no"}
+    """1 if the answer holds the word of the gold answer, yes or no, and not the other; gold may be true or false."""
+    verdicts = {True: "yes", False: "no", "yes": "yes", "no": "no"}
     gold = words(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer
-    if not isinstance(gold, str | bool) or gold not in known:
+    if not isinstance(gold, str | bool) or gold not in verdicts:
         malformed(prompt, "yes or no")
-    return float(set(_YES_NO.findall(answer.casefold())) == {known[gold]})
+    return float(set(_YES_NO.findall(answer.casefold())) == {verdicts[gold]})
 
 
 def numeric(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the one number in the answer is within ``meta.tolerance`` (absolute; default 0) of the gold number."""
-    said, gold, tolerance = number(answer), gold_number(prompt), meta_number(prompt, "tolerance", 0)
+    """1 if the only number of the answer is within ``meta.tolerance`` (absolute, default 0) of the gold number."""
+    prediction, gold, tolerance = number(answer), gold_number(prompt), meta_number(prompt, "tolerance", 0)
     if tolerance < 0:
-        malformed(prompt, "a number that is not negative", "meta.tolerance")
-    return float(said is not None and abs(said - gold) <= tolerance + _SLACK * max(abs(gold), tolerance))
+        malformed(prompt, "a non-negative number", "meta.tolerance")
+    return float(prediction is not None and abs(prediction - gold) <= tolerance + _SLACK * max(abs(gold), tolerance))
 
 
 def numeric_video_r1(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the numbers are equal after rounding to 2 decimals and both or neither have a decimal point (Video-R1)."""
+    """1 if the numbers agree after rounding to 2 decimals and both or neither have a decimal point (Video-R1)."""
     gold = gold_text(prompt)
-    said, wanted = number(answer), gold_number(prompt)
-    alike = bool(re.search("[.,]", answer.strip())) == bool(re.search("[.,]", gold))
-    return float(said is not None and alike and round(said, 2) == round(wanted, 2))
+    prediction, expected = number(answer), gold_number(prompt)
+    same_form = bool(re.search("[.,]", answer.strip())) == bool(re.search("[.,]", gold))
+    return float(prediction is not None and same_form and round(prediction, 2) == round(expected, 2))
 
 
 def regression(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 - min(1, (|said - gold| + 1e-9) / (|gold| + 1e-9)) (Video-R1); exactly 1 where they are equal, also at 0."""
-    said, gold = number(answer), gold_number(prompt)
-    if said is None:
+    """1 - min(1, (|prediction - gold| + 1e-9) / (|gold| + 1e-9)) (Video-R1); exactly 1 for equal numbers."""
+    prediction, gold = number(answer), gold_number(prompt)
+    if prediction is None:
         return 0.0
-    return 1.0 if said == gold else 1 - min(1.0, (abs(said - gold) + 1e-9) / (abs(gold) + 1e-9))
+    return 1.0 if prediction == gold else 1 - min(1.0, (abs(prediction - gold) + 1e-9) / (abs(gold) + 1e-9))
 
 
-def mean_relative_accuracy(said: float, gold: float) -> float:
-    """Share of t in 0.5, 0.55, ..., 0.95 with |said - gold| / |gold| < 1 - t (VSI-Bench, arXiv:2412.14171)."""
-    error = abs(said - gold) / abs(gold)
+def mean_relative_accuracy(prediction: float, gold: float) -> float:
+    """Fraction of t in 0.5, 0.55, ..., 0.95 with |prediction - gold| / |gold| < 1 - t (VSI-Bench, arXiv:2412.14171)."""
+    error = abs(prediction - gold) / abs(gold)
     return sum(error < step / 20 - _SLACK for step in range(1, 11)) / 10
 
 
 def relative_accuracy(answer: str, prompt: Prompt, output: Text) -> float:
-    """``mean_relative_accuracy`` of the one number in the answer; the gold number must not be 0."""
-    said, gold = number(answer), gold_number(prompt)
+    """``mean_relative_accuracy`` of the only number of the answer; the gold number must not be 0."""
+    prediction, gold = number(answer), gold_number(prompt)
     if gold == 0:
         malformed(prompt, "a number other than 0, since errors are relative to it")
-    return 0.0 if said is None else mean_relative_accuracy(said, gold)
+    return 0.0 if prediction is None else mean_relative_accuracy(prediction, gold)
 
 
-def fuzzy_count(said: float, gold: float) -> float:
-    """1.5 - gap where the gap |said - gold| / gold is below 0.5, otherwise 0 (CrowdVLM-R1): 0 or in (1, 1.5]."""
-    return 1.5 - abs(said - gold) / gold if 2 * abs(said - gold) < gold else 0.0
+def fuzzy_count(prediction: float, gold: float) -> float:
+    """1.5 - e for a relative error e = |prediction - gold| / gold below 0.5, otherwise 0: in {0} or (1, 1.5].
+
+    As in the released code of CrowdVLM-R1.
+    """
+    return 1.5 - abs(prediction - gold) / gold if 2 * abs(prediction - gold) < gold else 0.0
 
 
 def count_fuzzy(answer: str, prompt: Prompt, output: Text) -> float:
-    """``fuzzy_count`` of the one number in the answer, at most 1.5; the gold count must be positive."""
-    said, gold = number(answer), gold_number(prompt)
+    """``fuzzy_count`` of the only number of the answer, at most 1.5; the gold count must be positive."""
+    prediction, gold = number(answer), gold_number(prompt)
     if gold <= 0:
-        malformed(prompt, "a positive count, since the gap is relative to it")
-    return 0.0 if said is None else fuzzy_count(said, gold)
+        malformed(prompt, "a positive count, since the error is relative to it")
+    return 0.0 if prediction is None else fuzzy_count(prediction, gold)
 
 
 def jaccard(answer: str, prompt: Prompt, output: Text) -> float:
-    """|said and gold| / |said or gold| of labels with semicolons between (MedTVT-R1)."""
-    given = prompt.answer
-    gold = _labels(";".join(map(str, given)) if isinstance(given, list | tuple) else gold_text(prompt))
+    """Jaccard index |prediction and gold| / |prediction or gold| of semicolon-separated labels (MedTVT-R1)."""
+    answers = prompt.answer
+    gold = _labels(";".join(map(str, answers)) if isinstance(answers, list | tuple) else gold_text(prompt))
     if not gold:
-        malformed(prompt, 'labels with semicolons between, such as "cat;dog"')
-    said = _labels(answer)
-    return len(said & gold) / len(said | gold)
+        malformed(prompt, 'semicolon-separated labels such as "cat;dog"')
+    prediction = _labels(answer)
+    return len(prediction & gold) / len(prediction | gold)
 
 
 def _labels(text: str) -> set[str]:
@@ -149,21 +155,21 @@ def _labels(text: str) -> set[str]:
 
 
 def edit(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 - edit distance / the longer length, in characters (Fact-R1)."""
+    """1 - edit distance / length of the longer text, in characters (Fact-R1)."""
     from rapidfuzz.distance import Levenshtein
 
     return Levenshtein.normalized_similarity(answer, gold_text(prompt)) if answer else 0.0
 
 
 def edit_ratio(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 - (insertions + deletions) / both lengths together: the ``Levenshtein.ratio`` that VLM-R1 uses."""
+    """1 - (insertions + deletions) / sum of both lengths: the ``Levenshtein.ratio`` that VLM-R1 uses."""
     from rapidfuzz.distance import Indel
 
     return Indel.normalized_similarity(answer, gold_text(prompt)) if answer else 0.0
 
 
 def ocr_wer(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 - word error rate, at least 0: edits of words / words of the gold text (Video-R1)."""
+    """max(0, 1 - word error rate): word edits / words of the gold text (Video-R1)."""
     from rapidfuzz.distance import Levenshtein
 
     gold = gold_text(prompt).split()
@@ -176,13 +182,13 @@ def rouge(answer: str, prompt: Prompt, output: Text) -> float:
 
     from rapidfuzz.distance import LCSseq
 
-    said, gold = (re.findall(r"\w+", text.casefold()) for text in (answer, gold_text(prompt)))
+    prediction, gold = (re.findall(r"\w+", text.casefold()) for text in (answer, gold_text(prompt)))
     scores = []
     for n in (1, 2):
-        mine, theirs = (Counter(zip(*(tokens[i:] for i in range(n)))) for tokens in (said, gold))
-        scores.append(_f1((mine & theirs).total(), mine.total(), theirs.total()))
-    return (sum(scores) + _f1(LCSseq.similarity(said, gold), len(said), len(gold))) / 3
+        grams = [Counter(zip(*(tokens[i:] for i in range(n)))) for tokens in (prediction, gold)]
+        scores.append(_f1((grams[0] & grams[1]).total(), grams[0].total(), grams[1].total()))
+    return (sum(scores) + _f1(LCSseq.similarity(prediction, gold), len(prediction), len(gold))) / 3
 
 
-def _f1(common: int, said: int, gold: int) -> float:
-    return 2 * common / (said + gold) if common else 0.0
+def _f1(common: int, prediction: int, gold: int) -> float:
+    return 2 * common / (prediction + gold) if common else 0.0

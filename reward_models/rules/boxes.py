@@ -1,11 +1,11 @@
-"""Boxes (x1, y1, x2, y2): what a model wrote, in which pixels, and how well it covers the gold box.
+"""Boxes (x1, y1, x2, y2): parsing, conversion of coordinates, and agreement with the gold box.
 
-Models speak of different pixels: Qwen2.5-VL of the resized picture that it saw, Qwen3-VL and Qwen2-VL of
-thousandths of the picture. ``meta.coordinates`` says what the answers of a row are in; gold boxes are in pixels of
-the original picture, whose size is ``meta.size`` = [height, width]:
+Gold boxes are in pixels of the original picture, whose size is ``meta.size`` = [height, width]. Model families answer
+in other coordinates: Qwen2.5-VL in pixels of the resized picture that it is given, Qwen2-VL and Qwen3-VL in
+thousandths. ``meta.coordinates`` names those of a row's answers:
 
-    absolute        the same as the gold box (the default; no size is needed)
-    resized         pixels as the model saw them: ``Text.seen`` of the medium that ``meta.media`` numbers (default 0)
+    absolute        pixels of the original picture (the default; no size is needed)
+    resized         pixels of the model's input: ``Text.seen`` of medium number ``meta.media`` (default 0)
     relative_1000   thousandths of width and height
     relative_1      fractions of width and height
 """
@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.reading import LONGEST, NUMBER, malformed, meta_choice, meta_number, meta_size, numbers
+from reward_models.rules.reading import MAX_CHARACTERS, NUMBER, malformed, meta_choice, meta_number, meta_size, numbers
 
 Box: TypeAlias = tuple[float, float, float, float]
 
 COORDINATES = ("absolute", "resized", "relative_1000", "relative_1")
 
 LARGEST = 1e7
-"""Coordinates beyond it are no pixels of any picture; such boxes are unreadable."""
+"""Largest absolute coordinate of a readable box; no picture is that large."""
 
 _N = rf"\s*({NUMBER})\s*"
 _BOX = re.compile(rf"[\[(]{_N},{_N},{_N},{_N}[\])]|\({_N},{_N}\)\s*,\s*\({_N},{_N}\)")
@@ -32,12 +32,12 @@ _POINT = re.compile(rf"[\[(]{_N},{_N}[\])]")
 
 
 def area(box: Box) -> float:
-    """Width times height; 0 for a box that is turned inside out."""
+    """Width times height; 0 where x2 < x1 or y2 < y1."""
     return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
 
 
 def iou(a: Box, b: Box) -> float:
-    """Intersection over union in [0, 1]; 0 where a box has no area."""
+    """Intersection over union, in [0, 1]; 0 where a box has no area."""
     if not area(a) or not area(b):
         return 0.0
     common = area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
@@ -55,37 +55,37 @@ def giou(a: Box, b: Box) -> float:
 
 
 def inside(point: Sequence[float], box: Box) -> bool:
-    """Is the point in the box, or on its edge?"""
+    """Whether the point lies in the box or on its edge."""
     return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]
 
 
 def centre(box: Box) -> tuple[float, float]:
-    """The middle of a box."""
+    """The centre (x, y) of a box."""
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
 
 
 def read_box(text: str) -> Box | None:
-    """The first [x1, y1, x2, y2] or (x1, y1), (x2, y2) with x1 < x2 and y1 < y2; None if the first is none of that."""
-    found = _BOX.search(text[:LONGEST])
-    return as_box([float(n) for n in found.groups() if n is not None]) if found else None
+    """The first [x1, y1, x2, y2] or (x1, y1), (x2, y2) of a text; None without one, or unless x1 < x2 and y1 < y2."""
+    match = _BOX.search(text[:MAX_CHARACTERS])
+    return as_box([float(n) for n in match.groups() if n is not None]) if match else None
 
 
 def read_point(text: str) -> tuple[float, float] | None:
-    """The first (x, y) or [x, y]; the middle where it is a box that the text names."""
+    """The first (x, y) or [x, y] of a text, or the centre of its first box."""
     box = read_box(text)
     if box is not None:
         return centre(box)
-    found = _POINT.search(text[:LONGEST])
-    point = numbers([float(n) for n in found.groups()], 2) if found else None
+    match = _POINT.search(text[:MAX_CHARACTERS])
+    point = numbers([float(n) for n in match.groups()], 2) if match else None
     return (point[0], point[1]) if point else None
 
 
 def as_box(value: Any) -> Box | None:
-    """A sequence of four numbers that are a box with an area, none beyond ``LARGEST``; None for everything else."""
-    four = numbers(value, 4)
-    if four is None or max(map(abs, four)) > LARGEST or four[0] >= four[2] or four[1] >= four[3]:
+    """A sequence of four numbers as a box with an area, none beyond ``LARGEST``; None for everything else."""
+    box = numbers(value, 4)
+    if box is None or max(map(abs, box)) > LARGEST or box[0] >= box[2] or box[1] >= box[3]:
         return None
-    return four[0], four[1], four[2], four[3]
+    return box[0], box[1], box[2], box[3]
 
 
 def gold_box(prompt: Prompt) -> Box:
@@ -95,7 +95,7 @@ def gold_box(prompt: Prompt) -> Box:
 
 
 def scale(prompt: Prompt, output: Text) -> tuple[float, float]:
-    """What x and y of an answer are multiplied with to be pixels of the original picture (see the module)."""
+    """Factors (x, y) from the coordinates of an answer to pixels of the original picture."""
     coordinates = meta_choice(prompt, "coordinates", COORDINATES)
     if coordinates == "absolute":
         return 1.0, 1.0
@@ -104,13 +104,14 @@ def scale(prompt: Prompt, output: Text) -> tuple[float, float]:
         return width / 1000, height / 1000
     if coordinates == "relative_1":
         return width, height
-    place = int(meta_number(prompt, "media", 0))
-    if not 0 <= place < len(output.seen):
+    medium = int(meta_number(prompt, "media", 0))
+    if not 0 <= medium < len(output.seen):
         raise ValueError(
-            f"prompt '{prompt.id}': meta.coordinates is 'resized', but its output has no size of medium {place} as the "
-            f"model saw it (Text.seen has {len(output.seen)}); the policy must fill it, or give other coordinates"
+            f"prompt '{prompt.id}': meta.coordinates is 'resized', which needs the size of medium {medium} as the "
+            f"model saw it: got {len(output.seen)} sizes in Text.seen, expected at least {medium + 1}; the policy must "
+            "report them, or the row must name other coordinates"
         )
-    return width / output.seen[place][1], height / output.seen[place][0]
+    return width / output.seen[medium][1], height / output.seen[medium][0]
 
 
 def to_original(box: Box, prompt: Prompt, output: Text) -> Box:
@@ -119,46 +120,50 @@ def to_original(box: Box, prompt: Prompt, output: Text) -> Box:
     return box[0] * x, box[1] * y, box[2] * x, box[3] * y
 
 
-def _said(answer: str, prompt: Prompt, output: Text) -> Box | None:
+def _prediction(answer: str, prompt: Prompt, output: Text) -> Box | None:
     box = read_box(answer)
     return None if box is None else to_original(box, prompt, output)
 
 
 def box_iou(answer: str, prompt: Prompt, output: Text) -> float:
     """IoU of the first box in the answer and the gold box (VLM-R1, arXiv:2504.07615)."""
-    gold, said = gold_box(prompt), _said(answer, prompt, output)
-    return 0.0 if said is None else iou(said, gold)
+    gold, prediction = gold_box(prompt), _prediction(answer, prompt, output)
+    return 0.0 if prediction is None else iou(prediction, gold)
 
 
 def box_giou(answer: str, prompt: Prompt, output: Text) -> float:
     """GIoU + 1 of the first box in the answer, in [0, 2]; 0 without a box (Visual-RFT, arXiv:2503.01785)."""
-    gold, said = gold_box(prompt), _said(answer, prompt, output)
-    return 0.0 if said is None else giou(said, gold) + 1
+    gold, prediction = gold_box(prompt), _prediction(answer, prompt, output)
+    return 0.0 if prediction is None else giou(prediction, gold) + 1
 
 
-def likeness(said: Box, gold: Box, height: float, width: float) -> float:
-    """4 / (1/a1 + ... + 1/a4) with a = 1 - |difference| / width (or height) of the picture; 0 if any a is not positive.
+def coordinate_similarity(prediction: Box, gold: Box, height: float, width: float) -> float:
+    """4 / (1/a1 + ... + 1/a4) with a = 1 - |difference of a coordinate| / width or height; 0 unless all a are positive.
 
     R_box of GUI-G1 (arXiv:2505.15810).
     """
-    parts = [1 - abs(s - g) / side for s, g, side in zip(said, gold, (width, height, width, height))]
-    return 4 / sum(1 / part for part in parts) if min(parts) > 0 else 0.0
+    terms = [1 - abs(p - g) / side for p, g, side in zip(prediction, gold, (width, height, width, height))]
+    return 4 / sum(1 / term for term in terms) if min(terms) > 0 else 0.0
 
 
 def box_gui_g1(answer: str, prompt: Prompt, output: Text) -> float:
-    """hit + 0.25 IoU + 0.125 likeness, at most 1.375; hit: the middle is in the gold box (GUI-G1, arXiv:2505.15810).
+    """hit + 0.25 IoU + 0.125 ``coordinate_similarity``, at most 1.375 (GUI-G1, arXiv:2505.15810).
 
-    ``hit`` alone shrinks boxes, IoU alone inflates them. Needs ``meta.size``.
+    A hit is a centre inside the gold box; alone it shrinks boxes, IoU alone inflates them. Needs ``meta.size``.
     """
-    gold, said = gold_box(prompt), _said(answer, prompt, output)
+    gold, prediction = gold_box(prompt), _prediction(answer, prompt, output)
     height, width = meta_size(prompt)
-    if said is None:
+    if prediction is None:
         return 0.0
-    return inside(centre(said), gold) + 0.25 * iou(said, gold) + 0.125 * likeness(said, gold, height, width)
+    return (
+        inside(centre(prediction), gold)
+        + 0.25 * iou(prediction, gold)
+        + 0.125 * coordinate_similarity(prediction, gold, height, width)
+    )
 
 
 def point_in_box(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the first point (or the middle of the first box) in the answer is in the gold box or on its edge."""
+    """1 if the first point of the answer, or the centre of its first box, lies in the gold box or on its edge."""
     gold, point = gold_box(prompt), read_point(answer)
     x, y = scale(prompt, output)
     return float(point is not None and inside((point[0] * x, point[1] * y), gold))

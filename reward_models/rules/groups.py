@@ -1,6 +1,6 @@
-"""Rewards that look at all completions of a prompt in the call: the two bonuses of Video-R1 (arXiv:2503.21776).
+"""Rewards of a completion that depend on the others of its prompt: the two bonuses of Video-R1 (arXiv:2503.21776).
 
-Completions belong together if their prompts have the same id, or are the same object where the id is empty.
+Completions form a group if their prompts have the same id, or are the same object where the id is empty.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ def length_bonus(
     longest: int = 512,
     bonus: float = 0.2,
     right: float = 0.1,
-    tags: bool = True,
+    tags: bool | str = True,
 ) -> list[float]:
-    """``bonus`` for right completions of shortest <= tokens <= longest, if more than one of the prompt's are right.
+    """``bonus`` for correct completions of shortest <= tokens <= longest, if more than one of the group is correct.
 
-    Right is a value of the prompt's own task above ``right``; all others get 0. Contrast rows (see
-    ``temporal_bonus``) are outside: they are not counted and get 0.
+    A completion is correct where the value of its own task is above ``right``; all others get 0. Contrast rows (see
+    ``temporal_bonus``) are not counted and get 0.
     """
     values = task(prompts, outputs, tags)
     tokens = [text.tokens for text in texts(outputs, "length_bonus")]
     rewards = [0.0] * len(values)
     for rows in groups(prompts):
-        winners = [row for row in rows if values[row] > right and not _contrast(prompts[row])]
-        for row in winners:
-            if len(winners) > 1 and shortest <= tokens[row] <= longest:
+        correct_rows = [row for row in rows if values[row] > right and not _contrast(prompts[row])]
+        for row in correct_rows:
+            if len(correct_rows) > 1 and shortest <= tokens[row] <= longest:
                 rewards[row] = bonus
     return rewards
 
@@ -44,14 +44,14 @@ def temporal_bonus(
     bonus: float = 0.3,
     ratio: float = 0.8,
     right: float = 0.1,
-    tags: bool = True,
+    tags: bool | str = True,
 ) -> list[float]:
-    """``bonus`` for right completions of prompts whose order of frames mattered (T-GRPO).
+    """``bonus`` for correct completions of prompts whose order of frames matters (T-GRPO).
 
-    Rows whose prompt has ``meta.contrast`` saw shuffled frames; they stand in the same call under the id of their
-    prompt. Where mean value(ordered) >= ratio * mean value(shuffled), by the prompt's own task, every ordered row with
-    a value above ``right`` gets the bonus. All other rows get 0: the contrast itself, and prompts without one. A
-    prompt whose values are NaN on either side is NaN for its ordered rows.
+    Rows whose prompt has ``meta.contrast`` were given shuffled frames; they are scored in the same call, under the id
+    of their prompt. Where mean value(ordered) >= ratio * mean value(shuffled), by the row's own task, every ordered row
+    with a value above ``right`` gets the bonus. All other rows get 0, contrast rows and prompts without them included.
+    Where a value of either side is NaN, the ordered rows of the prompt are NaN.
     """
     values = task(prompts, outputs, tags)
     rewards = [0.0] * len(values)
@@ -70,7 +70,7 @@ def temporal_bonus(
 
 
 def groups(prompts: Sequence[Prompt]) -> Iterator[list[int]]:
-    """Rows of each prompt."""
+    """The rows of each prompt."""
     members: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
         members.setdefault(prompt.id or id(prompt), []).append(row)

@@ -1,4 +1,4 @@
-"""How well pictures compress: the two toy rewards of DDPO (arXiv:2305.13301, section 5.1)."""
+"""Compressibility of pictures: two rewards of DDPO (arXiv:2305.13301, section 5.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmgrpo.types import Image, Output, Prompt
 
 
 def jpeg_incompressibility(prompts: Sequence[Prompt], outputs: Sequence[Output], quality: int = 95) -> list[float]:
-    """Size of the picture as JPEG in kilobytes (1000 bytes); NaN for pictures with pixels that are no numbers."""
+    """Size of the picture as JPEG in kilobytes (1000 bytes); NaN for pictures with non-finite pixels."""
     return [_kilobytes(output, quality) for output in outputs]
 
 
@@ -23,7 +23,7 @@ def jpeg_compressibility(prompts: Sequence[Prompt], outputs: Sequence[Output], q
 
 def _kilobytes(output: Output, quality: int) -> float:
     if not isinstance(output, Image):
-        raise TypeError(f"the jpeg rewards score pictures, got {type(output).__name__}")
+        raise TypeError(f"jpeg rewards: got an output of kind {type(output).__name__}, expected an Image")
     if not bool(output.pixels.isfinite().all()):
         return float("nan")
     pixels = (output.pixels.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)

@@ -1,7 +1,7 @@
-"""Reading numbers, literals and gold answers: bounded, never evaluated, never guessed.
+"""Parsers of numbers, literals and gold answers: bounded in length, nothing is evaluated, nothing is guessed.
 
-What a model wrote and cannot be read is None, and its verdict is 0. What a data set says and cannot be
-read is an error that names the prompt.
+Model output that cannot be parsed is None, and its reward is 0. A gold answer that cannot be parsed is an error that
+names the prompt.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from mmgrpo.types import Prompt
 
-LONGEST = 20_000
-"""Characters of an answer that are read as a literal; longer ones are unreadable."""
+MAX_CHARACTERS = 20_000
+"""Longest answer, in characters, that is parsed as a literal; a longer one is unreadable."""
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 """A decimal number, as a regular expression without groups."""
@@ -27,65 +27,65 @@ _ALONE = re.compile(rf"(?<![\w.])(?:[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{NUMBE
 
 
 def literal(text: str) -> Any:
-    """The JSON or Python literal that a text is, without what a ```` ```json ```` fence wraps around it; or None.
+    """The value of a JSON or Python literal, with or without a ```` ```json ```` fence; None if it is neither.
 
-    A text of several fenced blocks is its last one. None also for the literals ``null`` and ``None``.
+    Of several fenced blocks the last counts. The literals ``null`` and ``None`` are None too.
     """
-    if len(text) > LONGEST:
+    if len(text) > MAX_CHARACTERS:
         return None
     blocks = _FENCED.findall(text)
     body = (blocks[-1] if blocks else text).strip()
-    for read in (json.loads, ast.literal_eval):
+    for parse in (json.loads, ast.literal_eval):
         try:
-            return read(body)
+            return parse(body)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
     return None
 
 
 def number(text: str) -> float | None:
-    """The one number that stands in a text ("1,234.5 km" is 1234.5, "3x5" none); None unless there is exactly one."""
-    found = _ALONE.findall(text) if len(text) <= 1000 else []
-    return _finite(found[0].replace(",", "")) if len(found) == 1 else None
+    """The only number of a text ("1,234.5 km" is 1234.5, "3x5" holds none); None unless there is exactly one."""
+    matches = _ALONE.findall(text) if len(text) <= 1000 else []
+    return _finite(matches[0].replace(",", "")) if len(matches) == 1 else None
 
 
 def numbers(value: Any, count: int) -> tuple[float, ...] | None:
-    """A sequence of exactly ``count`` finite numbers; None for everything else."""
+    """A list or tuple of exactly ``count`` finite numbers as floats; None for everything else."""
     if not isinstance(value, list | tuple) or len(value) != count:
         return None
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
         return None
-    read = tuple(_finite(one) for one in value)
-    return None if None in read else tuple(one for one in read if one is not None)
+    floats = tuple(_finite(one) for one in value)
+    return None if None in floats else tuple(one for one in floats if one is not None)
 
 
 def words(text: str) -> str:
-    """Lower case, single spaces, without spaces and a full stop at the end: how texts are compared."""
+    """The form in which texts are compared: lower case, single spaces, no space or full stop at the end."""
     return " ".join(text.casefold().split()).removesuffix(".").rstrip()
 
 
-def malformed(prompt: Prompt, wanted: str, what: str = "answer") -> NoReturn:
-    """Raise the error that a prompt whose gold answer (or ``meta`` entry) cannot be used deserves."""
+def malformed(prompt: Prompt, expected: str, what: str = "answer") -> NoReturn:
+    """Raise the error for a prompt whose gold answer, or entry of ``meta``, cannot be used."""
     value = prompt.answer if what == "answer" else prompt.meta.get(what.removeprefix("meta."))
-    raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {what} is {value!r:.200}; wanted {wanted}")
+    raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): got {what} {value!r:.200}, expected {expected}")
 
 
 def gold_text(prompt: Prompt) -> str:
-    """The gold answer as a text: a string that is not blank, or a number."""
+    """The gold answer as a text; it must be a non-blank string or a number."""
     answer = prompt.answer
     if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        malformed(prompt, "a text that is not empty, or a number")
+        malformed(prompt, "a non-empty text or a number")
     return str(answer).strip()
 
 
 def gold_texts(prompt: Prompt) -> list[str]:
-    """All gold answers that are accepted: a text or number, or a list of them that is not empty."""
+    """All accepted gold answers; the answer must be a text or number, or a non-empty list of them."""
     answers = prompt.answer if isinstance(prompt.answer, list | tuple) else [prompt.answer]
     if not answers or any(isinstance(a, bool) or not isinstance(a, str | int | float) for a in answers):
-        malformed(prompt, "a text or number, or a list of those that are right")
+        malformed(prompt, "a text or number, or a list of accepted ones")
     texts = [str(answer).strip() for answer in answers]
     if not all(texts):
-        malformed(prompt, "texts that are not empty")
+        malformed(prompt, "non-empty texts")
     return texts
 
 
@@ -95,19 +95,19 @@ def gold_number(prompt: Prompt) -> float:
 
 
 def meta_number(prompt: Prompt, key: str, default: float = math.nan) -> float:
-    """A number from ``prompt.meta``; without a default it must be there."""
+    """A number from ``prompt.meta``; required where no default is given."""
     if key not in prompt.meta and not math.isnan(default):
         return default
     return _gold(prompt, prompt.meta.get(key), f"meta.{key}")
 
 
-def meta_choice(prompt: Prompt, key: str, known: Sequence[str]) -> str:
-    """One of some words from ``prompt.meta``; the first of them where the row says nothing."""
-    word = prompt.meta.get(key, known[0])
-    if word not in known:
-        close = difflib.get_close_matches(str(word), known, n=1)
+def meta_choice(prompt: Prompt, key: str, choices: Sequence[str]) -> str:
+    """One of the words ``choices`` from ``prompt.meta``; the first of them where the row has no entry."""
+    word = prompt.meta.get(key, choices[0])
+    if word not in choices:
+        close = difflib.get_close_matches(str(word), choices, n=1)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
-        malformed(prompt, f"one of {', '.join(known)}{hint}", f"meta.{key}")
+        malformed(prompt, f"one of {', '.join(choices)}{hint}", f"meta.{key}")
     return word
 
 
@@ -120,8 +120,8 @@ def meta_size(prompt: Prompt) -> tuple[float, float]:
 
 
 def _gold(prompt: Prompt, value: Any, what: str) -> float:
-    read = number(value) if isinstance(value, str) else numbers([value], 1)
-    single = read[0] if isinstance(read, tuple) else read
+    parsed = number(value) if isinstance(value, str) else numbers([value], 1)
+    single = parsed[0] if isinstance(parsed, tuple) else parsed
     if single is None:
         malformed(prompt, "one finite number", what)
     return single
@@ -129,7 +129,7 @@ def _gold(prompt: Prompt, value: Any, what: str) -> float:
 
 def _finite(value: str | int | float) -> float | None:
     try:
-        read = float(value)
+        result = float(value)
     except OverflowError:
         return None
-    return read if math.isfinite(read) else None
+    return result if math.isfinite(result) else None

@@ -1,13 +1,13 @@
-"""Exact verifiers of pictures of scenes: how many objects, which colours, which shapes, where.
+"""Exact verifiers of pictures of scenes: number, colours, shapes and positions of objects.
 
-A picture is read without looking at the prompt: pixels that differ from the background form connected
-objects; an object's colour is that of its median pixel; its shape is the ideal template, stretched to its
-bounding box, with which its soft mask agrees best, if the agreement (intersection over union) is at least
-0.75. When some object has no shape, all of them together are compared with the words. What was read is then
-compared with the scene in ``Prompt.answer``. Under a millisecond a picture; no weights, no network.
+Objects are detected without the prompt. Connected pixels that differ from the background form an object; its colour
+is that of its median pixel; its shape is the ideal template, stretched to its bounding box, with the largest
+intersection over union with its soft mask, if that is at least 0.75. Where an object matches no shape, all of them
+together are compared with the words. The detections are then compared with the scene in ``Prompt.answer``. Under a
+millisecond per picture; no weights, no network.
 
-Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN (could not be
-scored). ``scene_clean`` is for watching quality: do not train on it, so that it stays an honest witness.
+Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN. ``scene_clean``
+monitors quality and should not be trained on.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mmgrpo.toy.scenes import BACKGROUND, COLOURS, PLACES, RELATIONS, SHAPES, SI
 from mmgrpo.types import Image, Output, Prompt
 
 AGREEMENT = 0.75
-"""Least intersection over union with an ideal template."""
+"""Smallest intersection over union with an ideal template that names a shape."""
 
 SMALLEST = 8
-"""Objects of fewer pixels are specks and are not counted (``scene_clean`` sees them)."""
+"""Smallest object, in pixels; smaller specks are not counted, but lower ``scene_clean``."""
 
 NEAR = 4.0
-"""Pixels by which the middle of the objects may be off the place that was asked for."""
+"""Tolerance, in pixels, of the centre of the objects around the requested position."""
 
 _COLOURS = np.array([*COLOURS.values()], np.float32) / 255
 _FLAT = np.array([*COLOURS.values(), BACKGROUND], np.float32) / 255
@@ -38,39 +38,39 @@ _STRENGTH = 220 / 255
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One object as read from the pixels: ``colour`` and ``shape`` are empty where nothing fits."""
+class Detection:
+    """A detected object; ``colour`` and ``shape`` are empty where none fits."""
 
     colour: str
     shape: str
     x: float
     y: float
-    """Middle of the bounding box in pixels."""
+    """Centre (x, y) of the bounding box in pixels."""
     agreement: float
-    """Intersection over union with the best template, 0 to 1."""
+    """Intersection over union with the best template, in [0, 1]."""
     agreements: Mapping[str, float]
-    """The same with every template that the box may hold."""
+    """The same with every template that fits the proportions of the box."""
 
 
-def see(pixels: Float[np.ndarray, "32 32 3"]) -> list[Seen]:
-    """Read the objects of a picture (RGB in [0, 1]); prompts play no part."""
+def see(pixels: Float[np.ndarray, "32 32 3"]) -> list[Detection]:
+    """Detect the objects of a picture (RGB in [0, 1]), without the prompt."""
     strength = ((1 - pixels.min(-1)) / _STRENGTH).clip(0, 1)
     labels, count = _components(strength > 0.5)
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
     kept = [label for label in range(1, count + 1) if sizes[label] >= SMALLEST]
-    seen = []
+    detections = []
     for label in kept:
         own = labels == label
-        seen.append(_look(pixels, strength * (own | (labels == 0)), own, SHAPES))
-    if kept and not all(thing.shape for thing in seen):
+        detections.append(_look(pixels, strength * (own | (labels == 0)), own, SHAPES))
+    if kept and not all(one.shape for one in detections):
         word = _look(pixels, strength, np.isin(labels, kept), WORDS)
         if word.shape:
             return [word]
-    return seen
+    return detections
 
 
 def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "height width"], int]:
-    """Number the regions that hang together by edges, from 1: runs of a row, joined to those above."""
+    """Label 4-connected regions from 1, by joining the runs of each row to those above."""
     height, width = on.shape
     edges = np.diff(np.pad(on, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(edges == 1)
@@ -103,8 +103,8 @@ def _look(
     soft: Float[np.ndarray, "height width"],
     own: Bool[np.ndarray, "height width"],
     shapes: Sequence[str],
-) -> Seen:
-    """Name the object of the pixels ``own``; ``soft`` is how strongly a pixel is painted, other objects 0."""
+) -> Detection:
+    """Classify the object of the pixels ``own``; ``soft`` is its soft mask, 0 on other objects."""
     rows, columns = np.flatnonzero(own.any(1)), np.flatnonzero(own.any(0))
     top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
     paint = pixels[own]
@@ -117,13 +117,13 @@ def _look(
     agreement = agreements.get(shape, 0.0)
     colour = tuple(COLOURS)[best] if pure else ""
     middle = (left + right) / 2, (top + bottom) / 2
-    return Seen(colour, shape if agreement >= AGREEMENT else "", *middle, agreement, agreements)
+    return Detection(colour, shape if agreement >= AGREEMENT else "", *middle, agreement, agreements)
 
 
 def _agreements(
     soft: Float[np.ndarray, "height width"], box: tuple[int, int, int, int], shapes: Sequence[str]
 ) -> dict[str, float]:
-    """How well each template agrees with a soft mask: sum min / sum max over the box and a rim of a pixel."""
+    """Soft intersection over union of each template and a mask, over the box and a rim of one pixel."""
     top, left, height, width = box
     inside = soft[top : top + height, left : left + width]
     painted = soft[max(top - 1, 0) : top + height + 1, max(left - 1, 0) : left + width + 1].sum()
@@ -138,57 +138,57 @@ def _agreements(
 
 
 def scene_count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if the picture has as many objects as the prompt asks for, otherwise 0."""
+    """1 if the picture has as many objects as the prompt requests, otherwise 0."""
     return _score(prompts, outputs, _count)
 
 
 def scene_colour(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if the colours that occur are exactly those of the prompt, however often, otherwise 0."""
+    """1 if the set of colours is that of the prompt, otherwise 0."""
     return _score(prompts, outputs, _colour)
 
 
 def scene_shape(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if the shapes (or word) that occur are exactly those of the prompt, however often, otherwise 0."""
+    """1 if the set of shapes (or the word) is that of the prompt, otherwise 0."""
     return _score(prompts, outputs, _shape)
 
 
 def scene_position(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if objects are where the prompt wants them, otherwise 0; without a place, 1 if there is any object.
+    """1 if the objects are at the requested position, otherwise 0; without one, 1 if there is any object.
 
-    For a relation the two things are told apart by colour.
+    In a relation the two objects are distinguished by colour.
     """
     return _score(prompts, outputs, _position)
 
 
 def scene_all(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if exactly the objects of the prompt (colour, shape, count) are there and in place, otherwise 0."""
+    """1 if the objects (colour, shape, count) are exactly those of the prompt and in position, otherwise 0."""
     return _score(prompts, outputs, _all)
 
 
 def scene_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """A graded view for training: the mean of four parts, each in [0, 1]; 1 exactly where ``scene_all`` is 1.
+    """A graded reward for training: the mean of four parts, each in [0, 1]; 1 exactly where ``scene_all`` is 1.
 
-    Parts: count 1 - |seen - wanted| / wanted (at least 0); colours |seen and wanted| / max(seen, wanted), as
-    multisets; the same for (colour, shape) pairs; position 0 or 1.
+    Parts, with d detected and n requested objects: count, max(0, 1 - |d - n| / n); colours, size of the intersection of
+    multisets / max(d, n); (colour, shape) pairs, likewise; position, 0 or 1.
     """
     return _score(prompts, outputs, _graded)
 
 
 def scene_fit(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """A smooth view for training: the mean of three parts in [0, 1] that have a slope where verifiers have a step.
+    """A smooth reward for training: the mean of three parts in [0, 1] that have a slope where verifiers have a step.
 
-    Parts: count as in ``scene_score``; for every object that is wanted the agreement with its shape's template of
-    the object of its colour that fits best (each object serves once), over the larger of the two counts; place,
-    1 where ``scene_position`` holds and falling to 0 over 16 pixels beyond.
+    Parts: count as in ``scene_score``; for every requested object the agreement of its shape's template with the best
+    object of its colour (each object counts once), summed and divided by the larger of the two counts; position, 1
+    where ``scene_position`` is 1, falling linearly to 0 over 16 pixels.
     """
     return _score(prompts, outputs, _fit)
 
 
 def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """How clean and flat the pixels are: mean over pixels of max(0, 1 - distance / 0.25), 1 on real pictures.
+    """Cleanness of the pixels: mean over pixels of max(0, 1 - distance / 0.25), 1 on pictures of the data set.
 
-    The distance is that to the nearest colour of the world or the background, in RGB from 0 to 1. It says
-    nothing about the prompt; a run that trains on the other rewards is watched with it.
+    The distance, in RGB from 0 to 1, is that to the nearest colour of the scenes or the background. It does not depend
+    on the prompt and monitors runs that train on the other rewards.
     """
     values = []
     for output in _images(prompts, outputs):
@@ -207,27 +207,27 @@ REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]
 
 def _images(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[np.ndarray, "32 32 3"]]:
     if len(prompts) != len(outputs):
-        raise ValueError(f"scene rewards got {len(prompts)} prompts but {len(outputs)} outputs; give one each")
+        raise ValueError(f"scene rewards: got {len(prompts)} prompts and {len(outputs)} outputs, expected equally many")
     arrays = []
     for output in outputs:
         if not isinstance(output, Image):
-            raise TypeError(f"scene rewards look at pictures; the output is a {type(output).__name__}, not an Image")
+            raise TypeError(f"scene rewards: got an output of kind {type(output).__name__}, expected an Image")
         if output.pixels.shape != (3, SIZE, SIZE):
             raise ValueError(
-                f"scene rewards read pictures of 3 x {SIZE} x {SIZE}; this is {tuple(output.pixels.shape)}"
+                f"scene rewards: got a picture of shape {tuple(output.pixels.shape)}, expected (3, {SIZE}, {SIZE})"
             )
         arrays.append(output.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
     return arrays
 
 
 def _score(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable[[Scene, list[Seen]], float]
+    prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable[[Scene, list[Detection]], float]
 ) -> list[float]:
     values = []
     for prompt, pixels in zip(prompts, _images(prompts, outputs), strict=True):
         if not isinstance(prompt.answer, Mapping) or "things" not in prompt.answer:
             raise ValueError(
-                f"prompt '{prompt.text}' has no scene to compare with; make such prompts with "
+                f"prompt '{prompt.text}' has no scene as its answer; make such prompts with "
                 "mmgrpo.toy.scenes.prompt(mmgrpo.toy.scenes.parse(text)) or read assets/scenes/*.jsonl"
             )
         scene = Scene.from_json(prompt.answer)
@@ -235,28 +235,28 @@ def _score(
     return values
 
 
-def _count(scene: Scene, seen: list[Seen]) -> float:
-    return len(seen) == len(scene.objects)
+def _count(scene: Scene, detections: list[Detection]) -> float:
+    return len(detections) == len(scene.objects)
 
 
-def _colour(scene: Scene, seen: list[Seen]) -> float:
-    return {thing.colour for thing in seen} == {colour for colour, _ in scene.objects}
+def _colour(scene: Scene, detections: list[Detection]) -> float:
+    return {one.colour for one in detections} == {colour for colour, _ in scene.objects}
 
 
-def _shape(scene: Scene, seen: list[Seen]) -> float:
-    return {thing.shape for thing in seen} == {shape for _, shape in scene.objects}
+def _shape(scene: Scene, detections: list[Detection]) -> float:
+    return {one.shape for one in detections} == {shape for _, shape in scene.objects}
 
 
-def _position(scene: Scene, seen: list[Seen]) -> float:
-    return _beyond(scene, seen) <= 0
+def _position(scene: Scene, detections: list[Detection]) -> float:
+    return _distance(scene, detections) <= 0
 
 
-def _beyond(scene: Scene, seen: list[Seen]) -> float:
-    """By how many pixels the objects miss the place that was asked for; 0 where nothing was, infinite without them."""
-    if not seen:
+def _distance(scene: Scene, detections: list[Detection]) -> float:
+    """Distance in pixels of the objects to the requested position; 0 without a request, infinite without objects."""
+    if not detections:
         return math.inf
     if scene.place in RELATIONS:
-        first, second = (_middle([t for t in seen if t.colour == thing.colour]) for thing in scene.things)
+        first, second = (_middle([t for t in detections if t.colour == thing.colour]) for thing in scene.things)
         dx, dy = first - second
         x, y = RELATIONS[scene.place]
         miss = max(6 - (dx * x + dy * y), abs(dx * y - dy * x) - 6)
@@ -264,37 +264,37 @@ def _beyond(scene: Scene, seen: list[Seen]) -> float:
     if not scene.place:
         return 0.0
     x, y = PLACES[scene.place]
-    misses = [float(np.abs(_middle(seen) - (x, y)).max())]
+    misses = [float(np.abs(_middle(detections) - (x, y)).max())]
     if scene.place != "centre":
-        misses += [abs(t.x - x if x != 16 else t.y - y) for t in seen]
+        misses += [abs(t.x - x if x != 16 else t.y - y) for t in detections]
     return max(0.0, max(misses) - NEAR)
 
 
-def _middle(seen: list[Seen]) -> Float[np.ndarray, "2"]:
-    return np.array([(t.x, t.y) for t in seen]).mean(0) if seen else np.full(2, np.nan)
+def _middle(detections: list[Detection]) -> Float[np.ndarray, "2"]:
+    return np.array([(t.x, t.y) for t in detections]).mean(0) if detections else np.full(2, np.nan)
 
 
-def _all(scene: Scene, seen: list[Seen]) -> float:
-    return Counter((t.colour, t.shape) for t in seen) == Counter(scene.objects) and _position(scene, seen)
+def _all(scene: Scene, detections: list[Detection]) -> float:
+    return Counter((t.colour, t.shape) for t in detections) == Counter(scene.objects) and _position(scene, detections)
 
 
-def _graded(scene: Scene, seen: list[Seen]) -> float:
-    wanted = len(scene.objects)
-    most = max(wanted, len(seen))
-    colours = Counter(t.colour for t in seen) & Counter(colour for colour, _ in scene.objects)
-    things = Counter((t.colour, t.shape) for t in seen) & Counter(scene.objects)
-    count = max(0.0, 1 - abs(len(seen) - wanted) / wanted)
-    return (count + colours.total() / most + things.total() / most + _position(scene, seen)) / 4
+def _graded(scene: Scene, detections: list[Detection]) -> float:
+    expected = len(scene.objects)
+    most = max(expected, len(detections))
+    colours = Counter(t.colour for t in detections) & Counter(colour for colour, _ in scene.objects)
+    kinds = Counter((t.colour, t.shape) for t in detections) & Counter(scene.objects)
+    count = max(0.0, 1 - abs(len(detections) - expected) / expected)
+    return (count + colours.total() / most + kinds.total() / most + _position(scene, detections)) / 4
 
 
-def _fit(scene: Scene, seen: list[Seen]) -> float:
-    wanted, left, shapes = scene.objects, list(seen), 0.0
-    for colour, shape in wanted:
-        fitting = [thing for thing in left if thing.colour == colour]
-        if fitting:
-            best = max(fitting, key=lambda thing: thing.agreements.get(shape, 0.0))
+def _fit(scene: Scene, detections: list[Detection]) -> float:
+    expected, free, shapes = scene.objects, list(detections), 0.0
+    for colour, shape in expected:
+        candidates = [one for one in free if one.colour == colour]
+        if candidates:
+            best = max(candidates, key=lambda one: one.agreements.get(shape, 0.0))
             shapes += best.agreements.get(shape, 0.0)
-            left.remove(best)
-    count = max(0.0, 1 - abs(len(seen) - len(wanted)) / len(wanted))
-    place = max(0.0, 1 - _beyond(scene, seen) / 16)
-    return (count + shapes / max(len(wanted), len(seen)) + place) / 3
+            free.remove(best)
+    count = max(0.0, 1 - abs(len(detections) - len(expected)) / len(expected))
+    place = max(0.0, 1 - _distance(scene, detections) / 16)
+    return (count + shapes / max(len(expected), len(detections)) + place) / 3

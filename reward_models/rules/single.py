@@ -1,4 +1,4 @@
-"""Every task as a reward of its own: ``exact``, ``box_iou``, ... for all rows, whatever task their prompts name."""
+"""Every task as a reward of its own: ``exact``, ``box_iou``, ... for all rows, whatever tasks their prompts name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reward_models.rules.tasks import TASKS, one_task
 def reward(name: str) -> Callable[..., list[float]]:
     """The task of that name as a function of prompts and outputs."""
 
-    def alone(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
+    def alone(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
         return one_task(name, prompts, outputs, tags)
 
     alone.__name__ = alone.__qualname__ = name

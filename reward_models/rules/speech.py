@@ -1,12 +1,12 @@
-"""Rewards of recognized speech: a transcript against what was said (``Prompt.answer``; empty where nothing was).
+"""Rewards of recognized speech: hypotheses against the reference transcript in ``Prompt.answer``.
 
-With S, D, I substituted, deleted and inserted words and N words of the reference, WER = (S + D + I) / N; CER is the
-same over characters. Both sides are normalized (``normal``: see ``transcripts.normalizer``). Against an empty
-reference WER is the number of words said. ``cap`` bounds it, since one hypothesis that loops would otherwise own the
-statistics of its group.
+With S substituted, D deleted and I inserted words and N words of the reference, WER = (S + D + I) / N; CER is the same
+over characters. Both sides are normalized by the rule ``normal`` (see ``transcripts.normalizer``). The reference is
+empty where the clip holds no speech; WER is the number of words of the hypothesis then. ``cap`` bounds it, because a
+single looping hypothesis would otherwise dominate the statistics of its group.
 
-Within a group the reference is one, so that ``neg_wer``, ``one_minus_wer`` and (without a cap) ``neg_errors`` give
-the same advantages where they are divided by the group's std; they differ where they are not.
+All samples of a group share one reference, so that ``neg_wer``, ``one_minus_wer`` and (without a cap) ``neg_errors``
+give equal advantages where rewards are divided by the std of the group, and different ones where they are not.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.lengths import repeated_share
+from reward_models.rules.lengths import repeated_fraction
 from reward_models.rules.reading import malformed
 from reward_models.rules.tags import texts
 from reward_models.rules.transcripts import aligned, error_rate, letters_of, normalizer, word_errors
 
 
 def transcript(prompt: Prompt) -> str:
-    """The reference of a prompt: a text, empty where nothing is said in the clip."""
+    """The reference of a prompt: a text, empty for a clip without speech."""
     if not isinstance(prompt.answer, str):
-        malformed(prompt, 'the transcript as a text ("" where nothing is said)')
+        malformed(prompt, 'the transcript as a text ("" for a clip without speech)')
     return prompt.answer
 
 
 def pairs(
     prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, normal: str
 ) -> list[tuple[Prompt, str, str]]:
-    """Of every row its prompt and the normalized reference and hypothesis."""
+    """(prompt, normalized reference, normalized hypothesis) of every row."""
     rule = normalizer(normal)
     rows = zip(prompts, texts(outputs, reward), strict=True)
     return [(prompt, rule(transcript(prompt)), rule(text.text)) for prompt, text in rows]
@@ -41,77 +41,78 @@ def pairs(
 def neg_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
 ) -> list[float]:
-    """-min(cap, WER): in [-cap, 0] (arXiv:2509.01939, equation 7, with the cap)."""
+    """-min(cap, WER), in [-cap, 0] (arXiv:2509.01939, equation 7; the cap is ours)."""
     return [-rate for rate in _rates(prompts, outputs, "neg_wer", cap, normal)]
 
 
 def one_minus_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
 ) -> list[float]:
-    """1 - min(cap, WER): in [1 - cap, 1] (arXiv:2509.18569)."""
+    """1 - min(cap, WER), in [1 - cap, 1] (arXiv:2509.18569)."""
     return [1 - rate for rate in _rates(prompts, outputs, "one_minus_wer", cap, normal)]
 
 
 def neg_errors(
     prompts: Sequence[Prompt], outputs: Sequence[Output], most: float = math.inf, normal: str = "english"
 ) -> list[float]:
-    """-min(most, S + D + I): bad and long clips weigh more (arXiv:2509.01939, equation 9)."""
+    """-min(most, S + D + I), which weights long clips more (arXiv:2509.01939, equation 9)."""
     rows = pairs(prompts, outputs, "neg_errors", normal)
-    return [-float(min(most, word_errors(wanted.split(), said.split()))) for _, wanted, said in rows]
+    return [-float(min(most, word_errors(reference.split(), text.split()))) for _, reference, text in rows]
 
 
 def exact_transcript(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = "english") -> list[float]:
-    """1 where hypothesis and reference are the same, otherwise 0 (arXiv:2509.01939, equation 8).
+    """1 where hypothesis and reference are equal, otherwise 0 (arXiv:2509.01939, equation 8).
 
-    With normal="raw" case, punctuation and how numbers are written count too, only spaces do not.
+    With normal="raw" case, punctuation and the spelling of numbers count too; only spaces are normalized.
     """
-    return [float(said == wanted) for _, wanted, said in pairs(prompts, outputs, "exact_transcript", normal)]
+    rows = pairs(prompts, outputs, "exact_transcript", normal)
+    return [float(hypothesis == reference) for _, reference, hypothesis in rows]
 
 
 def one_minus_cer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
 ) -> list[float]:
-    """1 - min(cap, CER). Spaces are characters, except with normal="characters"."""
-    cut = letters_of(normal)
+    """1 - min(cap, CER), in [1 - cap, 1]. Spaces are characters, except with normal="characters"."""
+    split = letters_of(normal)
     rows = pairs(prompts, outputs, "one_minus_cer", normal)
-    return [1 - error_rate(cut(wanted), cut(said), cap) for _, wanted, said in rows]
+    return [1 - error_rate(split(reference), split(hypothesis), cap) for _, reference, hypothesis in rows]
 
 
 def cer_wer_blend(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cer: float = 0.6, normal: str = "english"
 ) -> list[float]:
-    """cer max(0, 1 - CER) + (1 - cer) max(0, 1 - WER): characters smooth what words make steep in short utterances.
+    """cer max(0, 1 - CER) + (1 - cer) max(0, 1 - WER): characters smooth the steps of WER in short utterances.
 
-    An empty hypothesis is worth -1 where something was said; against an empty reference all are worth 0.
+    An empty hypothesis is worth -1 against a reference with words; against an empty reference every one is worth 0.
     """
     if not 0 <= cer <= 1:
-        raise ValueError(f"cer_wer_blend: the weight cer is {cer}; wanted 0 to 1")
-    cut, values = letters_of(normal), []
-    for _, wanted, said in pairs(prompts, outputs, "cer_wer_blend", normal):
-        if not wanted:
+        raise ValueError(f"cer_wer_blend: got cer {cer}, expected a weight from 0 to 1")
+    split, values = letters_of(normal), []
+    for _, reference, hypothesis in pairs(prompts, outputs, "cer_wer_blend", normal):
+        if not reference:
             values.append(0.0)
-        elif not said:
+        elif not hypothesis:
             values.append(-1.0)
         else:
-            letters = 1 - error_rate(cut(wanted), cut(said), 1)
-            values.append(cer * letters + (1 - cer) * (1 - error_rate(wanted.split(), said.split(), 1)))
+            letters = 1 - error_rate(split(reference), split(hypothesis), 1)
+            values.append(cer * letters + (1 - cer) * (1 - error_rate(reference.split(), hypothesis.split(), 1)))
     return values
 
 
 def exp_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 2.5, normal: str = "english"
 ) -> list[float]:
-    """exp(-steepness WER): in (0, 1] (Inworld TTS-1, where a recognizer judges what was spoken)."""
+    """exp(-steepness WER), in (0, 1] (Inworld TTS-1, where a recognizer transcribes generated speech)."""
     return [math.exp(-steepness * rate) for rate in _rates(prompts, outputs, "exp_wer", math.inf, normal)]
 
 
 def tanh_cer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 3.0, normal: str = "english"
 ) -> list[float]:
-    """1 - tanh(steepness CER): in [0, 1] (CosyVoice 2, Llasa). It saturates: all of a bad group are near 0."""
-    cut = letters_of(normal)
+    """1 - tanh(steepness CER), in [0, 1] (CosyVoice 2, Llasa). It saturates: a group of bad hypotheses is near 0."""
+    split = letters_of(normal)
     rows = pairs(prompts, outputs, "tanh_cer", normal)
-    return [1 - math.tanh(steepness * error_rate(cut(wanted), cut(said))) for _, wanted, said in rows]
+    return [1 - math.tanh(steepness * error_rate(split(reference), split(text))) for _, reference, text in rows]
 
 
 def hallucination(
@@ -122,69 +123,72 @@ def hallucination(
     alike: float = 0.5,
     normal: str = "english",
 ) -> list[float]:
-    """-1 where the transcript is not of this clip, otherwise 0 (after the rule-based detector of arXiv:2509.18569).
+    """-1 for a hallucinated transcript, otherwise 0 (after the rule-based detector of arXiv:2509.18569).
 
-    It is one of: words against an empty reference; a loop (the share of repeated 3-grams is above that of the
-    reference by more than ``repeated``); at least 3 inserted words that are more than ``invented`` N; another text
-    or language (3 words or more, none of them right, and similarity in characters below ``alike``).
+    Hallucinations are: words against an empty reference; a loop, whose fraction of repeated 3-grams exceeds that of the
+    reference by more than ``repeated``; at least 3 inserted words that are more than ``invented`` N; another text or
+    language: at least 3 words, none of them correct, and a similarity in characters below ``alike``.
     """
     rows = pairs(prompts, outputs, "hallucination", normal)
-    return [-float(_hallucinates(wanted, said, repeated, invented, alike)) for _, wanted, said in rows]
+    return [
+        -float(_hallucinates(reference, hypothesis, repeated, invented, alike)) for _, reference, hypothesis in rows
+    ]
 
 
-def _hallucinates(wanted: str, said: str, repeated: float, invented: float, alike: float) -> bool:
+def _hallucinates(reference: str, hypothesis: str, repeated: float, invented: float, alike: float) -> bool:
     from rapidfuzz.distance import Indel
 
-    if not wanted or not said:
-        return bool(said)
-    if repeated_share(said.split(), 3) - repeated_share(wanted.split(), 3) > repeated:
+    if not reference or not hypothesis:
+        return bool(hypothesis)
+    if repeated_fraction(hypothesis.split(), 3) - repeated_fraction(reference.split(), 3) > repeated:
         return True
-    kinds = [pair.kind for pair in aligned(wanted, said, "raw")]
-    inserted, words = kinds.count("insert"), len(wanted.split())
+    kinds = [pair.kind for pair in aligned(reference, hypothesis, "raw")]
+    inserted, words = kinds.count("insert"), len(reference.split())
     if inserted >= 3 and inserted > invented * words:
         return True
     return (
         "equal" not in kinds
-        and min(words, len(said.split())) >= 3
-        and Indel.normalized_similarity(wanted, said) < alike
+        and min(words, len(hypothesis.split())) >= 3
+        and Indel.normalized_similarity(reference, hypothesis) < alike
     )
 
 
 def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = "english") -> list[float]:
     """Mean of precision and recall of the words or phrases in ``meta.keywords`` (arXiv:2509.18569).
 
-    The list may name more than is said in the clip. 1 where none of them is said and none is heard; 0 where only one
-    of the two holds.
+    The list may hold phrases that the reference lacks. 1 where neither reference nor hypothesis holds any of them, 0
+    where only one of the two does.
     """
     rule, values = normalizer(normal), []
-    for prompt, wanted, said in pairs(prompts, outputs, "keywords", normal):
-        listed = prompt.meta.get("keywords")
-        if not isinstance(listed, list | tuple) or not all(isinstance(word, str) and rule(word) for word in listed):
+    for prompt, reference, hypothesis in pairs(prompts, outputs, "keywords", normal):
+        entries = prompt.meta.get("keywords")
+        if not isinstance(entries, list | tuple) or not all(isinstance(word, str) and rule(word) for word in entries):
             malformed(prompt, "a list of words or phrases", "meta.keywords")
-        phrases = {rule(word) for word in listed}
-        spoken, heard = (Counter({phrase: _count(phrase, text) for phrase in phrases}) for text in (wanted, said))
-        right, named, there = (counts.total() for counts in (spoken & heard, heard, spoken))
-        values.append((right / named + right / there) / 2 if named and there else float(named == there))
+        phrases = {rule(word) for word in entries}
+        counts = [Counter({phrase: _count(phrase, text) for phrase in phrases}) for text in (reference, hypothesis)]
+        common, expected, predicted = ((counts[0] & counts[1]).total(), counts[0].total(), counts[1].total())
+        both = expected and predicted
+        values.append((common / predicted + common / expected) / 2 if both else float(expected == predicted))
     return values
 
 
 def _count(phrase: str, text: str) -> int:
-    """How often the words of a phrase stand in a text, one after the other."""
-    wanted, words = phrase.split(), text.split()
-    return sum(words[place : place + len(wanted)] == wanted for place in range(len(words)))
+    """The number of occurrences of a phrase in a text, word by word."""
+    pattern, words = phrase.split(), text.split()
+    return sum(words[start : start + len(pattern)] == pattern for start in range(len(words)))
 
 
 def transcript_length(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
 ) -> list[float]:
-    """-min(cap, |words said - N| / N): it asks for the right length, not for the right words."""
+    """-min(cap, |words of the hypothesis - N| / max(1, N)): a reward of the length, not of the words."""
     lengths = [
-        (len(wanted.split()), len(said.split()))
-        for _, wanted, said in pairs(prompts, outputs, "transcript_length", normal)
+        (len(reference.split()), len(hypothesis.split()))
+        for _, reference, hypothesis in pairs(prompts, outputs, "transcript_length", normal)
     ]
-    return [-min(cap, abs(said - wanted) / max(1, wanted)) for wanted, said in lengths]
+    return [-min(cap, abs(hypothesis - reference) / max(1, reference)) for reference, hypothesis in lengths]
 
 
 def _rates(prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, cap: float, normal: str) -> list[float]:
     rows: list[tuple[Prompt, str, str]] = pairs(prompts, outputs, reward, normal)
-    return [error_rate(wanted.split(), said.split(), cap) for _, wanted, said in rows]
+    return [error_rate(reference.split(), hypothesis.split(), cap) for _, reference, hypothesis in rows]

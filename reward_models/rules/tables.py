@@ -1,4 +1,4 @@
-"""Tables in HTML, compared as trees (TEDS, arXiv:1911.10683, equation 1)."""
+"""Similarity of HTML tables as trees (TEDS, arXiv:1911.10683, equation 1)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.reading import gold_text, malformed, meta_choice
 
-MOST = 1500
-"""Nodes of a table; the time of a comparison grows with their square at least. A larger one is unreadable."""
+MAX_NODES = 1500
+"""Largest table, in nodes, that is read; the time of a comparison grows at least with their square."""
 
 CELLS = ("td", "th")
-_KEPT = ("table", "thead", "tbody", "tfoot", "tr", *CELLS)
+_TAGS = ("table", "thead", "tbody", "tfoot", "tr", *CELLS)
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Node:
 
 
 class _Reader(HTMLParser):
-    """Builds the tree of the first table; tags inside cells are dropped, their text is kept."""
+    """Builds the tree of the first table; of tags inside cells only the text is kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class _Reader(HTMLParser):
         self.nodes = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in _KEPT or (tag == "table") != (self.table is None):
+        if tag not in _TAGS or (tag == "table") != (self.table is None):
             return
         while self.open and _LEVEL[self.open[-1].tag] >= _LEVEL[tag]:
             self.open.pop()
-        given = dict(attrs)
-        node = Node(tag, (given.get("rowspan") or "1", given.get("colspan") or "1"))
+        attributes = dict(attrs)
+        node = Node(tag, (attributes.get("rowspan") or "1", attributes.get("colspan") or "1"))
         self.nodes += 1
         if self.table is None:
             self.table = node
@@ -55,7 +55,7 @@ class _Reader(HTMLParser):
         self.open.append(node)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in _KEPT and any(node.tag == tag for node in self.open):
+        if tag in _TAGS and any(node.tag == tag for node in self.open):
             while self.open.pop().tag != tag:
                 pass
 
@@ -68,25 +68,24 @@ _LEVEL = {"table": 0, "thead": 1, "tbody": 1, "tfoot": 1, "tr": 2, "td": 3, "th"
 
 
 def read_table(html: str) -> Node | None:
-    """The tree of the first ``<table>``: sections, rows, cells with their spans and text; None without one."""
+    """The tree of the first ``<table>``: sections, rows, and cells with their spans and text; None without one."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
-    return reader.table if reader.nodes <= MOST else None
+    return reader.table if reader.nodes <= MAX_NODES else None
 
 
-def table_similarity(said: Node, gold: Node, structure_only: bool = False) -> float:
+def table_similarity(prediction: Node, gold: Node, structure_only: bool = False) -> float:
     """TEDS = 1 - tree edit distance / nodes of the larger tree.
 
-    Inserting or deleting a node costs 1. So does turning one into another of another tag or span; a cell of the same
-    kind with another text costs the edit distance of the texts over the longer length, or nothing with
-    ``structure_only``.
+    Insertions and deletions cost 1, as does a substitution that changes tag or span. A cell whose text alone changes
+    costs the edit distance of the texts over the longer length, or nothing with ``structure_only``.
     """
     from apted import APTED, Config
     from rapidfuzz.distance import Levenshtein
 
     class Costs(Config):
-        """What turning one node into another costs."""
+        """Costs of substitutions."""
 
         def rename(self, node1: Node, node2: Node) -> float:
             if node1.tag != node2.tag or node1.spans != node2.spans:
@@ -95,14 +94,14 @@ def table_similarity(said: Node, gold: Node, structure_only: bool = False) -> fl
                 return 0.0
             return Levenshtein.normalized_distance(*(" ".join(node.text.split()) for node in (node1, node2)))
 
-    distance = APTED(said, gold, Costs()).compute_edit_distance()
-    return 1 - distance / max(said.count(), gold.count())
+    distance = APTED(prediction, gold, Costs()).compute_edit_distance()
+    return 1 - distance / max(prediction.count(), gold.count())
 
 
 def teds(answer: str, prompt: Prompt, output: Text) -> float:
-    """``table_similarity`` of HTML tables; ``"teds": "structure"`` in ``meta`` leaves texts out. No table is 0."""
-    gold, said = read_table(gold_text(prompt)), read_table(answer)
+    """``table_similarity`` of HTML tables, without texts where ``meta.teds`` is "structure"; 0 without a table."""
+    gold, prediction = read_table(gold_text(prompt)), read_table(answer)
     structure_only = meta_choice(prompt, "teds", ("full", "structure")) == "structure"
     if gold is None:
-        malformed(prompt, f"HTML with a <table> of at most {MOST} elements")
-    return 0.0 if said is None else table_similarity(said, gold, structure_only)
+        malformed(prompt, f"HTML with a <table> of at most {MAX_NODES} elements")
+    return 0.0 if prediction is None else table_similarity(prediction, gold, structure_only)

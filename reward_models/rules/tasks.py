@@ -1,12 +1,12 @@
-"""Verifiable tasks by name, chosen row by row: a batch may mix pictures to box with sums to do.
+"""Verifiable tasks by name, chosen row by row, so that a batch may mix grounding with arithmetic.
 
     {"text": "Where is the cat?", "task": "box_iou", "answer": [10, 20, 90, 80],
      "coordinates": "relative_1000", "size": [480, 640]}
     {"text": "How many cats?", "task": "numeric", "answer": 3}
 
 A task is a pure function of the answer (text), its prompt (gold answer; parameters of the row in ``meta``) and the
-whole output. What a model wrote and cannot be read is worth 0, the least of every task. A gold answer that cannot be
-used is an error that names the prompt.
+whole output. An answer that cannot be read is worth 0, the minimum of every task. A gold answer that cannot be used is
+an error that names the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmgrpo.registry import nearest
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import answers, boxes, detection, gui, mathematics, paths, tables, times
 from reward_models.rules.reading import malformed
-from reward_models.rules.tags import answer_of, texts
+from reward_models.rules.tags import answer_of, final_answer_of, texts
 
 Task = Callable[[str, Prompt, Text], float]
 
@@ -65,7 +65,7 @@ TASKS: Mapping[str, Task] = {
         paths.segmentation_points,
     )
 }
-"""Name to function of answer, prompt and output. The most that a task gives is 1, except for ``MAXIMA``."""
+"""Name to function of answer, prompt and output. The maximum of a task is 1, except for ``MAXIMA``."""
 
 MAXIMA: Mapping[str, float] = {
     "count_fuzzy": 1.5,
@@ -74,36 +74,41 @@ MAXIMA: Mapping[str, float] = {
     "ui_r1": 2.0,
     "detection_visual_rft": 2.0,
 }
-"""What a perfect answer is worth, where it is not 1."""
+"""The value of a perfect answer, where it is not 1."""
 
 
-def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
-    """The value of every row by the task that its own prompt names; NaN where that task cannot say.
+def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
+    """The value of every row by the task that its own prompt names; NaN where that task gives no verdict.
 
-    The answer is what stands in the last ``<answer>`` after the thought, and nothing if there is none. With
-    ``tags=False``, or ``"tags": false`` in ``meta`` of a row, it is the whole completion.
+    The answer is the content of the last ``<answer>`` after the thought, and empty if there is none. With
+    ``tags=False`` it is the whole completion, with ``tags='final_answer'`` the line after "### The final answer is:"
+    (R1-VL). ``meta.tags`` of a row takes precedence.
     """
     rows = zip(prompts, texts(outputs, "task"), strict=True)
     return [find(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
 
 
-def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float]:
-    """The value of every row by one task, whatever task the prompts name."""
+def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
+    """The value of every row by one task, whatever tasks the prompts name."""
     rows = zip(prompts, texts(outputs, name), strict=True)
     return [TASKS[name](answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
 
 
 def find(prompt: Prompt) -> Task:
-    """The task that a prompt names; an unknown one is an error that says which are known."""
+    """The task that a prompt names; an unknown one is an error that lists the known ones."""
     if prompt.task not in TASKS:
-        named = f"task is '{prompt.task}', which is not known" if prompt.task else "names no task"
-        raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {named}.{nearest(prompt.task, TASKS)}")
+        problem = f"there is no task '{prompt.task}'" if prompt.task else "names no task"
+        raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {problem}.{nearest(prompt.task, TASKS)}")
     return TASKS[prompt.task]
 
 
-def answer_in(text: Text, prompt: Prompt, tags: bool) -> str:
-    """What of a completion is its answer."""
-    wanted = prompt.meta.get("tags", tags)
-    if not isinstance(wanted, bool):
-        malformed(prompt, "true or false", "meta.tags")
-    return answer_of(text.text) if wanted else text.text.strip()
+def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
+    """The part of a completion that is its answer."""
+    place = prompt.meta.get("tags", tags)
+    if isinstance(place, bool):
+        return answer_of(text.text) if place else text.text.strip()
+    if place == "final_answer":
+        return final_answer_of(text.text)
+    if "tags" in prompt.meta:
+        malformed(prompt, "true, false or 'final_answer'", "meta.tags")
+    raise ValueError(f"tags: got {tags!r}, expected True, False or 'final_answer'")

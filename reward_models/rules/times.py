@@ -1,4 +1,4 @@
-"""Moments and paths in a clip: intervals (start, end) in seconds, boxes frame by frame."""
+"""Temporal grounding and tracking: intervals (start, end) in seconds, and a box for each frame."""
 
 from __future__ import annotations
 
@@ -8,106 +8,109 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import as_box, iou, to_original
-from reward_models.rules.reading import LONGEST, literal, malformed, meta_number, number, numbers
+from reward_models.rules.reading import MAX_CHARACTERS, literal, malformed, meta_number, number, numbers
 
 Span: TypeAlias = tuple[float, float]
 
-_SPAN = re.compile(r"(?<![\d.])(-?\d+(?:\.\d*)?) (?:to|and) (-?\d+(?:\.\d*)?)")
+_SPAN = re.compile(r"(?<![\d.])(-?\d+(?:\.\d*)?) (?:to|and) (-?\d+(?:\.\d*)?)", re.IGNORECASE)
 _GLUE = re.compile(r"<glue>(.*?)</glue>", re.DOTALL)
 
 
 def as_span(value: Any) -> Span | None:
-    """A pair of finite numbers, the first not above the second; None for everything else: reversed is wrong."""
+    """A pair of finite numbers, the first not above the second; None for everything else."""
     pair = numbers(value, 2)
     return (pair[0], pair[1]) if pair and pair[0] <= pair[1] else None
 
 
 def temporal_overlap(a: Span, b: Span) -> float:
-    """Length of the intersection over the length of the hull, which is the union where the two overlap."""
+    """Length of the intersection / length of the hull, which is the union where the two overlap."""
     common = min(a[1], b[1]) - max(a[0], b[0])
     hull = max(a[1], b[1]) - min(a[0], b[0])
     return max(0.0, common) / hull if hull > 0 else 0.0
 
 
-def time_r1(said: Span, gold: Span, duration: float) -> float:
+def time_r1(prediction: Span, gold: Span, duration: float) -> float:
     """Overlap * (1 - |start - start'| / duration) * (1 - |end - end'| / duration) (Time-R1, arXiv:2503.13377).
 
-    Factors are at least 0: two ends that are each further off than the clip is long are not right again.
+    Factors are at least 0, so that two negative ones, of ends further off than the clip is long, give no reward.
     """
-    start, end = (max(0.0, 1 - abs(s - g) / duration) for s, g in zip(said, gold))
-    return temporal_overlap(said, gold) * start * end
+    start, end = (max(0.0, 1 - abs(s - g) / duration) for s, g in zip(prediction, gold))
+    return temporal_overlap(prediction, gold) * start * end
 
 
-def merged(spans: Sequence[Span]) -> list[Span]:
-    """The same moments as spans in order that do not touch."""
-    together: list[Span] = []
+def merge(spans: Sequence[Span]) -> list[Span]:
+    """The union of spans as disjoint spans in order."""
+    disjoint: list[Span] = []
     for start, end in sorted(spans):
-        if together and start <= together[-1][1]:
-            together[-1] = (together[-1][0], max(end, together[-1][1]))
+        if disjoint and start <= disjoint[-1][1]:
+            disjoint[-1] = (disjoint[-1][0], max(end, disjoint[-1][1]))
         else:
-            together.append((start, end))
-    return together
+            disjoint.append((start, end))
+    return disjoint
 
 
 def overlap_of_many(a: Sequence[Span], b: Sequence[Span]) -> float:
-    """Length of what both sides cover over the length of what either covers; 1 where both are empty."""
+    """Length of the intersection of two unions of spans / length of their union; 1 where both are empty."""
     if not a and not b:
         return 1.0
-    a, b = merged(a), merged(b)
+    a, b = merge(a), merge(b)
     common = sum(max(0.0, min(p[1], q[1]) - max(p[0], q[0])) for p in a for q in b)
     union = sum(end - start for start, end in (*a, *b)) - common
     return common / union if union > 0 else 0.0
 
 
 def read_span(text: str) -> Span | None:
-    """JSON with start_time and end_time, a pair, or else the last "12.5 to 17" or "12.5 and 17"."""
+    """The span of JSON with start_time and end_time, of a pair, or of the last "12.5 to 17" or "12.5 and 17".
+
+    Case is ignored, as in the released patterns of Time-R1 and VideoChat-R1.
+    """
     value = literal(text)
     if isinstance(value, dict):
         ends = [value.get("start_time"), value.get("end_time")]
         return as_span([number(end) if isinstance(end, str) else end for end in ends])
     if isinstance(value, list | tuple):
         return as_span(value)
-    found = _SPAN.findall(text[:LONGEST])
-    return as_span([float(end) for end in found[-1]]) if found else None
+    matches = _SPAN.findall(text[:MAX_CHARACTERS])
+    return as_span([float(end) for end in matches[-1]]) if matches else None
 
 
 def temporal_iou(answer: str, prompt: Prompt, output: Text) -> float:
-    """Overlap of the span in the answer with the gold span (VideoChat-R1, Time-R1); a reversed span is 0."""
-    gold, said = _gold_span(prompt), read_span(answer)
-    return temporal_overlap(said, gold) if said else 0.0
+    """``temporal_overlap`` with the gold span (VideoChat-R1, Time-R1); 0 for a reversed span."""
+    gold, prediction = _gold_span(prompt), read_span(answer)
+    return temporal_overlap(prediction, gold) if prediction else 0.0
 
 
 def temporal_time_r1(answer: str, prompt: Prompt, output: Text) -> float:
-    """``time_r1`` with the duration of the clip in ``meta.duration``."""
-    gold, said, duration = _gold_span(prompt), read_span(answer), meta_number(prompt, "duration")
+    """``time_r1``; ``meta.duration`` is the duration of the clip in seconds."""
+    gold, prediction, duration = _gold_span(prompt), read_span(answer), meta_number(prompt, "duration")
     if duration <= 0:
-        malformed(prompt, "the length of the clip in seconds, above 0", "meta.duration")
-    return time_r1(said, gold, duration) if said else 0.0
+        malformed(prompt, "the duration of the clip in seconds, above 0", "meta.duration")
+    return time_r1(prediction, gold, duration) if prediction else 0.0
 
 
 def temporal_multi(answer: str, prompt: Prompt, output: Text) -> float:
-    """``overlap_of_many`` with several gold spans (VideoChat-R1); any reversed span is 0.
+    """``overlap_of_many`` with the gold spans (VideoChat-R1); 0 if any span is reversed.
 
-    The answer is a list of (start, end); it stands in ``<glue>`` where the completion has one.
+    The answer is a list of (start, end), the content of ``<glue>`` where the completion has one.
     """
     gold = _spans(prompt.answer)
     if gold is None:
         malformed(prompt, "a list of [start, end], which may be empty")
     glue = _GLUE.findall(output.text)
-    said = _spans(literal(glue[-1] if glue else answer))
-    return 0.0 if said is None else overlap_of_many(said, gold)
+    prediction = _spans(literal(glue[-1] if glue else answer))
+    return 0.0 if prediction is None else overlap_of_many(prediction, gold)
 
 
 def tracking_iou(answer: str, prompt: Prompt, output: Text) -> float:
-    """Mean IoU of the boxes of all frames; 0 unless there are exactly as many as in the gold answer (VideoChat-R1)."""
+    """Mean IoU over the frames; 0 unless there are exactly as many boxes as in the gold answer (VideoChat-R1)."""
     gold = [as_box(box) for box in prompt.answer] if isinstance(prompt.answer, list | tuple) else []
     if not gold or None in gold:
         malformed(prompt, "a list of one [x1, y1, x2, y2] for each frame")
-    said = literal(answer)
-    if not isinstance(said, list | tuple) or len(said) != len(gold):
+    prediction = literal(answer)
+    if not isinstance(prediction, list | tuple) or len(prediction) != len(gold):
         return 0.0
-    pairs = [(as_box(mine), theirs) for mine, theirs in zip(said, gold)]
-    return sum(iou(to_original(m, prompt, output), t) for m, t in pairs if m and t) / len(gold)
+    pairs = [(as_box(box), reference) for box, reference in zip(prediction, gold)]
+    return sum(iou(to_original(p, prompt, output), g) for p, g in pairs if p and g) / len(gold)
 
 
 def _gold_span(prompt: Prompt) -> Span:

@@ -1,7 +1,7 @@
 """Rewards of translations and spoken answers: BLEU and chrF as sacrebleu computes them, divided by 100.
 
-Sentence scores are rewards; ``corpus_bleu`` and ``corpus_chrf`` are for reports, and are no means of sentence scores.
-``Prompt.answer`` is the reference, or a list of several. Nothing is normalized beyond sacrebleu's own tokenizer.
+Sentence scores are rewards; ``corpus_bleu`` and ``corpus_chrf`` are for reports and are no means of sentence scores.
+``Prompt.answer`` is the reference, or a list of several. Texts are not normalized beyond sacrebleu's own tokenizer.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from mmgrpo.report.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.reading import gold_texts
 from reward_models.rules.tags import texts
-from reward_models.rules.transcripts import needed
+from reward_models.rules.transcripts import missing_package
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none")
-"""Those of sacrebleu that need no download; the Japanese and Korean ones need a package of theirs."""
+"""Tokenizers of sacrebleu that need no download; the Japanese and Korean ones need packages of their own."""
 
 
 def sentence_bleu(
     prompts: Sequence[Prompt], outputs: Sequence[Output], tokenize: str = "13a", lowercase: bool = False
 ) -> list[float]:
-    """Sentence BLEU / 100: in [0, 1] (the reward of arXiv:2509.16990). An empty hypothesis is worth 0.
+    """Sentence BLEU / 100, in [0, 1] (the reward of arXiv:2509.16990). An empty hypothesis is worth 0.
 
-    The order is effective: orders that a short sentence cannot have are left out, so that a right answer of one word
-    is worth 1 (with order 4 throughout it would be 0). ``tokenize`` is one of ``TOKENIZERS``.
+    The order is effective: n-gram orders above the length of the sentence are left out, so that a correct answer of one
+    word is worth 1 (with order 4 throughout it would be 0). ``tokenize`` is one of ``TOKENIZERS``.
     """
     return _sentences(_bleu(tokenize, lowercase, True), prompts, outputs, "sentence_bleu")
 
 
 def sentence_chrf(prompts: Sequence[Prompt], outputs: Sequence[Output], word_order: int = 0) -> list[float]:
-    """chrF / 100: F2 of character 1- to 6-grams, in [0, 1]; with ``word_order`` 2 it is chrF++. Needs no tokenizer."""
+    """chrF / 100: F2 of character 1- to 6-grams, in [0, 1]; chrF++ with ``word_order`` 2. Needs no tokenizer."""
     return _sentences(_chrf(word_order), prompts, outputs, "sentence_chrf")
 
 
 def corpus_bleu(references: Sequence[str], hypotheses: Sequence[str], tokenize: str = "13a") -> float:
-    """Corpus BLEU, 0 to 100: counts of n-grams are added over all sentences before they are divided."""
+    """Corpus BLEU, 0 to 100, from n-gram counts summed over all sentences."""
     return _corpus(_bleu(tokenize, False, False), references, hypotheses)
 
 
@@ -64,12 +64,12 @@ def corpus_interval(
     """
     if not references or len(references) != len(hypotheses) or not all(references):
         raise ValueError(
-            f"a corpus score got {len(hypotheses)} hypotheses and {len(references)} lists of references; wanted as "
-            "many, and at least one of each"
+            f"corpus score: got {len(hypotheses)} hypotheses and {len(references)} lists of references, expected "
+            "equally many, and at least one of each"
         )
     scorer = _chrf(0) if metric == "chrf" else _bleu(tokenize, False, False)
     streams = [list(stream) for stream in zip_longest(*references)]
-    # What sacrebleu's own bootstrap is made of; that one fails where a resample scores 0 (2.6).
+    # The statistics of sacrebleu's own bootstrap, which fails where a resample scores 0 (version 2.6).
     sums = np.array(scorer._extract_corpus_statistics(list(hypotheses), streams), dtype=np.float64)
 
     def score(places: npt.NDArray[np.int64]) -> float:
@@ -83,14 +83,14 @@ def corpus_interval(
 
 def _sentences(metric: Any, prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str) -> list[float]:
     rows = zip(prompts, texts(outputs, reward), strict=True)
-    # Rounding inside makes a perfect score 100.00000000000004.
+    # Rounding inside sacrebleu makes a perfect score 100.00000000000004.
     return [min(1.0, metric.sentence_score(text.text, gold_texts(prompt)).score / 100) for prompt, text in rows]
 
 
 def _corpus(metric: Any, references: Sequence[str], hypotheses: Sequence[str]) -> float:
     if not references or len(references) != len(hypotheses):
         raise ValueError(
-            f"a corpus score got {len(references)} references and {len(hypotheses)} hypotheses; wanted as many, and "
+            f"corpus score: got {len(references)} references and {len(hypotheses)} hypotheses, expected equally many, "
             "at least one"
         )
     return metric.corpus_score(list(hypotheses), [list(references)]).score
@@ -112,5 +112,5 @@ def _metrics() -> Any:
     try:
         from sacrebleu import metrics
     except ModuleNotFoundError as error:
-        raise needed("sacrebleu", error) from error
+        raise missing_package("sacrebleu", error) from error
     return metrics

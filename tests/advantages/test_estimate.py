@@ -10,7 +10,8 @@ import torch
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.runtime.config import Algorithm
-from mmgrpo.types import OWN, REFERENCE, Decisions, select_rows
+from mmgrpo.types import OWN, REFERENCE, Decisions, Request, select_rows
+from tests.toys import toy_policy, toy_prompts
 from tests.trees import binary_tree, decisions, plain
 
 
@@ -353,13 +354,13 @@ def test_a_reward_that_is_constant_in_every_group_is_reported():
 # Branching, end to end
 
 
-def test_branch_grpo_on_the_papers_tree_trains_138_of_218_decisions():
-    tree = decisions(binary_tree(20, (0, 3, 6, 9)))
+def test_branch_grpo_with_pruning_trains_130_of_the_202_decisions_of_the_papers_tree():
+    tree = toy_policy("branch_tree(splits=[0,3,6,9])", steps=20).rollout(Request(toy_prompts(1), [0], 16, 0)).decisions
     rewards = torch.rand(16, generator=torch.Generator().manual_seed(0))
     blocks = {"baseline": "none", "scale": "none", "credit": "tree_depth"}
     full, pruned = made(rewards, tree, **blocks), made(rewards, tree, **blocks, select=["parent_top1"])
-    assert int(full.loss_mask.sum()) == 218 and int(pruned.loss_mask.sum()) == 138
-    # pruning changes what is trained, not what it is told
+    assert int(full.loss_mask.sum()) == 202 and int(pruned.loss_mask.sum()) == 130
+    # pruning changes which decisions are trained, not their advantages
     assert (full.advantages[pruned.loss_mask] == pruned.advantages[pruned.loss_mask]).all()
 
 

@@ -9,7 +9,9 @@ import torch
 
 from mmgrpo.advantages.select import AFTER, BEFORE, SELECTORS
 from mmgrpo.registry import bind
-from tests.trees import binary_tree, decisions, plain
+from mmgrpo.types import Request
+from tests.toys import toy_policy, toy_prompts
+from tests.trees import decisions, plain
 
 
 def select(text, values, key=None, **more):
@@ -101,15 +103,16 @@ def tree_inputs(made):
     return {"node": made.node, "decision_mask": made.decision_mask, "log_probs": made.log_probs.double()}
 
 
-def test_width_pruning_of_the_papers_tree_leaves_138_of_218_decisions():
-    node = binary_tree(20, (0, 3, 6, 9))
-    tree = decisions(node)
+def test_width_pruning_leaves_130_of_the_202_trained_decisions_of_the_papers_tree():
+    policy = toy_policy("branch_tree(splits=[0, 3, 6, 9])", steps=20)
+    tree = policy.rollout(Request(toy_prompts(1), [0], 16, seed=0)).decisions
     values = torch.rand(16, generator=torch.Generator().manual_seed(0))
     kept = select("parent_top1", values, **tree_inputs(tree))
-    assert int(tree.loss_mask.sum()) == 218
-    # 3*2 + 3*4 + 3*8 before the last split, 16 at it, 10 * 8 after it
-    left = {int(n) for n in node[kept]}
-    assert len(left) == 138 and int((tree.loss_mask & kept).sum()) == 138
+    # 3 * 2 + 3 * 4 + 3 * 8 before the last split, 16 at it, 9 * 16 after it; the last step is deterministic
+    assert int(tree.loss_mask.sum()) == 42 + 16 + 144 == 202
+    # after the last split 9 * 8
+    assert int((tree.loss_mask & kept).sum()) == 42 + 16 + 72 == 130
+    assert len({int(node) for node in tree.node[kept & tree.decision_mask]}) == 130
     assert kept[:, :10].all()
 
 

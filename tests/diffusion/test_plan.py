@@ -10,20 +10,8 @@ import torch
 
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import PLANS, planner, window_starts
-from mmgrpo.diffusion.schedules import flow_grid, flux_grid
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def one(text: str, steps: int = 20, group_size: int = 16, round: int = 0, seed: int = 0) -> Plan:
-    [plan] = planner(text)(steps, group_size, round, seeded(seed))
-    return plan
-
-
-def where(flags: tuple[bool, ...]) -> list[int]:
-    return [step for step, flag in enumerate(flags) if flag]
+from mmgrpo.diffusion.schedules import flow_grid
+from tests.flows import one, seeded, where
 
 
 def example(**changes: object) -> Plan:
@@ -85,7 +73,7 @@ def test_a_shared_initial_noise_is_evaluated_once():
 def test_dance_grpo_trains_nine_of_sixteen_steps():
     # int(15 * 0.6) = 9
     plan = one("random_subset(fraction=0.6)", steps=16, group_size=12)
-    assert plan.drawn == 9 and plan.trained_edges == 108 and plan.roots == 1
+    assert plan.trained_per_row == 9 and plan.trained_edges == 108 and plan.roots == 1
 
 
 def test_one_step_branches_train_with_one_forward_per_root():
@@ -152,7 +140,7 @@ def test_every_trained_edge_is_owned_exactly_once(text):
             assert len(owned) == plan.edges[step]
 
 
-def test_a_share_is_drawn_for_each_row_by_itself():
+def test_a_fraction_is_drawn_for_each_row_independently():
     plan = one("random_subset(fraction=0.6)", steps=16, group_size=64)
     loss_mask = plan.loss_mask(seeded())
     assert loss_mask.sum(1).tolist() == [9] * 64
@@ -161,7 +149,7 @@ def test_a_share_is_drawn_for_each_row_by_itself():
     assert torch.equal(loss_mask, plan.loss_mask(seeded())) and not torch.equal(loss_mask, plan.loss_mask(seeded(1)))
 
 
-def test_a_share_draws_all_steps_equally_often():
+def test_a_fraction_draws_all_steps_equally_often():
     counts = one("random_subset(fraction=0.6)", steps=11, group_size=4000).loss_mask(seeded()).float().mean(0)
     # 6 of 10; three standard errors: 3 sqrt(0.24 / 4000) = 0.023
     torch.testing.assert_close(counts[:-1], torch.full((10,), 0.6), atol=0.025, rtol=0)
@@ -208,14 +196,14 @@ def test_a_refused_plan_shows_its_arguments():
         ("branch_mix(factor=3)", 20, 16, "makes groups of 81"),
         ("tree_window", 10, 16, "makes groups of 27, got group_size=16"),
         ("one_step_branch(roots=4)", 10, 6, "does not divide into 4 roots; use a multiple of 4"),
-        ("branch_tree", 9, 16, r"steps \[9\] are asked to draw noise, but of 9 steps only 0 to 7 can"),
+        ("branch_tree", 9, 16, r"got noise at steps \[9\], expected it at steps 0 to 7 of 9"),
         ("every_step", 1, 4, "use at least 2 steps"),
-        ("sliding_window(size=10)", 10, 4, "use a size from 1 to 9"),
+        ("sliding_window(size=10)", 10, 4, "got a window of 10 steps, expected 1 to 9"),
         ("sliding_window(schedule='spiral')", 10, 4, "no schedule 'spiral'; known: progressive"),
-        ("sliding_window(tail_ratio=0.0)", 10, 4, "tail_ratio must be above 0"),
-        ("one_step_branch(draw='two')", 10, 4, "'one' or 'all', got 'two'"),
+        ("sliding_window(tail_ratio=0.0)", 10, 4, "got tail_ratio 0.0, expected 0 < tail_ratio <= 1"),
+        ("one_step_branch(draw='two')", 10, 4, "got draw 'two', expected 'one' or 'all'"),
         ("one_step_branch(jump=10)", 10, 4, "leaves no step of 10"),
-        ("tree_window(r=1.0)", 10, 27, "r must lie between 0 and 1"),
+        ("tree_window(r=1.0)", 10, 27, "got r 1.0, expected 0 < r < 1"),
         ("random_subset(fraction=0.1)", 5, 4, r"trains int\(4 \* 0.1\) steps"),
         ("branch_tre", 20, 16, "Did you mean 'branch_tree'"),
         ("every_step(size=2)", 20, 16, "has no parameter 'size'"),
@@ -260,68 +248,6 @@ def test_a_window_with_shared_noise_branches_at_its_start():
     assert plan.roots == 1 and plan.branches[start] == 8
     assert plan.forwards[start] == 1 and plan.forwards[start + 1] == 8
     assert one("random_window(shared_noise=False)", group_size=8).roots == 8
-
-
-def starts_of(text: str, rounds: range, steps: int = 25) -> list[int]:
-    return [where(one(text, steps, 12, round).trained)[0] for round in rounds]
-
-
-def test_a_progressive_window_moves_one_step_every_interval():
-    starts = starts_of("sliding_window(size=4, interval=25)", range(0, 600, 25))
-    # 25 steps: 0 to 20, as the last step is deterministic; then it stays
-    assert starts == [*range(21), 20, 20, 20]
-    assert starts_of("sliding_window(size=4, interval=25)", range(24, 26)) == [0, 1]
-
-
-def test_a_window_can_roll_back_and_stride():
-    text = "sliding_window(size=4, interval=1, stride=4, roll_back=True)"
-    assert starts_of(text, range(8)) == [0, 4, 8, 12, 16, 20, 0, 4]
-
-
-def test_a_decaying_window_stays_shorter_at_each_place():
-    starts = starts_of("sliding_window(size=4, schedule='decay')", range(130))
-    stays = [starts.count(start) for start in range(20)]
-    assert stays[0] == 10 and stays == sorted(stays, reverse=True)
-    # at the last place but one: ceil(10 - 9 * 19 / 20) = ceil(1.45)
-    assert stays[19] == 2 and starts[-1] == 20
-
-
-def test_an_exponentially_decaying_window_stays_as_its_formula_says():
-    starts = starts_of("sliding_window(size=4, interval=25, schedule='exp_decay')", range(520))
-    # ceil(25 exp(-0.1 max(s - 13, 0))): 25 up to 13, then 22.6, 20.5, 18.5, 16.8
-    assert [starts.count(start) for start in (0, 13, 14, 15, 16, 17)] == [25, 25, 23, 21, 19, 17]
-
-
-def test_random_and_frozen_windows():
-    drawn = {where(one("sliding_window(schedule='random')", 10, seed=seed).trained)[0] for seed in range(200)}
-    assert drawn == {0, 1, 2, 3, 4, 5}
-    assert starts_of("sliding_window(schedule='frozen')", range(0, 600, 100)) == [0] * 6
-
-
-def test_flash_follows_the_window_with_fewer_steps():
-    plan = one("sliding_window(size=4, tail='dpmpp_2m', tail_ratio=0.4)", 25, 12)
-    # the window is 0 to 3: int((25 - 3) * 0.4) = 8 steps follow
-    assert plan.tail == "dpmpp_2m" and plan.tail_steps == 8 and plan.steps == 12
-    assert where(plan.stochastic) == [0, 1, 2, 3]
-    grid = plan.grid(flow_grid(25))
-    assert torch.equal(grid.levels[:5], flow_grid(25).levels[:5])
-    assert grid.levels[-1] == 0 and grid.steps == 12
-
-
-@pytest.mark.parametrize("round", [0, 300, 10_000])
-@pytest.mark.parametrize("ratio", [0.2, 0.4, 0.99])
-def test_every_flash_grid_ends_at_sigma_zero(round, ratio):
-    plan = one(f"sliding_window(size=4, tail='dpmpp_2m', tail_ratio={ratio})", 25, 12, round)
-    for base in (flow_grid(25), flux_grid(25, 1024)):
-        grid = plan.grid(base)
-        assert grid.levels[-1] == 0 and grid.steps == plan.steps
-        assert bool((grid.levels[1:] < grid.levels[:-1]).all())
-
-
-def test_a_flash_tail_can_be_one_step_long():
-    plan = one("sliding_window(size=4, tail_ratio=0.2)", 25, 12, round=10_000)
-    # the window is 20 to 23: int((25 - 23) * 0.2) = 0, so one
-    assert plan.tail_steps == 1 and plan.grid(flow_grid(25)).levels[-1] == 0
 
 
 def test_one_step_branches_are_drawn_in_the_first_half_or_all_of_it():

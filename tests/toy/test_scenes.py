@@ -208,11 +208,11 @@ def test_pixels_that_are_no_numbers_cannot_be_scored(name):
 @pytest.mark.parametrize("name", REWARDS)
 def test_what_is_not_a_picture_is_refused(name):
     asked = [prompt(parse("a red circle on the left"))]
-    with pytest.raises(TypeError, match="Text, not an Image"):
+    with pytest.raises(TypeError, match="got an output of kind Text, expected an Image"):
         REWARDS[name](asked, [Text("a red circle")])
-    with pytest.raises(ValueError, match=r"3 x 32 x 32; this is \(3, 64, 64\)"):
+    with pytest.raises(ValueError, match=r"got a picture of shape \(3, 64, 64\), expected \(3, 32, 32\)"):
         REWARDS[name](asked, [Image(torch.zeros(3, 64, 64))])
-    with pytest.raises(ValueError, match="1 prompts but 0 outputs"):
+    with pytest.raises(ValueError, match="got 1 prompts and 0 outputs"):
         REWARDS[name](asked, [])
 
 

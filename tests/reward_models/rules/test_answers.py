@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.answers import fuzzy_count, mean_relative_accuracy, share_of_choices
+from reward_models.rules.answers import fraction_of_choices, fuzzy_count, mean_relative_accuracy
 from reward_models.rules.tasks import TASKS
 
 
@@ -15,7 +15,7 @@ def value(task: str, answer: str, gold, **meta) -> float:
 
 
 @pytest.mark.parametrize(
-    ("task", "answer", "gold", "wanted"),
+    ("task", "answer", "gold", "expected"),
     [
         ("exact", "Red  Cat.", "red cat", 1),
         ("exact", "a red cat", "red cat", 0),
@@ -35,7 +35,7 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("choice", "A or B", "A", 0),
         ("choice", "C", "B", 0),
         ("choice", "AB", "A", 0),
-        # |said| / |right| if nothing wrong is said
+        # |prediction| / |correct| if every letter is correct
         ("choices", "A", "A,B", 0.5),
         ("choices", "A,C", "A,B", 0),
         ("choices", "b, A", "A,B", 1),
@@ -92,13 +92,13 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("rouge", "the cat sat", "the cat sat", 1),
     ],
 )
-def test_worked_values(task, answer, gold, wanted):
-    assert value(task, answer, gold) == pytest.approx(wanted, abs=1e-12)
+def test_worked_values(task, answer, gold, expected):
+    assert value(task, answer, gold) == pytest.approx(expected, abs=1e-12)
 
 
 def test_shares_and_gaps_are_those_of_the_papers():
-    assert share_of_choices({"A"}, {"A", "B"}) == 0.5
-    assert share_of_choices({"A", "C"}, {"A", "B"}) == 0
+    assert fraction_of_choices({"A"}, {"A", "B"}) == 0.5
+    assert fraction_of_choices({"A", "C"}, {"A", "B"}) == 0
     assert (mean_relative_accuracy(90, 100), mean_relative_accuracy(60, 100)) == (0.8, 0.2)
     assert (fuzzy_count(90, 100), fuzzy_count(50, 100)) == (1.4, 0)
 
@@ -106,18 +106,18 @@ def test_shares_and_gaps_are_those_of_the_papers():
 @pytest.mark.parametrize("error", range(1, 20))
 def test_relative_accuracy_does_not_turn_on_the_last_bit(error):
     # The error is the limit of a threshold wherever it is below 1/2, and limits do not count: 10 - error are left.
-    wanted = max(0, 10 - error) / 10
+    expected = max(0, 10 - error) / 10
     for gold in (20, 0.2, 7.0, 1e6):
-        assert mean_relative_accuracy(gold * (1 - error / 20), gold) == wanted
-        assert mean_relative_accuracy(gold * (1 + error / 20), gold) == wanted
+        assert mean_relative_accuracy(gold * (1 - error / 20), gold) == expected
+        assert mean_relative_accuracy(gold * (1 + error / 20), gold) == expected
 
 
 @pytest.mark.parametrize(
-    ("answer", "wanted"), [("0.4", 1), ("0.2", 1), ("0.41", 0), ("0.19", 0), ("0.30000000000000004", 1)]
+    ("answer", "expected"), [("0.4", 1), ("0.2", 1), ("0.41", 0), ("0.19", 0), ("0.30000000000000004", 1)]
 )
-def test_a_tolerance_includes_its_ends(answer, wanted):
+def test_a_tolerance_includes_its_ends(answer, expected):
     # 0.4 - 0.3 is 0.10000000000000003 in floating point
-    assert value("numeric", answer, 0.3, tolerance=0.1) == wanted
+    assert value("numeric", answer, 0.3, tolerance=0.1) == expected
 
 
 def test_without_a_tolerance_numbers_must_be_equal():
@@ -134,15 +134,15 @@ def test_a_choice_may_be_named_by_its_own_text():
 
 
 @pytest.mark.parametrize(
-    ("task", "gold", "wanted"),
+    ("task", "gold", "expected"),
     [
         ("exact", None, "a text or number"),
         ("exact", [], "a text or number"),
-        ("exact", ["red", " "], "texts that are not empty"),
-        ("classification", "", "a text that is not empty"),
+        ("exact", ["red", " "], "non-empty texts"),
+        ("classification", "", "a non-empty text"),
         ("choice", "AB", "one letter"),
-        ("choices", ",", "letters with commas"),
-        ("choices", "A,red", "letters with commas"),
+        ("choices", ",", "comma-separated letters"),
+        ("choices", "A,red", "comma-separated letters"),
         ("yes_no", "perhaps", "yes or no"),
         ("yes_no", None, "yes or no"),
         ("numeric", "three", "one finite number"),
@@ -150,19 +150,19 @@ def test_a_choice_may_be_named_by_its_own_text():
         ("numeric", True, "one finite number"),
         ("relative_accuracy", 0, "a number other than 0"),
         ("count_fuzzy", 0, "a positive count"),
-        ("jaccard", ";", "labels with semicolons"),
-        ("edit", 3.5j, "a text that is not empty"),
+        ("jaccard", ";", "semicolon-separated labels"),
+        ("edit", 3.5j, "a non-empty text"),
     ],
 )
-def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold, wanted):
-    with pytest.raises(ValueError, match=rf"prompt '7' \('a question'\): answer is .*; wanted {wanted}"):
+def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold, expected):
+    with pytest.raises(ValueError, match=rf"prompt '7' \('a question'\): got answer .*, expected {expected}"):
         value(task, "3", gold)
 
 
 def test_parameters_that_cannot_be_used_are_errors_that_name_them():
-    with pytest.raises(ValueError, match=r"meta\.tolerance is 'wide'; wanted one finite number"):
+    with pytest.raises(ValueError, match=r"got meta\.tolerance 'wide', expected one finite number"):
         value("numeric", "3", 3, tolerance="wide")
-    with pytest.raises(ValueError, match=r"meta\.tolerance is -1; wanted a number that is not negative"):
+    with pytest.raises(ValueError, match=r"got meta\.tolerance -1, expected a non-negative number"):
         value("numeric", "3", 3, tolerance=-1)
-    with pytest.raises(ValueError, match=r"meta\.options is 'red'; wanted a list of texts"):
+    with pytest.raises(ValueError, match=r"got meta\.options 'red', expected a list of texts"):
         value("choice", "A", "A", options="red")

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.boxes import as_box, giou, inside, iou, likeness, read_box, read_point
+from reward_models.rules.boxes import as_box, coordinate_similarity, giou, inside, iou, read_box, read_point
 from reward_models.rules.tasks import TASKS
 
 GOLD, HALF = (0.0, 0.0, 10.0, 10.0), (5.0, 5.0, 15.0, 15.0)
@@ -82,7 +82,7 @@ def test_a_point_is_a_pair_or_the_middle_of_a_box():
 
 
 @pytest.mark.parametrize(
-    ("coordinates", "said"),
+    ("coordinates", "prediction"),
     [
         ("absolute", [100, 50, 300, 150]),
         ("resized", [50, 30, 150, 90]),  # x * 400 / 200, y * 200 / 120
@@ -90,15 +90,15 @@ def test_a_point_is_a_pair_or_the_middle_of_a_box():
         ("relative_1", [0.25, 0.25, 0.75, 0.75]),
     ],
 )
-def test_boxes_are_converted_to_pixels_of_the_original_picture(coordinates, said):
+def test_boxes_are_converted_to_pixels_of_the_original_picture(coordinates, prediction):
     row = {"coordinates": coordinates, "size": [200, 400], "seen": ((120, 200),)}
     gold = [100, 50, 300, 150]
-    assert value("box_iou", said, gold, **row) == pytest.approx(1)
-    assert value("box_giou", said, gold, **row) == pytest.approx(2)
-    assert value("box_gui_g1", said, gold, **row) == pytest.approx(1.375)
-    assert value("point_in_box", said, gold, **row) == 1
+    assert value("box_iou", prediction, gold, **row) == pytest.approx(1)
+    assert value("box_giou", prediction, gold, **row) == pytest.approx(2)
+    assert value("box_gui_g1", prediction, gold, **row) == pytest.approx(1.375)
+    assert value("point_in_box", prediction, gold, **row) == 1
     if coordinates != "absolute":
-        assert value("box_iou", said, gold) < 0.5
+        assert value("box_iou", prediction, gold) < 0.5
 
 
 def test_the_size_that_counts_is_that_of_the_medium_the_row_names():
@@ -115,21 +115,21 @@ def test_points_on_the_edge_are_inside():
     assert value("point_in_box", "there", GOLD) == 0
 
 
-def test_a_box_on_a_screen_is_hit_overlap_and_likeness():
-    gold, said = (100, 100, 200, 200), (110, 100, 220, 190)
+def test_a_box_on_a_screen_is_hit_overlap_and_coordinate_similarity():
+    gold, prediction = (100, 100, 200, 200), (110, 100, 220, 190)
     # a = 0.99, 1, 0.98, 0.98: 4 / (1/0.99 + 1 + 1/0.98 + 1/0.98)
-    assert likeness(said, gold, 500, 1000) == pytest.approx(0.987431, abs=1e-6)
+    assert coordinate_similarity(prediction, gold, 500, 1000) == pytest.approx(0.987431, abs=1e-6)
     # common 90 * 90, union 10000 + 9900 - 8100
-    assert value("box_gui_g1", said, gold, size=[500, 1000]) == pytest.approx(
+    assert value("box_gui_g1", prediction, gold, size=[500, 1000]) == pytest.approx(
         1 + 0.25 * 8100 / 11800 + 0.125 * 0.987431, abs=1e-6
     )
-    assert likeness((0, 0, 10, 10), (0, 0, 110, 10), 100, 100) == 0  # further off than the screen is wide
+    assert coordinate_similarity((0, 0, 10, 10), (0, 0, 110, 10), 100, 100) == 0  # further off than the screen is wide
     missed = value("box_gui_g1", [500, 0, 510, 10], gold, size=[500, 1000])
     assert 0 < missed < 0.125
 
 
 @pytest.mark.parametrize(
-    ("said", "ui", "gui"),
+    ("answer", "ui", "gui"),
     [
         ('{"action": "click", "point": [5, 5]}', 2, 1),
         ("[{'action': 'Click', 'coordinate': [5, 5]}]", 2, 1),
@@ -142,9 +142,9 @@ def test_a_box_on_a_screen_is_hit_overlap_and_likeness():
         ("", 0, 0),
     ],
 )
-def test_a_click_is_its_kind_and_its_place(said, ui, gui):
+def test_a_click_is_its_kind_and_its_place(answer, ui, gui):
     gold = {"action": "click", "box": [0, 0, 10, 10]}
-    assert (value("ui_r1", said, gold), value("gui_r1", said, gold)) == (ui, gui)
+    assert (value("ui_r1", answer, gold), value("gui_r1", answer, gold)) == (ui, gui)
 
 
 def test_a_click_in_other_coordinates_is_converted():
@@ -167,17 +167,22 @@ def test_actions_without_a_place_are_their_kind_and_what_is_typed():
 @pytest.mark.parametrize(
     ("task", "gold", "meta", "message"),
     [
-        ("box_iou", [1, 2, 1, 4], {}, r"answer is \[1, 2, 1, 4\]; wanted \[x1, y1, x2, y2\] with x1 < x2"),
-        ("box_giou", "nowhere", {}, "answer is 'nowhere'; wanted"),
-        ("box_iou", None, {}, "answer is None; wanted"),
-        ("box_iou", GOLD, {"coordinates": "resize"}, r"wanted one of absolute, .*\(did you mean 'resized'\?\)"),
-        ("box_iou", GOLD, {"coordinates": "relative_1000"}, r"meta\.size is None; wanted \[height, width\]"),
-        ("box_iou", GOLD, {"coordinates": "resized", "size": [9, 9]}, r"no size of medium 0 .*Text\.seen has 0"),
-        ("box_gui_g1", GOLD, {}, r"meta\.size is None"),
-        ("ui_r1", {"action": "click"}, {}, r'wanted "box": \[x1, y1, x2, y2\] for a click'),
-        ("gui_r1", {"action": "click"}, {}, r'wanted "box": .* for a click'),
-        ("gui_r1", {"action": "type"}, {}, 'wanted "input_text"'),
-        ("ui_r1", "click", {}, r'wanted \{"action"'),
+        ("box_iou", [1, 2, 1, 4], {}, r"got answer \[1, 2, 1, 4\], expected \[x1, y1, x2, y2\] with x1 < x2"),
+        ("box_giou", "nowhere", {}, "got answer 'nowhere', expected"),
+        ("box_iou", None, {}, "got answer None, expected"),
+        ("box_iou", GOLD, {"coordinates": "resize"}, r"expected one of absolute, .*\(did you mean 'resized'\?\)"),
+        ("box_iou", GOLD, {"coordinates": "relative_1000"}, r"got meta\.size None, expected \[height, width\]"),
+        (
+            "box_iou",
+            GOLD,
+            {"coordinates": "resized", "size": [9, 9]},
+            r"needs the size of medium 0 .*got 0 sizes in Text\.seen, expected at least 1",
+        ),
+        ("box_gui_g1", GOLD, {}, r"got meta\.size None"),
+        ("ui_r1", {"action": "click"}, {}, r'expected "box": \[x1, y1, x2, y2\] for a click'),
+        ("gui_r1", {"action": "click"}, {}, r'expected "box": .* for a click'),
+        ("gui_r1", {"action": "type"}, {}, 'expected a non-empty "input_text"'),
+        ("ui_r1", "click", {}, r'expected \{"action"'),
     ],
 )
 def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, meta, message):

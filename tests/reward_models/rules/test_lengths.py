@@ -9,7 +9,7 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.lengths import cosine, overlong, repeated_share
+from reward_models.rules.lengths import cosine, overlong, repeated_fraction
 
 SUM = Prompt("2 + 3?", "sum", answer=5, task="numeric")
 RIGHT, WRONG = "<answer>5</answer>", "<answer>6</answer>"
@@ -19,15 +19,15 @@ def score(reward: str, prompts, outputs) -> list[float]:
     return list(scorer(reward).fn(prompts, outputs))
 
 
-@pytest.mark.parametrize(("tokens", "wanted"), [(0, 0), (80, 0), (90, -0.5), (100, -1), (101, -1), (85, -0.25)])
-def test_the_last_tokens_before_the_limit_cost_more_and_more(tokens, wanted):
-    assert overlong(tokens, 100, 20) == wanted
-    assert score("soft_overlong(max_tokens=100, buffer=20)", [SUM], [Text("", tokens)]) == [wanted]
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (80, 0), (90, -0.5), (100, -1), (101, -1), (85, -0.25)])
+def test_the_last_tokens_before_the_limit_cost_more_and_more(tokens, expected):
+    assert overlong(tokens, 100, 20) == expected
+    assert score("soft_overlong(max_tokens=100, buffer=20)", [SUM], [Text("", tokens)]) == [expected]
 
 
 def test_a_buffer_that_does_not_fit_is_an_error():
     for buffer in (0, 101):
-        with pytest.raises(RuntimeError, match="wanted 0 < buffer <= max_tokens"):
+        with pytest.raises(RuntimeError, match="expected 0 < buffer <= max_tokens"):
             score_outputs([scorer(f"soft_overlong(max_tokens=100, buffer={buffer})")], [SUM], [Text("")])
 
 
@@ -37,8 +37,8 @@ def test_a_cosine_leads_from_short_to_long():
 
 def test_lengths_are_judged_by_whether_the_answer_is_right():
     outputs = [Text(text, tokens) for text in (RIGHT, WRONG, "") for tokens in (0, 50, 100)]
-    wanted = [1, 0.75, 0.5, -1, -0.75, -0.5, -1, -0.75, -0.5]
-    assert score("cosine_length(max_tokens=100)", [SUM] * 9, outputs) == pytest.approx(wanted)
+    expected = [1, 0.75, 0.5, -1, -0.75, -0.5, -1, -0.75, -0.5]
+    assert score("cosine_length(max_tokens=100)", [SUM] * 9, outputs) == pytest.approx(expected)
     swift = "cosine_length(max_tokens=100, wrong_short=-0.5, wrong_long=0.0)"
     assert score(swift, [SUM] * 3, outputs[3:6]) == pytest.approx([-0.5, -0.25, 0])
 
@@ -51,7 +51,7 @@ def test_where_right_and_wrong_cannot_be_told_there_is_no_number():
 
 def test_repeated_grams_cost_their_share():
     # a b c, b c a, c a b, a b c: three of four differ
-    assert repeated_share(["a", "b", "c", "a", "b", "c"], 3) == 0.25
+    assert repeated_fraction(["a", "b", "c", "a", "b", "c"], 3) == 0.25
     assert score("repetition", [SUM], [Text("A b c a B c")]) == [-0.25]
     assert score("repetition(n=1)", [SUM], [Text("a a a a")]) == [-0.75]
     assert score("repetition", [SUM] * 3, [Text(""), Text("a a"), Text("one two three four")]) == [0, 0, 0]

@@ -19,7 +19,7 @@ def value(answer: str, gold) -> float:
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "wanted"),
+    ("answer", "gold", "expected"),
     [
         ("3/4", "0.75", 1),
         (r"\frac{3}{4}", "3/4", 1),
@@ -46,8 +46,8 @@ def value(answer: str, gold) -> float:
         ("x^{2n}", "(x^n)^2", 1),
     ],
 )
-def test_answers_are_right_if_they_are_equal(answer, gold, wanted):
-    assert value(answer, gold) == wanted
+def test_answers_are_right_if_they_are_equal(answer, gold, expected):
+    assert value(answer, gold) == expected
 
 
 @pytest.mark.parametrize("gold", ["a bird in the hand", "???"])
@@ -57,9 +57,9 @@ def test_a_gold_answer_that_is_no_mathematics_is_no_verdict(gold):
 
 def test_a_number_in_the_thought_is_not_the_answer():
     prompt = Prompt("how much?", "7", answer=5, task="math")
-    said = ["<think>$5$</think><answer>6</answer>", "<think>$6$</think><answer>5</answer>", "$5$", r"\boxed{5}"]
-    assert task([prompt] * 4, [Text(text) for text in said]) == [0, 1, 0, 0]
-    assert task([prompt] * 4, [Text(text) for text in said], tags=False)[3] == 1
+    completions = ["<think>$5$</think><answer>6</answer>", "<think>$6$</think><answer>5</answer>", "$5$", r"\boxed{5}"]
+    assert task([prompt] * 4, [Text(text) for text in completions]) == [0, 1, 0, 0]
+    assert task([prompt] * 4, [Text(text) for text in completions], tags=False)[3] == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_other_threads_than_the_main_one_can_judge():
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "wanted"),
+    ("answer", "gold", "expected"),
     [
         ("1/2", "0.5", 1),
         ("3 apples", "3", 1),
@@ -115,10 +115,10 @@ def test_other_threads_than_the_main_one_can_judge():
         ("", "B", 0),
     ],
 )
-def test_mixed_questions_are_compared_as_their_gold_answer_allows(answer, gold, wanted):
-    assert TASKS["vlm_r1"](answer, Prompt("what?", "7", answer=gold), Text(answer)) == pytest.approx(wanted)
+def test_mixed_questions_are_compared_as_their_gold_answer_allows(answer, gold, expected):
+    assert TASKS["vlm_r1"](answer, Prompt("what?", "7", answer=gold), Text(answer)) == pytest.approx(expected)
 
 
 def test_a_gold_answer_that_is_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"prompt '7' .*answer is None; wanted a text"):
+    with pytest.raises(ValueError, match=r"prompt '7' .*got answer None, expected a non-empty text"):
         value("5", None)

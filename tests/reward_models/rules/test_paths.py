@@ -22,9 +22,9 @@ def value(task: str, answer, gold, **meta) -> float:
 
 
 def test_missing_frames_count_over_gold_and_not_over_common():
-    gold, said = {1: A, 2: A}, {2: HALF, 3: A}
-    assert mean_over_gold(said, gold) == pytest.approx(1 / 3 / 2)
-    assert mean_over_common(said, gold) == pytest.approx(1 / 3)
+    gold, prediction = {1: A, 2: A}, {2: HALF, 3: A}
+    assert mean_over_gold(prediction, gold) == pytest.approx(1 / 3 / 2)
+    assert mean_over_common(prediction, gold) == pytest.approx(1 / 3)
     assert mean_over_common({3: A}, gold) == 0
 
 
@@ -74,7 +74,7 @@ def test_a_region_is_its_box_and_its_points():
     ],
 )
 def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold):
-    with pytest.raises(ValueError, match=r"prompt '7'.*answer is .*; wanted \{"):
+    with pytest.raises(ValueError, match=r"prompt '7'.*got answer .*, expected \{"):
         value(task, "{}", gold)
 
 
@@ -92,12 +92,57 @@ def test_key_steps_are_found_in_the_steps_only():
     # "shop" stands in the description, "5" would have stood in the final answer too
     assert scorer("key_steps").fn([prompt] * 3, [Text(STEPS), Text(""), Text("three apples make five")]) == [0.5, 0, 0]
     for wrong in (None, [], [[]], [["a", ""]], "five", ["five"]):
-        with pytest.raises(RuntimeError, match=r"prompt '7'.*meta\.key_steps is .*; wanted a list of lists"):
+        with pytest.raises(
+            RuntimeError, match=r"prompt '7'.*got meta\.key_steps .*, expected a list of non-empty lists"
+        ):
             score_outputs([scorer("key_steps")], [Prompt("how many?", "7", meta={"key_steps": wrong})], [Text(STEPS)])
 
 
+def test_key_steps_count_only_where_there_is_a_final_answer():
+    prompt = Prompt("how many?", "7", meta={"key_steps": [["three apples"], ["six"]]})
+    unanswered = STEPS.replace("### The final answer is: 5", "")
+    empty = STEPS.replace("is: 5", "is:")
+    # one of two key steps; 0 without an answer (R1-VL, equation of StepRAR)
+    assert scorer("key_steps").fn([prompt] * 3, [Text(STEPS), Text(unanswered), Text(empty)]) == [0.5, 0, 0]
+
+
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("kind", "gold", "right", "wrong"),
+    [
+        ("choice", "B", "B", "A"),
+        ("choice", "B", "B. two", "C. three"),
+        ("numeric", 5, "5", "6"),
+        ("numeric", 5, "5 apples.", "5 or 6 apples"),
+        ("exact", "red", "Red.", "blue"),
+        ("exact", "red", "\n red", "\n### red"),
+    ],
+)
+def test_the_final_answer_of_the_format_of_r1_vl_is_judged_by_the_task_of_the_row(kind, gold, right, wrong):
+    prompt = Prompt("which?", "7", answer=gold, task=kind)
+    outputs = [Text(STEPS.replace("is: 5", f"is: {answer}")) for answer in (right, wrong, "")]
+    assert scorer("task(tags='final_answer')").fn([prompt] * 3, outputs) == [1, 0, 0]
+    assert scorer(f"{kind}(tags='final_answer')").fn([prompt] * 3, outputs) == [1, 0, 0]
+    row = Prompt("which?", "7", answer=gold, task=kind, meta={"tags": "final_answer"})
+    assert scorer("task").fn([row] * 3, outputs) == [1, 0, 0]
+    # the answer is what follows the heading: tags are not read, and a repeated heading is read at its last place
+    assert scorer("task").fn([prompt], outputs[:1]) == [0]
+    assert scorer("task(tags='final_answer')").fn([prompt], [Text(f"<answer>{right}</answer>")]) == [0]
+    twice = Text(f"### The final answer is: {wrong}\n### The final answer is: {right}")
+    assert scorer("task(tags='final_answer')").fn([prompt], [twice]) == [1]
+
+
+def test_step_accuracy_is_the_answer_and_a_tenth_of_the_key_steps():
+    prompt = Prompt("how many?", "7", answer=5, task="numeric", meta={"key_steps": [["three apples"], ["six"]]})
+    rewards = [scorer(name) for name in ("task(tags='final_answer')", "key_steps(weight=0.1)", "step_order")]
+    verdict = score_outputs(rewards, [prompt] * 2, [Text(STEPS), Text(STEPS.replace("is: 5", "is: 6"))])
+    weights = [reward.weight for reward in rewards]
+    # 1 + 0.1 * 1/2 + 1, and without the right answer 0 + 0.05 + 1
+    totals = [sum(w * v for w, v in zip(weights, row)) for row in verdict.values.tolist()]
+    assert totals == pytest.approx([2.05, 1.05])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
     [
         (STEPS, 1),
         (STEPS.replace("Step 2", "Step 3"), 0),
@@ -107,5 +152,5 @@ def test_key_steps_are_found_in_the_steps_only():
         ("", 0),
     ],
 )
-def test_steps_are_in_order_and_the_answer_is_last(text, wanted):
-    assert scorer("step_order").fn([Prompt("how many?", "7")], [Text(text)]) == [wanted]
+def test_steps_are_in_order_and_the_answer_is_last(text, expected):
+    assert scorer("step_order").fn([Prompt("how many?", "7")], [Text(text)]) == [expected]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.tables import MOST, read_table, table_similarity
+from reward_models.rules.tables import MAX_NODES, read_table, table_similarity
 from reward_models.rules.tasks import TASKS
 
 TABLE = "<table><tr><td>a</td><td>b</td></tr><tr><td>c</td><td>dd</td></tr></table>"  # 1 + 2 + 4 elements
 
 
-def teds(said: str, gold: str = TABLE, **meta) -> float:
-    return TASKS["teds"](said, Prompt("copy it", "7", answer=gold, meta=meta), Text(said))
+def teds(answer: str, gold: str = TABLE, **meta) -> float:
+    return TASKS["teds"](answer, Prompt("copy it", "7", answer=gold, meta=meta), Text(answer))
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "structure"),
+    ("answer", "expected", "structure"),
     [
         (TABLE, 1, 1),
         (TABLE.replace("dd", "dx"), 1 - 0.5 / 7, 1),  # one of two letters of one of seven elements
@@ -28,10 +28,10 @@ def teds(said: str, gold: str = TABLE, **meta) -> float:
         ("<table></table>", 1 - 6 / 7, 1 - 6 / 7),
     ],
 )
-def test_similarity_is_one_minus_the_edits_over_the_larger_tree(said, wanted, structure):
-    assert teds(said) == pytest.approx(wanted)
-    assert teds(said, teds="structure") == pytest.approx(structure)
-    assert teds(TABLE, said) == pytest.approx(wanted)
+def test_similarity_is_one_minus_the_edits_over_the_larger_tree(answer, expected, structure):
+    assert teds(answer) == pytest.approx(expected)
+    assert teds(answer, teds="structure") == pytest.approx(structure)
+    assert teds(TABLE, answer) == pytest.approx(expected)
 
 
 def test_only_the_table_counts():
@@ -53,13 +53,15 @@ def test_sections_are_elements():
     assert table_similarity(table, table) == 1
 
 
-@pytest.mark.parametrize("said", ["", "no table", "<tr><td>a</td></tr>", "<table>" + "<tr><td>a" * MOST, "<" * 9999])
-def test_what_is_no_table_or_too_large_is_worth_nothing(said):
-    assert teds(said) == 0
+@pytest.mark.parametrize(
+    "answer", ["", "no table", "<tr><td>a</td></tr>", "<table>" + "<tr><td>a" * MAX_NODES, "<" * 9999]
+)
+def test_what_is_no_table_or_too_large_is_worth_nothing(answer):
+    assert teds(answer) == 0
 
 
 def test_a_gold_answer_without_a_table_is_an_error():
-    with pytest.raises(ValueError, match=r"prompt '7'.*wanted HTML with a <table>"):
+    with pytest.raises(ValueError, match=r"prompt '7'.*expected HTML with a <table>"):
         teds(TABLE, "no table")
-    with pytest.raises(ValueError, match=r"meta\.teds is 'structur'; wanted one of full, structure \(did you mean"):
+    with pytest.raises(ValueError, match=r"got meta\.teds 'structur', expected one of full, structure \(did you mean"):
         teds(TABLE, teds="structur")

@@ -113,17 +113,17 @@ def test_a_style_takes_what_it_names_and_no_other(style, good, bad):
 
 
 def test_tracking_wants_as_many_boxes_as_the_clip_has_frames():
-    said = f"<think>a</think><answer>{[[0, 0, 1, 1]] * 8}</answer>"
-    assert passes("tracking", said)
-    assert not passes("tracking", said, Prompt("follow it", meta={"frames": 4}))
-    assert not passes("tracking", said.replace("[0, 0, 1, 1], ", "", 1))
+    completion = f"<think>a</think><answer>{[[0, 0, 1, 1]] * 8}</answer>"
+    assert passes("tracking", completion)
+    assert not passes("tracking", completion, Prompt("follow it", meta={"frames": 4}))
+    assert not passes("tracking", completion.replace("[0, 0, 1, 1], ", "", 1))
 
 
 def test_boxes_in_json_are_wanted_only_where_there_is_something():
     something, nothing = Prompt("find it", answer=[[0, 0, 1, 1]]), Prompt("find it", answer=[])
-    said = '```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```'
-    assert passes("boxes_json", said, something)
-    assert not passes("boxes_json", said, nothing)
+    completion = '```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]\n```'
+    assert passes("boxes_json", completion, something)
+    assert not passes("boxes_json", completion, nothing)
     assert passes("boxes_json", "there is none", nothing)
     assert not passes("boxes_json", '[{"bbox_2d": [1, 2, 3]}]', something)
 
@@ -184,5 +184,5 @@ def test_an_unknown_style_and_what_is_no_text_are_errors():
         score_outputs([scorer("format(style='think_anwer')")], [PLAIN], [Text("")])
     import torch
 
-    with pytest.raises(RuntimeError, match="'format' scores texts, but an output is of kind Image"):
+    with pytest.raises(RuntimeError, match="'format' scores texts: got an output of kind Image, expected Text"):
         score_outputs([scorer("format")], [PLAIN], [Image(torch.zeros(3, 2, 2))])

@@ -88,18 +88,18 @@ def row(name: str, **meta) -> Prompt:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_perfect_answer_gets_the_most_and_an_empty_one_nothing(name):
-    best, said = MAXIMA.get(name, 1.0), f"<think>hm</think><answer>{GOLD[name][1]}</answer>"
+    best, completion = MAXIMA.get(name, 1.0), f"<think>hm</think><answer>{GOLD[name][1]}</answer>"
     values = scorer("task").fn(
-        [row(name)] * 4, [Text(said), Text(""), Text("<answer></answer>"), Text("<answer> </answer>")]
+        [row(name)] * 4, [Text(completion), Text(""), Text("<answer></answer>"), Text("<answer> </answer>")]
     )
     assert values == [pytest.approx(best), 0, 0, 0]
-    assert scorer(name).fn([row(name)] * 2, [Text(said), Text("")]) == [pytest.approx(best), 0]
+    assert scorer(name).fn([row(name)] * 2, [Text(completion), Text("")]) == [pytest.approx(best), 0]
     assert scorer(f"{name}(tags=False)").fn([row(name)], [Text(GOLD[name][1])]) == [pytest.approx(best)]
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_no_answer_is_worth_more_than_the_most_nor_stops_the_run(name):
-    outputs = [Text(f"<answer>{said}</answer>") for said in HOSTILE] + [Text(other) for _, other in GOLD.values()]
+    outputs = [Text(f"<answer>{answer}</answer>") for answer in HOSTILE] + [Text(other) for _, other in GOLD.values()]
     values = scorer("task(tags=False)").fn([row(name)] * len(outputs), outputs)
     assert all(0 <= value <= MAXIMA.get(name, 1.0) + 1e-12 for value in values)
     assert all(value < 0.25 for value in scorer("task").fn([row(name)] * len(HOSTILE), outputs[: len(HOSTILE)]))
@@ -116,9 +116,9 @@ def test_every_row_is_judged_by_its_own_task():
     names = list(GOLD)
     prompts = [row(name) for name in names]
     outputs = [Text(f"<answer>{GOLD[name][1]}</answer>") for name in names]
-    wanted = [MAXIMA.get(name, 1.0) for name in names]
-    assert scorer("task").fn(prompts, outputs) == pytest.approx(wanted)
-    assert scorer("task").fn(prompts[::-1], outputs[::-1]) == pytest.approx(wanted[::-1])
+    expected = [MAXIMA.get(name, 1.0) for name in names]
+    assert scorer("task").fn(prompts, outputs) == pytest.approx(expected)
+    assert scorer("task").fn(prompts[::-1], outputs[::-1]) == pytest.approx(expected[::-1])
     assert set(names) == set(TASKS)
 
 
@@ -134,12 +134,14 @@ def test_a_row_may_take_the_whole_completion_as_its_answer():
     prompts = [row("exact"), row("exact", tags=False)]
     assert scorer("task").fn(prompts, [Text("red")] * 2) == [0, 1]
     assert scorer("task(tags=False)").fn([row("exact"), row("exact", tags=True)], [Text("red")] * 2) == [1, 0]
-    with pytest.raises(ValueError, match=r"prompt '7'.*meta\.tags is 'no'; wanted true or false"):
+    with pytest.raises(ValueError, match=r"prompt '7'.*got meta\.tags 'no', expected true, false or 'final_answer'"):
         scorer("task").fn([row("exact", tags="no")], [Text("red")])
+    with pytest.raises(ValueError, match="tags: got 'no', expected True, False or 'final_answer'"):
+        scorer("task(tags='no')").fn([row("exact")], [Text("red")])
 
 
 def test_an_unknown_task_is_an_error_that_names_the_prompt_and_the_nearest():
-    with pytest.raises(ValueError, match=r"prompt '7' \('a question'\): task is 'box_iuo'.*Did you mean 'box_iou'\?"):
+    with pytest.raises(ValueError, match=r"prompt '7' .*: there is no task 'box_iuo'.*Did you mean 'box_iou'\?"):
         scorer("task").fn([Prompt("a question", "7", task="box_iuo")], [Text("")])
     with pytest.raises(ValueError, match=r"prompt '7' \('a question'\): names no task\. Known: "):
         scorer("task").fn([Prompt("a question", "7")], [Text("")])
@@ -147,7 +149,7 @@ def test_an_unknown_task_is_an_error_that_names_the_prompt_and_the_nearest():
 
 def test_what_is_no_text_is_an_error():
     for name in ("task", "box_iou"):
-        with pytest.raises(TypeError, match=f"'{name}' scores texts, but an output is of kind Image"):
+        with pytest.raises(TypeError, match=f"'{name}' scores texts: got an output of kind Image, expected Text"):
             scorer(name).fn([row("box_iou")], [Image(torch.zeros(3, 2, 2))])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.tasks import TASKS
-from reward_models.rules.times import merged, overlap_of_many, read_span, temporal_overlap, time_r1
+from reward_models.rules.times import merge, overlap_of_many, read_span, temporal_overlap, time_r1
 
 
 def value(task: str, answer: str, gold, completion: str = "", **meta) -> float:
@@ -16,7 +16,7 @@ def value(task: str, answer: str, gold, completion: str = "", **meta) -> float:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "wanted"),
+    ("a", "b", "expected"),
     [
         ((2, 8), (4, 10), 0.5),  # 4 of 8
         ((0, 10), (0, 10), 1),
@@ -26,8 +26,8 @@ def value(task: str, answer: str, gold, completion: str = "", **meta) -> float:
         ((3, 3), (3, 3), 0),
     ],
 )
-def test_overlap_is_the_common_part_over_the_hull(a, b, wanted):
-    assert temporal_overlap(a, b) == temporal_overlap(b, a) == wanted
+def test_overlap_is_the_common_part_over_the_hull(a, b, expected):
+    assert temporal_overlap(a, b) == temporal_overlap(b, a) == expected
 
 
 def test_distances_of_the_ends_count_too():
@@ -44,6 +44,8 @@ def test_distances_of_the_ends_count_too():
         ("2 to 8", (2, 8)),
         ("from 2.5 and 8. seconds", (2.5, 8)),
         ("0 to 1, no: 2 to 8", (2, 8)),
+        ("2 To 8", (2, 8)),
+        ("0 to 1. No: From 2 AND 8", (2, 8)),
         ('{"start_time": 2, "end_time": "8.0"}', (2, 8)),
         ("[2, 8]", (2, 8)),
         ("8 to 2", None),
@@ -67,7 +69,7 @@ def test_a_reversed_span_is_worth_nothing_whatever_came_before_it():
 
 
 def test_many_spans_are_merged_before_they_are_compared():
-    assert merged([(5, 7), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 7)]
+    assert merge([(5, 7), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 7)]
     # common 1 + 1, union 3 + 2
     assert overlap_of_many([(0, 2), (4, 6)], [(1, 3), (5, 6)]) == pytest.approx(2 / 5)
     # saying the same twice does not pay
@@ -77,7 +79,7 @@ def test_many_spans_are_merged_before_they_are_compared():
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "wanted"),
+    ("answer", "gold", "expected"),
     [
         ("[(0, 2), (4, 6)]", [[1, 3], [5, 6]], 0.4),
         ("[]", [], 1),
@@ -88,8 +90,8 @@ def test_many_spans_are_merged_before_they_are_compared():
         ("[[0, 2]]", [], 0),
     ],
 )
-def test_answers_of_many_spans(answer, gold, wanted):
-    assert value("temporal_multi", answer, gold) == pytest.approx(wanted)
+def test_answers_of_many_spans(answer, gold, expected):
+    assert value("temporal_multi", answer, gold) == pytest.approx(expected)
 
 
 def test_spans_in_glue_come_before_the_answer():
@@ -113,15 +115,15 @@ def test_tracking_is_the_mean_over_exactly_the_frames_there_are():
 @pytest.mark.parametrize(
     ("task", "gold", "meta", "message"),
     [
-        ("temporal_iou", [8, 2], {}, r"answer is \[8, 2\]; wanted \[start, end\] with start < end"),
+        ("temporal_iou", [8, 2], {}, r"got answer \[8, 2\], expected \[start, end\] with start < end"),
         ("temporal_iou", [2, 2], {}, "with start < end"),
         ("temporal_iou", None, {}, "with start < end"),
-        ("temporal_time_r1", [2, 8], {}, r"meta\.duration is None; wanted one finite number"),
-        ("temporal_time_r1", [2, 8], {"duration": 0}, r"meta\.duration is 0; wanted the length"),
-        ("temporal_multi", [[8, 2]], {}, r"wanted a list of \[start, end\]"),
-        ("temporal_multi", None, {}, r"wanted a list of \[start, end\]"),
-        ("tracking_iou", [], {}, "wanted a list of one"),
-        ("tracking_iou", [[0, 0, 0, 0]], {}, "wanted a list of one"),
+        ("temporal_time_r1", [2, 8], {}, r"got meta\.duration None, expected one finite number"),
+        ("temporal_time_r1", [2, 8], {"duration": 0}, r"got meta\.duration 0, expected the duration"),
+        ("temporal_multi", [[8, 2]], {}, r"expected a list of \[start, end\]"),
+        ("temporal_multi", None, {}, r"expected a list of \[start, end\]"),
+        ("tracking_iou", [], {}, "expected a list of one"),
+        ("tracking_iou", [[0, 0, 0, 0]], {}, "expected a list of one"),
     ],
 )
 def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, meta, message):

@@ -1,0 +1,103 @@
+"""Deterministic solvers: worked numbers, orders of convergence, and the agreement with diffusers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.diffusion.kernels import dpmpp_2m, euler, no_history
+from mmgrpo.diffusion.schedules import Grid, flow, flow_grid
+from tests.flows import flow_like, real, worked
+
+
+def solver_error(steps: int, second_order: bool) -> float:
+    """Solve the ODE of data N(0, 0.25) from sigma 0.9 to 0.1; x stays at its quantile, one std."""
+    levels = torch.linspace(0.9, 0.1, steps + 1, dtype=torch.float64)
+    grid = Grid(levels, levels[:-1], "flow", float(levels[1]))
+    variance = (1 - levels).square() * 0.25 + levels.square()
+    x = variance[0].sqrt().reshape(1, 1)
+    history = no_history(x)
+    for index in range(steps):
+        step = torch.tensor([index])
+        velocity = x * (levels[index] - (1 - levels[index]) * 0.25) / variance[index]
+        if second_order:
+            x, history = dpmpp_2m(x, velocity, step, grid, history)
+        else:
+            x = euler(x, velocity, step, grid)
+    return abs(x.item() / variance[-1].sqrt().item() - 1)
+
+
+def test_twice_the_steps_quarter_the_error_of_dpmpp_and_halve_that_of_euler():
+    assert solver_error(40, True) / solver_error(80, True) == pytest.approx(4, abs=0.1)
+    assert solver_error(40, False) / solver_error(80, False) == pytest.approx(2, abs=0.1)
+    assert solver_error(40, True) < solver_error(40, False) / 10
+
+
+def test_the_second_order_correction_is_the_worked_number():
+    x, output, step, grid = worked()
+    history = no_history(x)
+    _, history = dpmpp_2m(x, output, step, flow_like(real(1, 0.9, 0.8, 0)), history)
+    # before: x0 = 1 - 0.9 * 0.5 = 0.55 at 0.9; now x0 = 0.6 at 0.8
+    l09, l08, l06 = (math.log((1 - s) / s) for s in (0.9, 0.8, 0.6))
+    slope = (0.6 - 0.55) * (l06 - l08) / (l08 - l09)
+    expected = 0.9 - 0.5 * 0.4 * (0.375 - 1) * slope
+    after, history = dpmpp_2m(x, output, step, grid, history)
+    assert after.item() == pytest.approx(expected, abs=1e-14)
+    assert history.clean.item() == pytest.approx(0.6) and history.level.item() == 0.8
+
+
+def test_the_step_to_sigma_zero_is_first_order_and_finite():
+    x, output, step, grid = worked()
+    _, history = dpmpp_2m(x, output, step, grid, no_history(x))
+    after, _ = dpmpp_2m(x, 2 * output, torch.tensor([2]), grid, history)
+    assert after.item() == pytest.approx(1 - 0.6 * 1.0, abs=1e-15)
+
+
+def test_the_first_two_steps_from_sigma_one_are_first_order():
+    """Log-SNR is minus infinity at sigma 1, so that no slope can be taken from there."""
+    grid, x = flow_like(real(1, 0.9, 0.7, 0)), real(1)[:, None]
+    history = no_history(x)
+    for index, velocity in enumerate((0.5, -0.25)):
+        step, output = torch.tensor([index]), real(velocity)[:, None]
+        expected = euler(x, output, step, grid)
+        x, history = dpmpp_2m(x, output, step, grid, history)
+        assert x.item() == expected.item()
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_tail_solved_by_dpmpp_lands_on_the_data(length):
+    """With all data in one point the clean estimate is exact, so that every length must land on it."""
+    grid = flow_grid(12).with_tail(7, length)
+    x = (1 - grid.levels[7]) * torch.full((3, 2), 0.7) + grid.levels[7] * torch.randn(
+        3, 2, generator=torch.Generator().manual_seed(0)
+    )
+    history = no_history(x)
+    for index in range(7, grid.steps):
+        step = torch.full((3,), index)
+        x, history = dpmpp_2m(x, (x - 0.7) / grid.levels[index], step, grid, history)
+    torch.testing.assert_close(x, torch.full((3, 2), 0.7), atol=1e-6, rtol=0)
+
+
+def test_dpmpp_is_that_of_diffusers():
+    schedulers = pytest.importorskip("diffusers").schedulers
+    scheduler = schedulers.DPMSolverMultistepScheduler(
+        solver_order=2,
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        flow_shift=3.0,
+        lower_order_final=False,
+        euler_at_final=True,
+        final_sigmas_type="zero",
+    )
+    scheduler.set_timesteps(9)
+    grid = flow(scheduler.sigmas)
+    generator = torch.Generator().manual_seed(0)
+    x = theirs = torch.randn(2, 3, generator=generator)
+    history = no_history(x)
+    for index, time in enumerate(scheduler.timesteps):
+        output = torch.randn(2, 3, generator=generator)
+        theirs = scheduler.step(output, time, theirs).prev_sample
+        x, history = dpmpp_2m(x, output, torch.full((2,), index), grid, history)
+        torch.testing.assert_close(x, theirs, atol=2e-5, rtol=2e-5)
