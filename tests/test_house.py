@@ -17,7 +17,7 @@ MODULES = [path.relative_to(ROOT).as_posix() for room in ROOMS for path in sorte
 CORE_MAY_IMPORT = {
     *sys.stdlib_module_names,
     *("mmgrpo", "torch", "numpy", "accelerate", "safetensors", "jaxtyping"),
-    *("yaml", "tyro", "matplotlib", "PIL", "tqdm"),
+    *("yaml", "tyro", "matplotlib", "PIL", "tqdm", "jinja2"),
 }
 MAY_NOT_IMPORT = {
     "mmgrpo": {"pipelines", "reward_models", "scripts"},
