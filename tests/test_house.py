@@ -20,7 +20,7 @@ CLI = "mmgrpo/cli/"
 CORE_MAY_IMPORT = {
     *sys.stdlib_module_names,
     *("mmgrpo", "torch", "numpy", "accelerate", "safetensors", "jaxtyping"),
-    *("yaml", "tyro", "matplotlib", "PIL", "tqdm"),
+    *("yaml", "tyro", "matplotlib", "PIL", "tqdm", "jinja2"),
 }
 MAY_NOT_IMPORT = {
     "mmgrpo": {"pipelines", "reward_models", "scripts"},

@@ -1,1 +1,1 @@
-"""Reports of runs: HTML pages, figures, tables with intervals, audio players."""
+"""Reports of runs: HTML pages from templates, figures, tables with intervals, pictures and sounds."""

@@ -1,8 +1,8 @@
-"""Sounds, and what was heard in them, as parts of a page: a player that needs no other file, and words aligned.
+"""Sounds and aligned transcripts as parts of a page.
 
-The core decodes no sound: what is played are the bytes of a file that browsers know, made by whoever can make them
-(scripts/sounds_shown.py makes small ones). An alignment is data too: a list of (kind, reference, hypothesis), with
-the kinds ``equal``, ``replace``, ``delete`` (only in the reference) and ``insert`` (only in the hypothesis).
+No sound is decoded here: a player holds the bytes of a file that browsers play, written by whoever can make one. An
+alignment is data too: a list of (kind, reference, hypothesis), with the kinds ``equal``, ``replace``, ``delete`` (only
+in the reference) and ``insert`` (only in the hypothesis).
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import wave
 from base64 import b64encode
 from collections.abc import Sequence
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from mmgrpo.report.media import Medium, Unavailable, read_medium
+from mmgrpo.report.render import render
 from mmgrpo.types import Audio
 
 Aligned: TypeAlias = Sequence[Sequence[str]]
-"""(kind, reference, hypothesis) of every place; the word that is not there is empty."""
+"""(kind, reference, hypothesis) position by position; the word of the side that has none is empty."""
 
 MIME = {
     ".opus": "audio/ogg",
@@ -28,18 +29,18 @@ MIME = {
     ".m4a": "audio/mp4",
     ".wav": "audio/wav",
 }
-"""Suffixes of the files that browsers play, and what they are told of them."""
+"""Suffixes of the files that browsers play, and their media types."""
 
 MOST_BYTES = 512 * 1024
-"""A larger sound is named instead of played, so that a page of many stays one that can be opened."""
+"""A larger sound is named instead of played, so that a page of many can still be opened."""
 
-LETTERS = {"replace": "S", "delete": "D", "insert": "I"}
-NAMES = {"replace": "substituted", "delete": "left out", "insert": "inserted"}
-LEGEND = (
-    '<ins class="replace">said</ins> <del>wanted</del><sup>S</sup>, '
-    '<del class="delete">left out</del><sup>D</sup>, <ins class="insert">inserted</ins><sup>I</sup>'
-)
-"""What the marks mean: colours, and lines and letters for those who do not see them."""
+KINDS = {
+    "equal": ("", "", ""),
+    "replace": ("S", "substitution", "substitutions"),
+    "delete": ("D", "deletion", "deletions"),
+    "insert": ("I", "insertion", "insertions"),
+}
+"""The letter that marks a kind, for readers who do not see colours, and its name in singular and plural."""
 
 
 class Sound(NamedTuple):
@@ -49,8 +50,21 @@ class Sound(NamedTuple):
     suffix: str
 
 
+class Word(NamedTuple):
+    """One position of an alignment as it is shown."""
+
+    kind: str
+    reference: str
+    hypothesis: str
+    letter: str
+    title: str
+
+
 def wav(audio: Audio) -> Sound:
-    """A sound as 16-bit PCM, which needs no library; it is about ten times as large as Opus."""
+    """A sound as 16-bit PCM, which needs no library and is about ten times as large as Opus.
+
+    level = round(32767 clip(sample, -1, 1)), channels interleaved.
+    """
     levels = (audio.samples.detach().cpu().float().clamp(-1, 1) * 32767).round().short()
     buffer = BytesIO()
     with wave.open(buffer, "wb") as file:
@@ -62,38 +76,52 @@ def wav(audio: Audio) -> Sound:
 
 
 def player(folder: Path, name: str, label: str) -> str:
-    """The player of the file ``<folder>/<name>``, which it holds; what is missing or too large is named."""
-    path = folder / name
-    if not path.is_file():
-        return f'<small class="soft">({escape(name)} is missing)</small>'
-    content = path.read_bytes()
-    if len(content) > MOST_BYTES:
-        return f'<small class="soft">({escape(name)} is too large to be played here: {len(content):,} bytes)</small>'
-    data = b64encode(content).decode()
-    source = f"data:{MIME[path.suffix]};base64,{data}"
-    return f'<audio controls preload="metadata" aria-label="{escape(label)}" src="{source}"></audio>'
+    """Mark-up of a player that holds the file ``<folder>/<name>``, or of a note where it cannot."""
+    return render("medium.html", {"medium": sound(folder, name, label)})
+
+
+def sound(folder: Path, name: str, label: str) -> Medium:
+    """The sound ``<folder>/<name>``; a note where it is outside the folder, too large, or not of a kind in ``MIME``."""
+    try:
+        content = read_medium(folder, name, MIME, MOST_BYTES)
+    except Unavailable as error:
+        return Medium("note", str(error))
+    return Medium("sound", label, sound_uri(content, Path(name).suffix.lower()))
+
+
+def sound_uri(content: bytes, suffix: str) -> str:
+    """The bytes of a sound file as an address (RFC 2397)."""
+    return f"data:{MIME[suffix]};base64,{b64encode(content).decode()}"
 
 
 def alignment(aligned: Aligned) -> str:
-    """The transcript word by word with its errors marked, and their number."""
-    found = {kind: sum(place[0] == kind for place in aligned) for kind in LETTERS}
-    wanted = sum(bool(place[1]) for place in aligned)
-    named = ", ".join(f"{count} {NAMES[kind]}" for kind, count in found.items() if count)
-    marked = " ".join(_word(*place) for place in aligned)
-    total = sum(found.values())
-    count = f"{total} {'error' if total == 1 else 'errors'} in {wanted} words{f': {named}' if named else ''}"
-    return f'<p class="aligned">{marked}</p><small class="soft">{count}</small>'
+    """Mark-up of the transcript word by word with its errors marked, and of their number."""
+    return render("alignment.html", {"words": words(aligned), "summary": error_summary(aligned)})
 
 
 def errors(aligned: Aligned) -> int:
-    """How many words are wrong, left out or inserted."""
-    return sum(place[0] != "equal" for place in aligned)
+    """Substitutions, deletions and insertions."""
+    return sum(kind != "equal" for kind, _, _ in aligned)
 
 
-def _word(kind: str, reference: str, hypothesis: str) -> str:
+def words(aligned: Aligned) -> list[Word]:
+    """Every position with its letter, and in words what differs."""
+    return [
+        Word(kind, reference, hypothesis, KINDS[kind][0], _title(kind, reference, hypothesis))
+        for kind, reference, hypothesis in aligned
+    ]
+
+
+def error_summary(aligned: Aligned) -> str:
+    """How many errors of which kinds, and how many words the reference has."""
+    total, length = errors(aligned), sum(bool(reference) for _, reference, _ in aligned)
+    counts = {kind: sum(kind == other for other, _, _ in aligned) for kind in KINDS if kind != "equal"}
+    kinds = ", ".join(f"{count} {KINDS[kind][1 if count == 1 else 2]}" for kind, count in counts.items() if count)
+    summary = f"{total} {'error' if total == 1 else 'errors'} in {length} {'word' if length == 1 else 'words'}"
+    return f"{summary}: {kinds}" if kinds else summary
+
+
+def _title(kind: str, reference: str, hypothesis: str) -> str:
     if kind == "equal":
-        return f"<span>{escape(hypothesis)}</span>"
-    wanted = f'<del class="{escape(kind)}">{escape(reference)}</del>' if reference else ""
-    said = f'<ins class="{escape(kind)}">{escape(hypothesis)}</ins>' if hypothesis else ""
-    title = f"{NAMES[kind]}: wanted “{reference}”, said “{hypothesis}”"
-    return f'<span title="{escape(title)}">{said}{wanted}<sup>{LETTERS[kind]}</sup></span>'
+        return ""
+    return f"{KINDS[kind][1]}: reference “{reference}”, hypothesis “{hypothesis}”"

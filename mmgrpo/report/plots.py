@@ -1,4 +1,4 @@
-"""Pictures about a run: curves of its metrics, and grids of its samples."""
+"""Figures of a run: curves of its metrics, and grids of its samples."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ ACCENT = "#3b82c4"
 def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], columns: int = 3) -> Figure:
     """One small plot per metric over the optimizer steps: every value thin, their running mean thick.
 
-    ``metrics`` are the rows of ``read_metrics``. Values that are missing or null leave a gap; a
-    metric without any value has an empty plot that says so.
+    ``metrics`` are rows as ``read_metrics`` returns them. Values that are missing or null leave a gap; a metric without
+    any value has an empty plot that says so.
     """
     if not keys:
-        raise ValueError("no metric was named; a figure needs at least one")
+        raise ValueError("got no metric names, expected at least one to plot")
     columns = min(columns, len(keys))
     rows = math.ceil(len(keys) / columns)
     width, height = 3.6 * columns, 2.3 * rows
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    # Margins in inches, the same for every figure, so that plots stand in line with each other.
+    # Margins in inches, the same for every figure, so that their axes are aligned on a page.
     figure.subplots_adjust(0.6 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
-    for place, key in enumerate(keys):
-        axes = figure.add_subplot(rows, columns, place + 1)
-        axes.set_title(key, fontsize=10, color=INK, loc="left")
+    for number, key in enumerate(keys, start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        # A name is text: between two dollar signs it would be read as a formula, which may not be one.
+        axes.set_title(key, fontsize=10, color=INK, loc="left", parse_math=False)
         axes.tick_params(colors=INK, labelsize=8, length=3)
         axes.grid(color=INK, alpha=0.18, linewidth=0.6)
         for side, spine in axes.spines.items():
@@ -49,10 +50,10 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
         axes.set_facecolor("none")
         steps, values = series(metrics, key)
         if np.isfinite(values).any():
-            alone = len(values) < 3
-            axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if alone else "")
+            few = len(values) < 3
+            axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if few else "")
             axes.plot(steps, running_mean(values), color=ACCENT, linewidth=1.8)
-            # A common factor above the axis would stand in the title's place.
+            # A common factor would be written where the title is.
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         else:
@@ -62,14 +63,17 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
 
 
 def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of one metric; NaN where a row has none."""
+    """Steps and values of one metric, both [rows]; NaN where a row has none."""
     steps = np.array([row["step"] for row in metrics], dtype=np.float64)
     values = [row.get(key) for row in metrics]
     return steps, np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """Mean of the finite values in a centred window of about a tenth of the series; NaN where it has none."""
+    """Mean of the finite values in a window around each place; NaN where the window has none.
+
+    mean_i = mean of values_{i - h} .. values_{i + h}, h = max(1, n // 20), cut off at both ends
+    """
     half = max(1, len(values) // 20)
     finite = np.isfinite(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
@@ -81,7 +85,7 @@ def running_mean(values: np.ndarray) -> np.ndarray:
 
 
 def figure_png(figure: Figure) -> bytes:
-    """The figure as a PNG without background, sharp on screens of twice the density."""
+    """The figure as a PNG of 160 dots per inch with a transparent background."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=160, transparent=True)
     return buffer.getvalue()
@@ -90,13 +94,15 @@ def figure_png(figure: Figure) -> bytes:
 def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int = 4, tile: int = 192) -> Pil.Image:
     """Pictures in rows with their captions below, on white.
 
-    Every picture is fitted into ``tile`` x ``tile`` px: small ones are enlarged without smoothing, so
-    that their pixels show. A caption is wrapped; lines after its first line break (scores, say) are grey.
+    Every picture is fitted into ``tile`` x ``tile`` px: small ones are enlarged without smoothing, so that their pixels
+    show. A caption is wrapped; lines after its first line break (scores, say) are grey.
     """
     if len(images) != len(captions) or not images:
-        raise ValueError(f"wanted one caption per picture and at least one; got {len(images)} and {len(captions)}")
+        raise ValueError(
+            f"got {len(images)} pictures and {len(captions)} captions, expected one caption per picture, at least one"
+        )
     if columns < 1:
-        raise ValueError(f"a grid has at least one column; got {columns}")
+        raise ValueError(f"got {columns} columns, expected at least one")
     pictures = [to_pil(image) for image in images]
     columns = min(columns, len(pictures))
     gap, size = tile // 12, max(11, tile // 11)
@@ -104,16 +110,16 @@ def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int 
     texts = [wrap(caption, font, tile) for caption in captions]
     line_height = round(size * 1.3)
     rows = [range(start, min(start + columns, len(pictures))) for start in range(0, len(pictures), columns)]
-    heights = [tile + gap // 2 + line_height * max(len(texts[place]) for place in row) + gap for row in rows]
+    heights = [tile + gap // 2 + line_height * max(len(texts[i]) for i in row) + gap for row in rows]
     sheet = Pil.new("RGB", (columns * (tile + gap) + gap, sum(heights) + gap), "white")
     draw = ImageDraw.Draw(sheet)
     top = gap
     for row, height in zip(rows, heights, strict=True):
-        for column, place in enumerate(row):
+        for column, i in enumerate(row):
             left = gap + column * (tile + gap)
-            fitted = fit(pictures[place], tile)
-            sheet.paste(fitted, (left + (tile - fitted.width) // 2, top + (tile - fitted.height) // 2))
-            for number, (line, grey) in enumerate(texts[place]):
+            image = fit(pictures[i], tile)
+            sheet.paste(image, (left + (tile - image.width) // 2, top + (tile - image.height) // 2))
+            for number, (line, grey) in enumerate(texts[i]):
                 below = top + tile + gap // 2 + number * line_height
                 draw.text((left, below), line, font=font, fill="#77777f" if grey else "#1c1c20")
         top += height
@@ -121,44 +127,43 @@ def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int 
 
 
 def to_pil(image: Output) -> Pil.Image:
-    """8-bit RGB, rounded to the nearest level."""
+    """The image as 8-bit RGB: round(255 clip(pixel, 0, 1)), and 0 where a pixel is not finite or negative."""
     if not isinstance(image, Image):
-        raise TypeError(f"a grid shows Image outputs; got {type(image).__name__}")
+        raise TypeError(f"got {type(image).__name__}, expected a grid of Image outputs")
     levels = image.pixels.detach().cpu().float().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte()
     return Pil.fromarray(levels.permute(1, 2, 0).numpy())
 
 
 def fit(picture: Pil.Image, tile: int) -> Pil.Image:
-    """Scale a picture so that its longer side is ``tile`` px."""
+    """The picture scaled so that its longer side is ``tile`` px."""
     scale = tile / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
     return picture.resize((size[0], size[1]), Pil.Resampling.NEAREST if scale > 1 else Pil.Resampling.LANCZOS)
 
 
 def wrap(caption: str, font: ImageFont.FreeTypeFont, width: int, most: int = 4) -> list[tuple[str, bool]]:
-    """Lines no wider than ``width`` px, and whether each stands after a line break of the caption.
+    """Lines no wider than ``width`` px, and whether each comes after a line break of the caption.
 
-    Words are kept whole unless one alone is too wide; beyond ``most`` lines a paragraph is cut off
-    with an ellipsis.
+    Words are kept whole unless one alone is too wide. A paragraph of more than ``most`` lines ends with an ellipsis.
     """
     lines: list[tuple[str, bool]] = []
     for number, paragraph in enumerate(caption.split("\n")):
-        wrapped = [""]
+        rows = [""]
         for word in paragraph.split(" "):
-            longer = f"{wrapped[-1]} {word}".strip()
+            longer = f"{rows[-1]} {word}".strip()
             if font.getlength(longer) <= width:
-                wrapped[-1] = longer
+                rows[-1] = longer
                 continue
-            wrapped.append("")
+            rows.append("")
             for letter in word:
-                if font.getlength(wrapped[-1] + letter) > width:
-                    wrapped.append("")
-                wrapped[-1] += letter
-        wrapped = [line for line in wrapped if line]
-        if len(wrapped) > most:
-            last = wrapped[most - 1]
+                if font.getlength(rows[-1] + letter) > width:
+                    rows.append("")
+                rows[-1] += letter
+        rows = [line for line in rows if line]
+        if len(rows) > most:
+            last = rows[most - 1]
             while font.getlength(last + "…") > width:
                 last = last[:-1]
-            wrapped = [*wrapped[: most - 1], last.rstrip() + "…"]
-        lines += [(line, number > 0) for line in wrapped]
+            rows = [*rows[: most - 1], last.rstrip() + "…"]
+        lines += [(line, number > 0) for line in rows]
     return lines

@@ -1,4 +1,4 @@
-"""How sure a mean is: percentile bootstrap over prompts."""
+"""Uncertainty of means: percentile bootstrap over prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean (or a ratio of sums) and the range that holds it with 95 % confidence; ``n`` prompts were seen."""
+    """A mean (or a ratio of sums) over ``n`` prompts, and its 95 % confidence interval ``low`` to ``high``."""
 
     mean: float
     low: float
@@ -32,16 +32,17 @@ def bootstrap_mean(values: npt.ArrayLike, resamples: int = 10_000, seed: int = 0
     mean_k = mean of n values drawn with replacement, k = 1 .. resamples
     low, high = the 2.5 and 97.5 percentiles of mean_k
 
-    (Efron 1979; percentile interval.) Draws of one prompt depend on each other: average them first
-    (``per_prompt``). A single value, or equal values, give an interval of no width, not a surer mean.
+    (Percentile interval: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.) Samples of the same
+    prompt are not independent: average them first (``per_prompt``). A single value, or equal values, have an interval
+    of no width, which does not mean certainty.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"wanted one number per prompt, as a list [n] with n > 0; got shape {array.shape}")
+        raise ValueError(f"got shape {array.shape}, expected one number per prompt: a list [n] with n > 0")
     if not np.isfinite(array).all():
         places = np.flatnonzero(~np.isfinite(array)).tolist()
-        raise ValueError(f"values {places} are not finite; leave out what could not be scored, and say so")
-    means = np.concatenate([array[places].mean(axis=1) for places in draws(array.size, resamples, seed)])
+        raise ValueError(f"values {places} are not finite; leave out what could not be scored, and report how many")
+    means = np.concatenate([array[rows].mean(axis=1) for rows in draws(array.size, resamples, seed)])
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(array.mean()), float(low), float(high), array.size)
 
@@ -52,38 +53,38 @@ def bootstrap_ratio(parts: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int 
     ratio_k = sum of parts / sum of wholes of n prompts drawn with replacement, k = 1 .. resamples
     low, high = the 2.5 and 97.5 percentiles of ratio_k
 
-    This is how a corpus word error rate is resampled: a clip is drawn with its errors and its words (Bisani and Ney,
-    ICASSP 2004). Resamples whose wholes sum to 0 have no ratio and are left out.
+    A corpus word error rate is resampled so: a clip is drawn with its errors and its words (Bisani and Ney, ICASSP
+    2004). Resamples whose wholes sum to 0 have no ratio and are left out.
     """
     top, bottom = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if top.ndim != 1 or top.shape != bottom.shape:
-        raise ValueError(f"wanted one part and one whole per prompt; got shapes {top.shape} and {bottom.shape}")
+        raise ValueError(f"got shapes {top.shape} and {bottom.shape}, expected one part and one whole per prompt")
     if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (bottom >= 0).all() and bottom.sum() > 0):
-        raise ValueError("a ratio of sums needs finite parts, and wholes that are not negative and not all 0")
-    sums = [(top[places].sum(axis=1), bottom[places].sum(axis=1)) for places in draws(top.size, resamples, seed)]
+        raise ValueError("expected finite parts, and wholes that are not negative and not all 0")
+    sums = [(top[rows].sum(axis=1), bottom[rows].sum(axis=1)) for rows in draws(top.size, resamples, seed)]
     above, below = (np.concatenate(side) for side in zip(*sums, strict=True))
     low, high = np.percentile(above[below > 0] / below[below > 0], [2.5, 97.5])
     return Interval(float(top.sum() / bottom.sum()), float(low), float(high), top.size)
 
 
 def draws(size: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Places of prompts drawn with replacement, [some, size] at a time: all at once could be gigabytes."""
+    """Indices of prompts drawn with replacement: ``resamples`` rows of ``size``, in blocks of at most 4 million."""
     if resamples < 1:
-        raise ValueError(f"resamples must be at least 1; got {resamples}")
+        raise ValueError(f"got {resamples} resamples, expected at least 1")
     generator = np.random.default_rng(seed)
-    slice_size = max(1, 4_000_000 // size)
-    for done in range(0, resamples, slice_size):
-        yield generator.integers(size, size=(min(slice_size, resamples - done), size))
+    block = max(1, 4_000_000 // size)
+    for start in range(0, resamples, block):
+        yield generator.integers(size, size=(min(block, resamples - start), size))
 
 
 def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
     """The mean of ``after - before``, prompt by prompt: ``bootstrap_mean`` of the differences.
 
-    The same prompts in the same order on both sides; how hard a prompt is then cancels.
+    Both sides have the same prompts in the same order, so that the difficulty of a prompt cancels.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape:
-        raise ValueError(f"before has shape {first.shape} and after {second.shape}; wanted the same prompts")
+        raise ValueError(f"got shapes {first.shape} before and {second.shape} after, expected the same prompts")
     return bootstrap_mean(second - first, resamples, seed)
 
 
@@ -92,33 +93,33 @@ def paired_ratio_difference(
 ) -> Interval:
     """sum(after) / sum(wholes) - sum(before) / sum(wholes): ``bootstrap_ratio`` of the differences.
 
-    The same prompts, with the same wholes, on both sides: each is drawn with what both made of it.
+    Both sides have the same prompts with the same wholes, and a prompt is drawn with its parts of both.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape:
-        raise ValueError(f"before has shape {first.shape} and after {second.shape}; wanted the same prompts")
+        raise ValueError(f"got shapes {first.shape} before and {second.shape} after, expected the same prompts")
     return bootstrap_ratio(second - first, wholes, resamples, seed)
 
 
 def best_of(values: npt.ArrayLike, k: int) -> float:
-    """The expected best of ``k`` of the ``n`` draws of a prompt, over all choices of k: unbiased.
+    """The expected maximum of ``k`` of the ``n`` samples of a prompt, over all choices of k; unbiased.
 
     sum_i v_i C(i - 1, k - 1) / C(n, k), with v_1 <= ... <= v_n; for values 0 and 1 with c ones it is
     pass@k = 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, equation 1).
     """
     ranked = np.sort(np.asarray(values, dtype=np.float64)).tolist()
     if not 1 <= k <= len(ranked):
-        raise ValueError(f"the best of {k} draws cannot be told from {len(ranked)}; draw more samples a prompt")
-    chosen = math.comb(len(ranked), k)
-    return sum(value * (math.comb(below, k - 1) / chosen) for below, value in enumerate(ranked))
+        raise ValueError(f"got k = {k}, expected 1 to {len(ranked)}, the samples per prompt; draw more for a larger k")
+    choices = math.comb(len(ranked), k)
+    return sum(value * (math.comb(below, k - 1) / choices) for below, value in enumerate(ranked))
 
 
 def per_prompt(ids: Sequence[str], values: npt.ArrayLike) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Mean of the values of each id, ids in order of first appearance: [B] to [P]."""
+    """Ids in order of first appearance, and the mean of the values of each: [B] to [P]."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape != (len(ids),):
-        raise ValueError(f"{len(ids)} ids but values of shape {array.shape}; wanted one value per id")
-    places: dict[str, list[int]] = {}
-    for place, identity in enumerate(ids):
-        places.setdefault(identity, []).append(place)
-    return list(places), np.array([array[rows].mean() for rows in places.values()])
+        raise ValueError(f"got {len(ids)} ids and values of shape {array.shape}, expected one value per id")
+    rows: dict[str, list[int]] = {}
+    for row, id in enumerate(ids):
+        rows.setdefault(id, []).append(row)
+    return list(rows), np.array([array[members].mean() for members in rows.values()])

@@ -18,7 +18,8 @@ from sounds_shown import SMALL, exhibit, heard, small
 from mmgrpo.evaluation import Shown
 from mmgrpo.report import audio_player as page
 from mmgrpo.report.audio_player import Sound, alignment, player, wav
-from mmgrpo.report.completions import completions_html, picked, write_completions, write_sounds
+from mmgrpo.report.cards import selection
+from mmgrpo.report.completions import completions_html, write_completions, write_sounds
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 
 HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
@@ -32,16 +33,16 @@ def clip(file, name="a", answer="the cat sat"):
 
 def test_words_are_marked_and_counted_and_the_marks_do_not_need_colour():
     html = alignment(ALIGNED)
-    # the; bat for cat; sat left out; up inserted: three errors against the three words of the reference.
-    assert "3 errors in 3 words: 1 substituted, 1 left out, 1 inserted" in html
+    # the; bat for cat; sat deleted; up inserted: three errors against the three words of the reference.
+    assert "3 errors in 3 words: 1 substitution, 1 deletion, 1 insertion" in html
     assert "<span>the</span>" in html
     assert '<ins class="replace">bat</ins><del class="replace">cat</del><sup>S</sup>' in html
     assert '<del class="delete">sat</del><sup>D</sup>' in html and '<ins class="insert">up</ins><sup>I</sup>' in html
     assert page.errors(ALIGNED) == 3 and page.errors([]) == 0
-    assert "0 errors in 1 words<" in alignment([("equal", "a", "a")])
+    assert "0 errors in 1 word<" in alignment([("equal", "a", "a")])
 
 
-def test_what_is_said_and_wanted_is_escaped():
+def test_the_words_of_both_sides_are_escaped():
     html = alignment([("replace", BAD, BAD), ("equal", BAD, BAD), ("insert", "", BAD), ("delete", BAD, "")])
     assert "<script" not in html and html.count("&lt;script&gt;") == 9  # titles: 2 + 1 + 1, words: 2 + 1 + 1 + 1
 
@@ -61,7 +62,7 @@ def test_a_player_holds_the_file_and_what_cannot_be_played_is_named(tmp_path, mo
     assert b64decode(re.search('src="data:audio/ogg;base64,([^"]+)"', html)[1]) == b"sound"
     assert "(b.wav is missing)" in player(tmp_path, "b.wav", "")
     monkeypatch.setattr(page, "MOST_BYTES", 4)
-    assert "(a.opus is too large to be played here: 5 bytes)" in player(tmp_path, "a.opus", "")
+    assert "(a.opus is too large for this page: 5 bytes, at most 4)" in player(tmp_path, "a.opus", "")
 
 
 def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
@@ -88,8 +89,8 @@ def test_the_page_plays_the_clip_and_aligns_both_transcripts(tmp_path):
         exhibit(tmp_path / "samples" / title, Shown([prompt], [Text(said, 3)], [{"one_minus_wer": 1.0}]), align)
     html = completions_html(tmp_path / "samples")
     assert html.count("<audio") == 1 and html.index("<audio") < html.index("before · 3 tokens")
-    assert "1 error in 3 words: 1 substituted" in html and "0 errors in 3 words" in html
-    assert "<h3>Became better</h3>" in html and "[audio]" not in html and "wanted: The cat sat." in html
+    assert "1 error in 3 words: 1 substitution" in html and "0 errors in 3 words" in html
+    assert "<h3>Largest improvements</h3>" in html and "[audio]" not in html and "reference: The cat sat." in html
     (row,) = map(json.loads, (tmp_path / "samples" / "before.jsonl").read_text().splitlines())
     assert row["aligned"] == [["equal", "the", "the"], ["replace", "cat", "bat"], ["equal", "sat", "sat"]]
 
@@ -102,9 +103,9 @@ def test_everything_that_a_user_gives_is_escaped(tmp_path):
     prompt = Prompt(BAD, id=BAD, task=BAD, answer=BAD, meta={BAD: BAD})
     shown = Shown([prompt], [Text(BAD)], [{BAD: 1.0}])
     write_completions(tmp_path / "before", shown, [[Sound(b"x", ".ogg")]], aligned=[[("replace", BAD, BAD)]])
-    write_completions(tmp_path / f"after-{'<b>'}", shown, [[]])
+    write_completions(tmp_path / "after-<i>", shown, [[]])
     html = completions_html(tmp_path)
-    assert "<script" not in html and "<b>" not in html and "&lt;b&gt;" in html
+    assert "<script" not in html and "<i>" not in html and "&lt;i&gt;" in html
 
 
 def test_sounds_that_a_policy_makes_are_played_side_by_side(tmp_path):
@@ -115,7 +116,7 @@ def test_sounds_that_a_policy_makes_are_played_side_by_side(tmp_path):
     html = completions_html(tmp_path)
     assert html.count('src="data:audio/wav;base64,') == 2 and "before · 1.0 s" in html
     assert "Say the cat sat." in html and html.count("3 errors in 3 words") == 2 and "the bat up" in html
-    with pytest.raises(TypeError, match="Audio outputs; got Text"):
+    with pytest.raises(TypeError, match="got Text, expected sounds of Audio outputs"):
         write_sounds(tmp_path / "x", Shown([prompt], [Text("a")], [{}]), [wav(HUM)])
 
 
@@ -137,12 +138,12 @@ def test_of_many_clips_those_are_shown_that_changed_most_then_the_worst_then_the
     after = rows(40, lambda i: 0 if i < 10 else i - 9 if i < 30 else 0)
     for i in range(20, 30):
         after[f"c{i}"] = before[f"c{i}"]
-    found = picked({id: [("before", before[id]), ("after", after[id])] for id in before})
-    assert found == {
-        "Became better": ["c9", "c8", "c7", "c6", "c5", "c4"],
-        "Became worse": ["c19", "c18", "c17", "c16", "c15", "c14"],
-        "Worst": ["c29", "c28", "c27", "c26", "c25", "c24"],
-        "Others": ["c0", "c1", "c2", "c3", "c10", "c11"],
+    choice = selection({id: [("before", before[id]), ("after", after[id])] for id in before})
+    assert choice == {
+        "Largest improvements": ["c9", "c8", "c7", "c6", "c5", "c4"],
+        "Largest regressions": ["c19", "c18", "c17", "c16", "c15", "c14"],
+        "Lowest results": ["c29", "c28", "c27", "c26", "c25", "c24"],
+        "Further prompts": ["c0", "c1", "c2", "c3", "c10", "c11"],
     }
 
 
@@ -151,10 +152,10 @@ def test_without_alignment_the_first_reward_says_what_changed():
         return {"media": ["a.ogg"], "aligned": [], "rewards": {"bleu": value, "other": -value}}
 
     sides = {f"c{i}": [("before", row(0.5)), ("after", row(value))] for i, value in enumerate((0.5, 0.9, 0.1))}
-    found = picked(sides)
-    assert found == {"Became better": ["c1"], "Became worse": ["c2"], "Worst": ["c0"]}
+    choice = selection(sides)
+    assert choice == {"Largest improvements": ["c1"], "Largest regressions": ["c2"], "Lowest results": ["c0"]}
 
 
 def test_prompts_without_sounds_are_all_shown():
     silent = {f"c{i}": [("after", {"media": ["a.jpg"], "aligned": [], "rewards": {}})] for i in range(99)}
-    assert picked(silent) == {"": list(silent)}
+    assert selection(silent) == {"": list(silent)}

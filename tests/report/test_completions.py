@@ -14,9 +14,9 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.evaluation import Shown
-from mmgrpo.report import completions
-from mmgrpo.report.completions import boxed_picture, completions_html, strip, thumbnail, words, write_completions
+from mmgrpo.report.completions import completions_html, strip, thumbnail, words, write_completions
 from mmgrpo.report.html import write_report
+from mmgrpo.report.thumbnails import SIDE, boxed_picture, enlarge, enlarged_width
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PICTURE = Pil.new("RGB", (400, 200), "blue")
@@ -31,7 +31,7 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_row_holds_what_was_asked_said_wanted_and_earned(tmp_path):
+def test_a_row_holds_what_was_asked_answered_and_earned(tmp_path):
     prompt = Prompt(
         "where?", id="a", answer=[1, 2], task="box_iou", turns=(Turn("user", (Media("image", "x"), "where?")),)
     )
@@ -80,7 +80,7 @@ def test_a_strip_shows_the_first_and_the_last_frame_and_few_between():
     assert sheet.size == (6 * 16 + 5 * 2, 8)
     assert [sheet.getpixel((18 * i, 0))[0] for i in range(6)] == [0, 50, 100, 140, 190, 240]
     assert strip(frames[:1]).size == (16, 8)
-    with pytest.raises(ValueError, match="at least one frame"):
+    with pytest.raises(ValueError, match="got a clip without frames"):
         strip([])
 
 
@@ -106,8 +106,8 @@ def test_before_and_after_stand_side_by_side_reward_by_reward(tmp_path):
     assert html.count("<article>") == 2 and "hm" not in html
     card = html.split("<article>")[1]
     assert card.index("question 0") < card.index("before · 3 tokens") < card.index("after · 3 tokens")
-    assert "<td>task</td><td>0.000</td>" in card and "<td>task</td><td>1.000</td>" in card
-    assert "wanted: yes" in card and "<img" not in html
+    assert "<li>task <b>0.000</b></li>" in card and "<li>task <b>1.000</b></li>" in card
+    assert "reference: yes" in card and "<img" not in html
 
 
 def test_a_killed_run_shows_what_it_said_last(tmp_path):
@@ -116,7 +116,7 @@ def test_a_killed_run_shows_what_it_said_last(tmp_path):
     assert "step-000002 · 3 tokens" in completions_html(tmp_path)
     (tmp_path / "step-000002.jsonl").unlink()
     assert completions_html(tmp_path).count("3 tokens") == 1
-    assert completions_html(tmp_path / "none") == ""
+    assert completions_html(tmp_path / "none").strip() == ""
 
 
 def test_what_models_and_data_say_is_escaped(tmp_path):
@@ -124,7 +124,7 @@ def test_what_models_and_data_say_is_escaped(tmp_path):
     prompt = Prompt(bad, id=bad, task=bad, answer=bad)
     write_completions(tmp_path / "after", shown([bad], [prompt], **{bad: 1.0}), [[]])
     html = completions_html(tmp_path)
-    assert "<script" not in html and html.count("&lt;script&gt;alert(&quot;&amp;&quot;)") == 6
+    assert "<script" not in html and html.count("&lt;script&gt;alert(&#34;&amp;&#34;)") == 6
 
 
 def test_the_report_of_a_run_holds_its_completions_and_needs_no_other_file(tmp_path):
@@ -149,7 +149,7 @@ def test_the_report_of_a_run_holds_its_completions_and_needs_no_other_file(tmp_p
     pictures = [np.asarray(Pil.open(BytesIO(b64decode(source)))) for source in sources]
     assert [picture.shape for picture in pictures] == [(80, 160, 3)] * 2
     assert (pictures[0] != pictures[1]).any()  # the box
-    assert "<th>blind, after</th>" in html and "0.250 <small>0.200 to 0.300</small>" in html
+    assert ">blind, after</th>" in html and "<span>0.250</span> <small>0.200 to 0.300</small>" in html
     assert len(html) < 30_000
 
 
@@ -160,6 +160,25 @@ def test_a_missing_thumbnail_is_named(tmp_path):
 
 
 def test_pictures_are_no_completions(tmp_path):
-    with pytest.raises(TypeError, match="Text outputs; got Image"):
+    with pytest.raises(TypeError, match="got Image, expected completions to be Text outputs"):
         write_completions(tmp_path / "a", Shown([Prompt("x")], [Image(torch.zeros(3, 2, 2))], [{}]), [[]])
-    assert completions.SIDE <= 160
+
+
+def test_a_box_that_is_not_finite_or_far_outside_does_not_stop_a_report(tmp_path):
+    picture = Pil.new("RGB", (100, 50), "black")
+    far = boxed_picture(picture, {"said": [(0.5, 0.5, 1e300 / 10, 1e12), (math.nan, 0.0, 1.0, 1.0)]})
+    # From (0.5, 0.5) to the lower right: the left side at x = 50 shows below y = 25, the right one lies outside.
+    assert far.getpixel((50, 40)) == (0xD0, 0x49, 0x2F) and far.getpixel((99, 40)) == (0, 0, 0)
+    boxes = [{"gold": [(0.0, 0.0, 1.0, 1.0)], "said": [(math.inf, 0.0, math.nan, 1.0)]}]
+    write_completions(tmp_path / "after", shown(["[1e999, 0, 0, 0]"]), [[picture]], boxes)
+    assert completions_html(tmp_path).count("<img") == 1
+
+
+def test_small_pictures_are_shown_larger_pixel_by_pixel(tmp_path):
+    # 32 px of height grow to 96: 3 times as wide; with boxes, which are drawn into it, 160 // 32 = 5 times.
+    small, large = Pil.new("RGB", (64, 32), "red"), Pil.new("RGB", (100, 100))
+    assert (enlarged_width(small), enlarged_width(large)) == (192, 0)
+    assert enlarge(Pil.new("RGB", (32, 16))).size == (160, 80) and enlarge(large).size == (100, 100)
+    write_completions(tmp_path / "after", shown(["a"]), [[small, large]])
+    assert re.findall(r'<img( width="\d+")? alt', completions_html(tmp_path)) == [' width="192"', ""]
+    assert SIDE == 160

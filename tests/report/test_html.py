@@ -6,16 +6,14 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image as Pil
-from PIL import ImageFont
 
-from mmgrpo.report.html import curve_figure, read_run, sample_grid, write_report
-from mmgrpo.report.plots import fit, running_mean, series, to_pil, wrap
+from mmgrpo.report.html import sample_grid, write_report
+from mmgrpo.report.run_folder import read_run
 from mmgrpo.runtime.metrics import MetricsLog
-from mmgrpo.types import Image, Text
+from mmgrpo.types import Image
 
 CONFIG = "name: trial\nsteps: 4\nseed: 3\nmodel: {family: sd3}\nalgorithm: {preset: flow_grpo}\n# 1 < 2 & 3\n"
 
@@ -24,7 +22,7 @@ def interval(mean, low, high, n=9):
     return {"mean": mean, "low": low, "high": high, "n": n}
 
 
-def a_run(folder):
+def run_folder(folder):
     (folder / "config.yaml").write_text(CONFIG)
     with MetricsLog(folder) as log:
         for step in range(1, 5):
@@ -38,8 +36,8 @@ def a_run(folder):
     return folder
 
 
-def finished(folder):
-    a_run(folder)
+def finished_run(folder):
+    run_folder(folder)
     evaluation = {
         "before": {"exact": interval(0.25, 0.2, 0.3), "clean": interval(0.9, 0.8, 0.95)},
         "after": {"exact": interval(0.5, 0.4, 0.6), "clean": interval(0.7, 0.6, 0.8)},
@@ -52,7 +50,7 @@ def finished(folder):
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
     """The report of a finished run."""
-    return page(finished(tmp_path_factory.mktemp("run")))
+    return page(finished_run(tmp_path_factory.mktemp("run")))
 
 
 def page(folder):
@@ -62,7 +60,8 @@ def page(folder):
 def test_the_report_needs_nothing_but_itself(html):
     sources = re.findall(r'(?:src|href)="([^"]{0,22})', html)
     assert sources and all(source == "data:image/png;base64," for source in sources)
-    assert "http" not in html and "<script" not in html and "@import" not in html and "url(" not in html
+    assert "://" not in html and "<script" not in html and "@import" not in html and "url(" not in html
+    assert "content=\"default-src 'none'; img-src data:; media-src data:;" in html
 
 
 def test_every_picture_of_the_report_is_a_picture(html):
@@ -73,8 +72,8 @@ def test_every_picture_of_the_report_is_a_picture(html):
         Pil.open(io.BytesIO(base64.b64decode(picture))).verify()
 
 
-def test_the_report_tells_the_result_with_its_uncertainty(html):
-    assert "0.250 <small>0.200 to 0.300</small>" in html
+def test_the_report_states_the_result_with_its_uncertainty(html):
+    assert "<span>0.250</span> <small>0.200 to 0.300</small>" in html
     assert '<span class="good">+0.250</span> <small>+0.100 to +0.400</small>' in html
     assert '<span class="bad">−0.200</span> <small>−0.300 to −0.100</small>' in html
     assert "1 h 2 min" in html and "4 of 4" in html
@@ -82,10 +81,10 @@ def test_the_report_tells_the_result_with_its_uncertainty(html):
 
 
 def test_a_difference_that_may_be_zero_has_no_colour(tmp_path):
-    folder = a_run(tmp_path)
+    folder = run_folder(tmp_path)
     evaluation = {"before": {}, "after": {"r": interval(0.5, 0, 1)}, "difference": {"r": interval(0.1, -0.1, 0.3)}}
     (folder / "summary.json").write_text(json.dumps({"eval": evaluation}))
-    assert '<span class="">+0.100</span>' in page(folder)
+    assert "<span>+0.100</span> <small>−0.100 to +0.300</small>" in page(folder)
 
 
 def test_before_comes_first_and_what_lies_between_is_folded_away(html):
@@ -94,14 +93,24 @@ def test_before_comes_first_and_what_lies_between_is_folded_away(html):
     assert html.index("<figcaption>after") < html.index("during the run") < html.index("<figcaption>step-000002")
 
 
+def test_grids_of_further_files_stand_in_pairs_too(tmp_path):
+    (tmp_path / "samples").mkdir()
+    for title in ("after", "after-a", "after-b", "before", "before-a", "before-b", "step-000002"):
+        sample_grid([Image(torch.rand(3, 8, 8))], [""]).save(tmp_path / "samples" / f"{title}.png")
+    captions = re.findall(r"<figcaption>([^<]+)</figcaption>", page(tmp_path))
+    assert captions == ["before", "after", "before-a", "after-a", "before-b", "after-b", "step-000002"]
+
+
 def test_a_killed_run_says_so_and_shows_what_there_is(tmp_path):
-    folder = a_run(tmp_path)
+    folder = run_folder(tmp_path)
     (folder / "metrics.jsonl").write_text('{"step": 1, "reward/exact/mean": 0.5}\n{"step": 2, "rew')
     (folder / "evaluations").mkdir()
     (folder / "evaluations" / "before.json").write_text('{"step": 0, "values": {"exact": [0.5, 0.5, NaN]}}')
     html = page(folder)
     assert "has not finished" in html and "last recorded step is 1 of 4" in html
-    assert "<td>0.500 <small>0.500 to 0.500</small></td><td>–</td><td>–</td><td>2</td>" in html
+    cells = re.findall(r'<td data-label="([^"]+)"><span>([^<]+)</span>(?: <small>([^<]+)</small>)?</td>', html)
+    nothing = [("after", "–", ""), ("difference", "–", "")]
+    assert cells == [("before", "0.500", "0.500 to 0.500"), *nothing, ("prompts", "2", "")]
 
 
 def test_an_empty_run_folder_has_a_report_too(tmp_path):
@@ -122,12 +131,12 @@ def test_what_users_wrote_is_escaped(tmp_path):
 
 
 def test_all_metrics_are_listed_with_their_first_and_last_values(html):
-    assert "<td>reward/exact/mean</td><td>0.25</td><td>1</td>" in html
-    assert "<td>grad_norm</td><td>–</td><td>–</td>" in html
+    assert '<th scope="row">reward/exact/mean</th><td>0.25</td><td>1</td>' in html
+    assert '<th scope="row">grad_norm</th><td>–</td><td>–</td>' in html
 
 
 def test_a_report_that_is_written_again_replaces_the_old_one(tmp_path):
-    first = page(a_run(tmp_path))
+    first = page(run_folder(tmp_path))
     (tmp_path / "summary.json").write_text('{"seconds": 1}')
     assert page(tmp_path) != first
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -136,91 +145,14 @@ def test_a_report_that_is_written_again_replaces_the_old_one(tmp_path):
 ROWS = [{"step": 1, "a": 1.0}, {"step": 2, "a": None}, {"step": 4, "a": 3.0, "b": 1}]
 
 
-def test_a_series_has_gaps_where_rows_have_no_value():
-    steps, values = series(ROWS, "a")
-    assert steps.tolist() == [1, 2, 4]
-    np.testing.assert_array_equal(values, [1.0, math.nan, 3.0])
-
-
-def test_a_figure_has_a_plot_for_each_metric_even_without_values():
-    figure = curve_figure(ROWS, ["a", "b", "c", "d"])
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", "d"]
-    assert [bool(axes.lines) for axes in figure.axes] == [True, True, False, False]
-    assert figure.axes[2].texts[0].get_text() == "no values"
-    with pytest.raises(ValueError, match="no metric"):
-        curve_figure(ROWS, [])
-
-
-def test_the_running_mean_takes_neighbours_and_skips_gaps():
-    # Five values: a window of one neighbour on each side.
-    values = np.array([1.0, 3.0, math.nan, math.nan, math.nan])
-    np.testing.assert_array_equal(running_mean(values), [2.0, 2.0, 3.0, math.nan, math.nan])
-
-
-def test_a_grid_holds_the_pictures_in_reading_order():
-    colours = torch.eye(3)
-    images = [Image(colour[:, None, None].expand(3, 4, 4)) for colour in colours]
-    sheet = sample_grid(images, ["red", "green", "blue"], columns=2, tile=48)
-    # gap 48 // 12 = 4, so two tiles and three gaps are 2 * 48 + 3 * 4 = 108 px wide.
-    assert sheet.width == 108
-    first_row, second_row = 4 + 24, sheet.height // 2 + 4 + 20
-    assert sheet.getpixel((4 + 24, first_row)) == (255, 0, 0)
-    assert sheet.getpixel((4 + 48 + 4 + 24, first_row)) == (0, 255, 0)
-    assert sheet.getpixel((4 + 24, second_row)) == (0, 0, 255)
-
-
-def test_small_pictures_are_enlarged_pixel_by_pixel_and_sides_keep_their_proportion():
-    picture = to_pil(Image(torch.tensor([[[0.0, 1.0]]]).expand(3, 1, 2)))
-    enlarged = fit(picture, 8)
-    assert enlarged.size == (8, 4)
-    assert {enlarged.getpixel((x, 0)) for x in range(8)} == {(0, 0, 0), (255, 255, 255)}
-    assert fit(Pil.new("RGB", (100, 400)), 40).size == (10, 40)
-
-
-def test_levels_are_rounded_and_what_is_not_finite_is_black():
-    pixels = torch.tensor([0.5, math.nan, 2.0]).view(3, 1, 1)
-    # 0.5 * 255 = 127.5, rounded to the even 128.
-    assert to_pil(Image(pixels)).getpixel((0, 0)) == (128, 0, 255)
-
-
-def test_captions_are_wrapped_between_words_and_later_paragraphs_are_grey():
-    font = ImageFont.load_default(10)
-    width = math.ceil(font.getlength("three words"))
-    assert wrap("three words here\nscore 1", font, width) == [
-        ("three words", False),
-        ("here", False),
-        ("score 1", True),
-    ]
-
-
-def test_a_long_caption_is_cut_with_an_ellipsis_and_a_long_word_is_broken():
-    font = ImageFont.load_default(10)
-    lines = wrap("word " * 60, font, 60, most=2)
-    assert len(lines) == 2 and lines[-1][0].endswith("…")
-    broken = wrap("x" * 60, font, 60, most=99)
-    assert "".join(line for line, _ in broken) == "x" * 60
-    assert all(font.getlength(line) <= 60 for line, _ in [*lines, *broken])
-
-
-def test_a_grid_of_nothing_or_of_words_is_an_error():
-    with pytest.raises(ValueError, match="got 0 and 0"):
-        sample_grid([], [])
-    with pytest.raises(ValueError, match="got 1 and 0"):
-        sample_grid([Image(torch.zeros(3, 2, 2))], [])
-    with pytest.raises(TypeError, match="got Text"):
-        sample_grid([Text("a")], ["a"])
-    with pytest.raises(ValueError, match="at least one column"):
-        sample_grid([Image(torch.zeros(3, 2, 2))], ["a"], columns=0)
-
-
 def test_held_out_error_rates_of_every_evaluation_are_a_curve(tmp_path):
     (tmp_path / "evaluations").mkdir()
     for title, step, errors in (("before", 0, [2, 1]), ("step-000002", 2, [1, 1]), ("after", 4, [1, 0])):
         counts = {"wer": {"errors": errors, "units": [4, 6]}}
-        told = {"step": step, "seconds": 0.0, "prompts": ["a", "b"], "values": {}, "counts": counts}
-        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps(told))
+        evaluation = {"step": step, "seconds": 0.0, "prompts": ["a", "b"], "values": {}, "counts": counts}
+        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps(evaluation))
     for title in ("before-natural", "blind"):  # of other prompts, or not of what is measured
-        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps({**told, "step": 9}))
+        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps({**evaluation, "step": 9}))
     # 3 / 10, 2 / 10, 1 / 10
     assert read_run(tmp_path).rates == [{"step": 0, "wer": 0.3}, {"step": 2, "wer": 0.2}, {"step": 4, "wer": 0.1}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -242,6 +174,10 @@ def test_error_rates_and_further_files_have_tables_and_less_is_better(tmp_path):
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     html = write_report(tmp_path).read_text()
-    assert '<span class="good">\N{MINUS SIGN}0.100</span>' in html and "<td>\N{MINUS SIGN}25.0%</td><td>70</td>" in html
+    assert (
+        '<span class="good">\N{MINUS SIGN}0.100</span>' in html
+        and "<span>\N{MINUS SIGN}25.0%</span>" in html
+        and "<span>70</span>" in html
+    )
     assert "wer, &lt;b&gt;" in html and "Prompts of &lt;i&gt;, before and after" in html
     assert "<b>" not in html and "<i>" not in html

@@ -80,7 +80,7 @@ def test_many_prompts_are_resampled_in_slices_without_changing_what_is_meant():
 
 
 def test_what_is_no_list_of_finite_numbers_is_an_error():
-    with pytest.raises(ValueError, match=r"n > 0; got shape \(0,\)"):
+    with pytest.raises(ValueError, match=r"got shape \(0,\), expected one number per prompt"):
         bootstrap_mean([])
     with pytest.raises(ValueError, match=r"got shape \(2, 2\)"):
         bootstrap_mean([[1.0, 2.0], [3.0, 4.0]])
@@ -88,9 +88,9 @@ def test_what_is_no_list_of_finite_numbers_is_an_error():
         bootstrap_mean([1.0, math.nan])
     with pytest.raises(ValueError, match="at least 1"):
         bootstrap_mean([1.0], resamples=0)
-    with pytest.raises(ValueError, match="wanted the same prompts"):
+    with pytest.raises(ValueError, match="expected the same prompts"):
         paired_difference([1.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="2 ids but values of shape"):
+    with pytest.raises(ValueError, match="got 2 ids and values of shape"):
         per_prompt(["a", "b"], [1.0])
 
 
@@ -109,7 +109,7 @@ def test_the_best_of_k_draws_is_the_mean_over_all_choices_of_k():
 def test_the_best_of_zeros_and_ones_is_pass_at_k():
     # 2 of 5 pass: 1 - C(3, 2) / C(5, 2) = 1 - 3 / 10
     assert best_of([0, 1, 0, 1, 0], 2) == pytest.approx(0.7)
-    with pytest.raises(ValueError, match="best of 6 draws cannot be told from 5"):
+    with pytest.raises(ValueError, match="got k = 6, expected 1 to 5"):
         best_of([0, 1, 0, 1, 0], 6)
 
 
@@ -140,7 +140,7 @@ def test_what_has_no_ratio_is_an_error():
     for parts, wholes in (([1.0], [0.0]), ([math.nan], [1.0]), ([1.0, 1.0], [2.0, -1.0])):
         with pytest.raises(ValueError, match="wholes that are not negative and not all 0"):
             bootstrap_ratio(parts, wholes)
-    with pytest.raises(ValueError, match=r"one whole per prompt; got shapes \(2,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"got shapes \(2,\) and \(1,\), expected one part and one whole per prompt"):
         bootstrap_ratio([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="wanted the same prompts"):
+    with pytest.raises(ValueError, match="expected the same prompts"):
         paired_ratio_difference([1.0], [1.0, 2.0], [1.0, 2.0])

@@ -1,0 +1,166 @@
+"""What a run folder holds, read for a report. The folder may be incomplete, and may come from someone else.
+
+    config.yaml              the configuration
+    metrics.jsonl            a line per optimizer step
+    evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
+    samples/<title>.png      grids of samples, where they are pictures
+    samples/<title>.jsonl    completions, where they are texts or sounds (mmgrpo/report/completions.py)
+    summary.json             written at the end of a run only
+
+Links that lead out of the folder are not followed; the report names them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from mmgrpo.evaluation import HELDOUT, parted
+from mmgrpo.report.figures import is_number
+from mmgrpo.report.media import contained
+from mmgrpo.report.statistics import bootstrap_mean
+from mmgrpo.runtime.metrics import read_metrics
+
+SIDES = ("before", "after", "difference")
+PARTS = ("config.yaml", "metrics.jsonl", "summary.json", "evaluations", "samples")
+FILES = ("evaluations/*.json", "samples/*.png", "samples/*.jsonl")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The parts of a run folder, every one of which may be missing."""
+
+    name: str
+    config_text: str
+    config: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    samples: Mapping[str, str]
+    """Grids of pictures: title to name of the file in ``samples``; of each file of prompts ``before`` comes first."""
+    rates: Sequence[Mapping[str, Any]]
+    """``step`` and the held-out error rates of every evaluation, in order of steps."""
+    evaluation: Mapping[str, Any]
+    """``before``, ``after``, ``difference`` to reward name to mean, low, high, n."""
+    links_out: Sequence[str] = field(default=())
+    """Names of files that are links out of the folder, which are not read."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return bool(self.summary)
+
+    @property
+    def last_step(self) -> int:
+        """The last optimizer step on record, 0 without any."""
+        return self.metrics[-1]["step"] if self.metrics else 0
+
+    def metric_names(self) -> list[str]:
+        """Metrics in order of appearance whose every value is a number, or null where there is none."""
+        names = dict.fromkeys(name for row in self.metrics for name in row if name != "step")
+        return [name for name in names if all(_is_metric(row.get(name)) for row in self.metrics)]
+
+
+def read_run(folder: Path) -> RunFolder:
+    """Read what a run folder holds."""
+    config_text = _text(folder, "config.yaml")
+    config = mapping(yaml.safe_load(config_text) or {}, folder / "config.yaml")
+    summary = mapping(json.loads(_text(folder, "summary.json") or "{}"), folder / "summary.json")
+    metrics = read_metrics(folder / "metrics.jsonl") if _files(folder, "metrics.jsonl") else []
+    name = config.get("name")
+    return RunFolder(
+        name=name if isinstance(name, str) and name else folder.resolve().name,
+        config_text=config_text,
+        config=config,
+        metrics=metrics,
+        summary=summary,
+        samples={path.stem: path.name for path in sorted(_files(folder, "samples/*.png"), key=_order)},
+        rates=_rates(folder),
+        evaluation=mapping(summary.get("eval") or _intervals(folder), "summary.json: eval"),
+        links_out=_links_out(folder),
+    )
+
+
+def mapping(value: Any, place: str | Path) -> Mapping[str, Any]:
+    """The value itself, which must be a mapping; ``place`` is named where it is not."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{place}: got {str(value)[:80]!r}, expected a mapping")
+    return value
+
+
+def _intervals(folder: Path) -> dict[str, dict[str, Any]]:
+    """Means and intervals from the values that a run wrote before it ended early."""
+    intervals: dict[str, dict[str, Any]] = {}
+    for title in ("before", "after"):
+        if text := _text(folder, f"evaluations/{title}.json"):
+            place = f"evaluations/{title}.json"
+            values = mapping(mapping(json.loads(text), place).get("values"), f"{place}: values")
+            columns = {name: _array(column) for name, column in values.items()}
+            finite = {name: column[np.isfinite(column)] for name, column in columns.items()}
+            intervals[title] = {
+                name: bootstrap_mean(column).as_dict() for name, column in finite.items() if column.size
+            }
+    return intervals
+
+
+def _rates(folder: Path) -> list[dict[str, Any]]:
+    """Held-out error rates of whole files, sum of errors / sum of units, at every step at which they were counted."""
+    rates: dict[int, dict[str, float]] = {}
+    for path in _files(folder, "evaluations/*.json"):
+        moment, name = parted(path.stem)
+        if name != HELDOUT or not (moment in ("before", "after") or moment.startswith("step-")):
+            continue
+        evaluation = mapping(json.loads(path.read_text("utf-8")), path)
+        step = evaluation.get("step")
+        if not isinstance(step, int):
+            raise ValueError(f"{path}: 'step' is {str(step)[:80]!r}, expected a whole number")
+        for rate, counts in mapping(evaluation.get("counts", {}), f"{path}: counts").items():
+            counts = mapping(counts, f"{path}: counts: {rate}")
+            if units := np.nansum(_array(counts.get("units"))):
+                rates.setdefault(step, {})[rate] = float(np.nansum(_array(counts.get("errors"))) / units)
+    return [{"step": step, **rates[step]} for step in sorted(rates)]
+
+
+def _order(path: Path) -> tuple[str, int, str]:
+    """By file of prompts, and of each: before, steps between, after."""
+    moment, name = parted(path.stem)
+    return name, {"before": 0, "after": 2}.get(moment, 1), moment
+
+
+def _array(values: Any) -> npt.NDArray[np.float64]:
+    """The numbers of a list, NaN in the place of any other value."""
+    values = values if isinstance(values, list) else []
+    return np.array([value if is_number(value) else np.nan for value in values], dtype=np.float64)
+
+
+def _is_metric(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value)
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Files of the folder, links out of it left out."""
+    return [
+        path
+        for path in sorted(folder.glob(pattern))
+        if path.is_file() and contained(folder, path.relative_to(folder).as_posix())
+    ]
+
+
+def _links_out(folder: Path) -> list[str]:
+    """Parts of a run folder that are links out of it: whole subfolders, or files in them."""
+    out: list[str] = []
+    for pattern in (*PARTS, *FILES):
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
+        out += [name for name in names if name.split("/")[0] not in out and not contained(folder, name)]
+    return out
+
+
+def _text(folder: Path, name: str) -> str:
+    path = contained(folder, name)
+    return path.read_text(encoding="utf-8") if path and path.is_file() else ""

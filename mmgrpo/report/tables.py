@@ -1,0 +1,122 @@
+"""The tables of a report: rewards and error rates before and after, and all metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmgrpo.report.figures import NONE, Cell, difference_cell, mean_cell, number
+from mmgrpo.report.plots import series
+from mmgrpo.report.run_folder import SIDES, RunFolder, mapping
+
+BOOTSTRAP = (
+    "Means over prompts with 95 % bootstrap intervals. The difference is paired prompt by prompt, and coloured where "
+    "its interval excludes zero."
+)
+BLIND = "Blind: the same prompts with every picture and clip blank, that is, what can be guessed without seeing."
+SUPERVISED = "Supervised instead: the same model after as much more time of its supervised training."
+RATES = (
+    "All errors divided by all units (words or characters of the references), which is not the mean of the rates of "
+    "prompts; less is better. Intervals are 95 % bootstrap intervals over prompts, and the difference is paired."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows by name, with a cell for each column."""
+
+    heading: str
+    columns: Sequence[str]
+    """The first is the heading of the rows' names."""
+    rows: Mapping[str, Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    @property
+    def interval_columns(self) -> set[str]:
+        """Columns with intervals."""
+        return {column for row in self.rows.values() for column, cell in zip(self.columns[1:], row) if cell.interval}
+
+    @property
+    def dense(self) -> bool:
+        """Whether intervals stand below their means, because there are too many to stand beside them."""
+        return len(self.interval_columns) > 3
+
+
+def reward_table(run: RunFolder) -> Table:
+    """Rewards of the held-out prompts; no rows where the run was not evaluated."""
+    blind = mapping(run.summary.get("blind", {}), "summary.json: blind")
+    supervised = mapping(run.summary.get("supervised", {}), "summary.json: supervised")
+    supervised = mapping(supervised.get("after", {}), "summary.json: supervised: after")
+    columns = [*SIDES, *(["blind, after"] if blind else []), *(["supervised instead"] if supervised else [])]
+    before, after, difference = (mapping(run.evaluation.get(side, {}), f"summary.json: {side}") for side in SIDES)
+    rows = {}
+    for name in dict.fromkeys([*before, *after]):
+        cells = [mean_cell(before.get(name)), mean_cell(after.get(name)), difference_cell(difference.get(name))]
+        cells += [mean_cell(other.get(name)) for other in (blind, supervised) if other]
+        count = next((_count(side[name]) for side in (difference, after, before) if name in side), Cell(NONE))
+        rows[name] = [*cells, count]
+    notes = [BOOTSTRAP, *([BLIND] if blind else []), *([SUPERVISED] if supervised else [])]
+    return Table("Held-out prompts, before and after", ["reward", *columns, "prompts"], rows, notes)
+
+
+def error_rate_table(run: RunFolder) -> Table:
+    """Error rates of whole files, of every file that was evaluated."""
+    rows = {}
+    for rate in run.summary.get("rates", ()):
+        for name, estimate in mapping(run.summary.get(rate), f"summary.json: {rate}").items():
+            estimate = mapping(estimate, f"summary.json: {rate}: {name}")
+            rows[f"{rate}, {name}"] = [
+                mean_cell(estimate.get("before")),
+                mean_cell(estimate.get("after")),
+                difference_cell(estimate.get("difference"), less_is_better=True),
+                Cell(number(estimate.get("relative"), "+.1%")),
+                Cell(number(estimate.get("units"), ".0f")),
+                _count(estimate.get("difference")),
+            ]
+    columns = ["error rate, file", *SIDES, "relative", "units", "prompts"]
+    return Table("Error rates of whole files", columns, rows, [RATES])
+
+
+def extra_tables(run: RunFolder) -> list[Table]:
+    """Rewards on every further file of prompts."""
+    tables = []
+    for name, evaluation in mapping(run.summary.get("extra", {}), "summary.json: extra").items():
+        evaluation = mapping(evaluation, f"summary.json: extra: {name}")
+        before, after, difference = (
+            mapping(evaluation.get(side, {}), f"summary.json: extra: {name}: {side}") for side in SIDES
+        )
+        rows = {
+            reward: [
+                mean_cell(before.get(reward)),
+                mean_cell(after.get(reward)),
+                difference_cell(estimate),
+                _count(estimate),
+            ]
+            for reward, estimate in difference.items()
+        }
+        tables.append(Table(f"Prompts of {name}, before and after", ["reward", *SIDES, "prompts"], rows))
+    return tables
+
+
+def metric_table(run: RunFolder) -> Table:
+    """The mean of every metric over the first and the last tenth of the run, at least one step each."""
+    rows = {}
+    for name in run.metric_names():
+        values = series(run.metrics, name)[1]
+        tenth = max(1, len(values) // 10)
+        rows[name] = [_mean(values[:tenth]), _mean(values[-tenth:])]
+    return Table("", ["metric", "first", "last"], rows)
+
+
+def _count(estimate: Any) -> Cell:
+    """Over how many prompts an estimate is."""
+    return Cell(number(estimate.get("n") if isinstance(estimate, Mapping) else None, ".0f"))
+
+
+def _mean(values: npt.NDArray[np.float64]) -> Cell:
+    finite = values[np.isfinite(values)]
+    return Cell(number(float(finite.mean()), ".4g") if finite.size else NONE)

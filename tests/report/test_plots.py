@@ -1,0 +1,100 @@
+"""Curves of metrics and grids of samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pil
+from PIL import ImageFont
+
+from mmgrpo.report.plots import curve_figure, figure_png, fit, running_mean, sample_grid, series, to_pil, wrap
+from mmgrpo.types import Image, Text
+
+ROWS = [{"step": 1, "a": 1.0}, {"step": 2, "a": None}, {"step": 4, "a": 3.0, "b": 1}]
+
+
+def test_a_series_has_gaps_where_rows_have_no_value():
+    steps, values = series(ROWS, "a")
+    assert steps.tolist() == [1, 2, 4]
+    np.testing.assert_array_equal(values, [1.0, math.nan, 3.0])
+
+
+def test_a_figure_has_a_plot_for_each_metric_even_without_values():
+    figure = curve_figure(ROWS, ["a", "b", "c", "d"])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", "d"]
+    assert [bool(axes.lines) for axes in figure.axes] == [True, True, False, False]
+    assert figure.axes[2].texts[0].get_text() == "no values"
+    with pytest.raises(ValueError, match="no metric names"):
+        curve_figure(ROWS, [])
+
+
+def test_the_running_mean_takes_neighbours_and_skips_gaps():
+    # Five values: a window of one neighbour on each side.
+    values = np.array([1.0, 3.0, math.nan, math.nan, math.nan])
+    np.testing.assert_array_equal(running_mean(values), [2.0, 2.0, 3.0, math.nan, math.nan])
+
+
+def test_a_grid_holds_the_pictures_in_reading_order():
+    colours = torch.eye(3)
+    images = [Image(colour[:, None, None].expand(3, 4, 4)) for colour in colours]
+    sheet = sample_grid(images, ["red", "green", "blue"], columns=2, tile=48)
+    # gap 48 // 12 = 4, so two tiles and three gaps are 2 * 48 + 3 * 4 = 108 px wide.
+    assert sheet.width == 108
+    first_row, second_row = 4 + 24, sheet.height // 2 + 4 + 20
+    assert sheet.getpixel((4 + 24, first_row)) == (255, 0, 0)
+    assert sheet.getpixel((4 + 48 + 4 + 24, first_row)) == (0, 255, 0)
+    assert sheet.getpixel((4 + 24, second_row)) == (0, 0, 255)
+
+
+def test_small_pictures_are_enlarged_pixel_by_pixel_and_sides_keep_their_proportion():
+    picture = to_pil(Image(torch.tensor([[[0.0, 1.0]]]).expand(3, 1, 2)))
+    enlarged = fit(picture, 8)
+    assert enlarged.size == (8, 4)
+    assert {enlarged.getpixel((x, 0)) for x in range(8)} == {(0, 0, 0), (255, 255, 255)}
+    assert fit(Pil.new("RGB", (100, 400)), 40).size == (10, 40)
+
+
+def test_levels_are_rounded_and_what_is_not_finite_is_black():
+    pixels = torch.tensor([0.5, math.nan, 2.0]).view(3, 1, 1)
+    # 0.5 * 255 = 127.5, rounded to the even 128.
+    assert to_pil(Image(pixels)).getpixel((0, 0)) == (128, 0, 255)
+
+
+def test_captions_are_wrapped_between_words_and_later_paragraphs_are_grey():
+    font = ImageFont.load_default(10)
+    width = math.ceil(font.getlength("three words"))
+    assert wrap("three words here\nscore 1", font, width) == [
+        ("three words", False),
+        ("here", False),
+        ("score 1", True),
+    ]
+
+
+def test_a_long_caption_is_cut_with_an_ellipsis_and_a_long_word_is_broken():
+    font = ImageFont.load_default(10)
+    lines = wrap("word " * 60, font, 60, most=2)
+    assert len(lines) == 2 and lines[-1][0].endswith("…")
+    broken = wrap("x" * 60, font, 60, most=99)
+    assert "".join(line for line, _ in broken) == "x" * 60
+    assert all(font.getlength(line) <= 60 for line, _ in [*lines, *broken])
+
+
+def test_a_grid_of_nothing_or_of_words_is_an_error():
+    with pytest.raises(ValueError, match="got 0 pictures and 0 captions"):
+        sample_grid([], [])
+    with pytest.raises(ValueError, match="got 1 pictures and 0 captions"):
+        sample_grid([Image(torch.zeros(3, 2, 2))], [])
+    with pytest.raises(TypeError, match="got Text"):
+        sample_grid([Text("a")], ["a"])
+    with pytest.raises(ValueError, match="got 0 columns"):
+        sample_grid([Image(torch.zeros(3, 2, 2))], ["a"], columns=0)
+
+
+def test_a_name_with_dollar_signs_is_no_formula():
+    # As a formula, \\frac lacks its arguments.
+    figure = curve_figure(ROWS, ["reward/$\\frac$/mean"])
+    assert figure.axes[0].get_title(loc="left") == "reward/$\\frac$/mean"
+    assert figure_png(figure).startswith(b"\x89PNG")
