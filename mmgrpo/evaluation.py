@@ -163,7 +163,7 @@ def draw_samples(
         gathered(values),
         {name: (table[..., 2 * i], table[..., 2 * i + 1]) for i, name in enumerate(rates)},
         [whole[i : i + samples] for i in range(0, len(prompts) * samples, samples)] if whole else [],
-        Shown(*columns, annotations=annotations(scorers, columns[0], columns[1])),
+        Shown(*columns, annotations=notes_of(scorers, columns[0], columns[1])),
     )
 
 
@@ -202,7 +202,7 @@ def draw(
         yield Drawn(repeated, outputs, torch.where(scores.valid, scores.values, torch.nan))
 
 
-def annotations(
+def notes_of(
     scorers: Sequence[Scorer], prompts: Sequence[Prompt], outputs: Sequence[Output]
 ) -> list[Mapping[str, Any]]:
     """What rewards note of every sample; of two that note the same, the first counts."""

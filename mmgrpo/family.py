@@ -22,17 +22,33 @@ if TYPE_CHECKING:
 class Family(Protocol):
     """One model family as the commands know it. ``config`` has at least the sections model, data and sampling."""
 
-    name: str
-    about: str
-    """One line for ``mmgrpo families``."""
-    modality: str
-    """The package of its recipes, and a word in reports."""
-    module: str
-    """Name of the module with its ``load`` and ``tiny``."""
-    architectures: tuple[str, ...]
-    """What its checkpoints call themselves: the pipeline's class (diffusers) or the model's type (transformers)."""
-    sections: Sections
-    """Its options."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> str:
+        """One line for ``mmgrpo families``."""
+        ...
+
+    @property
+    def modality(self) -> str:
+        """The package of its recipes, and a word in reports."""
+        ...
+
+    @property
+    def module(self) -> str:
+        """Name of the module with its ``load`` and ``tiny``."""
+        ...
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """What its checkpoints call themselves: the pipeline's class (diffusers) or the model's type (transformers)."""
+        ...
+
+    @property
+    def sections(self) -> Sections:
+        """Its options."""
+        ...
 
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that make no sense together; nothing is loaded."""

@@ -4,8 +4,8 @@
         return [float(output.pixels.mean()) for output in outputs]
 
 Installed packages offer rewards by name (entry point ``mmgrpo.rewards``); one of your own is ``module:function``
-wherever a known name could stand. NaN says "could not be scored"; raising stops the run. No reward returns a plausible number
-on failure.
+wherever a known name could stand. NaN says "could not be scored"; raising stops the run. No reward returns a plausible
+number on failure.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def draw_all(
     device: str,
 ) -> Shown:
     """All samples of all prompts, with what rewards say of them."""
-    from mmgrpo.evaluation import Shown, annotations, draw
+    from mmgrpo.evaluation import Shown, draw, notes_of
 
     policy = load_weights(args, config, chosen, device)
     slots = range(len(prompts))
@@ -109,7 +109,7 @@ def draw_all(
     everything = [prompt for batch in batches for prompt in batch.prompts]
     outputs = [output for batch in batches for output in batch.outputs]
     values = [dict(zip([s.name for s in scorers], row)) for batch in batches for row in batch.values.tolist()]
-    return Shown(everything, outputs, values, annotations(noting, everything, outputs))
+    return Shown(everything, outputs, values, notes_of(noting, everything, outputs))
 
 
 def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> None:

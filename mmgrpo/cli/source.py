@@ -51,7 +51,7 @@ RENAMED = {
     "--temperature": "--sampling.evaluation-temperature",
     "--max-tokens": "--sampling.max-tokens",
     "--steps": "--sampling.evaluation-steps",
-    "--shift": "--sampling.shift",
+    "--shift": "--sampling.grid",
     "--at-once": "--batch-size",
     "--media-root": "--data.media-root",
     "--skip-limit": "--data.skip-limit",

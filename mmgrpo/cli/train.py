@@ -27,7 +27,7 @@ DEFAULT = "sd3"
 """The family of the embedded default."""
 
 
-def main(arguments: Sequence[str] | None = None, about: str = "", default: str = DEFAULT) -> None:
+def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the arithmetic of the run, and run it."""
     config = read(sys.argv[1:] if arguments is None else arguments, about or __doc__ or "", default)
     print(arithmetic(config), flush=True)

@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
+from mmgrpo.registry import Block
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -91,7 +93,8 @@ def flow(levels: Float[Tensor, " points"], shift: float = 1.0) -> Grid:
 def flow_grid(steps: int, shift: float = 3.0) -> Grid:
     """``linspace(1, 0, T + 1)``, then the time shift.
 
-    Shift 3 is used for SD3, FLUX and Wan images, 5 for HunyuanVideo, 7 for SkyReels (DanceGRPO,
+    It is not what diffusers' pipelines use: their last level above 0 is smaller, e.g. .0089 and not .25 with shift 3
+    and 10 steps. Shift 3 is used for SD3, FLUX and Wan images, 5 for HunyuanVideo, 7 for SkyReels (DanceGRPO,
     arXiv:2505.07818; MixGRPO, arXiv:2507.21802).
     """
     at_least_one(steps)
@@ -145,3 +148,10 @@ def ddim_grid(
 def at_least_one(steps: int) -> None:
     if steps < 1:
         raise ValueError(f"a sampler needs at least one step, got steps={steps}")
+
+
+GRIDS: dict[str, Block] = {
+    "shifted_linspace": Block(flow_grid, ("steps",)),
+    "flux": Block(flux_grid, ("steps",)),
+}
+"""Grids of flows by name, for those who do not want the checkpoint's own."""

@@ -30,6 +30,7 @@ RENAMED = {
     "sampling.states_at_once": "sampling.forward_batch_size",
     "sampling.rows_at_once": "eval.batch_size",
     "sampling.tokens_at_once": "sampling.logits_chunk_size",
+    "sampling.shift": "sampling.grid",
     "algorithm.weights": "algorithm.aggregation",
     "algorithm.given": "algorithm.off_policy",
     "optim.evaluations_at_once": "optim.micro_batch_size",

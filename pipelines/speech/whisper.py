@@ -66,7 +66,7 @@ class Whisper:
         special = {self.tokenizer.convert_tokens_to_ids(token) for token in self.tokenizer.all_special_tokens}
         stamps = range(max(self.beginning) + 1, network.config.vocab_size)
         self.suppress_tokens = frozenset({*(config.suppress_tokens or ()), *special, *stamps}) - self.end_ids
-        self.begin_suppress_tokens = frozenset(config.begin_suppress_tokens or ())
+        self.begin_suppress_tokens: frozenset[int] = frozenset(config.begin_suppress_tokens or ())
         self.checkpointing = False
         self.frozen_media = not any(p.requires_grad for p in network.model.encoder.parameters())
 

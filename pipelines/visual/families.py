@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from mmgrpo.family import Arithmetic
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.making import with_settings
-from pipelines.visual.options import DenoisingSampling, FlowOptions, VisualData, VisualEval
+from pipelines.options import ModelOptions
+from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, VisualData, VisualEval
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -34,6 +35,8 @@ class VisualFamily:
     architectures: tuple[str, ...]
     """What its checkpoints call themselves (``pipelines.pretrained.architecture``)."""
     options: type = FlowOptions
+    guidance: str = "guidance"
+    """The option that doubles the evaluations where it is not 1."""
     modality: str = "visual"
 
     @property
@@ -64,7 +67,7 @@ class VisualFamily:
         from mmgrpo.runtime.randomness import stream
 
         data, sampling = config.data, config.sampling
-        passes = data.prompts_per_step * (2 if config.model.guidance != 1 else 1)
+        passes = data.prompts_per_step * (2 if getattr(config.model, self.guidance) != 1 else 1)
         if self.decisions(config) == "matching":
             branch_points, samples = 1, data.prompts_per_step * data.group_size
             per_prompt = data.group_size * sampling.draws
@@ -104,17 +107,15 @@ class VisualFamily:
         from pipelines.training import Training
 
         options, sampling = config.model, config.sampling
+        common = {f.name for f in fields(ModelOptions)} | {"forget_encoders"}
+        own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
         model = importlib.import_module(self.module).load(
             locate(options.path),
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
-            height=options.height,
-            width=options.width,
-            guidance=options.guidance,
-            max_sequence_length=options.max_sequence_length,
+            **own,
         )
-        if sampling.shift:
-            model.shift = sampling.shift
-        common: dict[str, Any] = {
+        model.levels = sampling.grid
+        arguments: dict[str, Any] = {
             "steps": sampling.steps,
             "evaluation_steps": sampling.evaluation_steps,
             "forward_batch_size": sampling.forward_batch_size,
@@ -123,9 +124,9 @@ class VisualFamily:
         if options.forget_encoders:
             model.forget_encoders(prompts)
         if sampling.policy == "matching":
-            made: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **common)
+            made: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)
         else:
-            made = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **common)
+            made = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **arguments)
         return with_settings(made, self, config)
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
@@ -173,6 +174,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "Stable Diffusion 3 and 3.5, and small models of their architecture",
             "pipelines.visual.sd3",
             ("StableDiffusion3Pipeline", "SD3Transformer2DModel"),
+        ),
+        VisualFamily(
+            "flux",
+            "FLUX.1 dev and schnell",
+            "pipelines.visual.flux",
+            ("FluxPipeline",),
+            FluxOptions,
+            guidance="true_cfg_scale",
         ),
     )
 }

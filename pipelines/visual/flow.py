@@ -11,6 +11,7 @@ so that the likelihood is that of the guided policy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.diffusion.schedules import Grid, flow_grid
+from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
+from mmgrpo.registry import bind
 from mmgrpo.types import Image, Prompt, Reference, to_image
 from pipelines.lora import lora_weights
 from pipelines.training import Training
 
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
+
+CHECKPOINT = "checkpoint"
+"""The noise levels of the checkpoint's own scheduler."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class Architecture(Protocol):
         """Pixels in [0, 1] of finished latents, up to what the decoder overshoots."""
         ...
 
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        """With which arguments the pipeline calls the scheduler's ``set_timesteps``."""
+        ...
+
     def save(self, folder: Path, network: Any) -> None:
         """Write a whole trained network, adapters excepted."""
         ...
@@ -71,12 +80,14 @@ class FlowModel:
     """The class of diffusers' pipeline, which writes adapters in its own format."""
     shape: tuple[int, int, int]
     """Channels, height and width of one latent."""
-    shift: float
-    """Time shift of the checkpoint's scheduler."""
+    scheduler: Any
+    """The checkpoint's own, which says at which noise levels its pipeline samples."""
     training: Training
     reference: Reference
     guidance: float = 1.0
     """Scale of classifier-free guidance; 1 is none, and one evaluation instead of two."""
+    levels: str = CHECKPOINT
+    """Noise levels: ``checkpoint``, or another grid by name (``mmgrpo.diffusion.schedules.GRIDS``)."""
     decode_batch_size: int = 8
     """Memory limit of decoding, in pictures."""
     encodings_kept: int = 1024
@@ -153,8 +164,13 @@ class FlowModel:
         return [to_image(pixels) for piece in pieces for pixels in piece]
 
     def grid(self, steps: int) -> Grid:
-        """The checkpoint's sigma schedule with ``steps`` steps, from 1 to 0."""
-        return flow_grid(steps, self.shift)
+        """The noise levels of ``steps`` steps; the checkpoint's are those of diffusers' pipeline, bit for bit."""
+        if self.levels != CHECKPOINT:
+            return bind(self.levels, GRIDS, "sampling.grid")({"steps": steps})
+        own = type(self.scheduler).from_config(self.scheduler.config)
+        arguments = self.architecture.spacing(own, steps)
+        own.set_timesteps(**arguments)
+        return flow(own.sigmas.float(), time_shift(own.config, arguments.get("mu")))
 
     def save(self, folder: Path | str, network: nn.Module) -> None:
         """Adapters as ``pytorch_lora_weights.safetensors`` with their rank and alpha, or a full network.
@@ -181,11 +197,27 @@ def forgotten(text: str) -> NoReturn:
     raise KeyError(f"prompt '{text}' was not among those given to forget_encoders, and the encoders are gone")
 
 
-def check_guidance(guidance: float) -> float:
+def time_shift(config: Any, mu: float | None) -> float:
+    """The factor s of ``s t / (1 + (s - 1) t)`` by which a scheduler shifts its levels."""
+    if not config.get("use_dynamic_shifting"):
+        return float(config["shift"])
+    assert mu is not None
+    return math.exp(mu) if config.get("time_shift_type", "exponential") == "exponential" else mu
+
+
+def image_shift(config: Any, tokens: int, most: float) -> float:
+    """mu, linear in the number of image tokens, as in diffusers' pipelines; ``most`` is their default at 4096."""
+    few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    low, high = config.get("base_shift", 0.5), config.get("max_shift", most)
+    slope = (high - low) / (many - few)
+    return tokens * slope + (low - slope * few)
+
+
+def at_least_one(name: str, scale: float) -> float:
     """A scale of guidance of at least 1, which is none."""
-    if guidance < 1:
-        raise ValueError(f"guidance must be 1 (none) or more, got {guidance}")
-    return float(guidance)
+    if scale < 1:
+        raise ValueError(f"{name} must be 1 (none) or more, got {scale}")
+    return float(scale)
 
 
 def latent_size(height: int, width: int, unit: int, factor: int, most: int = 1 << 30) -> tuple[int, int]:

@@ -21,7 +21,15 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.flow import TRANSFORMER, FlowModel, at_least_one, freeze, latent_size, pixels_of_latents
+from pipelines.visual.flow import (
+    TRANSFORMER,
+    FlowModel,
+    at_least_one,
+    freeze,
+    image_shift,
+    latent_size,
+    pixels_of_latents,
+)
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -71,16 +79,8 @@ class Flux:
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels down to 1 / steps, shifted by the number of image tokens."""
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
         config = scheduler.config
-        mu = calculate_shift(
-            self.size[0] * self.size[1] // 4,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
+        mu = image_shift(config, self.size[0] * self.size[1] // 4, 1.15)
         if config.get("use_flow_sigmas"):
             return {"num_inference_steps": steps, "mu": mu}
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}

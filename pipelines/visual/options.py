@@ -29,6 +29,26 @@ class FlowOptions(ModelOptions):
 
 
 @dataclass
+class FluxOptions(FlowOptions):
+    """Which model is trained, and what of it."""
+
+    family: str = "flux"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "black-forest-labs/FLUX.1-dev"
+    """Folder or hub id."""
+    height: int = 512
+    """Height of the pictures in pixels."""
+    width: int = 512
+    """Width of the pictures in pixels."""
+    guidance: float = 3.5
+    """Scale of guidance that FLUX dev is told, in one evaluation; schnell takes none."""
+    true_cfg_scale: float = 1.0
+    """Classifier-free guidance beside it, in two evaluations; 1 is none."""
+    max_sequence_length: int = 512
+    """Tokens that T5 reads of a prompt; schnell 256."""
+
+
+@dataclass
 class DenoisingSampling:
     """How samples are drawn in rollouts and in evaluation."""
 
@@ -46,8 +66,8 @@ class DenoisingSampling:
     """matching: noise levels drawn for each group."""
     error: str = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
-    shift: float = 0.0
-    """Time shift of the noise levels; 0 takes the checkpoint's own."""
+    grid: str = "checkpoint"
+    """Noise levels: checkpoint (the scheduler's own, as diffusers' pipeline uses it) or shifted_linspace(shift=...)."""
     evaluation_steps: int = 10
     """Denoising steps of an evaluation sample (deterministic)."""
     forward_batch_size: int = 256

@@ -33,7 +33,7 @@ def write_grid(stem: Path, shown: Shown) -> None:
 
 
 def write_pictures(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-    """One PNG per picture, ``<prompt>-<sample>-<title>.png``, and ``grid.png``, in which the sets stand side by side."""
+    """One PNG per picture, ``<prompt>-<sample>-<title>.png``, and ``grid.png`` with the sets side by side."""
     tiles = []
     for title, shown in sets.items():
         for place, (prompt, output, values) in enumerate(zip(shown.prompts, shown.outputs, shown.values, strict=True)):

@@ -18,7 +18,15 @@ from torch import Tensor
 from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual.flow import TRANSFORMER, FlowModel, check_guidance, freeze, latent_size, pixels_of_latents
+from pipelines.visual.flow import (
+    TRANSFORMER,
+    FlowModel,
+    at_least_one,
+    freeze,
+    image_shift,
+    latent_size,
+    pixels_of_latents,
+)
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.words import WordEncoder
 
@@ -29,16 +37,6 @@ LORA_TARGETS = tuple(
     for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """The joint attention's projections, as Flow-GRPO trains them (Liu et al. 2025, arXiv:2505.05470)."""
-
-OTHER_SCHEDULES = (
-    "use_dynamic_shifting",
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-    "shift_terminal",
-    "invert_sigmas",
-)
-"""Settings of diffusers' flow scheduler that make another schedule than a constant shift."""
 
 
 def velocity(network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
@@ -54,6 +52,12 @@ def velocity(network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, 
     return predicted
 
 
+def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
+    """The scheduler's own levels, shifted by the number of image tokens where it asks for that."""
+    dynamic = scheduler.config.get("use_dynamic_shifting")
+    return {"num_inference_steps": steps} | ({"mu": image_shift(scheduler.config, tokens, 1.16)} if dynamic else {})
+
+
 @dataclass(frozen=True)
 class Pretrained:
     """Text encoders and VAE of a published checkpoint."""
@@ -61,6 +65,8 @@ class Pretrained:
     pipeline: Any
     max_sequence_length: int
     device: torch.device
+    tokens: int
+    """Places of the transformer in one latent."""
 
     def encode(self, text: str) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt by CLIP, CLIP and T5, as diffusers makes them."""
@@ -80,6 +86,9 @@ class Pretrained:
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of_latents(self.pipeline.vae, latents)
 
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(scheduler, steps, self.tokens)
+
     def save(self, folder: Path, network: Any) -> None:
         network.save_pretrained(folder / TRANSFORMER)
 
@@ -90,6 +99,8 @@ class Small:
 
     words: WordEncoder
     scheduler: Any
+    tokens: int
+    """Places of the transformer in one latent."""
 
     def encode(self, text: str) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt by word vectors."""
@@ -101,6 +112,9 @@ class Small:
 
     def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 h w"]:
         return (latents.float() + 1) / 2
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(scheduler, steps, self.tokens)
 
     def save(self, folder: Path, network: Any) -> None:
         network.save_pretrained(folder / TRANSFORMER)
@@ -132,45 +146,37 @@ def load(
         StableDiffusion3Pipeline,
     )
 
-    check_guidance(guidance)
+    at_least_one("guidance", guidance)
     source = locate(path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
     scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(source, subfolder="scheduler")
-    factor = 1
-    if (Path(source) / "words").is_dir():
-        words = WordEncoder.load(Path(source) / "words")
-        freeze([words], device)
-        architecture: Any = Small(words, scheduler)
-    else:
+    small = (Path(source) / "words").is_dir()
+    pipeline: Any = None
+    if not small:
         vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
-        pipeline: Any = StableDiffusion3Pipeline.from_pretrained(
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
             source, transformer=network, vae=vae, dtype=training.compute
         )
         freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
-        factor = pipeline.vae_scale_factor
-        architecture = Pretrained(pipeline, max_sequence_length, device)
-    config = network.config
+    config, factor = network.config, 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
     size = latent_size(height, width, unit, factor, unit * config.pos_embed_max_size)
+    tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
+    architecture: Any
+    if small:
+        words = WordEncoder.load(Path(source) / "words")
+        freeze([words], device)
+        architecture = Small(words, scheduler, tokens)
+    else:
+        architecture = Pretrained(pipeline, max_sequence_length, device, tokens)
     return FlowModel(
         network,
         architecture,
         StableDiffusion3Pipeline,
         (config.in_channels, *size),
-        static_shift(scheduler.config, source),
+        scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
     )
-
-
-def static_shift(config: Any, source: str) -> float:
-    """The constant time shift of a flow scheduler; other schedules are refused by name."""
-    for name in OTHER_SCHEDULES:
-        if config.get(name):
-            raise ValueError(
-                f"'{source}': its scheduler sets {name}={config[name]}, which is not done here; expected "
-                "the constant shift of Stable Diffusion 3 (edit scheduler/scheduler_config.json)"
-            )
-    return float(config["shift"])

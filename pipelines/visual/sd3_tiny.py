@@ -1,7 +1,4 @@
-"""Random Stable Diffusion 3 checkpoints of a few hundred kilobytes, of the real classes.
-
-Nothing is downloaded: the tokenizers know the bytes (CLIP) and the printable characters (T5), no words.
-"""
+"""Random Stable Diffusion 3 checkpoints of a few hundred kilobytes, of the real classes; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 import torch
 
 from pipelines import require
+from pipelines.visual import tiny_parts
 from pipelines.visual.words import WordEncoder
 
 WORDS = ("a", "red", "green", "blue", "circle", "square", "and", "left", "right", "of", ".")
@@ -26,37 +24,22 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     pictures of up to 64 x 64 pixels in steps of 4, latents of 16 channels at half the size.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import AutoencoderKL, StableDiffusion3Pipeline
-    from transformers import T5Config, T5EncoderModel
+    from diffusers import StableDiffusion3Pipeline
 
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sd3-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        t5 = T5EncoderModel(T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4))
-        autoencoder: Any = AutoencoderKL  # diffusers' annotations allow one level only
-        vae = autoencoder(
-            block_out_channels=(4, 8),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            layers_per_block=1,
-            latent_channels=16,
-            norm_num_groups=4,
-            sample_size=16,
-            scaling_factor=1.5305,
-            shift_factor=0.0609,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
+        t5, vae = tiny_parts.t5(), tiny_parts.vae(16, scaling_factor=1.5305, shift_factor=0.0609)
         pipeline = StableDiffusion3Pipeline(
             transformer=_transformer(in_channels=16, sample_size=8, patch_size=2, qk_norm="rms_norm", dual=(0,)),
             scheduler=_scheduler(),
             vae=vae,
-            text_encoder=_clip(),
-            tokenizer=_clip_tokenizer(),
-            text_encoder_2=_clip(),
-            tokenizer_2=_clip_tokenizer(),
+            text_encoder=tiny_parts.clip(),
+            tokenizer=tiny_parts.clip_tokenizer(),
+            text_encoder_2=tiny_parts.clip(),
+            tokenizer_2=tiny_parts.clip_tokenizer(),
             text_encoder_3=t5,
-            tokenizer_3=_t5_tokenizer(),
+            tokenizer_3=tiny_parts.t5_tokenizer(),
         )
     pipeline.save_pretrained(folder)
     return folder
@@ -100,41 +83,3 @@ def _scheduler() -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     return FlowMatchEulerDiscreteScheduler(shift=3.0)
-
-
-def _clip() -> Any:
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
-
-    tokenizer = _clip_tokenizer()
-    return CLIPTextModelWithProjection(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            projection_dim=16,
-            max_position_embeddings=tokenizer.model_max_length,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-
-
-def _clip_tokenizer() -> Any:
-    from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import CLIPTokenizer
-
-    letters = sorted(ByteLevel.alphabet())
-    pieces = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
-
-
-def _t5_tokenizer() -> Any:
-    from transformers import T5Tokenizer
-
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    letters = [(letter, -3.0) for letter in ("\u2581", *map(chr, range(33, 127)))]
-    return T5Tokenizer(vocab=special + letters, extra_ids=0)

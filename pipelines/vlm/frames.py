@@ -130,7 +130,7 @@ def _av(path: str, choose: Choose) -> Decoded:
     import av
 
     with av.open(path) as container:
-        stream = container.streams.video[0]
+        stream: Any = container.streams.video[0]
         # Counted, not read from the header: a webm does not say how many frames it has.
         times = sorted(
             float((p.dts if p.pts is None else p.pts) * p.time_base) for p in container.demux(stream) if p.size

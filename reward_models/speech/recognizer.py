@@ -165,8 +165,8 @@ def recognizer(path: str = "") -> Recognizer:
     folder = locate(path or TINY_EN)
     if not Path(folder).is_dir() and folder.count("/") != 1:
         raise FileNotFoundError(
-            f"there is no recognizer '{folder}'; expected a folder, a hub id like openai/whisper-base.en, or nothing for "
-            f"the default, {TINY_EN}"
+            f"there is no recognizer '{folder}'; expected a folder, a hub id like openai/whisper-base.en, or nothing "
+            f"for the default, {TINY_EN}"
         )
     network = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     network.generation_config.max_new_tokens = None

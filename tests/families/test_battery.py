@@ -13,8 +13,7 @@ import yaml
 from accelerate import Accelerator
 from torch import Tensor
 
-from mmgrpo.api import make_trainer
-from mmgrpo.api import Loaded
+from mmgrpo.api import Loaded, make_trainer
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import Family, families
 from mmgrpo.runtime.config import Config, config_class

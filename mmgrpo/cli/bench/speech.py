@@ -126,7 +126,8 @@ def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, h
     from pipelines.speech.whisper import load
 
     model = load(locate(args.model), seconds=args.seconds)
-    model.network.model.encoder.register_forward_pre_hook(lambda module, given: heard.append(len(given[0])))
+    network: Any = model.network
+    network.model.encoder.register_forward_pre_hook(lambda module, given: heard.append(len(given[0])))
     if name == EACH:
         listen_alone(model, args.group)
     policy = TokenPolicy(

@@ -99,9 +99,9 @@ def test_a_batch_of_words_only_trains_a_model_that_sees(name, folder):
 
 def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_and_activations_are_made_again(name, folder):
     policy = token_policy(name, folder, freeze_vision=False, gradient_checkpointing=True)
-    for module in policy.network.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.5
+    for layer in policy.network.modules():
+        if hasattr(layer, "attention_dropout"):
+            layer.attention_dropout = 0.5
     made = rollout(policy, EVERY)
     for part in made.steps.split(made.decisions.loss_mask, 4):
         scored = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
@@ -120,9 +120,9 @@ def test_checkpointing_makes_activations_again_and_the_same_gradient(share_prefi
         rollout(checkpointed, EVERY).decisions.log_probs, made.decisions.log_probs, rtol=0, atol=0
     )
     wanted, passes = gradient(plain, made), []
-    for which, module in checkpointed.network.named_modules():
+    for which, layer in checkpointed.network.named_modules():
         if which.endswith(".mlp") and "merger" not in which:
-            module.register_forward_pre_hook(lambda module, given: passes.append(id(module)))
+            layer.register_forward_pre_hook(lambda layer, given: passes.append(id(layer)))
     assert distance(gradient(checkpointed, made), wanted) < 1e-5
     counts = {passes.count(one) for one in passes}
     assert counts == {2}  # every layer ran twice, those of the tower too

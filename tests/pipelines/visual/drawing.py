@@ -1,0 +1,58 @@
+"""A small Stable Diffusion 3, drawn with by hand and by diffusers' own pipeline."""
+
+from __future__ import annotations
+
+import torch
+
+from mmgrpo.types import Prompt
+from pipelines.visual import sd3
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+
+PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle."), Prompt("a red circle")]
+STEPS = 4
+
+
+def ours(folder, **options) -> FlowModel:
+    return load(sd3, folder, height=16, width=16, max_sequence_length=16, **options)
+
+
+def noise(model, count: int = 3) -> torch.Tensor:
+    return torch.randn(count, *model.latent_shape(), generator=torch.Generator().manual_seed(3))
+
+
+def draw(model, network, x, prompts=PROMPTS):
+    """Euler: x <- x + (sigma_next - sigma) v, with v the family's prediction."""
+    grid, conditioning = model.grid(STEPS), model.encode(prompts)
+    with torch.no_grad():
+        for i in range(STEPS):
+            velocity = model.predict(network, x, grid.levels[i].expand(len(x)), conditioning)
+            x = x + (grid.levels[i + 1] - grid.levels[i]) * velocity
+    return x
+
+
+def theirs(pipe, x, guidance: float, output: str):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    return pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        height=16,
+        width=16,
+        latents=x.clone(),
+        num_inference_steps=STEPS,
+        guidance_scale=guidance,
+        max_sequence_length=16,
+        output_type=output,
+    ).images
+
+
+def shake(network, scale: float = 0.2) -> None:
+    """Random adapters: B is 0 after initialization, and an adapter that does nothing proves nothing."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in network.named_parameters():
+        if ".lora_" in name:
+            parameter.data = scale * torch.randn(parameter.shape, generator=generator)
+
+
+def at(model, network, time: float = 0.7):
+    x = noise(model)
+    return model.predict(network, x, torch.full((3,), time), model.encode(PROMPTS))
