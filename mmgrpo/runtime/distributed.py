@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.utils import gather
 from torch import Tensor, nn
 
 from mmgrpo.scoring import RewardScores
@@ -20,6 +21,10 @@ from mmgrpo.types import Decisions
 
 NODES_PER_RANK = 1 << 40
 """Node numbers of different ranks and draws never meet."""
+
+
+Processes = Accelerator | PartialState
+"""Which of how many processes this is, and its device."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +45,18 @@ class RankSlice:
         return RankSlice(accelerator.process_index * each, (accelerator.process_index + 1) * each)
 
 
-def gather_rows(value: Tensor, accelerator: Accelerator) -> Tensor:
+def gather_rows(value: Tensor, accelerator: Processes) -> Tensor:
     """Concatenate the rows of all ranks, in rank order; ranks may have different numbers of them."""
     if accelerator.num_processes == 1:
         return value
     counts = row_counts(value, accelerator)
     longest = max(counts)
     padded = torch.cat([value, value.new_zeros((longest - len(value), *value.shape[1:]))])
-    whole = cast(Tensor, accelerator.gather(padded))
+    whole = cast(Tensor, gather(padded))
     return torch.cat([whole[rank * longest :][:count] for rank, count in enumerate(counts)])
 
 
-def gather_texts(texts: Sequence[str], accelerator: Accelerator) -> list[str]:
+def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
     """The texts of all ranks, in rank order; they travel as padded UTF-8."""
     if accelerator.num_processes == 1:
         return list(texts)
@@ -65,13 +70,13 @@ def gather_texts(texts: Sequence[str], accelerator: Accelerator) -> list[str]:
     return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in found]
 
 
-def row_counts(value: Tensor, accelerator: Accelerator) -> list[int]:
+def row_counts(value: Tensor, accelerator: Processes) -> list[int]:
     """How many rows each rank has."""
     count = torch.tensor([len(value)], device=value.device)
-    return [len(value)] if accelerator.num_processes == 1 else cast(Tensor, accelerator.gather(count)).tolist()
+    return [len(value)] if accelerator.num_processes == 1 else cast(Tensor, gather(count)).tolist()
 
 
-def largest(value: float, accelerator: Accelerator) -> float:
+def largest(value: float, accelerator: Processes) -> float:
     """The largest of all ranks' numbers."""
     return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
 

@@ -5,18 +5,14 @@ Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from tqdm import tqdm
 
 from mmgrpo.data.images import Unreadable
-from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
 
@@ -75,40 +71,6 @@ def heard(prompt: Prompt, media: Media, rate: int, seconds: float) -> Float[np.n
             "cut it, leave it out, or raise that (30 at most)"
         )
     return clip.samples[0].numpy()
-
-
-def check_audio(
-    prompts: Sequence[Prompt], *, max_seconds: float = MAX_SECONDS, workers: int = 1, title: str = ""
-) -> tuple[list[Prompt], list[Skipped]]:
-    """Read all sounds: the prompts whose sounds can be heard, and the others with the first reason.
-
-    A file of many prompts is read once. Other media are not looked at. With a title a progress bar is shown.
-    """
-    sounds = {_same(media): media for prompt in prompts for media in prompt.media if media.kind == "audio"}
-    with ThreadPoolExecutor(workers) as pool:
-        found = pool.map(lambda media: _reason(media, max_seconds), sounds.values())
-        reasons = dict(zip(sounds, tqdm(found, title, len(sounds), unit="file", disable=not title), strict=True))
-    kept, skipped = [], []
-    for prompt in prompts:
-        bad = [media for media in prompt.media if reasons.get(_same(media))]
-        if bad:
-            skipped.append(Skipped(prompt.id, file_of(bad[0]), reasons[_same(bad[0])]))
-        else:
-            kept.append(prompt)
-    return kept, skipped
-
-
-def _same(media: Media) -> tuple[str, str | int]:
-    return media.kind, media.source if isinstance(media.source, str) else id(media.source)
-
-
-def _reason(media: Media, max_seconds: float) -> str:
-    """Why a sound cannot be heard; empty where it can."""
-    try:
-        read_audio(media, max_seconds=max_seconds)
-    except Unreadable as error:
-        return str(error)
-    return ""
 
 
 def _checked(samples: Samples, rate: int, name: str, max_seconds: float) -> Audio:

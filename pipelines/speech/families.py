@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Policy, Prompt
+    from mmgrpo.types import Media, Policy, Prompt
 
 
-def audible(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+def check_sounds(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
     """The prompts whose clips can be heard, and the others; an error if these are too many."""
-    from pipelines.reading import WORKERS, refuse_many
-    from pipelines.speech.audio import check_audio
+    from pipelines.reading import readable, refuse_many
+    from pipelines.speech.audio import read_audio
 
-    kept, skipped = check_audio(prompts, max_seconds=config.model.seconds, workers=WORKERS, title=f"clips of {path}")
+    def hear(media: Media) -> object:
+        return read_audio(media, max_seconds=config.model.seconds) if media.kind == "audio" else None
+
+    kept, skipped = readable(prompts, hear, title=f"clips of {path}")
     refuse_many(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be heard")
     return kept, skipped
 
@@ -168,7 +171,7 @@ def _hearing(name: str, about: str, architecture: str, options: type) -> Languag
         samples_shown=100,
     )
     module = f"pipelines.speech.{name}"
-    return LanguageFamily(name, about, "speech", module, (architecture,), sections, audible, clips)
+    return LanguageFamily(name, about, "speech", module, (architecture,), sections, check_sounds, clips)
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 
-def readable(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+def check_media(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
     """The prompts whose media can be read, and the others; an error if these are too many."""
     if not any(prompt.media for prompt in prompts):
         return prompts, []
-    from pipelines.reading import WORKERS, refuse_many
-    from pipelines.vlm.media import check_media
+    from mmgrpo.data.images import PICTURES
+    from pipelines.reading import readable, refuse_many
+    from pipelines.vlm.media import measure
 
-    kept, skipped = check_media(prompts, workers=WORKERS, title=f"media of {path}")
+    PICTURES.limit = config.data.picture_cache << 20
+    kept, skipped = readable(prompts, measure, title=f"media of {path}")
     refuse_many(skipped, len(prompts), config.data.skip_limit, path, "prompts show something that cannot be read")
     return kept, skipped
 
@@ -34,7 +36,7 @@ def _family(name: str, about: str, architectures: tuple[str, ...], options: type
         eval=VlmEval,
         rewards=("task", "format(weight=0.5)"),
     )
-    return LanguageFamily(name, about, "vlm", f"pipelines.vlm.{name}", architectures, sections, readable)
+    return LanguageFamily(name, about, "vlm", f"pipelines.vlm.{name}", architectures, sections, check_media)
 
 
 FAMILIES: Mapping[str, LanguageFamily] = {

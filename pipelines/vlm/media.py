@@ -5,10 +5,8 @@ Nothing here needs torchvision: pictures are decoded and resized by Pillow, clip
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,11 +16,10 @@ import torch
 from jaxtyping import Float, UInt8
 from PIL import Image as Pil
 from torch import Tensor
-from tqdm import tqdm
 
-from mmgrpo.data.images import Unreadable, read_picture
-from mmgrpo.data.media import Skipped, file_of
+from mmgrpo.data.images import PICTURES, Unreadable, read_picture
 from mmgrpo.types import Image, Media, Prompt, Video
+from pipelines.reading import open_each, same_medium
 from pipelines.vlm.frames import Choose, Decoded, decode, frame_indices, frame_range, shuffle
 
 DEFAULT_FPS = 2.0
@@ -110,7 +107,7 @@ def read_image(media: Media) -> Image:
         return media.source
     if not isinstance(media.source, str):
         raise Unreadable(f"a picture is one file or an Image, not {type(media.source).__name__}")
-    return read_picture(media.source)
+    return PICTURES.read(media.source)
 
 
 def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, max_frames: int = 768) -> Clip:
@@ -198,17 +195,10 @@ def measure_all(prompts: Sequence[Prompt], workers: int = 1, title: str = "") ->
 
     With a title a progress bar is shown.
     """
-    distinct = {_same(media): media for prompt in prompts for media in prompt.media}
-    with ThreadPoolExecutor(workers) as pool:
-        found = pool.map(_measure_or_reason, distinct.values())
-        known = dict(zip(distinct, tqdm(found, title, len(distinct), unit="file", disable=not title), strict=True))
-    return [tuple(known[_same(media)] for media in prompt.media) for prompt in prompts]
-
-
-def _same(media: Media) -> Hashable:
-    """Equal for media that are read alike."""
-    in_memory = not isinstance(media.source, str | tuple)
-    return media.kind, id(media.source) if in_memory else media.source, json.dumps(dict(media.options), sort_keys=True)
+    distinct = {same_medium(media): media for prompt in prompts for media in prompt.media}
+    measures = open_each(list(distinct.values()), _measure_or_reason, workers, title)
+    known = dict(zip(distinct, measures, strict=True))
+    return [tuple(known[same_medium(media)] for media in prompt.media) for prompt in prompts]
 
 
 def _measure_or_reason(media: Media) -> Measure | Unreadable:
@@ -216,15 +206,3 @@ def _measure_or_reason(media: Media) -> Measure | Unreadable:
         return measure(media)
     except Unreadable as error:
         return error
-
-
-def check_media(prompts: Sequence[Prompt], *, workers: int = 1, title: str = "") -> tuple[list[Prompt], list[Skipped]]:
-    """Open all media (``measure``): the prompts whose media can all be read, and the others with the first reason."""
-    kept, skipped = [], []
-    for prompt, measures in zip(prompts, measure_all(prompts, workers, title), strict=True):
-        bad = [(media, found) for media, found in zip(prompt.media, measures) if isinstance(found, Unreadable)]
-        if bad:
-            skipped.append(Skipped(prompt.id, file_of(bad[0][0]), str(bad[0][1])))
-        else:
-            kept.append(prompt)
-    return kept, skipped

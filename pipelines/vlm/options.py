@@ -62,6 +62,9 @@ class VlmData(Data):
     skip_limit: float = 0.05
     """The largest fraction of prompts that may be left out because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
+    picture_cache: int = 1024
+    """Memory limit: MiB of decoded pictures that each process keeps between rounds; 0 decodes a picture anew whenever
+    it is shown."""
     too_long: str = "refuse"
     """What happens to prompts over model.max_prompt_tokens: refuse (stop when one is met) or filter (look at all of
     them first, leave out and list)."""

@@ -15,14 +15,16 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 
+from mmgrpo.data.images import Unreadable
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.runtime.files import write_text
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Output, Prompt
+from mmgrpo.types import Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
+from pipelines.reading import readable
 from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
 from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import toy_policy, toy_prompts
@@ -145,6 +147,17 @@ def run(folder: Path) -> None:
     )
     mine = ["é", "", "long — one"] if accelerator.process_index == 0 else ["second"]
     write_text(folder / f"texts-{accelerator.process_index}", "|".join(gather_texts(mine, accelerator)))
+    opened: list[str] = []
+
+    def look(media: Media) -> None:
+        opened.append(str(media.source))
+        if media.source in ("b", "e"):
+            raise Unreadable(f"{media.source} is bad, says process {accelerator.process_index}")
+
+    shown = [Prompt("", name, turns=(Turn("user", (Media("image", name),)),)) for name in "abcdebe"]
+    kept, skipped = readable(shown, look, workers=1)
+    lines = ["".join(opened), "".join(prompt.id for prompt in kept), *(one.reason for one in skipped)]
+    write_text(folder / f"readable-{accelerator.process_index}", "\n".join(lines))
     if accelerator.is_main_process:
         write_text(folder / "processes", str(accelerator.num_processes))
     accelerator.end_training()

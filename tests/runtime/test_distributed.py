@@ -188,3 +188,11 @@ def test_every_process_knows_the_largest_number_of_all(runs):
 def test_every_process_has_the_texts_of_all_in_their_order(runs):
     assert [(runs[2] / f"texts-{index}").read_text() for index in range(2)] == ["é||long — one|second"] * 2
     assert (runs[1] / "texts-0").read_text() == "é||long — one"
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_check_of_media_and_know_all_of_its_result(runs):
+    reasons = [f"{name} is bad, says process {rank}" for name, rank in (("b", 1), ("e", 0), ("b", 1), ("e", 0))]
+    for index, opened in enumerate(("ace", "bd")):
+        assert (runs[2] / f"readable-{index}").read_text().split("\n") == [opened, "acd", *reasons]
+    assert (runs[1] / "readable-0").read_text().startswith("abcde\nacd\n")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from mmgrpo.data.images import Unreadable
+from mmgrpo.family import family
+from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Media, Prompt, Turn
-from pipelines.speech.audio import check_audio, read_audio, resample
+from pipelines.speech.audio import read_audio, resample
+from pipelines.speech.families import check_sounds
 
 soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
@@ -165,6 +169,12 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         read_audio(clip)
 
 
+def hearing(**model):
+    sections = family("whisper").sections
+    config = config_class(sections)(data=sections.data(skip_limit=1.0))
+    return replace(config, model=replace(config.model, **model))
+
+
 def asks(name, *media):
     return Prompt("what?", name, turns=(Turn("user", (*media, "what?")),))
 
@@ -179,7 +189,7 @@ def test_prompts_that_cannot_be_heard_are_listed_with_the_first_reason(tmp_path,
     opened = []
     real = soundfile.SoundFile
     monkeypatch.setattr(soundfile, "SoundFile", lambda file: opened.append(file) or real(file))
-    kept, skipped = check_audio([*prompts, asks("6", memory)], workers=2)
+    kept, skipped = check_sounds(hearing(), [*prompts, asks("6", memory)], "clips.jsonl")
     assert [prompt.id for prompt in kept] == ["1", "4", "5"]
     assert [(row.id, row.file.split("/")[-1]) for row in skipped] == [
         ("2", "silent.wav"),
@@ -188,4 +198,5 @@ def test_prompts_that_cannot_be_heard_are_listed_with_the_first_reason(tmp_path,
     ]
     assert "is silent" in skipped[0].reason and "no such file" in skipped[1].reason
     assert sorted(opened) == [good.source, silent.source]  # each once
-    assert [row.id for row in check_audio(prompts[:1], max_seconds=0.1)[1]] == ["1"]
+    with pytest.raises(ValueError, match=r"clips\.jsonl: 1 of 1 clips cannot be heard.*at most 0\.1 s"):
+        check_sounds(hearing(seconds=0.1), prompts[:1], "clips.jsonl")

@@ -4,7 +4,6 @@ import math
 import struct
 import sys
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,12 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.data.images import Unreadable, read_picture
-from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
+from mmgrpo.data.images import Unreadable
+from mmgrpo.types import Audio, Image, Media, Video
 from pipelines.vlm import frames as frames_module
 from pipelines.vlm.frames import READERS, decode, frame_indices, frame_range, shuffle
 from pipelines.vlm.media import (
     Measure,
-    check_media,
     measure,
     read_image,
     read_video,
@@ -132,102 +130,6 @@ def test_a_small_picture_does_not_change_the_size_of_those_after_it(tmp_path):
     media = [written(tmp_path / f"{k}.png", Pil.new("RGB", (w, h))) for k, (h, w) in enumerate(sizes)]
     shown = [smart_resize(*read_image(medium).pixels.shape[1:], 28, 3136, 401408) for medium in media]
     assert shown == [(196, 308), (56, 56), (196, 308)]
-
-
-# --- pictures -------------------------------------------------------------------------------------
-
-
-def colour_of(media):
-    """The colour of the upper left pixel, 0 to 255."""
-    return (read_image(media).pixels[:, 0, 0] * 255).round().int().tolist()
-
-
-def test_a_png_is_read_exactly(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    read = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels))).pixels
-    assert read.dtype == torch.float32 and np.array_equal((read * 255).round().byte().permute(1, 2, 0), pixels)
-
-
-def test_what_is_transparent_is_seen_on_white(tmp_path):
-    # Half transparent red on white: 0.5 * (200, 0, 0) + 0.5 * 255, rounded.
-    assert colour_of(written(tmp_path / "a.png", Pil.new("RGBA", (4, 4), (200, 0, 0, 0)))) == [255, 255, 255]
-    assert colour_of(written(tmp_path / "b.png", Pil.new("LA", (4, 4), (0, 0)))) == [255, 255, 255]
-    red, green, blue = colour_of(written(tmp_path / "c.png", Pil.new("RGBA", (4, 4), (200, 0, 0, 128))))
-    assert abs(red - 227) <= 1 and green == blue and abs(green - 127) <= 1
-    palette = Pil.new("P", (4, 4), 0)
-    palette.putpalette([9, 8, 7, 255, 0, 0])
-    assert colour_of(written(tmp_path / "d.png", palette, transparency=0)) == [255, 255, 255]
-
-
-def test_palettes_greys_bits_and_inks_become_rgb(tmp_path):
-    palette = Pil.new("P", (4, 4), 1)
-    palette.putpalette([0, 0, 0, 10, 200, 30])
-    assert colour_of(written(tmp_path / "palette.png", palette)) == [10, 200, 30]
-    assert colour_of(written(tmp_path / "grey.png", Pil.new("L", (4, 4), 77))) == [77, 77, 77]
-    assert colour_of(written(tmp_path / "bit.png", Pil.new("1", (4, 4), 1))) == [255, 255, 255]
-    assert colour_of(written(tmp_path / "ink.tif", Pil.new("CMYK", (4, 4), (255, 0, 0, 0)))) == [0, 255, 255]
-
-
-def test_sixteen_bits_are_scaled_and_not_cut(tmp_path):
-    grey = Pil.fromarray(np.full((4, 4), 40000, np.uint16))
-    assert read_image(written(tmp_path / "a.png", grey)).pixels[:, 0, 0].tolist() == pytest.approx([40000 / 65535] * 3)
-    with pytest.raises(Unreadable, match=r"b\.tif: has float pixels"):
-        read_image(written(tmp_path / "b.tif", Pil.fromarray(np.ones((4, 4), np.float32))))
-    with pytest.raises(Unreadable, match=r"c\.tif: has values from 70000 to 70000"):
-        read_image(written(tmp_path / "c.tif", Pil.fromarray(np.full((4, 4), 70000, np.int32))))
-
-
-def test_a_picture_that_was_taken_sideways_is_turned_upright(tmp_path):
-    exif = Pil.Exif()
-    exif[0x0112] = 6  # the camera lay on its left: turn clockwise to see it upright
-    pixels = np.zeros((8, 16, 3), np.uint8)
-    pixels[:, :8] = 255  # the left half becomes the upper half
-    seen = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels), exif=exif)).pixels
-    assert seen.shape == (3, 16, 8) and bool(seen[:, :8].eq(1).all()) and bool(seen[:, 8:].eq(0).all())
-
-
-def test_a_file_cut_short_is_named_and_never_shown_in_part(tmp_path):
-    media = written(
-        tmp_path / "whole.jpg", Pil.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
-    )
-    cut = tmp_path / "cut.jpg"
-    cut.write_bytes((tmp_path / "whole.jpg").read_bytes()[:1000])
-    assert read_image(media).pixels.shape == (3, 64, 64)
-    with pytest.raises(Unreadable, match=r"cut\.jpg: cannot be read as a picture .*truncated"):
-        read_image(Media("image", str(cut)))
-
-
-def test_files_that_are_missing_or_no_pictures_are_named(tmp_path):
-    (tmp_path / "text.png").write_text("not a picture")
-    with pytest.raises(Unreadable, match=r"text\.png: cannot be read as a picture"):
-        read_image(Media("image", str(tmp_path / "text.png")))
-    with pytest.raises(Unreadable, match=r"none\.png: there is no such file"):
-        read_image(Media("image", str(tmp_path / "none.png")))
-    with pytest.raises(Unreadable, match="not Audio"):
-        read_image(Media("image", Audio(torch.zeros(1, 4), 8000)))
-
-
-def bomb(side):
-    """The bytes of a PNG that says to have side x side pixels."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
-def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):
-    with pytest.raises(Unreadable, match="the bomb: .*exceeds limit"):
-        read_picture(bomb(20000), "the bomb")
-    monkeypatch.setattr(Pil, "MAX_IMAGE_PIXELS", None)  # as other libraries set it
-    with pytest.raises(Unreadable, match="the bomb: 20000 x 20000 pixels"):
-        read_picture(bomb(20000), "the bomb")
-
-
-def test_a_picture_in_memory_is_taken_as_it_is():
-    image = Image(torch.rand(3, 4, 5))
-    assert read_image(Media("image", image)) is image
 
 
 # --- which frames ---------------------------------------------------------------------------------
@@ -454,10 +356,6 @@ def test_a_wrong_span_is_not_tried_again_with_the_other_reader(mp4):
 # --- data sets ------------------------------------------------------------------------------------
 
 
-def showing(id, *media):
-    return Prompt("What is it?", id, turns=(Turn("user", (*media, "What is it?")),))
-
-
 def test_media_are_measured_as_they_are_seen(mp4, tmp_path):
     exif = Pil.Exif()
     exif[0x0112] = 6
@@ -466,33 +364,3 @@ def test_media_are_measured_as_they_are_seen(mp4, tmp_path):
     assert measure(Media("video", Video(torch.rand(6, 3, 4, 5), 2.0))) == Measure(4, 5, 6, 3.0)
     assert measure(Media("image", Image(torch.rand(3, 4, 5)))) == Measure(4, 5)
     assert measure(Media("audio", Audio(torch.rand(2, 4000) / 2, 16_000))) == Measure(0, 0, 0, 0.25)
-
-
-def test_what_can_be_read_is_kept_in_order_and_the_rest_is_listed_with_its_reason(mp4, tmp_path):
-    good = written(tmp_path / "good.png", Pil.new("RGB", (9, 9)))
-    (tmp_path / "bad.png").write_bytes(b"no")
-    bad, missing = (Media("image", str(tmp_path / name)) for name in ("bad.png", "none.png"))
-    late = Media("video", mp4, {"start": 9.0})
-    rows = [
-        showing("text"),
-        showing("picture", good),
-        showing("damaged", good, bad),
-        showing("clip", Media("video", mp4), good),
-        showing("late", late),
-        showing("missing", missing, bad),
-        showing("sound", Media("audio", str(tmp_path / "none.wav"))),
-    ]
-    kept, skipped = check_media(rows, workers=2)
-    assert kept == [rows[0], rows[1], rows[3]]
-    assert [row.id for row in skipped] == ["damaged", "late", "missing", "sound"]
-    assert [row.file.rsplit("/")[-1] for row in skipped] == ["bad.png", "h264.mp4", "none.png", "none.wav"]
-    assert "cannot be read as a picture" in skipped[0].reason and "no frame is shown" in skipped[1].reason
-    assert all("there is no such file" in row.reason for row in skipped[2:])
-
-
-def test_a_file_that_many_rows_show_is_opened_once(tmp_path, monkeypatch):
-    opened = []
-    good = written(tmp_path / "good.png", Pil.new("RGB", (9, 9)))
-    monkeypatch.setattr("pipelines.vlm.media.measure", lambda media: opened.append(media) or Measure(9, 9))
-    check_media([showing(str(k), Media("image", good.source)) for k in range(5)])
-    assert len(opened) == 1

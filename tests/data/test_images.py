@@ -1,0 +1,169 @@
+"""What models are shown of picture files, and that a file is decoded once."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pil
+
+from mmgrpo.data import images
+from mmgrpo.data.images import PictureCache, Unreadable, read_picture
+from mmgrpo.types import Audio, Image, Media
+from pipelines.vlm.media import read_image
+
+
+def written(path, picture, **options):
+    picture.save(path, **options)
+    return Media("image", str(path))
+
+
+def colour_of(media):
+    """The colour of the upper left pixel, 0 to 255."""
+    return (read_image(media).pixels[:, 0, 0] * 255).round().int().tolist()
+
+
+def test_a_png_is_read_exactly(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    read = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels))).pixels
+    assert read.dtype == torch.float32 and np.array_equal((read * 255).round().byte().permute(1, 2, 0), pixels)
+
+
+def test_what_is_transparent_is_seen_on_white(tmp_path):
+    # Half transparent red on white: 0.5 * (200, 0, 0) + 0.5 * 255, rounded.
+    assert colour_of(written(tmp_path / "a.png", Pil.new("RGBA", (4, 4), (200, 0, 0, 0)))) == [255, 255, 255]
+    assert colour_of(written(tmp_path / "b.png", Pil.new("LA", (4, 4), (0, 0)))) == [255, 255, 255]
+    red, green, blue = colour_of(written(tmp_path / "c.png", Pil.new("RGBA", (4, 4), (200, 0, 0, 128))))
+    assert abs(red - 227) <= 1 and green == blue and abs(green - 127) <= 1
+    palette = Pil.new("P", (4, 4), 0)
+    palette.putpalette([9, 8, 7, 255, 0, 0])
+    assert colour_of(written(tmp_path / "d.png", palette, transparency=0)) == [255, 255, 255]
+
+
+def test_palettes_greys_bits_and_inks_become_rgb(tmp_path):
+    palette = Pil.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 10, 200, 30])
+    assert colour_of(written(tmp_path / "palette.png", palette)) == [10, 200, 30]
+    assert colour_of(written(tmp_path / "grey.png", Pil.new("L", (4, 4), 77))) == [77, 77, 77]
+    assert colour_of(written(tmp_path / "bit.png", Pil.new("1", (4, 4), 1))) == [255, 255, 255]
+    assert colour_of(written(tmp_path / "ink.tif", Pil.new("CMYK", (4, 4), (255, 0, 0, 0)))) == [0, 255, 255]
+
+
+def test_sixteen_bits_are_scaled_and_not_cut(tmp_path):
+    grey = Pil.fromarray(np.full((4, 4), 40000, np.uint16))
+    assert read_image(written(tmp_path / "a.png", grey)).pixels[:, 0, 0].tolist() == pytest.approx([40000 / 65535] * 3)
+    with pytest.raises(Unreadable, match=r"b\.tif: has float pixels"):
+        read_image(written(tmp_path / "b.tif", Pil.fromarray(np.ones((4, 4), np.float32))))
+    with pytest.raises(Unreadable, match=r"c\.tif: has values from 70000 to 70000"):
+        read_image(written(tmp_path / "c.tif", Pil.fromarray(np.full((4, 4), 70000, np.int32))))
+
+
+def test_a_picture_that_was_taken_sideways_is_turned_upright(tmp_path):
+    exif = Pil.Exif()
+    exif[0x0112] = 6  # the camera lay on its left: turn clockwise to see it upright
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, :8] = 255  # the left half becomes the upper half
+    seen = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels), exif=exif)).pixels
+    assert seen.shape == (3, 16, 8) and bool(seen[:, :8].eq(1).all()) and bool(seen[:, 8:].eq(0).all())
+
+
+def test_a_file_cut_short_is_named_and_never_shown_in_part(tmp_path):
+    media = written(
+        tmp_path / "whole.jpg", Pil.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+    )
+    cut = tmp_path / "cut.jpg"
+    cut.write_bytes((tmp_path / "whole.jpg").read_bytes()[:1000])
+    assert read_image(media).pixels.shape == (3, 64, 64)
+    with pytest.raises(Unreadable, match=r"cut\.jpg: cannot be read as a picture .*truncated"):
+        read_image(Media("image", str(cut)))
+
+
+def test_files_that_are_missing_or_no_pictures_are_named(tmp_path):
+    (tmp_path / "text.png").write_text("not a picture")
+    with pytest.raises(Unreadable, match=r"text\.png: cannot be read as a picture"):
+        read_image(Media("image", str(tmp_path / "text.png")))
+    with pytest.raises(Unreadable, match=r"none\.png: there is no such file"):
+        read_image(Media("image", str(tmp_path / "none.png")))
+    with pytest.raises(Unreadable, match="not Audio"):
+        read_image(Media("image", Audio(torch.zeros(1, 4), 8000)))
+
+
+def bomb(side):
+    """The bytes of a PNG that says to have side x side pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):
+    with pytest.raises(Unreadable, match="the bomb: .*exceeds limit"):
+        read_picture(bomb(20000), "the bomb")
+    monkeypatch.setattr(Pil, "MAX_IMAGE_PIXELS", None)  # as other libraries set it
+    with pytest.raises(Unreadable, match="the bomb: 20000 x 20000 pixels"):
+        read_picture(bomb(20000), "the bomb")
+
+
+def test_a_picture_in_memory_is_taken_as_it_is():
+    image = Image(torch.rand(3, 4, 5))
+    assert read_image(Media("image", image)) is image
+
+
+# --- decoded once ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The names of the files that were decoded."""
+    names, decode = [], images._pixels
+    monkeypatch.setattr(
+        images, "_pixels", lambda picture: names.append(picture.filename.rsplit("/")[-1]) or decode(picture)
+    )
+    return names
+
+
+def test_a_file_is_decoded_once_as_long_as_it_is_the_same(tmp_path, decoded):
+    cache, path = PictureCache(), tmp_path / "a.png"
+    Pil.new("RGB", (3, 2), (255, 0, 51)).save(path)
+    first, second = cache.read(path), cache.read(str(path))
+    assert decoded == ["a.png"] and cache.held == 3 * 2 * 3
+    assert torch.equal(first.pixels, second.pixels) and torch.equal(first.pixels, read_picture(path).pixels)
+    Pil.new("RGB", (3, 2), (0, 0, 0)).save(path)
+    os.utime(path, ns=(1, 1))
+    assert cache.read(path).pixels.sum() == 0
+
+
+def test_sixteen_bits_come_from_the_cache_as_from_the_file(tmp_path):
+    cache, path = PictureCache(), tmp_path / "a.png"
+    Pil.fromarray(np.full((4, 4), 40000, np.uint16)).save(path)
+    assert torch.equal(cache.read(path).pixels, cache.read(path).pixels)
+    assert torch.equal(cache.read(path).pixels, read_picture(path).pixels) and cache.held == 4 * 3 * 4 * 4
+
+
+def test_beyond_the_limit_the_least_recently_used_is_dropped(tmp_path, decoded):
+    for name in "abc":
+        Pil.new("RGB", (2, 2)).save(tmp_path / name, "png")
+    cache = PictureCache(limit=24)  # two pictures of 12 bytes
+    for name in "abacab":
+        cache.read(tmp_path / name)
+    assert decoded == ["a", "b", "c", "b"] and cache.held == 24
+    nothing = PictureCache(limit=0)
+    nothing.read(tmp_path / "a"), nothing.read(tmp_path / "a")
+    assert decoded[4:] == ["a", "a"] and nothing.held == 0
+
+
+def test_what_cannot_be_read_is_not_kept(tmp_path):
+    cache, path = PictureCache(), tmp_path / "a.png"
+    for _ in range(2):
+        with pytest.raises(Unreadable, match=r"a\.png: there is no such file"):
+            cache.read(path)
+    path.write_bytes(b"no")
+    with pytest.raises(Unreadable, match=r"a\.png: cannot be read as a picture"):
+        cache.read(path)
+    assert cache.held == 0

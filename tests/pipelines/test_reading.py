@@ -1,0 +1,48 @@
+"""Which prompts of a file a run can show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image as Pil
+
+from mmgrpo.types import Image, Media, Prompt, Turn
+from pipelines.reading import readable
+from pipelines.vlm.media import measure
+
+
+def showing(id, *media):
+    return Prompt("What is it?", id, turns=(Turn("user", (*media, "What is it?")),))
+
+
+def test_what_can_be_read_is_kept_in_order_and_the_rest_is_listed_with_its_reason(tmp_path):
+    Pil.new("RGB", (9, 9)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no")
+    good, bad, missing = (Media("image", str(tmp_path / name)) for name in ("good.png", "bad.png", "none.png"))
+    prompts = [
+        showing("text"),
+        showing("picture", good),
+        showing("damaged", good, bad),
+        showing("memory", Media("image", Image(torch.rand(3, 4, 5))), good),
+        showing("missing", missing, bad),
+        showing("sound", Media("audio", str(tmp_path / "none.wav"))),
+    ]
+    kept, skipped = readable(prompts, measure)
+    assert kept == [prompts[0], prompts[1], prompts[3]]
+    assert [one.id for one in skipped] == ["damaged", "missing", "sound"]
+    assert [one.file.rsplit("/")[-1] for one in skipped] == ["bad.png", "none.png", "none.wav"]
+    assert "cannot be read as a picture" in skipped[0].reason
+    assert all("there is no such file" in one.reason for one in skipped[1:])
+
+
+def test_a_file_that_many_prompts_show_is_opened_once():
+    opened = []
+    prompts = [showing(str(k), Media("image", "good.png")) for k in range(5)]
+    further = [showing("clip", Media("video", "a.mp4", {"start": start})) for start in (1.0, 2.0)]
+    assert readable([*prompts, *further], opened.append)[0] == [*prompts, *further]
+    assert len(opened) == 3  # the picture, and the clip as it is seen twice
+
+
+def test_a_wrong_program_is_no_unreadable_file():
+    with pytest.raises(ZeroDivisionError):
+        readable([showing("a", Media("image", "good.png"))], lambda media: 1 / 0)
