@@ -35,6 +35,7 @@ from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_cla
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.folder import open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.runtime.randomness import deterministic
 from mmgrpo.runtime.reading import build, refuse_preset
 from mmgrpo.trainer import EvalSettings, Trainer
 from mmgrpo.types import Policy, Prompt
@@ -146,6 +147,14 @@ def course_of(
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     refuse_folder(config)
+    with deterministic(config.deterministic):
+        return run(config, chosen, start, rewards)
+
+
+def run(
+    config: Config, chosen: Family | None, start: Callable[[Accelerator], Loaded], rewards: Sequence[Any]
+) -> Result:
+    """``course_of`` once threads, seeds and kernels are chosen."""
     accelerator = Accelerator(
         cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=run_folder(config)
     )

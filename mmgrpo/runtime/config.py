@@ -163,6 +163,9 @@ class Run:
     """Trackers through accelerate: tensorboard (in the run folder), wandb, trackio; an empty list for none."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    deterministic: bool = True
+    """Use kernels whose results do not depend on the order in which threads end, so that two runs of one seed on one
+    machine, with equally many threads, are the same to the last bit."""
     samples_shown: int = 16
     """Held-out samples that the report shows."""
 

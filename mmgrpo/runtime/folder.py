@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 
     from mmgrpo.data.media import Skipped
 
-CONTINUES = {"resume", "overwrite", "dry_run", "steps", "save_every", "keep", "trackers", "threads", "output_dir"}
+CONTINUES = {
+    "resume",
+    "overwrite",
+    "dry_run",
+    "steps",
+    "save_every",
+    "keep",
+    "trackers",
+    "threads",
+    "deterministic",
+    "output_dir",
+}
 """Fields that may differ when a run is resumed."""
 
 

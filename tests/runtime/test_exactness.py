@@ -1,0 +1,97 @@
+"""Two runs of one seed are the same to the last bit, with as many threads as there are and whatever else runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mmgrpo.runtime.randomness import deterministic
+from tests import ROOT
+
+TIMES = {"seconds", "memory", "time/rollout", "time/reward", "time/update"}
+
+
+def spin(stop):
+    while not stop.is_set():
+        pass
+
+
+@pytest.fixture
+def busy():
+    """Other processes keep all cores of the machine at work."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    workers = [context.Process(target=spin, args=(stop,), daemon=True) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    yield
+    stop.set()
+    for worker in workers:
+        worker.join()
+
+
+def test_a_gradient_does_not_depend_on_which_thread_came_first():
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(8, 256, generator=generator).requires_grad_()
+    rows = torch.randint(8, (4096,), generator=generator)
+    weights = torch.randn(4096, 256, generator=generator)
+
+    def gradient():
+        return torch.autograd.grad((table[rows] * weights).sum(), table)[0]
+
+    with deterministic():
+        first = gradient()
+        assert all(torch.equal(gradient(), first) for _ in range(20))
+
+
+def test_the_setting_of_a_program_that_calls_us_comes_back():
+    assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # a program that is strict
+    try:
+        with deterministic(False):
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", ["visual/demo", "vlm/demo"])
+def test_two_runs_are_the_same_on_a_machine_that_has_other_work(recipe, busy, tmp_path):
+    runs = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-m", "mmgrpo.cli.train", "--recipe", recipe, "--output-dir", str(tmp_path)]
+        command += ["--name", name, "--steps", "4", "--eval.skip", "--samples-shown", "1"]
+        runs.append(
+            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    for run in runs:
+        printed, _ = run.communicate(timeout=800)
+        assert run.returncode == 0, printed[-3000:]
+    first, second = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("first", "second")
+    )
+    assert len(first) == 4
+    for one, two in zip(first, second, strict=True):
+        assert {key: one[key] for key in one.keys() - TIMES} == {key: two[key] for key in two.keys() - TIMES}
+    files = [sorted((tmp_path / name / "model").rglob("*.safetensors")) for name in ("first", "second")]
+    assert files[0]
+    for path, other in zip(*files, strict=True):
+        weights, others = load_file(path), load_file(other)
+        assert all(torch.equal(weights[key], others[key]) for key in weights)
