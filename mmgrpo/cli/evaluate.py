@@ -84,12 +84,12 @@ class Contestant:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
-    from mmgrpo.rewards import scorers
-
     args, config, chosen = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if not args.file:
         raise ValueError("there are no prompts to measure with; give --file, or --run for a run's held-out prompts")
     refuse_copies(args.samples, config)
+    from mmgrpo.rewards import scorers
+
     prompts = prompts_of(args, config, chosen)
     translated = getattr(config.model, "task", "") == "translate"
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, translated, config.rewards))

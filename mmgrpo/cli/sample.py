@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.source import UNTRAINED, Source, kept_options, load_weights, prompts_of, read_source, start
+from mmgrpo.registry import parse
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -53,9 +54,6 @@ class Sample(Source):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw samples and write them."""
-    from mmgrpo.registry import parse
-    from mmgrpo.rewards import known, scorer, scorers
-
     args, config, chosen = read_source(Sample, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if args.before and not args.run:
         raise ValueError("--before compares the model of a run with the one it began with; name the run with --run")
@@ -66,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         raise ValueError('there is nothing to draw; give --prompts "a red circle", or --file, or --run')
     refuse_copies(args.samples, config)
+    from mmgrpo.rewards import known, scorer, scorers
+
     accelerator = start(args)
     scoring = scorers(args.rewards, str(accelerator.device)) if args.rewards else []
     # What a run's own rewards note of a sample (aligned words, boxes) is shown, though they do not score it.
