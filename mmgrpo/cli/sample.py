@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args, config, chosen = read_source(Sample, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if args.before and not args.run:
         raise ValueError("--before compares the model of a run with the one it began with; name the run with --run")
+    refuse_copies(args.samples, config)
     if args.prompts:
         prompts = chosen.prompts(config, args.prompts)
     elif args.file:
         prompts = prompts_of(args, config, chosen)
     else:
         raise ValueError('there is nothing to draw; give --prompts "a red circle", or --file, or --run')
-    refuse_copies(args.samples, config)
     from mmgrpo.rewards import known, scorer, scorers
 
     accelerator = start(args)
@@ -84,11 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def refuse_copies(samples: int, config: Config) -> None:
     """Several samples of a policy that always draws the same one are an error."""
-    if samples > 1 and kept_options(config).get("evaluation_temperature") == 0:
-        raise ValueError(
-            f"--samples {samples} at temperature 0 are {samples} times the same; give "
-            "--sampling.evaluation-temperature 1"
-        )
+    if samples > 1 and getattr(config.sampling, "evaluation_temperature", None) == 0:
+        hot = "evaluation_temperature" in kept_options(config)
+        advice = "give --sampling.evaluation-temperature 1" if hot else "this family always takes the most likely one"
+        raise ValueError(f"--samples {samples} at temperature 0 are {samples} times the same; {advice}")
 
 
 def draw_all(

@@ -95,7 +95,9 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     for name in ("samples", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    return args, config_of(args, config), chosen
+    config = config_of(args, config)
+    chosen.check(config)
+    return args, config, chosen
 
 
 def config_of(args: Any, config: Config) -> Config:
