@@ -183,7 +183,11 @@ def start(args: Any) -> Accelerator:
     return Accelerator(cpu=args.model.device == "cpu")
 
 
+DRAWN_BY = ("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer")
+"""Options of any family on which evaluation samples depend."""
+
+
 def kept_options(config: Config) -> Mapping[str, Any]:
     """How samples are drawn, for what a command writes and prints."""
-    names = ("evaluation_temperature", "max_tokens", "evaluation_steps")
-    return {name: getattr(config.sampling, name) for name in names if name in dataclasses.asdict(config.sampling)}
+    options = {**dataclasses.asdict(config.model), **dataclasses.asdict(config.sampling)}
+    return {name: options[name] for name in DRAWN_BY if name in options}
