@@ -43,6 +43,7 @@ from mmgrpo.cli.source import (
     run_config,
     start,
 )
+from mmgrpo.family import family
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -145,14 +146,14 @@ def opponent(contestant: Contestant) -> Contestant | None:
             raise ValueError("--against untrained means the model that a run began with; name the run with --run")
         return replace(contestant, args=replace(args, weights=UNTRAINED))
     if (Path(args.against) / "config.yaml").is_file():
-        model = run_config(args.against, contestant.family).model
-        args = replace(args, run=args.against, weights="model", model=model)
+        run, model = args.against, run_config(args.against, contestant.family).model
     else:
         untrained = {"path": args.against, "lora_rank": 0}
         known_options = {f.name for f in fields(config.model)}
+        run = ""
         model = replace(config.model, **{name: value for name, value in untrained.items() if name in known_options})
-        args = replace(args, run="", weights="model", model=model)
-    return replace(contestant, args=args, config=config_of(args, config))
+    args = replace(args, run=run, weights="model", model=model)
+    return Contestant(args, config_of(args, config), family(model.family))
 
 
 def measure(
