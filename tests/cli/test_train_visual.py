@@ -69,6 +69,13 @@ def test_a_dry_run_prints_the_arithmetic_and_loads_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_of_several_processes_prints_the_arithmetic(monkeypatch, capsys):
+    for rank, lines in (("0", 4), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        call("train", "--dry-run")
+        assert len(capsys.readouterr().out.splitlines()) == lines
+
+
 # ---- mistakes
 
 EARLY = {
