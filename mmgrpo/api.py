@@ -201,7 +201,7 @@ def make_trainer(
     if loss.needs_reference:
         loaded.policy.keep_reference()
     splits, evaluation = loaded.splits, config.eval
-    return Trainer(
+    trainer = Trainer(
         policy=loaded.policy,
         scorers=bound,
         recipe=recipe,
@@ -219,13 +219,15 @@ def make_trainer(
             shown=config.samples_shown,
             extra={} if evaluation.skip else splits.extra,
         ),
-        folder=open_folder(config, loaded.skipped, accelerator),
+        folder=run_folder(config),
         seed=config.seed,
         accelerator=accelerator,
         save_every=config.save_every,
         keep=config.keep,
         write_samples=chosen.write_samples if chosen else lambda stem, shown: None,
     )
+    open_folder(config, loaded.skipped, accelerator)
+    return trainer
 
 
 def load(config: Config, chosen: Family, device: str) -> Loaded:

@@ -115,6 +115,9 @@ LATE = {
     "missing prompts": (["--data.train", "nowhere.jsonl"], "nowhere.jsonl: there is no such prompt file"),
     "missing embedded prompts": (["--data.train", "embedded:visual/scene"], "Did you mean 'scenes'?"),
     "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2: not JSON"),
+    "unknown schedule": (["--optim.decay", "cosin"], "optim.decay must be constant, linear or cosine, got 'cosin'"),
+    "an average of nothing": (["--optim.ema", 2], "optim.ema must lie between 0 and 1"),
+    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "every reward has weight 0"),
     "preset for tokens": (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
 }
 
@@ -128,10 +131,12 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, tmp_path, mo
     earlier.mkdir(parents=True)
     (earlier / "config.yaml").write_text("name: run\n")
     (earlier / "summary.json").write_text("{}")
+    (earlier / "metrics.jsonl").write_text('{"step": 1}\n{"st')  # as a kill leaves it
     options, message = LATE[case]
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         call("train", "--overwrite", *options)
-    assert sorted(path.name for path in earlier.iterdir()) == ["config.yaml", "summary.json"]
+    assert sorted(path.name for path in earlier.iterdir()) == ["config.yaml", "metrics.jsonl", "summary.json"]
+    assert (earlier / "metrics.jsonl").read_text().endswith('{"st')
 
 
 @pytest.mark.slow
