@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.source import UNTRAINED, Source, kept_options, load_weights, prompts_of, read_source, start
-from mmgrpo.registry import parse
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     accelerator = start(args)
     scoring = scorers(args.rewards, str(accelerator.device)) if args.rewards else []
     # What a run's own rewards note of a sample (aligned words, boxes) is shown, though they do not score it.
-    notes = [spec for spec in config.rewards if (entry := known().get(parse(spec)[0])) and entry.annotate]
+    notes = [spec for spec in config.rewards if (entry := known().get(spec.partition("(")[0])) and entry.annotate]
     noting = [*scoring, *map(scorer, notes)]
     device = str(accelerator.device)
     sets = {"": draw_all(args, config, chosen, prompts, scoring, noting, device)}
