@@ -109,9 +109,9 @@ def train(
     config = build(kind, {**course, "steps": steps}, where)
     config = replace(
         config,
-        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, f"{where}(algorithm=...)"),
-        optim=build(Optim, optim or {}, f"{where}(optim=...)"),
-        eval=build(sections.eval, evaluation or {}, f"{where}(evaluation=...)"),
+        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm."),
+        optim=build(Optim, optim or {}, where, "optim."),
+        eval=build(sections.eval, evaluation or {}, where, "eval."),
         data=replace(
             config.data,
             train=str(prompts) if isinstance(prompts, str | Path) else "",
@@ -285,6 +285,8 @@ def in_memory(value: Any) -> Any:
     """A value in which pictures of Pillow, as data sets hold them, are ``Image``s."""
     if isinstance(value, Pil.Image):
         return from_pil(value)
+    if isinstance(value, Mapping):
+        return {key: in_memory(item) for key, item in value.items()}
     return [in_memory(item) for item in value] if isinstance(value, list) else value
 
 
