@@ -110,9 +110,9 @@ def train(
     config = build(kind, {**course, "steps": steps}, where)
     config = replace(
         config,
-        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, f"{where}(algorithm=...)"),
-        optim=build(Optim, optim or {}, f"{where}(optim=...)"),
-        eval=build(sections.eval, evaluation or {}, f"{where}(evaluation=...)"),
+        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm."),
+        optim=build(Optim, optim or {}, where, "optim."),
+        eval=build(sections.eval, evaluation or {}, where, "eval."),
         data=replace(
             config.data,
             train=str(prompts) if isinstance(prompts, str | Path) else "",
@@ -210,7 +210,7 @@ def make_trainer(
     if loss.needs_reference:
         loaded.policy.keep_reference()
     splits, evaluation = loaded.splits, config.eval
-    return Trainer(
+    trainer = Trainer(
         policy=loaded.policy,
         scorers=bound,
         recipe=recipe,
@@ -228,13 +228,15 @@ def make_trainer(
             shown=config.samples_shown,
             extra={} if evaluation.skip else splits.extra,
         ),
-        folder=open_folder(config, loaded.skipped, accelerator),
+        folder=run_folder(config),
         seed=config.seed,
         accelerator=accelerator,
         save_every=config.save_every,
         keep=config.keep,
         write_samples=chosen.write_samples if chosen else lambda stem, shown: None,
     )
+    open_folder(config, loaded.skipped, accelerator)
+    return trainer
 
 
 def load(config: Config, chosen: Family, device: str) -> Loaded:
@@ -292,6 +294,8 @@ def in_memory(value: Any) -> Any:
     """A value in which pictures of Pillow, as data sets hold them, are ``Image``s."""
     if isinstance(value, Pil.Image):
         return from_pil(value)
+    if isinstance(value, Mapping):
+        return {key: in_memory(item) for key, item in value.items()}
     return [in_memory(item) for item in value] if isinstance(value, list) else value
 
 

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,10 +110,14 @@ class Trainer:
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
         )
         self.order = PromptOrder(len(prompts), seed)
-        self.log = MetricsLog(folder)
         self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
+
+    @cached_property
+    def log(self) -> MetricsLog:
+        """``metrics.jsonl``; nothing is written into the folder before it is first needed."""
+        return MetricsLog(self.folder)
 
     def refuse_what_cannot_work(self) -> None:
         """Errors that can be known before the first sample is drawn."""

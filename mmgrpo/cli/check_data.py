@@ -217,7 +217,7 @@ def sizes_of(measures: Sequence[Measure]) -> str:
     return f"{len(measures)}, sides from {min(sides)} to {max(sides)} pixels, median area {area / 1e6:.3g} megapixels"
 
 
-def spread(unit: str, values: Sequence[float]) -> str:
+def spread(unit: str, values: Sequence[float | int]) -> str:
     """Least, median, 95th percentile and largest of some numbers."""
     if not values:
         return ""

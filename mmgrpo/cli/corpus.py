@@ -66,10 +66,10 @@ def count(prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Se
     for prompt, samples in zip(prompts, texts, strict=True):
         reference = rule(transcript(prompt))
         places = [[pair[0] for pair in aligned(transcript(prompt), text, normal)] for text in samples]
-        letters = [word_errors(cut(reference), cut(rule(text))) for text in samples]
+        letters = [float(word_errors(cut(reference), cut(rule(text)))) for text in samples]
         counts.append(
             Counts(
-                {name: mean([row.count(kind) for row in places]) for kind, name in KINDS.items()},
+                {name: mean([float(row.count(kind)) for row in places]) for kind, name in KINDS.items()},
                 float(len(reference.split())),
                 mean(letters),
                 float(len(cut(reference))),

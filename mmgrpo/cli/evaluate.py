@@ -43,6 +43,7 @@ from mmgrpo.cli.source import (
     run_config,
     start,
 )
+from mmgrpo.family import family
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -84,12 +85,12 @@ class Contestant:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
-    from mmgrpo.rewards import scorers
-
     args, config, chosen = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if not args.file:
         raise ValueError("there are no prompts to measure with; give --file, or --run for a run's held-out prompts")
     refuse_copies(args.samples, config)
+    from mmgrpo.rewards import scorers
+
     prompts = prompts_of(args, config, chosen)
     translated = getattr(config.model, "task", "") == "translate"
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, translated, config.rewards))
@@ -145,14 +146,14 @@ def opponent(contestant: Contestant) -> Contestant | None:
             raise ValueError("--against untrained means the model that a run began with; name the run with --run")
         return replace(contestant, args=replace(args, weights=UNTRAINED))
     if (Path(args.against) / "config.yaml").is_file():
-        model = run_config(args.against, contestant.family).model
-        args = replace(args, run=args.against, weights="model", model=model)
+        run, model = args.against, run_config(args.against, contestant.family).model
     else:
         untrained = {"path": args.against, "lora_rank": 0}
         known_options = {f.name for f in fields(config.model)}
+        run = ""
         model = replace(config.model, **{name: value for name, value in untrained.items() if name in known_options})
-        args = replace(args, run="", weights="model", model=model)
-    return replace(contestant, args=args, config=config_of(args, config))
+    args = replace(args, run=run, weights="model", model=model)
+    return Contestant(args, config_of(args, config), family(model.family))
 
 
 def measure(

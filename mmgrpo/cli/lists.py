@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from mmgrpo.registry import nearest
 
 
-def show(rows: Iterable[tuple[str, str]], arguments: Sequence[str], what: str) -> None:
-    """Print names with what they are; with an argument only names that contain it."""
+def show(read: Callable[[], Iterable[tuple[str, str]]], arguments: Sequence[str], what: str) -> None:
+    """Print names with what they are; with an argument only names that contain it. ``--help`` reads none."""
     if any(argument in ("-h", "--help") for argument in arguments):
         print(f"usage: mmgrpo {what} [PART OF A NAME]\n\nLists the {what}, one line each.")
         return
-    rows = list(rows)
+    rows = list(read())
     chosen = [row for row in rows if all(part in row[0] for part in arguments)]
     if not chosen:
         raise ValueError(f"mmgrpo {what}: none contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}")
@@ -24,9 +24,13 @@ def show(rows: Iterable[tuple[str, str]], arguments: Sequence[str], what: str) -
 
 def recipes(arguments: Sequence[str]) -> None:
     """``<modality>/<name>`` and the first sentence of each recipe."""
-    from mmgrpo.runtime.plugins import recipes as known
 
-    show(((name, first_sentence(path)) for name, path in known().items()), arguments, "recipes")
+    def read() -> Iterable[tuple[str, str]]:
+        from mmgrpo.runtime.plugins import recipes as known
+
+        return ((name, first_sentence(path)) for name, path in known().items())
+
+    show(read, arguments, "recipes")
 
 
 def first_sentence(path: Path) -> str:
@@ -44,21 +48,32 @@ def first_sentence(path: Path) -> str:
 
 def families(arguments: Sequence[str]) -> None:
     """Model families with what they are."""
-    from mmgrpo.family import families as known
 
-    show(((name, f"{family.modality}: {family.about}") for name, family in known().items()), arguments, "families")
+    def read() -> Iterable[tuple[str, str]]:
+        from mmgrpo.family import families as known
+
+        return ((name, f"{family.modality}: {family.about}") for name, family in known().items())
+
+    show(read, arguments, "families")
 
 
 def presets(arguments: Sequence[str]) -> None:
     """Algorithms with what they are, and which policies they are made for."""
-    from mmgrpo.presets import CATALOGUE
 
-    rows = ((name, f"[{preset.policies}] {preset.about}") for name, preset in CATALOGUE.items())
-    show(rows, arguments, "presets")
+    def read() -> Iterable[tuple[str, str]]:
+        from mmgrpo.presets import CATALOGUE
+
+        return ((name, f"[{preset.policies}] {preset.about}") for name, preset in CATALOGUE.items())
+
+    show(read, arguments, "presets")
 
 
 def rewards(arguments: Sequence[str]) -> None:
     """Rewards and where they are."""
-    from mmgrpo.rewards import known
 
-    show(((name, entry.function) for name, entry in known().items()), arguments, "rewards")
+    def read() -> Iterable[tuple[str, str]]:
+        from mmgrpo.rewards import known
+
+        return ((name, entry.function) for name, entry in known().items())
+
+    show(read, arguments, "rewards")

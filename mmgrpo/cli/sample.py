@@ -53,23 +53,22 @@ class Sample(Source):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw samples and write them."""
-    from mmgrpo.registry import parse
-    from mmgrpo.rewards import known, scorer, scorers
-
     args, config, chosen = read_source(Sample, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if args.before and not args.run:
         raise ValueError("--before compares the model of a run with the one it began with; name the run with --run")
+    refuse_copies(args.samples, config)
     if args.prompts:
         prompts = chosen.prompts(config, args.prompts)
     elif args.file:
         prompts = prompts_of(args, config, chosen)
     else:
         raise ValueError('there is nothing to draw; give --prompts "a red circle", or --file, or --run')
-    refuse_copies(args.samples, config)
+    from mmgrpo.rewards import known, scorer, scorers
+
     accelerator = start(args)
     scoring = scorers(args.rewards, str(accelerator.device)) if args.rewards else []
     # What a run's own rewards note of a sample (aligned words, boxes) is shown, though they do not score it.
-    notes = [spec for spec in config.rewards if (entry := known().get(parse(spec)[0])) and entry.annotate]
+    notes = [spec for spec in config.rewards if (entry := known().get(spec.partition("(")[0])) and entry.annotate]
     noting = [*scoring, *map(scorer, notes)]
     device = str(accelerator.device)
     sets = {"": draw_all(args, config, chosen, prompts, scoring, noting, device)}
@@ -84,11 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def refuse_copies(samples: int, config: Config) -> None:
     """Several samples of a policy that always draws the same one are an error."""
-    if samples > 1 and kept_options(config).get("evaluation_temperature") == 0:
-        raise ValueError(
-            f"--samples {samples} at temperature 0 are {samples} times the same; give "
-            "--sampling.evaluation-temperature 1"
-        )
+    if samples > 1 and getattr(config.sampling, "evaluation_temperature", None) == 0:
+        hot = "evaluation_temperature" in kept_options(config)
+        advice = "give --sampling.evaluation-temperature 1" if hot else "this family always takes the most likely one"
+        raise ValueError(f"--samples {samples} at temperature 0 are {samples} times the same; {advice}")
 
 
 def draw_all(

@@ -77,6 +77,8 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     section = run_section(folder) if folder else {}
     chosen = family_of(arguments, section, DEFAULT)
     config = run_config(folder, chosen) if folder else config_class(chosen.sections)()
+    if folder and config.model.family != chosen.name:
+        raise ValueError(f"--model.family {chosen.name}: '{folder}' is a run of {config.model.family}; leave it out")
     further = f"The options of model and sampling are those of the family {chosen.name}; --model.family shows others."
     default = with_sections(options, chosen.sections)(
         run=folder,
@@ -95,7 +97,9 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     for name in ("samples", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    return args, config_of(args, config), chosen
+    config = config_of(args, config)
+    chosen.check(config)
+    return args, config, chosen
 
 
 def config_of(args: Any, config: Config) -> Config:
@@ -114,13 +118,13 @@ def run_section(run: str) -> dict[str, Any]:
 
 
 def run_config(run: str, chosen: Family) -> Config:
-    """The configuration that a run folder was made with."""
+    """The configuration that a run folder was made with; its samples must be drawn as those of ``chosen`` are."""
     section = run_section(run)
     name = section.get("model", {}).get("family", "")
     if not name:
         raise ValueError(f"'{run}' was trained from Python with a policy of its own, which no command can load")
-    if family(name).modality != chosen.modality:
-        raise ValueError(f"'{run}' is a run of {name}, not of {chosen.name}, so the two cannot be compared")
+    if family(name).sections.sampling is not chosen.sections.sampling:
+        raise ValueError(f"'{run}' is a run of {name}, not of {chosen.name} or its like; the two cannot be compared")
     return build(config_class(family(name).sections), section, str(Path(run) / "config.yaml"))
 
 
@@ -181,7 +185,11 @@ def start(args: Any) -> Accelerator:
     return Accelerator(cpu=args.model.device == "cpu")
 
 
+DRAWN_BY = ("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer")
+"""Options of any family on which evaluation samples depend."""
+
+
 def kept_options(config: Config) -> Mapping[str, Any]:
     """How samples are drawn, for what a command writes and prints."""
-    names = ("evaluation_temperature", "max_tokens", "evaluation_steps")
-    return {name: getattr(config.sampling, name) for name in names if name in dataclasses.asdict(config.sampling)}
+    options = {**dataclasses.asdict(config.model), **dataclasses.asdict(config.sampling)}
+    return {name: options[name] for name in DRAWN_BY if name in options}

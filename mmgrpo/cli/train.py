@@ -13,6 +13,7 @@ A recipe can name functions of your own (rewards, renderers): it is code, so run
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,9 @@ DEFAULT = "sd3"
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the arithmetic of the run, and run it."""
     config = read(sys.argv[1:] if arguments is None else arguments, about or __doc__ or "", default)
-    print(arithmetic(config), flush=True)
+    plan = arithmetic(config)
+    if os.environ.get("RANK", "0") == "0":  # as launchers number processes, of which one prints
+        print(plan, flush=True)
     if config.dry_run:
         return
     from accelerate import PartialState

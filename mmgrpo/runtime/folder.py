@@ -59,7 +59,7 @@ def refuse_folder(config: Config) -> None:
         )
 
 
-def open_folder(config: Config, skipped: Sequence[Skipped], accelerator: Accelerator) -> Path:
+def open_folder(config: Config, skipped: Sequence[Skipped], accelerator: Accelerator) -> None:
     """Make the run folder, with the resolved config in it, and the prompts that are left out in ``skipped.jsonl``.
 
     What an earlier run left there goes, unless it is resumed.
@@ -76,4 +76,3 @@ def open_folder(config: Config, skipped: Sequence[Skipped], accelerator: Acceler
             write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
             print(f"{len(skipped)} prompts are left out, listed in {folder / 'skipped.jsonl'}", flush=True)
     accelerator.wait_for_everyone()
-    return folder

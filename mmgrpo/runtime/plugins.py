@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -111,28 +110,48 @@ def load_object(name: str, what: str, own: bool = True) -> Any:
     ones.
     """
     module_name, _, attribute = name.partition(":")
-    module = _own_module(module_name) if own else None
-    if module is None:
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
+    path = _own_file(module_name) if own else None
+    try:
+        module = _own_module(path) if path else importlib.import_module(module_name)
+    except ImportError as error:
+        if path:
             raise ValueError(
-                f"{what}: '{name}' needs the module '{error.name}', which cannot be imported. A module of your own "
-                f"must lie in the working directory ({Path.cwd()}) or on PYTHONPATH."
+                f"{what}: {path} cannot be imported: {error}. What it imports must be installed, or lie on PYTHONPATH."
             ) from error
+        if not isinstance(error, ModuleNotFoundError):
+            raise
+        raise ValueError(
+            f"{what}: '{name}' needs the module '{error.name}', which cannot be imported. A module of your own "
+            f"must lie in the working directory ({Path.cwd()}) or on PYTHONPATH."
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:
-        public = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        raise ValueError(f"{what}: module '{module_name}' has no '{attribute}'.{nearest(attribute, public)}") from error
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        ]
+        raise ValueError(
+            f"{what}: module '{module_name}' has no '{attribute}'.{nearest(attribute, functions)}"
+        ) from error
 
 
-def _own_module(name: str) -> ModuleType | None:
-    """The module of a file below the working directory; it cannot be shadowed by an installed one of that name."""
-    path = Path.cwd().joinpath(*name.split(".")).with_suffix(".py")
-    if not path.is_file() or _is_installed(name, path):
-        return None
-    unique = f"_mmgrpo_own_{path}"
+def _own_file(name: str) -> Path | None:
+    """The file of a module or a package below the working directory; an installed one of that name does not shadow it.
+
+    None where an ordinary import reads that very file.
+    """
+    base = Path.cwd().joinpath(*name.split("."))
+    for path in (base / "__init__.py", base.with_suffix(".py")):
+        if path.is_file():
+            return None if _is_installed(name, path) else path
+    return None
+
+
+def _own_module(path: Path) -> ModuleType:
+    """The module of a file, read once."""
+    unique = f"_mmgrpo_own_{path}".replace(".", ":")  # a dot would name a parent package
     if unique not in sys.modules:
         spec = importlib.util.spec_from_file_location(unique, path)
         assert spec is not None and spec.loader is not None

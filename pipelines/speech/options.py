@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmgrpo.runtime.config import Data, Eval
 from pipelines.options import ModelOptions, TokenSampling
@@ -126,3 +127,5 @@ class CategoricalSampling:
 
     temperature: float = 1.0
     """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
+    evaluation_temperature: ClassVar[float] = 0.0
+    """No option: there is no other evaluation."""

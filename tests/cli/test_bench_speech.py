@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from pipelines.speech import whisper
-from tests import ROOT
+from mmgrpo.cli.bench.speech import EACH, KEPT, Args, refuse_unequal, report
+from tests.cli.running import call
 
 
 def row(contestant: str, rollout: float, update: float, tokens: int = 100) -> dict[str, Any]:
@@ -19,9 +17,7 @@ def row(contestant: str, rollout: float, update: float, tokens: int = 100) -> di
     return {"contestant": contestant, **both, **seconds, "clips encoded": 4, "tokens": [tokens]}
 
 
-def test_speed_is_told_against_encoding_for_every_transcript():
-    from bench_speech import EACH, KEPT, Args, report
-
+def test_speed_is_reported_against_encoding_for_every_transcript():
     rows = [row(KEPT, 1.0, 1.0), row(EACH, 4.0, 6.0)]
     result = {"command": "x", "machine": "y", "model": "z", "settings": vars(Args()), "rows": rows}
     fast, slow = report(result).splitlines()[-2:]
@@ -30,19 +26,15 @@ def test_speed_is_told_against_encoding_for_every_transcript():
 
 
 def test_contestants_that_wrote_other_transcripts_are_not_compared():
-    from bench_speech import refuse_unequal
-
     refuse_unequal([row("a", 1, 1, 100), row("b", 1, 1, 102)])
     with pytest.raises(RuntimeError, match=r"differ in the tokens of a step: \(100, 103\)"):
         refuse_unequal([row("a", 1, 1, 100), row("b", 1, 1, 103)])
 
 
 @pytest.mark.slow
-def test_each_contestant_encodes_as_often_as_it_says_and_writes_the_same(tmp_path):
-    command = [sys.executable, str(ROOT / "scripts" / "bench.py"), "speech", "--clips", "2", "--per-round", "2"]
-    command += ["--group", "3", "--steps", "2", "--tokens", "4", "--model", whisper.tiny(tmp_path / "model")]
-    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_each_contestant_encodes_as_often_as_it_says_and_writes_the_same(whisper_folder, tmp_path):
+    options = ["--clips", 2, "--prompts-per-step", 2, "--group", 3, "--steps", 2, "--tokens", 4, "--threads", 1]
+    call("bench", "speech", *options, "--model", whisper_folder, "--output", tmp_path)
     rows = json.loads((tmp_path / "speech.json").read_text())["rows"]
     # None; each of two clips once; each for three transcripts, in the rollout and in the update.
     assert [row["clips encoded"] for row in rows] == [0, 2, 2 * 3 * 2]

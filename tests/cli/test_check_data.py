@@ -1,11 +1,8 @@
+"""Data sets that are checked before anything is trained on them."""
+
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -13,36 +10,24 @@ import soundfile
 import torch
 from PIL import Image as Pil
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm.estimate import Sizes, of_model, tokens_of
 from pipelines.vlm.media import Measure, measure
-from tests import ROOT
-
-SCRIPT = ROOT / "scripts" / "check_data.py"
-
-
-def run(*arguments):
-    """Exit status, what was printed, and what was printed as an error, of a process of its own."""
-    kept = {name: value for name, value in os.environ.items() if name != "MMGRPO_DEBUG"}
-    environment = {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    return done.returncode, done.stdout, done.stderr
+from tests.cli.running import call
 
 
 @pytest.fixture
 def check(monkeypatch, capsys):
-    """The same without the seconds that a process needs to start."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    script, door = importlib.import_module("check_data"), importlib.import_module("door")
+    """Exit status, what was printed, and what was printed as an error."""
+    monkeypatch.delenv("MMGRPO_DEBUG", raising=False)
 
     def checked(*arguments):
-        monkeypatch.setattr(sys, "argv", ["check_data.py", *map(str, arguments)])
         status = 0
         try:
-            door.enter(script.main)
-        except SystemExit as ended:
-            status = ended.code
+            enter(lambda: call("check-data", *arguments))
+        except SystemExit as end:
+            status = end.code
         return status, *capsys.readouterr()
 
     return checked
@@ -67,17 +52,17 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- the script -----------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
-def test_a_good_data_set_is_described_and_passes(tmp_path):
-    status, told, errors = run(data(tmp_path), "--skipped", tmp_path / "bad.jsonl")
+def test_a_good_data_set_is_described_and_passes(check, tmp_path):
+    status, text, errors = check(data(tmp_path), "--skipped", tmp_path / "bad.jsonl")
     assert status == 0, errors
-    assert "20 rows" in told and "nothing is wrong" in told
-    assert "image 19, video 1" in told and "numeric 19, choice 1" in told and "20 rows have one" in told
+    assert "20 rows" in text and "nothing is wrong" in text
+    assert "image 19, video 1" in text and "numeric 19, choice 1" in text and "20 rows have one" in text
     # A picture of 28 x 56 pixels is below the least area, 4 * 28 * 28: sqrt(3136 / 1568) = 1.41, so 56 x 84 pixels,
     # 6 tokens, and 9 letters of text are 3.
-    assert "median 9," in told and "sides from 28 to 56 pixels" in told
+    assert "median 9," in text and "sides from 28 to 56 pixels" in text
     assert read(tmp_path / "bad.jsonl") == []
 
 
@@ -90,9 +75,9 @@ def test_every_kind_of_problem_is_listed_with_its_line(check, tmp_path):
     rows[11]["id"] = "clip"
     rows[13] = '{"text": '
     Pil.new("RGB", (300, 1)).save(tmp_path / "15.png")
-    status, told, _ = check(write(tmp_path, rows), "--skipped", tmp_path / "bad.jsonl")
-    assert status == 1 and "something is wrong with 7 rows" in told
-    problems = [line for line in told.splitlines() if line.startswith(f"  {tmp_path}")]
+    status, text, _ = check(write(tmp_path, rows), "--skipped", tmp_path / "bad.jsonl")
+    assert status == 1 and "something is wrong with 7 rows" in text
+    problems = [line for line in text.splitlines() if line.startswith(f"  {tmp_path}")]
     lines = {4: "cannot be read as a picture", 6: "Did you mean 'numeric'", 8: "some", 10: "'nframes' is no option"}
     lines |= {14: "not JSON", 16: "more than 200 to 1", 20: "the id 'clip' was used at"}
     assert len(problems) == 7
@@ -106,8 +91,8 @@ def test_every_kind_of_problem_is_listed_with_its_line(check, tmp_path):
 def test_one_unreadable_picture_in_twenty_is_at_the_limit_of_a_twentieth(check, tmp_path):
     path = data(tmp_path)
     (tmp_path / "3.png").unlink()
-    status, told, _ = check(path)
-    assert status == 1 and "something is wrong with 1 rows" in told and "data.jsonl:4: " in told
+    status, text, _ = check(path)
+    assert status == 1 and "something is wrong with 1 rows" in text and "data.jsonl:4: " in text
     assert check(path, "--skip-limit", 0.05)[0] == 0
     assert check(path, "--skip-limit", 0.049)[0] == 1
     assert check(path, "--limit", 3)[0] == 0
@@ -118,9 +103,9 @@ def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(c
     from pipelines.vlm import qwen_vl
 
     path, model = data(tmp_path, rows=2), qwen_vl.tiny(tmp_path / "model")
-    status, told, errors = check(path, "--model", model, "--max-pixels", 1024, "--max-prompt-tokens", 5)
+    status, text, errors = check(path, "--model", model, "--max-pixels", 1024, "--max-prompt-tokens", 5)
     assert status == 1, errors
-    assert "data.jsonl:1: has" in told and "more than --max-prompt-tokens 5" in told
+    assert "data.jsonl:1: has" in text and "more than --max-prompt-tokens 5" in text
 
 
 def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
@@ -135,16 +120,6 @@ def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
         assert status == 2 and complaint in errors and "Traceback" not in errors
     status, _, errors = check(write(tmp_path, [{"text": "a"}]), "--family", "sd3")
     assert status == 2 and "qwen_vl only" in errors
-
-
-def test_help_is_there_in_a_second():
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        status, told, _ = run("--help")
-        times.append(time.perf_counter() - start)
-        assert status == 0 and "Check a data set" in told
-    assert min(times) < 1.0
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -195,12 +170,12 @@ def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
         tone = np.sin(np.arange(8_000 * (number + 1)) * 0.1) / 2
         soundfile.write(tmp_path / f"{number}.wav", tone * (number < 2), 16_000)
     rows = [{"text": "", "audio": f"{number}.wav", "answer": "a tone", "task": "transcribe"} for number in range(3)]
-    status, told, _ = check(write(tmp_path, rows[:2]))
-    assert status == 0 and "audio 2" in told
+    status, text, _ = check(write(tmp_path, rows[:2]))
+    assert status == 0 and "audio 2" in text
     assert (
-        "2, seconds: least 0.5, median 0.75, 95 of 100 below 1, most 1" in told
+        "2, seconds: least 0.5, median 0.75, 95 of 100 below 1, most 1" in text
     )  # 8,000 and 16,000 of 16,000 a second
     del rows[0]["answer"]
-    status, told, _ = check(write(tmp_path, rows))
-    assert status == 1 and "something is wrong with 2 rows" in told
-    assert "its answer is None; wanted what is said" in told and "2.wav: is silent" in told
+    status, text, _ = check(write(tmp_path, rows))
+    assert status == 1 and "something is wrong with 2 rows" in text
+    assert "its answer is None; wanted what is said" in text and "2.wav: is silent" in text

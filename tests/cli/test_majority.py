@@ -1,18 +1,14 @@
-"""What several samples agree on, and how the evaluation script tells it."""
+"""What several samples agree on, and how evaluation reports it."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from evaluate import ANSWER, describe
-from majority import agreement, answer_number, majority_at, normal, winner
 
-from mmgrpo.types import Prompt, Text
-
-
-def numbers(*texts: str) -> list[float]:
-    return answer_number([Prompt("q")] * len(texts), [Text(text) for text in texts])
+from mmgrpo.cli.majority import agreement, answer, majority_at, normal, winner
+from mmgrpo.cli.measures import describe
+from mmgrpo.types import Prompt
 
 
 def test_answers_are_compared_without_case_spaces_and_full_stop_and_numbers_by_value():
@@ -22,22 +18,20 @@ def test_answers_are_compared_without_case_spaces_and_full_stop_and_numbers_by_v
 
 
 def test_the_answer_is_what_stands_in_the_tags_and_all_where_there_are_none():
-    a, b, c, d = numbers(
-        "<think>x</think><answer>Red</answer>", "<think>y</think><answer>red.</answer>", "red", "<answer>"
-    )
-    assert a == b == c != d
-    assert all(value == int(value) < 2**24 for value in (a, d))
+    assert answer("<think>x</think><answer>Red</answer>") == answer("<think>y</think><answer>red.</answer>")
+    assert answer("red") == answer("<answer>Red</answer>") == "red" != answer("<answer>")
+    assert answer("<answer>2.0</answer>") == answer("2")
 
 
 def test_the_most_frequent_answer_wins_and_of_equals_the_first():
-    assert winner([1, 2, 2, 3]) == 1
-    assert winner([3, 1, 1, 3]) == 0
-    assert winner([5]) == 0
-    assert agreement([1, 2, 2, 3]) == 0.5
+    assert winner(list("abbc")) == 1
+    assert winner(list("caac")) == 0
+    assert winner(["e"]) == 0
+    assert agreement(list("abbc")) == 0.5
 
 
 def test_a_majority_scores_what_its_answer_scores():
-    answers, values = [7, 8, 8, 9, 9, 9], [0.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+    answers, values = list("788999"), [0.0, 1.0, 1.0, 0.5, 0.5, 0.5]
     # k = 6: 9 is said three times, 0.5. k = 3: 8 (1.0) and 9 (0.5). k = 2: 7 before 8 (0), 8 before 9 (1), 9 (0.5).
     assert majority_at(answers, values, 6) == 0.5
     assert majority_at(answers, values, 3) == pytest.approx(0.75)
@@ -46,16 +40,16 @@ def test_a_majority_scores_what_its_answer_scores():
     assert majority_at(answers, values, 4) == 1.0
     # k = 1 is the mean.
     assert majority_at(answers, values, 1) == pytest.approx(sum(values) / 6)
-    assert math.isnan(majority_at([1, 1], [math.nan, 1.0], 2))
+    assert math.isnan(majority_at(["1", "1"], [math.nan, 1.0], 2))
     with pytest.raises(ValueError, match="there are only 6"):
         majority_at(answers, values, 7)
 
 
-def test_majorities_are_told_of_rewards_between_0_and_1_only():
-    table = {"right": [[1.0, 0.0, 1.0]], "length": [[12.0, 40.0, 9.0]], ANSWER: [[4.0, 5.0, 4.0]]}
-    told = describe(table, [Prompt("q")], 1.0)
+def test_majorities_are_reported_of_rewards_between_0_and_1_only():
+    table = {"right": [[1.0, 0.0, 1.0]], "length": [[12.0, 40.0, 9.0]]}
+    result = describe(table, [["<answer>4</answer>", "5", "4."]], [Prompt("q")], 1.0)
     # Three samples: k = 2 takes the first two (a tie, the first), k = 3 all of them; the first answer is right.
-    assert told["majority_at"] == {"right": {"2": 1.0, "3": 1.0}}
-    assert told["agreement"] == pytest.approx(2 / 3)
-    assert list(told["rewards"]) == ["right", "length"]
-    assert "majority_at" not in describe({"right": [[1.0, 0.0]]}, [Prompt("q")], 1.0)
+    assert result["majority_at"] == {"right": {"2": 1.0, "3": 1.0}}
+    assert result["agreement"] == pytest.approx(2 / 3)
+    assert list(result["rewards"]) == ["right", "length"]
+    assert "majority_at" not in describe({"right": [[1.0, 0.0]]}, [], [Prompt("q")], 1.0)

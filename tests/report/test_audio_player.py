@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import wave
 from base64 import b64decode
@@ -10,10 +9,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-import soundfile
 import torch
-from corpus import aligner
-from sounds_shown import SMALL, exhibit, heard, small
 
 from mmgrpo.evaluation import Shown
 from mmgrpo.report import audio_player as page
@@ -63,40 +59,6 @@ def test_a_player_holds_the_file_and_what_cannot_be_played_is_named(tmp_path, mo
     assert "(b.wav is missing)" in player(tmp_path, "b.wav", "")
     monkeypatch.setattr(page, "MOST_BYTES", 4)
     assert "(a.opus is too large for this page: 5 bytes, at most 4)" in player(tmp_path, "a.opus", "")
-
-
-def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
-    soundfile.write(tmp_path / "small.FLAC", HUM.samples[0, :800].numpy(), 16_000, format="FLAC")
-    assert heard(Media("audio", str(tmp_path / "small.FLAC"))) == Sound((tmp_path / "small.FLAC").read_bytes(), ".flac")
-    soundfile.write(tmp_path / "large.wav", HUM.samples[0].repeat(3).numpy(), 16_000)
-    made = heard(Media("audio", str(tmp_path / "large.wav")))
-    assert (tmp_path / "large.wav").stat().st_size > SMALL > 4 * len(made.content) and made.suffix == ".ogg"
-    samples, rate = soundfile.read(BytesIO(made.content))
-    assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.parametrize("rate", [5_000, 16_000, 22_050, 96_000])
-def test_sounds_of_any_rate_and_number_of_channels_become_small(rate):
-    samples, found = soundfile.read(BytesIO(small(Audio(HUM.samples.repeat(2, 3), rate)).content))
-    assert found == rate and samples.shape == (48_000, 2)
-
-
-def test_the_page_plays_the_clip_and_aligns_both_transcripts(tmp_path):
-    soundfile.write(tmp_path / "a.flac", HUM.samples[0, :800].numpy(), 16_000)
-    prompt = clip(tmp_path / "a.flac", answer="The cat sat.")
-    align = aligner(["one_minus_wer"])
-    for title, said in (("before", "the bat sat"), ("after", "The cat sat")):
-        exhibit(tmp_path / "samples" / title, Shown([prompt], [Text(said, 3)], [{"one_minus_wer": 1.0}]), align)
-    html = completions_html(tmp_path / "samples")
-    assert html.count("<audio") == 1 and html.index("<audio") < html.index("before · 3 tokens")
-    assert "1 error in 3 words: 1 substitution" in html and "0 errors in 3 words" in html
-    assert "<h3>Largest improvements</h3>" in html and "[audio]" not in html and "reference: The cat sat." in html
-    (row,) = map(json.loads, (tmp_path / "samples" / "before.jsonl").read_text().splitlines())
-    assert row["aligned"] == [["equal", "the", "the"], ["replace", "cat", "bat"], ["equal", "sat", "sat"]]
-
-
-def test_rewards_of_other_kinds_align_nothing(tmp_path):
-    assert aligner(["sentence_bleu"])(Prompt("", answer=["a", "b"]), Text("a")) == []
 
 
 def test_everything_that_a_user_gives_is_escaped(tmp_path):

@@ -21,7 +21,7 @@ from reward_models.speech.rate import seconds, speaking_rate, syllables, words_a
 from reward_models.speech.speaker import speaker_similarity
 from tests import ROOT
 
-SPEECH = ROOT / "assets" / "speech"
+SPEECH = ROOT / "pipelines" / "speech" / "assets"
 needs_whisper = pytest.mark.skipif(
     not Path(recognizer.TINY_EN).expanduser().is_dir(),
     reason="Whisper tiny.en is not there; fetch it: pipelines.speech.whisper_weights.whisper_tiny_en()",

@@ -1,18 +1,17 @@
-"""How a configuration is read: layers, errors, recipes."""
+"""How a configuration is read: layers, errors, names that were changed."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 import pytest
 
+from mmgrpo.cli.train import read
+from mmgrpo.family import families, family
 from mmgrpo.presets import PRESETS
-from mmgrpo.runtime.config import Algorithm
-from mmgrpo.runtime.reading import build, load_yaml, read, take_option, write_yaml
-from scripts.visual import VisualConfig, arithmetic
-from tests import ROOT
-
-RECIPES = sorted((ROOT / "scripts" / "recipes" / "visual").glob("*.yaml"))
+from mmgrpo.runtime.config import Algorithm, Config, config_class
+from mmgrpo.runtime.reading import RENAMED, build, load_yaml, option_names, take_option, write_yaml
 
 
 @pytest.fixture
@@ -27,8 +26,9 @@ def recipe(tmp_path):
     return write
 
 
-def parsed(*arguments: str) -> VisualConfig:
-    return read(VisualConfig, list(arguments))
+def parsed(*arguments: str) -> Config:
+    """The configuration of ``mmgrpo train <arguments>``."""
+    return read(arguments, "", "sd3")
 
 
 def test_later_layers_win(recipe):
@@ -63,7 +63,8 @@ def test_the_command_line_lies_above_its_own_preset():
 def test_a_preset_is_what_it_says_whichever_way_it_is_named(name, recipe):
     wanted = {"preset": name, **PRESETS[name]}
     assert asdict(build(Algorithm, {"preset": name}, "here")) == wanted
-    assert asdict(build(VisualConfig, {"algorithm": {"preset": name}}, "here").algorithm) == wanted
+    kind = config_class(family("sd3").sections)
+    assert asdict(build(kind, {"algorithm": {"preset": name}}, "here").algorithm) == wanted
 
 
 def test_without_an_algorithm_section_the_default_preset_holds(recipe):
@@ -115,8 +116,20 @@ def test_a_mistake_in_a_file_is_told_with_the_key_and_what_was_wanted(text, mess
         parsed("--config", recipe(text))
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_setting_under_its_old_name_is_refused_with_its_new_one(old, new, recipe):
+    section, _, key = old.partition(".")
+    with pytest.raises(ValueError, match=rf"recipe\.yaml: '{old}' is called '{new}' now$"):
+        parsed("--config", recipe(f"{section}: {{{key}: 1}}\n"))
+    option = f"--{new.replace('_', '-')}"
+    for written in (f"--{old}=1", f"--{old.replace('_', '-')}=1"):
+        with pytest.raises(ValueError, match=re.escape(f"'{written[:-2]}' is called {option} now")):
+            parsed(written)
+    assert any(option in option_names(config_class(one.sections)) for one in families().values())
+
+
 def test_mistakes_on_the_command_line_are_told_too(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"--config: there is no file .*none\.yaml; recipes are in"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.yaml; 'mmgrpo recipes' lists the recipes"):
         parsed("--config", str(tmp_path / "none.yaml"))
     with pytest.raises(ValueError, match="--config needs a value"):
         parsed("--config")
@@ -152,46 +165,3 @@ def test_configurations_do_not_share_their_lists():
     first.algorithm.select.append("more")
     second = parsed("--algorithm.preset", "dapo")
     assert second.algorithm.select == PRESETS["dapo"]["select"] == ["drop_zero_spread"]
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_parses_and_says_what_it_will_do(path):
-    config = parsed("--config", str(path))
-    assert config.name == path.stem
-    assert load_yaml(path)["algorithm"]["preset"] == config.algorithm.preset
-    told = arithmetic(config)
-    assert f"{config.data.prompts_per_step} prompts x {config.data.group_size} samples" in told
-    assert f"{config.steps:,} optimizer steps" in told
-
-
-def test_the_arithmetic_of_a_run_without_branches():
-    """Flow-GRPO: 48 prompts x 24 samples = 1152; each of 10 steps evaluates two branches of guidance;
-    8 or 9 steps are trained; 1200 optimizer steps at 2 a round are 600 rounds."""
-    config = parsed("--config", str(next(path for path in RECIPES if path.stem == "flow_grpo")))
-    told = arithmetic(config)
-    rows = 48 * 24
-    assert rows == 1152 and config.sampling.steps == 10 and config.model.guidance == 4.5
-    assert "48 prompts x 24 samples = 1,152 samples, 10 denoising steps" in told
-    sampled, trained = rows * 10 * 2, rows * 9
-    assert f"{sampled:,} network evaluations to sample, {trained:,} decisions trained" in told
-    assert f"with {2 * trained:,} evaluations forward and backward" in told
-    assert "cut into 2 update(s) x 1 epoch(s) = 2 optimizer step(s)" in told
-    assert "1,200 optimizer steps = 600 rounds = 691,200 samples" in told
-    assert f"{600 * sampled:,} evaluations to sample, {600 * 2 * trained:,} to train" in told
-
-
-def test_the_arithmetic_of_a_tree():
-    """2 prompts; 6 steps, splits at 0 and 2: states 1 1 2... a group evaluates 1 + 2 + 2 + 4 + 4 + 4 = 17 states and
-    trains 2 + 2 + 4 + 4 + 4 = 16 decisions that lead from 1 + 2 + 2 + 4 + 4 = 13 states."""
-    options = {
-        "data.prompts_per_step": 2,
-        "data.group-size": 4,
-        "sampling.steps": 6,
-        "sampling.plan": "branch_tree(splits=[0,2])",
-        "optim.epochs": 3,
-        "steps": 7,
-    }
-    told = arithmetic(parsed(*(f"--{name}={value}" for name, value in options.items())))
-    assert "2 prompts x 4 samples = 8 samples, 6 denoising steps" in told
-    assert "34 network evaluations to sample, 32 decisions trained with 78 evaluations" in told
-    assert "7 optimizer steps = 3 rounds = 24 samples, 102 evaluations to sample, 234 to train" in told

@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.runtime.plugins import locate
 from mmgrpo.types import Audio
 from pipelines.speech.audio import check_audio, read_audio
-from scripts import make_speech_data as script
-from tests import ROOT
+from scripts.pretrain import speech_data as script
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
-SPEECH = ROOT / "assets" / "speech"
+SPEECH = Path(locate("embedded:speech"))
 SPLITS = ("train", "tune", "heldout", "natural", "telephone_train", "telephone")
 PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
 

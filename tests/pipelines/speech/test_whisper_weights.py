@@ -18,7 +18,7 @@ from tests import ROOT
 
 pytest.importorskip("transformers")
 
-NATURAL = ROOT / "assets" / "speech" / "natural.jsonl"
+NATURAL = ROOT / "pipelines" / "speech" / "assets" / "natural.jsonl"
 
 
 def text(value):

@@ -1,12 +1,11 @@
-"""What the evaluation script tells of all transcripts or translations together."""
+"""What evaluation reports of all transcripts or translations of a file together."""
 
 from __future__ import annotations
 
 import pytest
-from evaluate import counted
-from recognized import compared, counters, described, fitting, marked, told
 
-from mmgrpo.types import Prompt, Text
+from mmgrpo.cli.corpus import compared, count, described, lines, marked, suitable
+from mmgrpo.types import Prompt
 from reward_models.rules.translation import corpus_bleu, corpus_chrf, corpus_interval
 
 WER = ["one_minus_wer"]
@@ -22,17 +21,20 @@ SAID = ["the bat sat up", "a dog", "old words", "yes", "no", "up"]
 """One substituted and one inserted word of 3; right; two left out of 4; right three times: 4 errors in 12 words."""
 
 
+def rows(texts):
+    """Texts as samples: one of each prompt."""
+    return [[text] for text in texts]
+
+
 def counts(texts):
-    """Counts of one sample each, as ``evaluate.measure`` gathers them."""
-    outputs = [Text(text) for text in texts]
-    return counted({one.name: [[value] for value in one.fn(CLIPS, outputs)] for one in counters(WER)})
+    return count(CLIPS, rows(texts), WER)
 
 
 def whole(texts=SAID, rewards=WER, groups=(), worst=10):
-    return described(CLIPS, texts, counts(texts), rewards, groups, worst)
+    return described(CLIPS, rows(texts), counts(texts), rewards, groups, worst)
 
 
-def test_rates_are_of_all_words_and_errors_are_told_by_kind():
+def test_rates_are_of_all_words_and_errors_are_counted_by_kind():
     found = whole()
     assert found["wer"]["mean"] == pytest.approx(4 / 12) and found["wer"]["n"] == 6
     assert [found[kind] for kind in ("substituted", "deleted", "inserted", "words")] == [1, 2, 1, 12]
@@ -65,24 +67,24 @@ def test_two_models_are_compared_clip_by_clip():
     assert found["wer"]["difference"]["high"] == 0 and found["cer"]["relative"] == pytest.approx(-4 / 12)
 
 
-def test_what_is_told_names_everything():
+def test_the_tables_name_everything():
     found = {**whole(), "difference": compared(counts(SAID), counts(SAID[:2] + [""] + SAID[3:]))}
-    lines = "\n".join(told(found))
-    assert "all                           6" in lines and "voice x" in lines and "0.333 [" in lines
-    assert "of 12 words: 1 substituted, 2 deleted, 1 inserted" in lines
-    assert "wer against the other: +0.167" in lines and "(+50.0%), paired" in lines
-    assert "  2 a: the {bat for cat} sat [+up+]" in lines
-    assert list(told({})) == []
+    text = "\n".join(lines(found))
+    assert "all                           6" in text and "voice x" in text and "0.333 [" in text
+    assert "of 12 words: 1 substituted, 2 deleted, 1 inserted" in text
+    assert "wer against the other: +0.167" in text and "(+50.0%), paired" in text
+    assert "  2 a: the {bat for cat} sat [+up+]" in text
+    assert list(lines({})) == []
 
 
 def test_translations_have_bleu_and_chrf_and_no_word_error_rate():
     rewards = ["sentence_bleu(tokenize='char')", "sentence_chrf"]
-    assert counters(rewards) == []
-    found = described(CLIPS, SAID, {}, rewards, [], 10)
+    assert count(CLIPS, rows(SAID), rewards) == []
+    found = described(CLIPS, rows(SAID), [], rewards, [], 10)
     assert found["bleu"]["mean"] == pytest.approx(corpus_bleu([p.answer for p in CLIPS], SAID, "char"))
     assert found["chrf"]["mean"] == pytest.approx(corpus_chrf([p.answer for p in CLIPS], SAID))
     assert "wer" not in found and found["worst"] == [] and "chrf" in found["groups"]["voice"]["y"]
-    assert compared({}, {}) == {}
+    assert compared([], []) == {}
 
 
 def test_the_interval_of_a_corpus_score_takes_several_references():
@@ -96,9 +98,27 @@ def test_the_interval_of_a_corpus_score_takes_several_references():
         corpus_interval("bleu", [[]], ["a"])
 
 
-def test_rewards_fit_what_is_known_of_the_clips():
-    assert fitting([Prompt("", answer="a")], translated=False) == ["one_minus_wer", "exact_transcript"]
+HEARING = ["one_minus_wer", "exact_transcript"]
+
+
+def test_rewards_suit_what_is_known_of_the_clips():
+    assert suitable([Prompt("", answer="a")], False, HEARING) == HEARING
     translations = ["sentence_bleu", "sentence_chrf"]
-    assert fitting([Prompt("", answer="a")], translated=True) == translations
-    assert fitting([Prompt("", answer="a", task="translate")], translated=False) == translations
-    assert fitting([Prompt("", answer=["a", "b"])], translated=False) == translations
+    assert suitable([Prompt("", answer="a")], True, HEARING) == translations
+    assert suitable([Prompt("", answer="a", task="translate")], False, HEARING) == translations
+    assert suitable([Prompt("", answer=["a", "b"])], False, HEARING) == translations
+    # Of a family that does not compare transcripts nothing is changed.
+    assert suitable([Prompt("", answer=["a", "b"])], False, ["task"]) == ["task"]
+
+
+def test_errors_of_several_samples_are_their_mean():
+    # "the bat sat up" has two wrong words, "the cat sat" none; 1 and 0 letters of cat, and " up": 4 and 0.
+    (one,) = count(CLIPS[:1], [["the bat sat up", "the cat sat"]], WER)
+    assert one.errors == {"substituted": 0.5, "deleted": 0.0, "inserted": 0.5}
+    assert (one.word_errors, one.words, one.letter_errors, one.letters) == (1.0, 3.0, 2.0, 11.0)
+
+
+def test_other_rewards_report_nothing_of_a_corpus():
+    assert count(CLIPS, rows(SAID), ["scene_all"]) == []
+    assert described(CLIPS, rows(SAID), [], ["scene_all"], [], 10) == {}
+    assert described(CLIPS, [], [], WER, [], 10) == {}  # nothing was written

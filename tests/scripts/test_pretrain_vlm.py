@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.cli.train import read
+from mmgrpo.runtime.plugins import locate
 from mmgrpo.toy import clips, questions
 from mmgrpo.toy.clips import mixture
 from mmgrpo.toy.questions import Question, politely, words
-from tests import ROOT
+from scripts.pretrain import questions as written
+from scripts.pretrain import supervise
+from scripts.pretrain.vlm import Args, Batches, answer_of_people, create, measure, talk
+from tests.building import module
+from tests.cli.running import call, summary
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from pretrain_vlm import Args, Batches, answer_of_people, create, measure, talk
-
-from tests import ROOT
-
-BASE = ROOT / "assets" / "questions" / "base"
+BASE = Path(locate("embedded:vlm/questions/base"))
 
 
 def said(kind: str, answer: str, times: int = 400, polite: bool = False) -> list[str]:
@@ -95,7 +94,6 @@ def test_everything_that_is_said_is_in_the_vocabulary():
 def test_conversations_are_tokens_of_the_chat_template(tmp_path):
     pytest.importorskip("transformers")
     from mmgrpo.types import Prompt, Turn
-    from tests.building import module
 
     create(Args(width=32, layers=1, vision_width=32), tmp_path)
     model = module("qwen_vl").load(tmp_path)
@@ -120,8 +118,6 @@ def test_conversations_are_tokens_of_the_chat_template(tmp_path):
 
 def test_the_committed_base_is_small_whole_and_knows_the_words():
     pytest.importorskip("transformers")
-    from tests.building import module
-
     model = module("qwen_vl").load(BASE)
     assert set(questions.vocabulary()) <= set(model.tokenizer.get_vocab())
     assert sum(file.stat().st_size for file in BASE.iterdir()) < 8e6
@@ -131,16 +127,11 @@ def test_the_committed_base_is_small_whole_and_knows_the_words():
 
 
 def test_the_demo_starts_from_the_committed_base_and_the_questions_that_are_written():
-    from make_questions import Args as Written
-    from vlm import VlmConfig
-
-    from mmgrpo.runtime.config import read
-
-    config = read(VlmConfig, ["--config", str(ROOT / "scripts" / "recipes" / "vlm" / "demo.yaml")])
-    assert ROOT / config.model.path == BASE and config.rewards == ["task"]
+    config = read(["--recipe", "vlm/demo"], "")
+    assert Path(locate(config.model.path)) == BASE and config.rewards == ["task"]
     assert (config.data.train, config.data.heldout) == ("data/questions/train.jsonl", "data/questions/heldout.jsonl")
-    # A question is met at most once: 60 rounds of 16.
-    assert config.steps * config.data.prompts_per_step <= Written().train
+    # A question is met at most once: 60 steps of 16.
+    assert config.steps * config.data.prompts_per_step <= written.Args().train
 
 
 @pytest.mark.slow
@@ -153,23 +144,21 @@ def test_the_committed_base_has_something_to_learn_and_something_to_learn_from()
 
 
 @pytest.mark.slow
-def test_more_supervised_training_stands_beside_a_run(tmp_path: Path):
-    def script(name: str, *arguments: str) -> str:
-        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+def test_more_supervised_training_stands_beside_a_run(tmp_path, monkeypatch, capsys):
+    def script(main, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
+        main()
+        return capsys.readouterr().out
 
-    data, demo = tmp_path / "data", ROOT / "scripts" / "recipes" / "vlm" / "demo.yaml"
-    script("make_questions", "--output", str(data), "--train", "16", "--tune", "8", "--heldout", "16")
-    files = ["--data.train", str(data / "train.jsonl"), "--data.heldout", str(data / "heldout.jsonl")]
-    few = ["--steps", "1", "--data.prompts_per_step", "2", "--data.group-size", "2"]
-    script("train_vlm", "--config", str(demo), "--output-dir", str(tmp_path), "--name", "run", *files, *few)
-    told = script("supervise_vlm", "--run", str(tmp_path / "run"), "--seconds", "1")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    beside = summary["supervised"]
+    script(written.main, "--output", tmp_path / "data", "--train", 16, "--tune", 8, "--heldout", 16)
+    files = ["--data.train", tmp_path / "data" / "train.jsonl", "--data.heldout", tmp_path / "data" / "heldout.jsonl"]
+    few = ["--steps", 1, "--data.prompts-per-step", 2, "--data.group-size", 2, "--threads", 1]
+    call("train", "--recipe", "vlm/demo", "--output-dir", tmp_path, "--name", "run", *files, *few)
+    printed = script(supervise.main, "--run", tmp_path / "run", "--seconds", 1)
+    result = summary(tmp_path / "run")
+    beside = result["supervised"]
     assert beside["steps"] >= 1 and beside["after"]["task"]["n"] == 16
-    gap = summary["eval"]["after"]["task"]["mean"] - beside["after"]["task"]["mean"]
+    gap = result["eval"]["after"]["task"]["mean"] - beside["after"]["task"]["mean"]
     assert beside["against"]["task"]["mean"] == pytest.approx(gap)
-    assert "more of supervised training" in told
+    assert "more of supervised training" in printed
     assert "supervised instead" in (tmp_path / "run" / "report.html").read_text()

@@ -1,0 +1,96 @@
+"""The console entry: its commands, their help, and the lists of what there is to choose from."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.cli import main
+from mmgrpo.family import families
+from mmgrpo.presets import CATALOGUE
+from mmgrpo.rewards import known
+from mmgrpo.runtime.plugins import recipes
+from tests import ROOT
+from tests.cli.running import refused, run, script
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
+LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": known}
+
+
+# ---- help
+
+
+def test_help_lists_every_command_with_a_line(capsys):
+    main.run([])
+    usage = capsys.readouterr().out
+    main.run(["--help"])
+    assert capsys.readouterr().out == usage
+    lines = [line.split(maxsplit=1) for line in usage.splitlines() if line.startswith("  ")]
+    assert [line[0] for line in lines] == list(main.COMMANDS) and all(len(line) == 2 for line in lines)
+
+
+WATCHED = """
+import sys, time
+from mmgrpo.cli import main
+try:
+    main.run(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+print("heavy:", *sorted({"torch", "numpy", "transformers", "diffusers", "accelerate"} & set(sys.modules)))
+print(time.process_time())
+"""
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_help_of_a_command_says_how_to_call_it_and_imports_no_torch_within_a_second(command):
+    """Of the processor's time; the best of three, for whatever else the machine does."""
+    for _ in range(3):
+        shown = run([sys.executable, "-c", WATCHED], command, "--help").stdout
+        *lines, heavy, seconds = shown.splitlines()
+        assert f"mmgrpo {command}" in "\n".join(lines) and heavy == "heavy:"
+        if float(seconds) < 1:
+            break
+    assert float(seconds) < 1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_a_door_to_a_command(name):
+    command = name.removesuffix(".py").replace("_", "-")
+    shown = run(script(name), "--help").stdout
+    if command.startswith("train-"):
+        assert f"python scripts/{name}" in shown and "--model.path" in shown and "What its GRPO is" in shown
+    else:
+        assert f"mmgrpo {command}" in shown
+
+
+def test_the_console_entry_is_installed_and_ends_a_mistake_with_one_line():
+    installed = shutil.which("mmgrpo", path=str(Path(sys.executable).parent))
+    assert installed, "install the project: pip install -e ."
+    assert refused([installed], "trian").startswith("mmgrpo: there is no command 'trian'. Did you mean 'train'?")
+
+
+def test_a_mistake_in_a_script_ends_with_one_line_too():
+    message = refused(script("train_visual.py"), "--stpes", 3)
+    assert message == "the command line: there is no option '--stpes'. Did you mean '--steps'? --help lists them all."
+
+
+# ---- lists
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_a_list_has_a_line_for_everything(what, capsys):
+    main.run([what])
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == list(LISTS[what]())
+    assert all(len(row) == 2 for row in rows)  # a name, and what it is
+
+
+def test_a_list_can_be_of_the_names_that_contain_something(capsys):
+    main.run(["rewards", "wer"])
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == [name for name in known() if "wer" in name] and "neg_wer" in names
+    with pytest.raises(ValueError, match="mmgrpo families: none contains 'sd4'. Did you mean 'sd3'?"):
+        main.run(["families", "sd4"])

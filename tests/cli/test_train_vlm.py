@@ -1,0 +1,143 @@
+"""Training of models that look and answer, on real pictures and videos and a tiny model of the real architecture."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import yaml
+
+from pipelines.vlm import causal_lm
+from tests.cli import quick
+from tests.cli.running import call, read_lines, summary, write_rows
+from tests.cli.test_recipes import TASKS
+
+VIDEOS = {"video_r1": ("video", "image"), "time_r1": ("video",)}
+"""Recipe to what its rows show, where that is not pictures alone."""
+
+
+def train(model, media, output, *more: object) -> None:
+    call("train", "--model.family", "qwen_vl", *quick.vlm(model, media, output, *more))
+
+
+# ---- recipes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, qwen_folder, media, tmp_path):
+    recipe = quick.contents(f"vlm/{name}")
+    updates, group = recipe["optim"].get("updates", 1), min(4, recipe["data"]["group_size"])
+    options = quick.questions(tmp_path, TASKS[name], VIDEOS.get(name, ("image",)))
+    options += ["--data.prompts-per-step", updates, "--data.group-size", group, "--model.max-prompt-tokens", 200]
+    call("train", "--recipe", f"vlm/{name}", *quick.vlm(qwen_folder, media, tmp_path, *options))
+
+    folder = tmp_path / name
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert recipe["rewards"] == config["rewards"]
+    assert config["algorithm"]["preset"] == recipe["algorithm"]["preset"]
+    assert config["sampling"]["temperature"] == recipe["sampling"]["temperature"]
+    lines = read_lines(folder / "metrics.jsonl")
+    rewards = [reward.split("(")[0] for reward in config["rewards"]]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert all(math.isfinite(line[f"reward/{reward}/mean"]) for reward in rewards)
+        assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-5
+    assert lines[0]["decisions"] > 0
+    # T-GRPO samples half as many completions more where the prompt shows a video.
+    contrast = group // 2 if name == "video_r1" else 0
+    assert lines[0]["rollout/rows"] in (updates * group, updates * (group + contrast))
+
+    result = summary(folder)
+    assert (result["modality"], result["family"], result["steps"]) == ("vlm", "qwen_vl", 2)
+    assert result["eval"].keys() == {"before", "after", "difference"}
+    assert result["blind"].keys() == set(rewards) and all(one["n"] == 2 for one in result["blind"].values())
+    saved = "adapter_model.safetensors" if config["model"]["lora_rank"] else "model.safetensors"
+    assert (folder / "model" / saved).is_file()
+    for title in ("before", "after", "blind"):
+        assert len(read_lines(folder / "samples" / f"{title}.jsonl")) == 2
+    report = (folder / "report.html").read_text()
+    assert report.count("data:image/jpeg;base64,") >= 2 and "blind, after" in report
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)""", report)
+
+
+@pytest.mark.slow
+def test_a_model_of_words_trains_in_the_same_way(tmp_path):
+    path = causal_lm.tiny(tmp_path / "model")
+    rows = [{"text": "how many", "answer": "1"}, {"text": "how many red", "answer": "2"}]
+    files = ["--data.train", write_rows(tmp_path / "train.jsonl", rows)]
+    heldout = [{"text": "is a blue red", "answer": "no"}]
+    files += ["--data.heldout", write_rows(tmp_path / "heldout.jsonl", heldout)]
+    options = ["--model.lora-rank", 2, "--rewards", "exact(tags=False)", "--data.prompts-per-step", 1, "--steps", 2]
+    options += ["--sampling.max-tokens", 4, "--trackers", "--output-dir", tmp_path]
+    call("train", "--model.family", "causal_lm", "--model.path", path, *files, *options)
+    result = summary(tmp_path / "run")
+    assert result["family"] == "causal_lm" and "blind" not in result
+    assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
+    assert "is a blue red" in (tmp_path / "run" / "report.html").read_text()
+
+
+# ---- mistakes
+
+EARLY = {
+    "too long": (["--data.too-long", "cut"], "data.too_long: there is no 'cut'. Known: filter, refuse."),
+    "truncated": (["--sampling.truncated", "msk"], "sampling.truncated: there is no 'msk'. Did you mean 'mask'?"),
+    "groups of one": (["--data.group-size", 1], "data.group_size must be at least 2, got 1"),
+    "updates": (["--optim.updates", 9], "a rollout of 8 groups cannot be cut into optim.updates=9 steps"),
+    "preset": (["--algorithm.preset", "dap"], "there is no preset 'dap'. Did you mean 'dapo'?"),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_a_mistake_in_the_settings_is_an_error_before_anything_is_loaded(case, tmp_path):
+    options, message = EARLY[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call("train", "--model.family", "qwen_vl", "--output-dir", tmp_path, *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+LATE = {
+    "model": (["--model.path", "nowhere"], "there is no model folder 'nowhere'"),
+    "preset": (["--algorithm.preset", "flow_grpo"], "preset 'flow_grpo' is for gaussian policies"),
+    "reward": (["--rewards", "formt"], "there is no 'formt'. Did you mean 'format'?"),
+    "contrast": (["--sampling.contrast", "shuffled"], "there is no 'shuffled'. Did you mean 'shuffled_frames'?"),
+    "prompts": (["--data.train", "no.jsonl"], "no.jsonl: there is no such prompt file"),
+    "media": (["--data.media-root", "elsewhere"], "4 of 4 prompts show something that cannot be read"),
+    "all too long": (
+        ["--model.max-prompt-tokens", 5, "--data.too-long", "filter"],
+        "no prompt has at most model.max_prompt_tokens=5 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, qwen_folder, media, tmp_path):
+    """Even with --overwrite: a run that cannot start removes nothing."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("name: run\n")
+    options, message = LATE[case]
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+        train(qwen_folder, media, tmp_path, *quick.questions(tmp_path, "exact", ("image",)), "--overwrite", *options)
+    assert (tmp_path / "run" / "config.yaml").read_text() == "name: run\n"
+
+
+def test_a_broken_video_stops_the_run_with_an_error_that_names_it(qwen_folder, tmp_path):
+    (tmp_path / "bad.mp4").write_bytes(b"no video")
+    content = [{"type": "video", "video": "bad.mp4"}]
+    rows = [{**quick.row(0, "exact", "video"), "messages": [{"role": "user", "content": content}]}]
+    file = write_rows(tmp_path / "train.jsonl", rows)
+    with pytest.raises(ValueError, match=r"1 of 1 prompts show something that cannot be read.*bad\.mp4"):
+        train(qwen_folder, tmp_path, tmp_path, "--data.train", file, "--data.heldout", "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_few_unreadable_prompts_are_left_out_and_listed(qwen_folder, media, tmp_path):
+    options = quick.questions(tmp_path, "exact", ("image",))
+    rows = [quick.row(number, "exact", "image") for number in range(4)]
+    rows[2]["messages"][0]["content"][0]["image"] = "lost.png"
+    write_rows(tmp_path / "train.jsonl", rows)
+    options += ["--data.skip-limit", 0.25, "--data.prompts-per-step", 1, "--data.group-size", 2]
+    train(qwen_folder, media, tmp_path, *options, "--eval.skip", "--steps", 1)
+    [listed] = read_lines(tmp_path / "run" / "skipped.jsonl")
+    assert listed["id"] == "image-2" and "lost.png" in listed["file"] and "no such file" in listed["reason"]

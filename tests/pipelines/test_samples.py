@@ -1,0 +1,75 @@
+"""Sounds and transcripts as files that reports read."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from mmgrpo.evaluation import Shown, notes_of
+from mmgrpo.report.audio_player import Sound
+from mmgrpo.report.completions import completions_html
+from mmgrpo.rewards import scorer
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn
+from pipelines.samples import SMALL, small_sound, sound_of, write_completions_page, write_speech, write_texts
+
+HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
+
+
+def clip(file, answer="the cat sat"):
+    return Prompt("", id="a", answer=answer, turns=(Turn("user", (Media("audio", str(file)),)),))
+
+
+def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
+    small, large = tmp_path / "small.FLAC", tmp_path / "large.wav"
+    soundfile.write(small, HUM.samples[0, :800].numpy(), 16_000, format="FLAC")
+    assert sound_of(Media("audio", str(small))) == Sound(small.read_bytes(), ".flac")
+    soundfile.write(large, HUM.samples[0].repeat(3).numpy(), 16_000)
+    written = sound_of(Media("audio", str(large)))
+    assert large.stat().st_size > SMALL > 4 * len(written.content) and written.suffix == ".ogg"
+    samples, rate = soundfile.read(BytesIO(written.content))
+    assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("rate", [5_000, 16_000, 22_050, 96_000])
+def test_sounds_of_any_rate_and_number_of_channels_become_small(rate):
+    samples, found = soundfile.read(BytesIO(small_sound(Audio(HUM.samples.repeat(2, 3), rate)).content))
+    assert found == rate and samples.shape == (48_000, 2)
+
+
+def test_the_page_plays_the_clip_and_aligns_both_transcripts(tmp_path):
+    soundfile.write(tmp_path / "a.flac", HUM.samples[0, :800].numpy(), 16_000)
+    prompt = clip(tmp_path / "a.flac", answer="The cat sat.")
+    reward = scorer("one_minus_wer")
+    for title, text in (("before", "the bat sat"), ("after", "The cat sat")):
+        outputs = [Text(text, 3)]
+        notes = notes_of([reward], [prompt], outputs)
+        write_texts(tmp_path / "samples" / title, Shown([prompt], outputs, [{"one_minus_wer": 1.0}], notes))
+    html = completions_html(tmp_path / "samples")
+    assert html.count("<audio") == 1 and html.index("<audio") < html.index("before · 3 tokens")
+    assert "1 error in 3 words: 1 substitution" in html and "0 errors in 3 words" in html
+    assert "<h3>Largest improvements</h3>" in html and "[audio]" not in html and "reference: The cat sat." in html
+    (row,) = map(json.loads, (tmp_path / "samples" / "before.jsonl").read_text().splitlines())
+    assert row["aligned"] == [["equal", "the", "the"], ["replace", "cat", "bat"], ["equal", "sat", "sat"]]
+
+
+def test_speech_is_played_with_what_a_recognizer_understood(tmp_path):
+    note = {"aligned": [("replace", "cat", "bat")], "heard": "bat"}
+    write_speech(tmp_path / "after", Shown([Prompt("cat", "a")], [HUM], [{"neg_wer": -1.0}], [note]))
+    html = completions_html(tmp_path)
+    assert html.count('src="data:audio/ogg;base64,') == 1 and "1 error in 1 word" in html and "bat" in html
+
+
+def test_samples_of_a_prompt_are_numbered_on_their_page_and_an_earlier_page_leaves_nothing(tmp_path):
+    shown = Shown([Prompt("q", "a")] * 2, [Text("x"), Text("y")], [{}, {}])
+    opened = write_completions_page(tmp_path, {"before": shown, "": shown}, 2, write_texts)
+    assert opened == tmp_path / "completions.html" and "before · " in opened.read_text()
+    rows = [json.loads(line) for line in (tmp_path / "after.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["a (1)", "a (2)"]
+    opened = write_completions_page(tmp_path, {"": shown}, 2, write_texts)
+    assert "before · " not in opened.read_text()
+    assert not (tmp_path / "before.jsonl").exists()
