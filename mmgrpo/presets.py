@@ -114,7 +114,7 @@ CATALOGUE: dict[str, Preset] = {
         **DYNAMIC,
     ),
     # arXiv:2507.18071, section 5.1: 3e-4 and 4e-4 on the mean log-ratio; no KL.
-    "gspo": _any("One ratio a sequence, the geometric mean of its decisions'.", objective="gspo(low=3e-4, high=4e-4)"),
+    "gspo": _any("One ratio per sequence, the geometric mean of decisions.", objective="gspo(low=3e-4, high=4e-4)"),
     "gspo_token": _any(
         "GSPO's ratio with a gradient per decision, for advantages that differ along a row.",
         objective="gspo_token(low=3e-4, high=4e-4)",
@@ -135,11 +135,9 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_prompt",
     ),
     # arXiv:2511.20347: temperatures 1.0 and 1.05.
-    "sapo": _any(
-        "A sigmoid in place of the clip: far ratios fade out.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"
-    ),
+    "sapo": _any("A sigmoid of the ratio in place of the clip.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"),
     # Truncated importance sampling between sampler and trainer with verl's cap 2; the band 0.5 to 2 of "masked".
-    "grpo_tis": _any("GRPO corrected for a sampler that is not the trainer, weight cut at 2.", mismatch="tis(cap=2.0)"),
+    "grpo_tis": _any("GRPO corrected for another sampler, with weights truncated at 2.", mismatch="tis(cap=2.0)"),
     "grpo_mis": _any(
         "GRPO that drops decisions on which sampler and trainer disagree.", mismatch="mis(low=0.5, high=2.0)"
     ),
@@ -152,7 +150,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2504.02546: no clip, no KL, no reference; alpha = samples / samples of informative groups. No
     # drop_zero_spread here: alpha makes up for groups that stay in the mean.
     "gpg": _any(
-        "Plain policy gradient, scaled up for the groups that teach nothing.",
+        "Plain policy gradient, scaled up to compensate for groups without spread.",
         scale="valid_fraction",
         objective="policy_gradient",
         aggregation="per_decision",
@@ -160,7 +158,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2512.01374: no std, masked instead of clipped, truncated sampler weight. The thresholds are DAPO's
     # and verl's, not verified against the paper.
     "mini_rl": _any(
-        "REINFORCE with a ratio weight that is masked out where it has gone too far.",
+        "REINFORCE with a detached ratio as weight, masked where it leaves its range.",
         scale="none",
         objective="mini_rl(low=0.2, high=0.28)",
         mismatch="tis(cap=2.0)",
@@ -194,7 +192,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2505.12366: log-likelihood score, tau 10, KL squared hinge 1e3 above 1e-4; unanimous groups skipped.
     "disco": _any(
-        "Right answers scored above wrong ones, under a KL constraint.",
+        "Correct answers scored above incorrect ones, under a KL constraint.",
         scale="none",
         select=["drop_zero_spread"],
         objective="disco(tau=10.0, score='log')",
@@ -202,7 +200,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # DRPO (decoupled reward): lambda 0.1, tau 10; 4000 is to be the longest allowed answer.
     "drpo": _tokens(
-        "DisCO in which short right answers count more and long ones never become wrong.",
+        "DisCO in which short correct answers count more and long ones are never treated as incorrect.",
         scale="none",
         select=["drop_zero_spread"],
         objective="drpo(tau=10.0, lam=0.1, length=4000)",
@@ -210,14 +208,14 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2509.18851: virtual sample of reward 1, clip 0.16 / 0.24, no KL.
     "ngrpo": _any(
-        "A virtual best sample in every group, so that all-wrong groups are pushed away.",
+        "A virtual best sample in every group, so that groups of incorrect samples have a gradient too.",
         baseline="virtual_max(maximum=1.0)",
         scale="virtual_max_std(maximum=1.0, ddof=1, eps=1e-6)",
         objective="ppo(low=0.16, high=0.24)",
     ),
     # arXiv:2509.21240: advantages among all leaves of the prompt plus those within the leaf's tree, KL 0.001.
     "tree_grpo": _any(
-        "Compared with all samples of the prompt and again within the own tree.",
+        "Compared with all samples of the prompt, and again with those of the same tree.",
         keys=["prompt", "tree"],
         terms=["kl_k3(coef=0.001)"],
     ),
@@ -226,7 +224,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std.
     "bnpo": _any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
     # arXiv:2509.18849: std where prompts are half solved, mean where they are easy or hard.
-    "mapo": _any("Scale mixed by how certain the outcome is, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
+    "mapo": _any("A scale between std and mean by success rate, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
     # arXiv:2505.23585: length-weighted baseline, exact on-policy, no std.
     "opo": _any(
         "The baseline of least variance: rewards weighted by length.",
@@ -276,19 +274,19 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # Noise-aware S-GRPO, arXiv:2508.05928, flip rate 0.1. Its loss sums tokens over a constant horizon: set
     # weights to constant_horizon(length=...) for that.
-    "s_grpo_noise": _any("GRPO that trusts noisy 0/1 rewards less.", shape=["noise_weight(flip=0.1)"]),
+    "s_grpo_noise": _any("GRPO that discounts groups where rewards may be flipped.", shape=["noise_weight(flip=0.1)"]),
     # arXiv:2504.09696, eq. of the difficulty weight: 0.4 + 1.1 / (1 + exp(10 (x - 0.75))).
-    "grpo_lead": _any("Rare outcomes of a prompt count more.", shape=["difficulty_weight"]),
+    "grpo_lead": _any("GRPO in which the rarer outcome of a prompt counts more.", shape=["difficulty_weight"]),
     # arXiv:2505.02835: log-ratio bounded at log 1e3 before exp, advantages beyond three sigmas dropped.
     "stable_reinforce": _any(
-        "GRPO that survives outliers.",
+        "GRPO that is robust to outliers of the log-ratio and of the advantage.",
         shape=["drop_outliers(limit=3)"],
         objective="log_preclip(low=0.2, high=0.2, bound=1e3)",
     ),
     # arXiv:2506.01347: right answers count +0.1, wrong ones -1. More than 0.5 of reward in sum is right, so that
     # rewards of 0 and 1 serve as well as the paper's -1 and 1.
     "w_reinforce": _any(
-        "Learn mostly from what is wrong, for rewards of right and wrong.",
+        "REINFORCE that learns mostly from incorrect samples, for rewards with two values.",
         baseline="constant(value=0.5)",
         scale="none",
         shape=["right_or_wrong(right=0.1, wrong=-1.0)"],
@@ -296,14 +294,14 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2506.01939: DAPO on the 20 % of tokens with the highest entropy.
     "high_entropy": _tokens(
-        "DAPO on the few tokens at which the model was undecided.",
+        "DAPO on the fraction of tokens with the highest entropy.",
         credit="top_entropy(fraction=0.2)",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
         **DYNAMIC,
     ),
     # arXiv:2507.21848.
-    "edge_grpo": _tokens("Confident answers count more, right or wrong.", shape=["entropy_ratio"]),
+    "edge_grpo": _tokens("Confident answers count more, whether correct or not.", shape=["entropy_ratio"]),
     # arXiv:2505.05470: clip 1e-4, KL 0.04 without dt (0.01 for preference rewards).
     "flow_grpo": _gaussian(
         "GRPO on the reverse SDE of a flow model, all steps but the last.",
@@ -324,7 +322,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is select best_worst(best=4, worst=4) of 24.
     "dance_grpo": _gaussian(
-        "One noise a prompt, a random share of the steps, rewards standardized one by one.",
+        "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
@@ -337,7 +335,7 @@ CATALOGUE: dict[str, Preset] = {
     # Granular-GRPO, arXiv:2510.01982: one noise injection a group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
     "granular_grpo": _gaussian(
-        "One stochastic step per group, judged at several granularities.",
+        "One stochastic step per group, with rewards at several granularities.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
@@ -364,14 +362,14 @@ CATALOGUE: dict[str, Preset] = {
     # TreeGRPO for flow models, arXiv:2512.08153: softmax of the edges' log-probs, a clipped ratio and an advantage for
     # every edge, no KL. The clip range is Flow-GRPO's.
     "flow_tree_grpo": _gaussian(
-        "Leaf advantages carried up a tree by the likelihood of its edges.",
+        "Advantages of the leaves, passed up a tree by the likelihood of its edges.",
         credit="tree_softmax(beta=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="per_decision",
     ),
     # arXiv:2508.04324: one-step branches, steps weighted by their noise; the rest is Flow-GRPO.
     "tempflow": _gaussian(
-        "Branch at one step, weigh steps by how much noise they draw.",
+        "Branches at one step, with decisions weighted by the noise of their step.",
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="noise_aware",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
@@ -380,7 +378,7 @@ CATALOGUE: dict[str, Preset] = {
     # Advantage Weighted Matching, the clipped form of its released code: prompt mean, batch std, clip at 5. The
     # clip range of pseudo-ratios is that of DGPO's released code, about 1e-2.
     "awm": _matching(
-        "Flow-matching errors in the place of log-probabilities: no trajectories, no SDE.",
+        "Flow-matching errors in place of log-probabilities: no trajectories, no SDE.",
         objective="ppo(low=1e-2, high=1e-2)",
         **FLOW,
     ),

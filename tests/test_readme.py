@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmgrpo.rewards import scorer
+from mmgrpo.runtime import plugins
 from mmgrpo.types import Image, Prompt
 from tests import ROOT
 
@@ -23,7 +24,10 @@ def test_the_readmes_reward_is_at_most_ten_lines_and_scores_a_red_picture_one(tm
     assert list(warmth.fn([Prompt("red"), Prompt("blue")], [Image(red), Image(red.flip(0))])) == [1.0, -1.0]
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"(?:scripts|docs|tests|benchmarks)/[\w/.-]+\.\w+", README))))
+ROOMS = r"(?:mmgrpo|pipelines|reward_models|scripts|docs|tests|benchmarks)"
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(rf"\b{ROOMS}/[\w/.-]+\.\w+", README))))
 def test_every_file_that_the_readme_names_exists(path):
     assert (ROOT / path).is_file()
 
@@ -35,5 +39,5 @@ def test_the_readmes_commands_are_targets_of_the_makefile():
 
 
 def test_every_recipe_is_in_the_readmes_table_and_nothing_else():
-    recipes = {path.name for path in (ROOT / "scripts" / "recipes").glob("*/*.yaml")} - {"demo.yaml"}
-    assert set(re.findall(r"^\| `(\w+\.yaml)`", README, re.MULTILINE)) == recipes
+    recipes = set(plugins.recipes()) - {"visual/demo", "vlm/demo"}
+    assert set(re.findall(r"^\| `(\w+/\w+)` \|", README, re.MULTILINE)) == recipes

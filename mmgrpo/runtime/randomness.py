@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -36,12 +37,13 @@ def deterministic(on: bool = True) -> Iterator[None]:
     # cuBLAS reads this when CUDA starts; with another value its results depend on which stream comes first.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(on or before[0], warn_only=before[1] or not before[0])
     # Filling memory that is written before it is read changes no result.
-    torch.utils.deterministic.fill_uninitialized_memory = filled and before[0]
+    memory.fill_uninitialized_memory = filled and before[0]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled

@@ -77,9 +77,7 @@ def test_two_runs_are_the_same_on_a_machine_that_has_other_work(recipe, busy, tm
     for name in ("first", "second"):
         command = [sys.executable, "-m", "mmgrpo.cli.train", "--recipe", recipe, "--output-dir", str(tmp_path)]
         command += ["--name", name, "--steps", "4", "--eval.skip", "--samples-shown", "1"]
-        runs.append(
-            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        runs.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     for run in runs:
         printed, _ = run.communicate(timeout=800)
         assert run.returncode == 0, printed[-3000:]

@@ -14,7 +14,8 @@ import torch
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.runtime.plugins import locate
 from mmgrpo.types import Audio
-from pipelines.speech.audio import check_audio, read_audio
+from pipelines.reading import readable
+from pipelines.speech.audio import read_audio
 from scripts.pretrain import speech_data as script
 
 pytest.importorskip("soundfile")
@@ -27,7 +28,7 @@ PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
 
 def test_every_clip_can_be_heard_and_belongs_to_one_row():
     prompts = [prompt for split in SPLITS for prompt in PROMPTS[split]]
-    kept, skipped = check_audio(prompts, max_seconds=10)
+    kept, skipped = readable(prompts, lambda media: read_audio(media, max_seconds=10))
     assert (len(kept), skipped) == (455, [])
     files = [prompt.media[0].source for prompt in prompts]
     there = [file for folder in ("clips", "natural", "telephone*") for file in SPEECH.glob(f"{folder}/*")]
