@@ -140,7 +140,7 @@ def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Pat
     """One of 50,000 sequences is right: without the answer no group ever has spread."""
     prompt = Prompt("say b c d a", "1", "c b a d c")
 
-    def risen(reference_in_group: bool) -> float:
+    def gain(reference_in_group: bool) -> float:
         """How much likelier 40 steps make the answer, in nats."""
         model = toy(WORDS)
         amplify(model.network, 4)
@@ -162,5 +162,5 @@ def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Pat
         made.fit()
         return log_prob_of(policy, prompt, answer).item() - before
 
-    assert risen(False) == 0.0
-    assert risen(True) > 2.0
+    assert gain(False) == 0.0
+    assert gain(True) > 2.0

@@ -349,10 +349,10 @@ SAY = [Prompt(f"say {word}", word, answer=word) for word in "abcd"]
 @pytest.mark.learning
 @pytest.mark.parametrize(("preset", "changes"), [("grpo", {"terms": []}), ("dr_grpo", {})])
 def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, tmp_path):
-    family = toy(WORDS)
-    amplify(family.network, 4)
+    model = toy(WORDS)
+    amplify(model.network, 4)
     made = trainer(
-        TokenPolicy(family, max_tokens=2),
+        TokenPolicy(model, max_tokens=2),
         tmp_path,
         SAY,
         reward=says_it,
@@ -369,8 +369,8 @@ def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, tmp_pat
     assert result["after"]["reward"]["mean"] > 0.6
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 48 and all(line["ratio/first_minus_one"] < 1e-4 for line in lines)
-    sampled = [line["reward/reward/mean"] for line in lines]
-    assert sum(sampled[:8]) / 8 < 0.3 and sum(sampled[-8:]) / 8 > 0.6
+    rewards = [line["reward/reward/mean"] for line in lines]
+    assert sum(rewards[:8]) / 8 < 0.3 and sum(rewards[-8:]) / 8 > 0.6
     assert (tmp_path / "evaluations" / "after.json").is_file() and list((tmp_path / "checkpoints").iterdir())
 
 

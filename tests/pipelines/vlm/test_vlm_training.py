@@ -313,6 +313,6 @@ def test_a_model_that_knows_nothing_learns_to_name_colours_from_rewards_alone(tm
     result = made.fit()["eval"]
     # One who does not look names one colour of three.
     assert result["before"]["reward"]["mean"] <= 0.34
-    assert result["after"]["reward"]["mean"] > 0.8
+    assert result["after"]["reward"]["mean"] > 0.7
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert all(line["ratio/first_minus_one"] < 1e-4 for line in lines)
