@@ -152,6 +152,7 @@ def test_minibatches_hold_whole_groups_and_every_group_once(tmp_path):
         assert all(part[key == group].all() or not part[key == group].any() for group in key.unique())
 
 
+@pytest.mark.learning
 def test_a_flow_learns_a_known_answer_in_seconds(tmp_path):
     made = trainer(
         toy_policy("every_step", steps=6),

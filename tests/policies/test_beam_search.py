@@ -130,4 +130,4 @@ def test_its_training_has_the_gradient_of_the_expected_number_of_errors_over_the
     wanted = [parameter.grad for parameter in policy.network.parameters() if parameter.grad is not None]
     assert max(float(gradient.abs().max()) for gradient in wanted) > 1e-2
     for one, other in itertools.zip_longest(ours, wanted):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=0, atol=5e-6)  # of at most 1.1

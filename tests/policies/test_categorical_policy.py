@@ -117,6 +117,7 @@ def test_a_choice_that_cannot_be_rendered_stops_the_run_and_is_told():
         policy(temperature=0.0)
 
 
+@pytest.mark.learning
 def test_a_table_learns_its_answers_in_seconds(tmp_path):
     made = trainer(
         policy(),

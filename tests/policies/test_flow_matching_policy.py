@@ -98,6 +98,7 @@ def test_on_policy_the_gradient_is_that_of_advantage_weighted_flow_matching(tmp_
         torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.learning
 def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
     made = trainer(
         policy(draws=3),
@@ -114,7 +115,7 @@ def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
     )
     result = made.fit()["eval"]
     assert result["before"]["reward"]["mean"] < -1
-    assert result["after"]["reward"]["mean"] > -0.5
+    assert result["after"]["reward"]["mean"] > -0.7
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["ratio/first_minus_one"] for line in lines) <= 1e-5
 

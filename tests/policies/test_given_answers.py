@@ -15,7 +15,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import OWN, REFERENCE, Output, Prompt, Text
 from mmgrpo.update import Batch, accumulate_gradients
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, amplify, trainer
 from tests.policies.test_beam_search import log_prob_of
 from tests.policies.test_token_policy import WORDS, completions, rescored, rollout, token_policy
 
@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_the_papers_formula(objective):
     total.backward()
     wanted = torch.cat([p.grad.flatten() for p in policy.network.parameters() if p.grad is not None])
     assert wanted.abs().max() > 1e-2
-    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=3e-6)
 
 
 def test_tokens_that_the_policy_never_says_are_not_trained():
@@ -135,27 +135,32 @@ def test_beams_and_the_answer_make_one_group():
     assert made.decisions.origin.tolist() == [OWN, OWN, OWN, REFERENCE] * 2
 
 
+@pytest.mark.learning
 def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Path):
-    """One of thousands of sequences is right: without the answer no group ever has spread."""
-    prompt = Prompt("say b c d a", "1", "c b a")
+    """One of 50,000 sequences is right: without the answer no group ever has spread."""
+    prompt = Prompt("say b c d a", "1", "c b a d c")
 
-    def risen(reference_in_group: bool) -> float:
-        """How much likelier 60 steps make the answer, in nats."""
-        policy = TokenPolicy(toy(WORDS), max_tokens=6, reference_in_group=reference_in_group)
+    def gain(reference_in_group: bool) -> float:
+        """How much likelier 40 steps make the answer, in nats."""
+        model = toy(WORDS)
+        amplify(model.network, 4)
+        policy = TokenPolicy(model, max_tokens=6, reference_in_group=reference_in_group)
         made = trainer(
             policy,
             tmp_path / str(reference_in_group),
             [prompt],
             reward=right,
             prompts_per_step=1,
-            steps=60,
+            group_size=8,
+            steps=40,
+            lr=3e-3,
             weight_decay=0.0,
             **algorithm_blocks("mp_grpo", terms=[], off_policy="luffy(gamma=0.1)"),
         )
-        answer = tuple(policy.model.spell("c b a"))
+        answer = tuple(policy.model.spell("c b a d c"))
         before = log_prob_of(policy, prompt, answer).item()
         made.fit()
         return log_prob_of(policy, prompt, answer).item() - before
 
-    assert risen(False) == 0.0
-    assert risen(True) > 1.0
+    assert gain(False) == 0.0
+    assert gain(True) > 2.0

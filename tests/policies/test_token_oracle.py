@@ -16,7 +16,7 @@ from mmgrpo.update import LossRecipe
 from pipelines.vlm import qwen_vl
 from tests import reference_token_grpo
 from tests.building import load, recipe, trainer
-from tests.seeing import plain_inputs
+from tests.seeing import distance, plain_inputs
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -80,11 +80,12 @@ def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [lines[0]["reward/reward/mean"], lines[2]["reward/reward/mean"]] == pytest.approx(history, abs=1e-6)
     assert max(line["clip/low"] + line["clip/high"] for line in lines) > 0
-    moved = [
-        float((value - start).detach().abs().max())
-        for (value, start) in zip(family.network.parameters(), original.parameters(), strict=True)
-    ]
-    assert min(moved) > 1e-4  # the vision tower too
-    for (name, value), wanted in zip(family.network.named_parameters(), naive.parameters(), strict=True):
-        # A hundredth of one of AdamW's steps, which blow up the rounding of tiny gradients.
-        torch.testing.assert_close(value, wanted, rtol=0, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+    start = dict(original.named_parameters())
+    moved, wanted = (
+        {name: (value - start[name]).detach() for name, value in network.named_parameters()}
+        for network in (family.network, naive)
+    )
+    assert min(float(way.abs().max()) for way in moved.values()) > 1e-4  # the vision tower too
+    # All weights together: AdamW divides a gradient by its own size, also where it is nothing but rounding, as that of
+    # a key's bias is. 0.6e-5 to 1.1e-5 under four roundings; 2e-4 where the coefficient of the KL is off by 1%.
+    assert distance(moved, wanted) < 1e-4

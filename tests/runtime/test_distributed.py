@@ -151,8 +151,9 @@ def test_two_processes_train_like_one(case, runs):
     for index in range(2):
         shared = load_file(runs[2] / case / f"weights-{index}.safetensors")
         for name, value in alone.items():
-            # A two-hundredth of one of AdamW's steps (1e-3 here), which blow up the rounding of tiny gradients.
-            torch.testing.assert_close(shared[name], value, rtol=0, atol=5e-6)
+            # A thirtieth of one of AdamW's steps (1e-3 here), which divide a gradient by its own size, also where it is
+            # nothing but rounding, as that of a key's bias is: 0.7e-6 to 1.7e-6 under four roundings.
+            torch.testing.assert_close(shared[name], value, rtol=0, atol=3e-5)
     assert one[0]["grad_norm"] > 1e-6
     if case == "resampled":
         assert [line["group/draws"] for line in one] == [2, 1, 1]

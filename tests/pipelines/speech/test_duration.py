@@ -61,18 +61,29 @@ def test_what_a_text_gets_does_not_depend_on_longer_neighbours():
     assert not torch.allclose(together, network(encode(["Where is she?"], network.shape.alphabet)), atol=1e-2)
 
 
-def test_pretraining_teaches_the_pace_it_is_given_and_only_depends_on_its_seed():
-    first, again = small(), small()
-    loss = [
-        duration.pretrain(network, SENTENCES, pace=10, spread=0.1, steps=60, batch=16, lr=5e-3, seed=1)
-        for network in (first, again)
-    ]
-    assert loss[0] == loss[1] < 2.0  # log 24 = 3.2 before
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), again.state_dict().values()))
-    # 27, 34 and 12 characters in 0.4267 s a class: 6.3, 8.0 and 2.8 classes
-    assert np.abs(np.array(chosen(first, SENTENCES)) - [6, 8, 2]).max() <= 1
+@pytest.mark.learning
+def test_pretraining_teaches_the_pace_it_is_given():
+    network = small()
+    loss = duration.pretrain(network, SENTENCES, pace=10, spread=0.1, steps=120, batch=16, lr=5e-3, seed=1)
+    assert loss < 2.0  # log 24 = 3.2 before
+    # 27, 34 and 12 characters at 10 a second, 0.4267 s a class: 6.3, 8.0 and 2.8, rounded down to half a class less.
+    # The mean class has no ties, unlike the most likely one.
+    probabilities = network(encode(SENTENCES, network.shape.alphabet)).softmax(1)
+    mean = (probabilities * torch.arange(24)).sum(1)
+    assert (mean - torch.tensor([5.8, 7.5, 2.3])).abs().max() < 1.0
     with pytest.raises(ValueError, match="pace above 0"):
-        duration.pretrain(first, SENTENCES, pace=0)
+        duration.pretrain(network, SENTENCES, pace=0)
+
+
+def test_pretraining_only_depends_on_its_seed():
+    networks = small(), small(), small()
+    loss = [
+        duration.pretrain(network, SENTENCES, pace=10, steps=4, batch=4, lr=5e-3, seed=seed)
+        for network, seed in zip(networks, (1, 1, 2))
+    ]
+    first, again, _ = (list(network.state_dict().values()) for network in networks)
+    assert loss[0] == loss[1] != loss[2]
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
 def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_path):
@@ -188,6 +199,7 @@ def test_real_engines_speak_in_the_time_that_is_asked(name):
     assert torch.equal(voice.render(PROMPTS[0], 2.0).samples, voice.render(PROMPTS[0], 2.0).samples)
 
 
+@pytest.mark.learning
 @pytest.mark.slow
 def test_a_policy_that_hurries_learns_to_take_its_time(tmp_path):
     network = small()
@@ -201,11 +213,11 @@ def test_a_policy_that_hurries_learns_to_take_its_time(tmp_path):
         reward=lambda prompts, outputs: speaking_rate(prompts, outputs, low=2.0, high=3.5),
         heldout=PROMPTS,
         prompts_per_step=3,
-        group_size=16,
-        steps=120,
+        group_size=48,
+        steps=50,
         lr=3e-3,
         **algorithm_blocks("dmospeech2"),
     )
     result = made.fit()["eval"]
-    assert result["before"]["reward"]["mean"] < -0.4
-    assert result["after"]["reward"]["mean"] > -0.1
+    assert result["before"]["reward"]["mean"] < -0.6
+    assert result["after"]["reward"]["mean"] > -0.3

@@ -33,11 +33,11 @@ def test_the_encoding_equals_that_of_diffusers(folder, pipe):
     texts = [prompt.text for prompt in PROMPTS]
     hidden, empty, pooled, pooled_empty = pipe.encode_prompt(texts, None, None, max_sequence_length=16)
     conditioning = ours(folder).encode(PROMPTS)
-    torch.testing.assert_close(conditioning.tensors[0], hidden, atol=1e-6, rtol=0)
-    torch.testing.assert_close(conditioning.tensors[1], pooled, atol=1e-6, rtol=0)
+    torch.testing.assert_close(conditioning.tensors[0], hidden, atol=5e-6, rtol=0)
+    torch.testing.assert_close(conditioning.tensors[1], pooled, atol=5e-6, rtol=0)
     nothing = ours(folder).encode([Prompt("")])
-    torch.testing.assert_close(nothing.tensors[0][0], empty[0], atol=1e-6, rtol=0)
-    torch.testing.assert_close(nothing.tensors[1][0], pooled_empty[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(nothing.tensors[0][0], empty[0], atol=5e-6, rtol=0)
+    torch.testing.assert_close(nothing.tensors[1][0], pooled_empty[0], atol=5e-6, rtol=0)
     assert not torch.equal(hidden[0], hidden[1])
 
 
@@ -203,7 +203,7 @@ def test_decoding_in_parts_decodes_the_same(folder):
     model.decode_batch_size = 2
     parts = model.decode(noise(model, 5))
     for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(one.pixels, other.pixels, atol=1e-6, rtol=0)
+        torch.testing.assert_close(one.pixels, other.pixels, atol=5e-6, rtol=0)
         assert one.pixels.shape == (3, 16, 16)
 
 
