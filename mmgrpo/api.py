@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from mmgrpo.data.splits import Splits, read_splits
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings, redraws
-from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class
+from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class, flat
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.folder import open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
@@ -297,15 +297,3 @@ def in_memory(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: in_memory(item) for key, item in value.items()}
     return [in_memory(item) for item in value] if isinstance(value, list) else value
-
-
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Config values as trackers take them: one level of names, plain values."""
-    values: dict[str, Any] = {}
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if is_dataclass(value):
-            values.update(flat(value, f"{prefix}{f.name}."))
-        else:
-            values[prefix + f.name] = value if isinstance(value, int | float | str | bool) else str(value)
-    return values

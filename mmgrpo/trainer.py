@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,8 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, sections, titled
+from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, titled
+from mmgrpo.report.comparison import sections
 from mmgrpo.rollout import ADDED, Round, RoundSettings, reference_values, sample_round
 from mmgrpo.runtime.averaging import Ema, WeightInterpolation
 from mmgrpo.runtime.checkpoint import (
@@ -43,7 +43,7 @@ from mmgrpo.runtime.checkpoint import (
 from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.distributed import largest, sum_gradients
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.metrics import MetricsLog
+from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
@@ -289,7 +289,7 @@ class Trainer:
             "grad_norm": norm,
             "lr": lr,
             "time/update": elapsed,
-            "memory": _memory_gib(self.accelerator.device),
+            "memory": peak_memory_gib(self.accelerator.device),
             "decisions": float(trainable),
             "skipped": float(trainable == 0),
             **sums,
@@ -392,10 +392,3 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.log.truncate(self.step)
         return True
-
-
-def _memory_gib(device: torch.device) -> float:
-    """Peak memory so far in GiB: of the device where there is one, else of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from mmgrpo.evaluation import Counted, Evaluation, compare_rates, parted, sections, titled
+from mmgrpo.evaluation import Counted, Evaluation, parted, titled
+from mmgrpo.report.comparison import compare_rates, sections
 
 
 def test_an_error_rate_divides_all_errors_by_all_units():

@@ -109,7 +109,8 @@ def described(
 
 def compared(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]:
     """Error rates of two models on the same clips: the paired differences."""
-    from mmgrpo.evaluation import Counted, compare_rates
+    from mmgrpo.evaluation import Counted
+    from mmgrpo.report.comparison import compare_rates
 
     rates = {}
     for name, errors, units in (("wer", "word_errors", "words"), ("cer", "letter_errors", "letters")):

@@ -74,7 +74,8 @@ def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
     """The paired difference of each reward, prompt by prompt, where both were scored."""
-    from mmgrpo.evaluation import Evaluation, compare
+    from mmgrpo.evaluation import Evaluation
+    from mmgrpo.report.comparison import compare
 
     sides = [
         Evaluation({name: [mean(row) for row in rows] for name, rows in table.items()}) for table in (before, after)

@@ -10,7 +10,7 @@ This module imports no torch, so that ``--help`` is quick. ``reading.py`` fills 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Any
 
@@ -209,3 +209,15 @@ def config_class(sections: Sections) -> type[Config]:
         ("samples_shown", int, field(default=shown)),
     ]
     return make_dataclass("Config", fields, bases=(Config,), namespace={"__module__": __name__})
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Config values as trackers take them: one level of names, plain values."""
+    values: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            values.update(flat(value, f"{prefix}{f.name}."))
+        else:
+            values[prefix + f.name] = value if isinstance(value, int | float | str | bool) else str(value)
+    return values

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+
+import torch
 
 from mmgrpo.runtime.files import write_text
 
@@ -113,3 +116,10 @@ def _finite(value: Any) -> Any:
         return value
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory so far in GiB: of the device where there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -93,7 +93,8 @@ def compare(run: Path, config: Config) -> dict[str, Any]:
     """The held-out rewards of the supervised model, against before and against reinforcement (``against``)."""
     from accelerate import Accelerator
 
-    from mmgrpo.evaluation import Evaluation, compare, evaluate
+    from mmgrpo.evaluation import Evaluation, evaluate
+    from mmgrpo.report.comparison import compare
     from mmgrpo.rewards import scorers
 
     chosen = family(config.model.family)

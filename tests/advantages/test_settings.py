@@ -18,12 +18,9 @@ def of(preset: str, rewards: list[float], weight: float = 1.0, **lines: object) 
     return estimate(values, torch.ones_like(values, dtype=torch.bool), torch.tensor([weight]), group, recipe)
 
 
-def test_w_reinforce_takes_rewards_of_0_and_1_by_a_weight_of_2_and_a_baseline_of_1():
-    got = of("w_reinforce", [1.0, 0.0, 0.0], weight=2.0, baseline="constant(value=1.0)")
-    # 2 * 1 - 1 = 1, times 0.1; 2 * 0 - 1 = -1
-    assert got.samples.tolist() == pytest.approx([0.1, -1.0, -1.0])
-    # as they are, wrong answers of reward 0 would teach nothing
-    assert of("w_reinforce", [1.0, 0.0, 0.0]).samples.tolist() == pytest.approx([0.1, 0.0, 0.0])
+def test_w_reinforce_weighs_right_answers_a_tenth_whether_wrong_ones_are_worth_0_or_minus_1():
+    assert of("w_reinforce", [1.0, 0.0, 0.0]).samples.tolist() == pytest.approx([0.1, -1.0, -1.0])
+    assert of("w_reinforce", [1.0, -1.0, -1.0]).samples.tolist() == pytest.approx([0.1, -1.0, -1.0])
 
 
 def test_filtering_to_the_best_and_the_worst_row_trains_two_rows_of_a_group():

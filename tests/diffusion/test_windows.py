@@ -97,11 +97,11 @@ def test_the_tail_goes_on_from_the_estimate_of_the_last_stochastic_step():
     prompts = toy_prompts(2)
     rollout = policy.rollout(Request(prompts, [0, 1], 3, 5, round=50))
     [walk] = rollout.steps.walks
-    conditioning = policy.family.encode(rollout.prompts)
+    conditioning = policy.model.encode(rollout.prompts)
 
     def velocity(x: torch.Tensor, step: int) -> torch.Tensor:
         time = walk.grid.levels[step].expand(len(x))
-        return policy.family.predict(policy.network, x, time, conditioning).detach()
+        return policy.model.predict(policy.network, x, time, conditioning).detach()
 
     before, x = walk.states[walk.before[:, 3]], walk.states[walk.after[:, 3]]
     s3, s4, s5 = walk.grid.levels[3:6].tolist()
