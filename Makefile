@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration test check format bench clean
+.PHONY: help setup demo demo-duration test test-roundings check format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -35,6 +35,10 @@ demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
+	ATEN_CPU_CAPABILITY=default MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
+	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

@@ -135,7 +135,7 @@ def test_a_table_learns_its_answers_in_seconds(tmp_path):
     assert result["before"]["reward"]["mean"] < -0.5
     assert result["after"]["reward"]["mean"] == 0  # every mode is the answer
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["ratio/first_minus_one"] == 0 and lines[0]["kl"] == 0
+    assert lines[0]["ratio/first_minus_one"] < 1e-6 and abs(lines[0]["kl"]) < 1e-6
     assert max(line["kl"] for line in lines) > 0.1
 
 
