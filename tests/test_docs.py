@@ -238,14 +238,14 @@ def test_a_status_says_whether_something_is_there() -> None:
         assert word != "not yet" or ": " in status, f"{title}: what is missing?"
 
 
-PAGES = {**DOCS, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")}
-MIGRATING = DOCS["migrating.md"]
+PAGES = DOCS | {name: (ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
+MIGRATION = PAGES["CHANGELOG.md"]
 FAMILIES = families()
 
 
 def rows_of(page: str, section: str) -> list[list[str]]:
     """The cells of the tables of a section, without headings."""
-    lines = page.split(f"## {section}\n")[1].split("\n## ")[0].splitlines()
+    lines = re.split(r"\n#+ ", page.split(f"# {section}\n")[1])[0].splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     return [row for row in cells if row[0].startswith("`")]
 
@@ -262,12 +262,12 @@ def anchor(heading: str) -> str:
 
 def test_files_that_the_documentation_names_exist() -> None:
     for name, text in PAGES.items():
-        text = text if name != "migrating.md" else "".join(cells[-1] for cells in rows_of(text, "Modules and files"))
+        text = text if name != "CHANGELOG.md" else "".join(cells[-1] for cells in rows_of(text, "Modules and files"))
         for path in re.findall(r"`((?:mmgrpo|pipelines|reward_models|scripts|tests|docs|benchmarks)/[\w/.-]*)`", text):
             assert (ROOT / path).exists(), f"{name} names {path}"
         for path in re.findall(r"\bembedded:[\w/.-]+\w", text):
             assert "dots" in path or plugins.locate(path), f"{name} names {path}"
-        folder = ROOT if name == "CONTRIBUTING.md" else ROOT / "docs"
+        folder = ROOT / "docs" if name in DOCS else ROOT
         for link, place in re.findall(r"\]\(([\w./-]+\.md)?(?:#([\w-]+))?\)", text):
             target = (folder / (link or name)).read_text(encoding="utf-8")
             headings = [anchor(heading) for heading in re.findall(r"^#+ (.+)$", target, re.MULTILINE)]
@@ -277,7 +277,7 @@ def test_files_that_the_documentation_names_exist() -> None:
 def commands() -> Iterator[list[str]]:
     """The words of every command line: indented ones, and those in backticks."""
     for name, page in PAGES.items():
-        text = page if name != "migrating.md" else "\n".join(cells[-1] for cells in rows_of(page, "Commands"))
+        text = page if name != "CHANGELOG.md" else "\n".join(cells[-1] for cells in rows_of(page, "Commands"))
         lines = re.findall(r"^    (mmgrpo .+)$", text, re.MULTILINE)
         lines += [code for code in in_code(text) if code.startswith("mmgrpo ")]
         yield from (shlex.split(line, comments=True)[1:] for line in lines)
@@ -312,7 +312,7 @@ def test_commands_and_their_options_exist() -> None:
 def test_settings_that_the_documentation_names_exist() -> None:
     known = {name[2:].replace("-", "_") for f in FAMILIES.values() for name in option_names(config_class(f.sections))}
     for name, text in PAGES.items():
-        if name == "migrating.md":
+        if name == "CHANGELOG.md":
             text = "".join(cells[1] for cells in rows_of(text, "Settings"))
         settings = re.findall(r"`(?:--)?((?:model|data|sampling|algorithm|optim|eval)\.[\w-]+)[^`]*`", text)
         settings = {setting.replace("-", "_") for setting in settings} - {
@@ -324,18 +324,18 @@ def test_settings_that_the_documentation_names_exist() -> None:
 
 
 def test_everything_that_was_renamed_is_in_the_tables_of_migrating() -> None:
-    settings = {tuple(in_code(cells[0] + cells[1])) for cells in rows_of(MIGRATING, "Settings")}
+    settings = {tuple(in_code(cells[0] + cells[1])) for cells in rows_of(MIGRATION, "Settings")}
     assert set(RENAMED.items()) <= settings
-    options = {tuple(in_code(cells[0] + cells[1])) for cells in rows_of(MIGRATING, "Options of sample and evaluate")}
+    options = {tuple(in_code(cells[0] + cells[1])) for cells in rows_of(MIGRATION, "Options of sample and evaluate")}
     assert set(source.RENAMED.items()) <= options
 
 
 def test_what_migrating_calls_old_is_gone_and_what_it_calls_new_is_there() -> None:
-    for old, *_ in rows_of(MIGRATING, "Modules and files"):
+    for old, *_ in rows_of(MIGRATION, "Modules and files"):
         for path in in_code(old):
             assert not (ROOT / path).exists() or (ROOT / path.removesuffix(".py")).is_dir(), path
     count = 0
-    for old, new in (row for row in rows_of(MIGRATING, "Python names") if in_code(row[1])[0].count(".") > 1):
+    for old, new in (row for row in rows_of(MIGRATION, "Python names") if in_code(row[1])[0].count(".") > 1):
         assert len(in_code(old)) == len(in_code(new))
         assert [name for name in in_code(new) if not exists(name)] == []
         assert [name for name in in_code(old) if exists(name)] == []
