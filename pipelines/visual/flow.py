@@ -220,8 +220,14 @@ def at_least_one(name: str, scale: float) -> float:
     return float(scale)
 
 
-def latent_size(height: int, width: int, unit: int, factor: int, most: int = 1 << 30) -> tuple[int, int]:
-    """Height and width of latents, one place for ``factor`` pixels; a size that does not fit raises."""
+def latent_size(
+    height: int, width: int, *, unit: int, factor: int, default: int, most: int = 1 << 30
+) -> tuple[int, int]:
+    """Height and width of latents, one place for ``factor`` pixels; a size that does not fit raises.
+
+    A height or width of 0 is that of ``default`` places.
+    """
+    height, width = height or default * factor, width or default * factor
     for name, size in (("height", height), ("width", width)):
         if size < unit or size % unit or size > most:
             raise ValueError(f"{name} must be a multiple of {unit} pixels and at most {most}, got {size}")

@@ -114,8 +114,8 @@ def load(
     path: str | Path,
     training: Training = PLAIN,
     *,
-    height: int,
-    width: int,
+    height: int = 0,
+    width: int = 0,
     guidance: float = 3.5,
     true_cfg_scale: float = 1.0,
     max_sequence_length: int = 512,
@@ -123,7 +123,7 @@ def load(
     """Read a FLUX.1 model for training; text encoders and VAE are frozen.
 
     ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
-    ``width`` in pixels; T5 reads ``max_sequence_length`` tokens (512 at most, schnell 256).
+    ``width`` in pixels, 0 for the pipeline's own; T5 reads ``max_sequence_length`` tokens (512 at most, schnell 256).
 
     Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
     """
@@ -138,7 +138,7 @@ def load(
     pipeline: Any = FluxPipeline.from_pretrained(source, transformer=network, vae=vae, dtype=training.compute)
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, 2 * factor, factor)
+    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
     return FlowModel(
         network,
         Flux(pipeline, max_sequence_length, guidance, device, size),

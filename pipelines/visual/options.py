@@ -16,10 +16,10 @@ class FlowOptions(ModelOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:visual/scenes/base"
     """Folder or hub id, e.g. stabilityai/stable-diffusion-3.5-medium."""
-    height: int = 32
-    """Height of the pictures in pixels."""
-    width: int = 32
-    """Width of the pictures in pixels."""
+    height: int = 0
+    """Height of the pictures in pixels; 0 takes the checkpoint's own (1024 of Stable Diffusion 3.5)."""
+    width: int = 0
+    """Width of the pictures in pixels; 0 takes the checkpoint's own."""
     guidance: float = 1.0
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
     max_sequence_length: int = 256

@@ -126,15 +126,15 @@ def load(
     path: str | Path,
     training: Training = PLAIN,
     *,
-    height: int,
-    width: int,
+    height: int = 0,
+    width: int = 0,
     guidance: float = 1.0,
     max_sequence_length: int = 256,
 ) -> FlowModel:
     """Read a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
 
     ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
-    ``width`` in pixels; T5 reads ``max_sequence_length`` tokens.
+    ``width`` in pixels, 0 for the checkpoint's own; T5 reads ``max_sequence_length`` tokens.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
     """
@@ -161,7 +161,9 @@ def load(
         freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
     config, factor = network.config, 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
-    size = latent_size(height, width, unit, factor, unit * config.pos_embed_max_size)
+    size = latent_size(
+        height, width, unit=unit, factor=factor, default=config.sample_size, most=unit * config.pos_embed_max_size
+    )
     tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
     architecture: Any
     if small:

@@ -219,6 +219,8 @@ def test_a_folder_that_is_no_model_says_what_is_there(tmp_path):
 
 
 def test_sizes_and_settings_that_cannot_be_are_errors(folder):
+    # The transformer of the tiny model is made for 8 x 8 latents, of 2 x 2 pixels each.
+    assert sd3.load(folder).shape == (16, 8, 8)
     with pytest.raises(ValueError, match="height must be a multiple of 4 pixels and at most 64, got 18"):
         sd3.load(folder, height=18, width=16)
     with pytest.raises(ValueError, match="width must be a multiple of 4 pixels and at most 64, got 68"):
