@@ -6,12 +6,18 @@ EXTRAS ?= visual,vlm,speech,voice,rewards,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
+# The versions of Python that pyproject.toml names.
+PYTHON_VERSIONS := 3.11 3.12 3.13
+comma := ,
+TESTED_EXTRAS := $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra))
+# Every package must have a wheel, except docopt (of num2words), which exists as source only and has nothing to compile.
+SOURCES := --only-binary :all: --no-binary docopt
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration test test-roundings check format bench clean
+.PHONY: help setup demo demo-duration test test-roundings check resolve format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -44,6 +50,17 @@ check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Once with the tested versions, and once with the newest that fit, as users without them get.
+# uv asks PyPI; another index is named by UV_DEFAULT_INDEX.
+resolve: $(STAMP)  ## check that the requirements can be met on every version of Python that is named
+	for version in $(PYTHON_VERSIONS); do \
+		for set in "$(TESTED_EXTRAS) --constraints constraints-cpu.txt" "--all-extras"; do \
+			echo "Python $$version: $$set"; \
+			$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version $$version \
+				$(SOURCES) $$set pyproject.toml >/dev/null || exit 1; \
+		done; \
+	done
 
 format: $(STAMP)  ## format the code and mend what lint can mend
 	$(BIN)/ruff format .
