@@ -20,13 +20,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from PIL import Image as Pil
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.data.images import from_pil
 from mmgrpo.data.media import Skipped
-from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import Splits, read_splits
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.rewards import scorers
@@ -35,11 +33,25 @@ from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_cla
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.folder import open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.randomness import deterministic
 from mmgrpo.runtime.reading import build, refuse_preset
 from mmgrpo.trainer import EvalSettings, Trainer
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import LossRecipe
+
+ELSEWHERE = {
+    "model": "belongs to the policy, e.g. visual.policy(path, lora_rank=32)",
+    "sampling": "belongs to the policy, e.g. visual.policy(path, steps=10)",
+    "eval": "is the argument evaluation",
+    "algorithm.preset": "is the argument preset",
+    "data.train": "is the argument prompts",
+    "data.heldout": "is the argument heldout",
+    "data.prompts_per_step": "is the argument prompts_per_step",
+    "data.group_size": "is the argument group_size",
+    "dry_run": "is an option of the command mmgrpo train",
+}
+"""Settings of a recipe that ``train`` takes in another place."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +113,17 @@ def train(
     ``prompts`` and ``heldout`` are strings, rows as in a JSONL file (dicts), ``Prompt``s, a ``datasets.Dataset``, or
     the path of a file; ``rewards`` are functions of prompts and outputs, names, or ``Scorer``s. ``preset`` names an
     algorithm, of which ``algorithm`` overrides fields; ``optim`` and ``evaluation`` are the recipe sections optim and
-    eval; ``course`` the fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...).
+    eval; ``course`` the fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...) and
+    the section data (extra_train, media_root, ...). Rows of files are left out and refused as by ``mmgrpo train``.
     """
     settings: Settings | None = policy.settings
     sections = settings.family.sections if settings else PLAIN
     kind = config_class(sections)
     where = "mmgrpo.train"
+    inside = {"algorithm": algorithm or {}, "data": course.get("data", {})}
+    for key in [*course, *(f"{section}.{name}" for section in inside for name in inside[section])]:
+        if key in ELSEWHERE:
+            raise ValueError(f"{where}: '{key}' {ELSEWHERE[key]}")
     config = build(kind, {**course, "steps": steps}, where)
     config = replace(
         config,
@@ -125,14 +142,20 @@ def train(
     if settings:
         config = replace(config, model=settings.config.model, sampling=settings.config.sampling)
     chosen = settings.family if settings else None
-    return course_of(config, chosen, lambda accelerator: given(policy, config, prompts, heldout), rewards)
+    rows = {"prompts": prompts, "heldout": heldout}
+    rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
+    return course_of(config, chosen, lambda _: load(config, chosen, lambda _: policy, rows), rewards)
 
 
 def run_config(config: Config) -> Result:
     """Do what a configuration describes: what ``mmgrpo train`` does."""
     chosen = family(config.model.family)
     chosen.check(config)
-    return course_of(config, chosen, lambda accelerator: load(config, chosen, str(accelerator.device)), config.rewards)
+
+    def start(accelerator: Accelerator) -> Loaded:
+        return load(config, chosen, lambda prompts: chosen.policy(config, str(accelerator.device), prompts))
+
+    return course_of(config, chosen, start, config.rewards)
 
 
 def course_of(
@@ -239,61 +262,38 @@ def make_trainer(
     return trainer
 
 
-def load(config: Config, chosen: Family, device: str) -> Loaded:
-    """The prompts of a run's files and its policy."""
+def load(
+    config: Config,
+    chosen: Family | None,
+    make: Callable[[Sequence[Prompt]], Policy],
+    rows: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """The prompts of a run, and the policy that ``make`` makes for them.
+
+    ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
+    """
     skipped: list[Skipped] = []
+    written = rows or {}
 
     def read(path: str) -> list[Prompt]:
+        if path in written:
+            return as_prompts(written[path], path)
+        if chosen is None:
+            return load_prompts(locate(path))
         prompts, left_out = chosen.read(config, path)
         skipped.extend(left_out)
         return prompts
 
     data, evaluation = config.data, config.eval
-    files = ("", ()) if evaluation.skip else (data.heldout, evaluation.extra)
-    splits = read_splits(read, [data.train, *data.extra_train], *files, limit=evaluation.prompts)
-    policy = chosen.policy(config, device, splits.every())
+    train = "prompts" if "prompts" in written else data.train
+    heldout = "heldout" if "heldout" in written else data.heldout
+    files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
+    splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
+    policy = make(splits.every())
 
     def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
-        kept, left_out = chosen.accept(config, policy, prompts)
+        kept, left_out = chosen.accept(config, policy, prompts) if chosen else (list(prompts), [])
         skipped.extend(left_out)
         return kept
 
     return Loaded(policy, splits.map(accept), skipped)
-
-
-def given(policy: Policy, config: Config, prompts: Any, heldout: Any) -> Loaded:
-    """A policy and prompts as Python gave them."""
-    settings: Settings | None = policy.settings
-
-    def read(path: str) -> list[Prompt]:
-        return settings.family.read(config, path)[0] if settings else load_prompts(path)
-
-    limit = config.eval.prompts or None
-    return Loaded(policy, Splits(as_prompts(prompts, read), as_prompts(heldout, read)[:limit]))
-
-
-def as_prompts(rows: Any, read: Callable[[str], list[Prompt]] = load_prompts) -> list[Prompt]:
-    """Prompts from a path, or from strings, rows as in a JSONL file, or ``Prompt``s."""
-    if isinstance(rows, str | Path):
-        return read(str(rows))
-    prompts = []
-    for number, row in enumerate(rows):
-        if isinstance(row, Prompt):
-            prompts.append(row)
-        elif isinstance(row, str):
-            prompts.append(Prompt(row, id=f"prompt-{number}"))
-        elif isinstance(row, Mapping):
-            columns = {key: in_memory(value) for key, value in row.items() if value is not None}
-            prompts.append(prompt_of(columns, f"prompts[{number}]", f"prompt-{number}"))
-        else:
-            raise TypeError(f"prompts[{number}] is a {type(row).__name__}; expected a string, a dict or a Prompt")
-    return prompts
-
-
-def in_memory(value: Any) -> Any:
-    """A value in which pictures of Pillow, as data sets hold them, are ``Image``s."""
-    if isinstance(value, Pil.Image):
-        return from_pil(value)
-    if isinstance(value, Mapping):
-        return {key: in_memory(item) for key, item in value.items()}
-    return [in_memory(item) for item in value] if isinstance(value, list) else value

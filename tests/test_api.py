@@ -12,7 +12,7 @@ import yaml
 from PIL import Image as Pil
 
 import mmgrpo
-from mmgrpo.api import as_prompts
+from mmgrpo.data.rows import as_prompts
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.scoring import Scorer
 from mmgrpo.toy import scenes
@@ -103,7 +103,7 @@ def test_a_mistake_is_an_error_before_anything_is_written(options, message, word
     assert list(tmp_path.iterdir()) == []
 
 
-def test_prompts_are_texts_rows_of_files_or_prompts(tmp_path):
+def test_prompts_are_texts_rows_of_files_or_prompts():
     picture = Pil.fromarray(np.full((4, 5, 3), 255, np.uint8))
     row = {"messages": [{"role": "user", "content": [{"type": "image", "image": picture}]}], "answer": "white"}
     column = {"text": "what colour?", "image": picture, "answer": "white", "task": None}
@@ -113,7 +113,5 @@ def test_prompts_are_texts_rows_of_files_or_prompts(tmp_path):
         (medium,) = prompt.media
         assert isinstance(medium.source, Image) and torch.equal(medium.source.pixels, torch.ones(3, 4, 5))
     assert (shown.answer, shown.id) == ("white", "prompt-1")
-    (tmp_path / "a.txt").write_text("one\ntwo\n")
-    assert [prompt.text for prompt in as_prompts(tmp_path / "a.txt")] == ["one", "two"]
     with pytest.raises(TypeError, match=r"prompts\[0\] is a int; expected a string, a dict or a Prompt"):
         as_prompts([3])
