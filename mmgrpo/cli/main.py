@@ -52,7 +52,9 @@ def run(arguments: list[str]) -> None:
 
 def main() -> None:
     """The entry point."""
-    enter(lambda: run(sys.argv[1:]))
+    _, *arguments = sys.argv
+    sys.argv[0] = " ".join(["mmgrpo", *arguments[:1]])  # usage lines begin with it, not with the path of a file
+    enter(lambda: run(arguments))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from mmgrpo.presets import CATALOGUE
 from mmgrpo.rewards import known
 from mmgrpo.runtime.plugins import recipes
 from tests import ROOT
-from tests.cli.running import refused, run, script
+from tests.cli.running import COMMAND, refused, run, script
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": known}
@@ -30,6 +30,12 @@ def test_help_lists_every_command_with_a_line(capsys):
     assert capsys.readouterr().out == usage
     lines = [line.split(maxsplit=1) for line in usage.splitlines() if line.startswith("  ")]
     assert [line[0] for line in lines] == list(main.COMMANDS) and all(len(line) == 2 for line in lines)
+
+
+@pytest.mark.parametrize("command", [*main.COMMANDS, "bench vlm"])
+def test_usage_begins_with_the_command_as_it_is_typed(command):
+    first, *_ = run([*COMMAND, *command.split()], "--help").stdout.splitlines()
+    assert first.startswith(f"usage: mmgrpo {'bench visual' if command == 'bench' else command} [")
 
 
 WATCHED = """

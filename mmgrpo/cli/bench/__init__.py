@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark '{name}'.{nearest(name, BENCHMARKS)}")
     module = importlib.import_module(f"mmgrpo.cli.bench.{name}")
-    args = tyro.cli(module.Args, args=options, description=__doc__)
+    args = tyro.cli(module.Args, args=options, description=__doc__, prog=f"{sys.argv[0]} {name}")
 
     import torch
 
