@@ -36,20 +36,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.data.prompts import load_prompts
-from mmgrpo.diffusion.schedules import flow_grid
 from mmgrpo.runtime.plugins import locate
-from mmgrpo.runtime.randomness import derive, stream
-from mmgrpo.toy import scenes
-from mmgrpo.types import Prompt, to_image
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from jaxtyping import Float
+    from torch import Tensor, nn
+
+    from mmgrpo.types import Prompt
 
 PROMPTS = Path(locate("embedded:visual/scenes"))
 
@@ -110,8 +108,12 @@ class Args:
 
 def build(args: Args) -> tuple[nn.Module, nn.Module]:
     """An untrained transformer whose blocks start as the identity, and its word encoder."""
+    import torch
     from diffusers.models import SD3Transformer2DModel
+    from torch import nn
 
+    from mmgrpo.runtime.randomness import derive
+    from mmgrpo.toy import scenes
     from pipelines.visual.words import WordEncoder
 
     if args.start:
@@ -141,6 +143,11 @@ def draw(
     shares: Float[Tensor, " kinds"], count: int, random: torch.Generator, stray: float = 0.0
 ) -> tuple[list[str], Float[Tensor, "count 3 32 32"]]:
     """Sentences and a picture of each, in [-1, 1]."""
+    import numpy as np
+    import torch
+
+    from mmgrpo.toy import scenes
+
     texts, pixels = [], []
     for kind in torch.multinomial(shares, count, replacement=True, generator=random).tolist():
         among = scenes.scenes(scenes.KINDS[kind])
@@ -157,6 +164,8 @@ def flow_loss(
     transformer: Any, words: Any, args: Args, shares: Float[Tensor, " kinds"], random: torch.Generator
 ) -> Float[Tensor, ""]:
     """Mean squared error of the velocity, mean over a fresh batch: |v(x_t, t, prompt) - (noise - x_0)|^2."""
+    import torch
+
     texts, x = draw(shares, args.batch, random, args.stray)
     keep = torch.rand(args.batch, generator=random) >= args.dropout
     hidden, pooled = words(words.tokenize([t if k else "" for t, k in zip(texts, keep, strict=True)]))
@@ -170,7 +179,13 @@ def flow_loss(
 
 def train(args: Args) -> None:
     """Train from nothing and save; evaluation lines on the way."""
+    import numpy as np
+    import torch
+    from torch import nn
     from tqdm import tqdm
+
+    from mmgrpo.data.prompts import load_prompts
+    from mmgrpo.runtime.randomness import stream
 
     transformer, words = build(args)
     parameters: list[Tensor] = [*transformer.parameters(), *words.parameters()]
@@ -209,21 +224,29 @@ def train(args: Args) -> None:
                 torch._foreach_copy_(parameters, now)
 
 
-@torch.no_grad()
 def measure(
     transformer: Any, words: Any, prompts: Sequence[Prompt], samples: int, shift: float, steps: int = 10
 ) -> dict[str, Float[np.ndarray, "P samples"]]:
     """Every verifier on pictures of an Euler ODE without guidance; the noise is fixed."""
+    import numpy as np
+    import torch
+
+    from mmgrpo.diffusion.schedules import flow_grid
+    from mmgrpo.runtime.randomness import stream
+    from mmgrpo.toy import scenes
+    from mmgrpo.types import to_image
     from reward_models.rules.scenes import REWARDS
 
     rows = [prompt for prompt in prompts for _ in range(samples)]
     random, levels, outputs = stream(0, "measure"), flow_grid(steps, shift).levels, []
     for i in range(0, len(rows), 64):
-        hidden, pooled = words(words.tokenize([prompt.text for prompt in rows[i : i + 64]]))
+        with torch.no_grad():
+            hidden, pooled = words(words.tokenize([prompt.text for prompt in rows[i : i + 64]]))
         x = torch.randn((len(hidden), 3, scenes.SIZE, scenes.SIZE), generator=random)
         for now, then in pairwise(levels):
             time_ = (now * 1000).expand(len(x))
-            x = x + (then - now) * transformer(x, hidden, pooled, time_, return_dict=False)[0]
+            with torch.no_grad():
+                x = x + (then - now) * transformer(x, hidden, pooled, time_, return_dict=False)[0]
         outputs += [to_image((picture + 1) / 2) for picture in x]
     return {name: np.reshape(reward(rows, outputs), (-1, samples)) for name, reward in REWARDS.items()}
 
@@ -245,8 +268,11 @@ def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
 
 def report(folder: Path, samples: int = 16) -> None:
     """Measure a saved model on the held-out prompts and print the numbers of this page's table."""
+    import numpy as np
     from diffusers.models import SD3Transformer2DModel
 
+    from mmgrpo.data.prompts import load_prompts
+    from mmgrpo.toy import scenes
     from pipelines.visual.words import WordEncoder
 
     transformer: Any = SD3Transformer2DModel.from_pretrained(str(folder / "transformer")).float().eval()
@@ -274,6 +300,9 @@ def main() -> None:
     import tyro
 
     args = tyro.cli(Args, description=__doc__)
+
+    import torch
+
     torch.set_num_threads(args.threads)
     report(args.output) if args.measure else train(args)
 
