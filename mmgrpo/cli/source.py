@@ -138,7 +138,7 @@ def prompts_of(args: Any, config: Config, chosen: Family) -> list[Prompt]:
 
 def load_weights(args: Source, config: Config, chosen: Family, device: str) -> Policy:
     """The policy with the weights that are asked for."""
-    from mmgrpo.runtime.averaging import WeightInterpolation, fill
+    from mmgrpo.runtime.averaging import WeightInterpolation, assign
     from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
 
     folder = Path(args.run)
@@ -160,7 +160,7 @@ def load_weights(args: Source, config: Config, chosen: Family, device: str) -> P
     # Where an average of the weights is kept, it is what a run evaluates and saves, and of it a fraction.
     restore_network(policy.network, tensors["ema"] if "ema" in tensors else tensors["weights"])
     if interpolation is not None:
-        fill(interpolation.parameters, interpolation.interpolated())
+        assign(interpolation.parameters, interpolation.interpolated())
     return policy
 
 

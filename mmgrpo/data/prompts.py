@@ -36,7 +36,9 @@ def attempts(path: str | Path, media_root: str | Path = "") -> Iterator[Attempt]
     path = Path(path)
     if path.suffix not in READERS:
         suffixes = " or ".join(READERS)
-        raise ValueError(f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or use hf:<folder>")
+        raise ValueError(
+            f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or name it hf:<folder>@<split>"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such prompt file (working directory: {Path.cwd()})")
     try:
