@@ -36,7 +36,9 @@ def test_an_unknown_recipe_is_an_error_that_names_the_nearest():
 
 def test_a_recipe_and_a_file_together_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("steps: 3\n")
-    with pytest.raises(ValueError, match="--recipe names a recipe of mmgrpo and --config a file of your own; give one"):
+    with pytest.raises(
+        ValueError, match="--recipe names a recipe of mmgrpo and --config a file of your own; give only one"
+    ):
         read(["--recipe", "visual/demo", "--config", str(tmp_path / "a.yaml")], "")
 
 
