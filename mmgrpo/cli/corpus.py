@@ -101,8 +101,8 @@ def scores(
             raise ValueError(f"--groups: no clip has meta.{name}; the keys are {', '.join(parts) or 'none'}")
 
     def subset(clips: Sequence[int]) -> dict[str, Any]:
-        chosen = [counts[i] for i in clips] if counts else []
-        return _scores([prompts[i] for i in clips], [texts[i][0] for i in clips], chosen, rewards)
+        subcounts = [counts[i] for i in clips] if counts else []
+        return _scores([prompts[i] for i in clips], [texts[i][0] for i in clips], subcounts, rewards)
 
     return {
         **subset(range(len(prompts))),

@@ -86,18 +86,18 @@ class Contestant:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
-    args, config, chosen = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
+    args, config, model_family = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if not args.file:
         raise ValueError("there are no prompts; give --file, or --run for the held-out prompts of a run")
     refuse_copies(args.samples, config)
     from mmgrpo.rewards import scorers
 
-    prompts = prompts_of(args, config, chosen)
+    prompts = prompts_of(args, config, model_family)
     is_translation = getattr(config.model, "task", "") == "translate"
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, is_translation, config.rewards))
     accelerator = start(args)
     scoring = scorers(specs, str(accelerator.device))
-    contestant = Contestant(args, config, chosen)
+    contestant = Contestant(args, config, model_family)
     other = opponent(contestant)
     table, texts = measure(contestant, prompts, scoring, accelerator)
     counts = corpus.count(prompts, texts, specs)
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **sampling_options(config),
         **describe(table, texts, prompts, args.success),
     }
-    if args.blind and (blank := chosen.blank(prompts)):
+    if args.blind and (blank := model_family.blank(prompts)):
         blind, guesses = measure(contestant, blank, scoring, accelerator)
         result["blind"] = {"name": "blind", **describe(blind, guesses, prompts, args.success)}
         result["blind"]["difference"] = difference(blind, table)

@@ -53,14 +53,14 @@ class Sample(Source):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sample and write the results."""
-    args, config, chosen = read_source(Sample, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
+    args, config, model_family = read_source(Sample, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if args.before and not args.run:
         raise ValueError("--before compares the trained model of a run with its initial model; name the run with --run")
     refuse_copies(args.samples, config)
     if args.prompts:
-        prompts = chosen.prompts(config, args.prompts)
+        prompts = model_family.prompts(config, args.prompts)
     elif args.file:
-        prompts = prompts_of(args, config, chosen)
+        prompts = prompts_of(args, config, model_family)
     else:
         raise ValueError('there are no prompts; give --prompts "a red circle", --file or --run')
     from mmgrpo.rewards import known, scorer, scorers
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     annotators = [spec for spec in config.rewards if (entry := known().get(spec.partition("(")[0])) and entry.annotate]
     annotating = [*scoring, *map(scorer, annotators)]
     device = str(accelerator.device)
-    sets = {"": draw_all(args, config, chosen, prompts, scoring, annotating, device)}
+    sets = {"": draw_all(args, config, model_family, prompts, scoring, annotating, device)}
     if args.before:
         untrained = replace(args, weights=UNTRAINED)
-        sets = {"before": draw_all(untrained, config, chosen, prompts, scoring, annotating, device), **sets}
+        sets = {"before": draw_all(untrained, config, model_family, prompts, scoring, annotating, device), **sets}
     folder = Path(args.output or Path(args.run) / "drawn")
-    page = chosen.write_page(folder, sets, args.samples, args.columns)
+    page = model_family.write_page(folder, sets, args.samples, args.columns)
     write_list(folder, args, config, sets)
     print(f"{sum(len(shown.outputs) for shown in sets.values())} samples in {folder}: see {page}")
 
@@ -92,7 +92,7 @@ def refuse_copies(samples: int, config: Config) -> None:
 def draw_all(
     args: Sample,
     config: Config,
-    chosen: Family,
+    model_family: Family,
     prompts: Sequence[Prompt],
     scorers: Sequence[Scorer],
     annotating: Sequence[Scorer],
@@ -101,7 +101,7 @@ def draw_all(
     """All samples of all prompts, with their rewards and annotations."""
     from mmgrpo.evaluation import Shown, draw, notes_of
 
-    policy = load_weights(args, config, chosen, device)
+    policy = load_weights(args, config, model_family, device)
     slots = range(len(prompts))
     batches = list(draw(policy, scorers, prompts, slots, args.samples, args.seed, args.batch_size, "draw"))
     rows = [prompt for batch in batches for prompt in batch.prompts]

@@ -80,15 +80,17 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
             raise ValueError(f"the command line: '{name}' is called {RENAMED[name]} now")
     folder, _ = take_option(arguments, "--run")
     section = run_section(folder) if folder else {}
-    chosen = family_of(arguments, section, DEFAULT)
-    config = run_config(folder, chosen) if folder else config_class(chosen.sections)()
-    if folder and config.model.family != chosen.name:
-        raise ValueError(f"--model.family {chosen.name}: '{folder}' is a run of {config.model.family}; omit the option")
+    model_family = family_of(arguments, section, DEFAULT)
+    config = run_config(folder, model_family) if folder else config_class(model_family.sections)()
+    if folder and config.model.family != model_family.name:
+        raise ValueError(
+            f"--model.family {model_family.name}: '{folder}' is a run of {config.model.family}; omit the option"
+        )
     note = (
-        f"The model and sampling options are those of the family {chosen.name}; set --model.family to see those of "
-        "another."
+        f"The model and sampling options are those of the family {model_family.name}; set --model.family to see "
+        "those of another."
     )
-    default = with_sections(options, chosen.sections)(
+    default = with_sections(options, model_family.sections)(
         run=folder,
         file=config.data.heldout if folder else "",
         samples=config.eval.samples,
@@ -106,8 +108,8 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     config = config_of(args, config)
-    chosen.check(config)
-    return args, config, chosen
+    model_family.check(config)
+    return args, config, model_family
 
 
 def config_of(args: Any, config: Config) -> Config:
@@ -123,42 +125,44 @@ def run_section(run: str) -> dict[str, Any]:
     return load_yaml(path)
 
 
-def run_config(run: str, chosen: Family) -> Config:
-    """The configuration of a run, whose family must have the sampling options of ``chosen``."""
+def run_config(run: str, model_family: Family) -> Config:
+    """The configuration of a run, whose family must have the sampling options of ``model_family``."""
     section = run_section(run)
     name = section.get("model", {}).get("family", "")
     if not name:
         raise ValueError(f"'{run}' was trained from Python with a custom policy, which commands cannot load")
-    if family(name).sections.sampling is not chosen.sections.sampling:
-        raise ValueError(f"'{run}' is a run of {name}, whose samples cannot be compared with those of {chosen.name}")
+    if family(name).sections.sampling is not model_family.sections.sampling:
+        raise ValueError(
+            f"'{run}' is a run of {name}, whose samples cannot be compared with those of {model_family.name}"
+        )
     return build(config_class(family(name).sections), section, str(Path(run) / "config.yaml"))
 
 
-def prompts_of(args: Any, config: Config, chosen: Family) -> list[Prompt]:
+def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
     """The prompts of ``file``, up to the limit; skipped ones are printed."""
-    prompts, skipped = chosen.read(config, locate(args.file))
+    prompts, skipped = model_family.read(config, locate(args.file))
     for one in skipped:
         print(f"skipped: {one.id} ({one.reason})", flush=True)
     return prompts[: args.limit or None]
 
 
-def load_weights(args: Source, config: Config, chosen: Family, device: str) -> Policy:
+def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:
     """The policy with the weights of ``args.weights``."""
     from mmgrpo.runtime.averaging import WeightInterpolation, assign
     from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
 
     folder = Path(args.run)
     if not args.run or args.weights == UNTRAINED:
-        return chosen.policy(config, device, training=False)
+        return model_family.policy(config, device, training=False)
     if args.weights == "model":
         if not (folder / "model").is_dir():
             raise FileNotFoundError(
                 f"{folder / 'model'} does not exist, so the run is incomplete; --weights latest uses its latest "
                 "checkpoint"
             )
-        return chosen.policy(config, device, training=False, weights=str(folder / "model"))
+        return model_family.policy(config, device, training=False, weights=str(folder / "model"))
     checkpoint = checkpoint_of(folder / "checkpoints", args.weights, latest_checkpoint(folder / "checkpoints"))
-    policy = chosen.policy(config, device, training=False)
+    policy = model_family.policy(config, device, training=False)
     trained = {name: weight for name, weight in policy.network.named_parameters() if weight.requires_grad}
     fraction = config.optim.interpolation
     interpolation = WeightInterpolation(trained, fraction) if fraction != 1 else None

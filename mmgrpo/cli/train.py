@@ -54,14 +54,14 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
         raise ValueError("--recipe names a recipe of mmgrpo and --config a file of your own; give only one of them")
     path = str(recipe(name)) if name else path
     section = load_yaml(path) if path else {}
-    chosen = family_of(arguments, section, default)
+    model_family = family_of(arguments, section, default)
     note = (
         "--recipe NAME or --config FILE reads a recipe first, and the options below override it. The model and "
-        f"sampling options are those of the family {chosen.name}; set --model.family for another."
+        f"sampling options are those of the family {model_family.name}; set --model.family for another."
     )
-    kind = config_class(chosen.sections)
+    kind = config_class(model_family.sections)
     return read_config(
-        kind, arguments, with_family(section, chosen.name), path or "the command line", f"{about}\n\n{note}"
+        kind, arguments, with_family(section, model_family.name), path or "the command line", f"{about}\n\n{note}"
     )
 
 
@@ -80,13 +80,13 @@ def with_family(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def arithmetic(config: Config) -> str:
     """Sizes and costs of a run as text: prompts x samples per rollout, network evaluations, optimizer steps."""
-    chosen, data, optim = family(config.model.family), config.data, config.optim
-    chosen.check(config)
+    model_family, data, optim = family(config.model.family), config.data, config.optim
+    model_family.check(config)
     if data.group_size < 2:
         raise ValueError(
             f"data.group_size must be at least 2, got {data.group_size}: samples are compared within their group"
         )
-    cost = chosen.arithmetic(config)
+    cost = model_family.arithmetic(config)
     if optim.updates > cost.groups:
         raise ValueError(
             f"a rollout of {cost.groups} groups cannot be split into optim.updates={optim.updates} steps; "

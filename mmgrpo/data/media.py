@@ -79,8 +79,8 @@ def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, 
     for low, high in (("start", "end"), ("min_pixels", "max_pixels")):
         if options.get(low, 0) > options.get(high, math.inf):
             raise ValueError(f"'{low}' must be at most '{high}', got {options[low]} and {options[high]}")
-    # A clip is sampled at a rate or to a number of frames. For frames in files, fps is the rate at which they were
-    # taken, and says nothing about how many are used.
+    # A clip is sampled either at a rate or to a number of frames. For frames in files, fps is the rate at which they
+    # were taken, so that both are allowed.
     if options.keys() >= {"fps", "frames"} and not isinstance(source, tuple):
         raise ValueError("has both 'fps' and 'frames'; keep one of them")
     return dict(options)

@@ -108,8 +108,8 @@ def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:
         raise ValueError(f"{where}: there is no preset '{name}'.{nearest(name, PRESETS)}")
-    known = {f.name for f in dataclasses.fields(Algorithm)}
-    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in known}
+    names = {f.name for f in dataclasses.fields(Algorithm)}
+    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in names}
 
 
 def refuse_preset(name: str, kind: str) -> None:

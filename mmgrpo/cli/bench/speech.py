@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Prompt
 
-KEPT, ROUND, EACH = "kept over rounds", "once a round", "every transcript"
+CACHED, ROUND, EACH = "kept over rounds", "once a round", "every transcript"
 
 ABOUT = {
-    KEPT: "the encoder states of clips are cached (`features_kept`), as in a run from its second epoch on.",
+    CACHED: "the encoder states of clips are cached (`features_kept`), as in a run from its second epoch on.",
     ROUND: "`features_kept=0`: a clip is encoded once per round, for all of its transcripts and for the update.",
     EACH: "nothing is shared: a clip is encoded for each of its transcripts in the rollout and again in the update, "
     "and every transcript has its own keys and values of the clip, as with `generate(num_return_sequences=...)` and a "
@@ -134,7 +134,7 @@ def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, p
         model,
         max_tokens=args.tokens,
         share_prefix=name != EACH,
-        features_kept=args.clips if name == KEPT else 0,
+        features_kept=args.clips if name == CACHED else 0,
     )
     folder.mkdir()
     return bench_trainer(

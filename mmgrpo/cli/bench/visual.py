@@ -74,10 +74,10 @@ class Args:
 def config_of(method: str, args: Args, **changes: Any) -> Config:
     """The recipe visual/demo with the plan, preset and epochs of a method."""
     section = load_yaml(recipe("visual/demo"))
-    chosen = METHODS[method]
-    section["algorithm"] = {name: chosen[name] for name in ("preset", "objective") if name in chosen}
-    section["sampling"] |= {"plan": chosen["plan"], "steps": STEPS}
-    section["optim"] |= {"epochs": chosen.get("epochs", 1)}
+    settings = METHODS[method]
+    section["algorithm"] = {name: settings[name] for name in ("preset", "objective") if name in settings}
+    section["sampling"] |= {"plan": settings["plan"], "steps": STEPS}
+    section["optim"] |= {"epochs": settings.get("epochs", 1)}
     section["data"] |= {"prompts_per_step": args.prompts, "group_size": GROUP}
     section |= {"trackers": [], "save_every": 10**9, **changes}
     if "BranchGRPO" in method:
@@ -141,9 +141,9 @@ def _trainer(config: Config, folder: Path) -> Any:
 
     from mmgrpo.api import load, make_trainer
 
-    chosen, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
+    sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
     accelerator = Accelerator(cpu=True)
-    return make_trainer(config, chosen, lambda _: load(config, chosen, "cpu"), config.rewards, accelerator)
+    return make_trainer(config, sd3, lambda _: load(config, sd3, "cpu"), config.rewards, accelerator)
 
 
 def _record(model: Any, calls: list[tuple[int, bool]]) -> None:
