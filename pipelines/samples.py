@@ -47,7 +47,7 @@ def write_speech(stem: Path, shown: Shown) -> None:
         shown,
         sounds,
         aligned=[note.get("aligned", []) for note in notes],
-        heard=[note.get("heard", "") for note in notes],
+        transcripts=[note.get("heard", "") for note in notes],
     )
 
 

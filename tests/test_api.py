@@ -77,7 +77,7 @@ def test_a_policy_of_ones_own_trains_and_no_command_claims_to_know_it(tmp_path, 
     )
     run = mmgrpo.train(policy, ["a", "b"], [brightness], preset="flow_grpo", heldout=["c"], **SMALL)
     assert run.summary["steps"] == 2 and run.summary["family"] == "" and (run.folder / "report.html").is_file()
-    with pytest.raises(ValueError, match="was trained from Python with a policy of its own, which no command can load"):
+    with pytest.raises(ValueError, match="was trained from Python with a custom policy, which commands cannot load"):
         call("sample", "--run", run.folder)
 
 

@@ -150,7 +150,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def forget_plugins() -> None:
     """Look for what packages offer once more."""
-    for lookup in (plugins.offered, plugins.table, plugins.packages):
+    for lookup in (plugins.registered, plugins.table, plugins.packages):
         lookup.cache_clear()
 
 

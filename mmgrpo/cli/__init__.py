@@ -1,4 +1,4 @@
-"""The commands: the outermost room, which imports every other and is imported by none.
+"""The commands: the outermost package, which may import all others and is imported by none.
 
-``mmgrpo <command>`` and the scripts in ``scripts/`` are two ways to the same functions.
+``mmgrpo <command>`` and the scripts in ``scripts/`` call the same functions.
 """

@@ -1,7 +1,7 @@
-"""What is reported of all transcripts or translations of a file together, group by group, and of the worst ones.
+"""Corpus scores of transcripts and translations, overall and by group, and the worst clips.
 
 Word and character error rates divide all errors by all words (or characters) of the references; BLEU and chrF are
-those of the corpus. None is the mean of the sentences' scores. Intervals are 95 % bootstrap intervals over clips.
+corpus scores as well. None is a mean of sentence scores. Intervals are 95 % bootstrap intervals over clips.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 SENTENCES = {"sentence_bleu": "bleu", "sentence_chrf": "chrf"}
-"""Rewards of sentences, and the scores of a corpus that belong to them."""
+"""Sentence-level rewards, and the corresponding corpus scores."""
 KINDS = {"replace": "substituted", "delete": "deleted", "insert": "inserted"}
-FEW = 3
-"""What divides the clips into groups of fewer than this, on average, is not reported unless it is asked for."""
+MIN_CLIPS_PER_GROUP = 3
+"""Keys of meta that divide the clips into groups smaller than this, on average, are reported only if requested."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Errors of a clip's transcripts, each the mean over its samples."""
+    """Error counts of a clip, each the mean over its samples."""
 
     errors: Mapping[str, float]
     """Substituted, deleted and inserted words."""
@@ -40,14 +40,14 @@ class Counts:
         return sum(self.errors.values())
 
 
-def suitable(prompts: Sequence[Prompt], translated: bool, default: Sequence[str]) -> list[str]:
-    """Rewards where none are named: of translations and of references in several versions those of sentences."""
-    loose = translated or any(p.task == "translate" or not isinstance(p.answer, str) for p in prompts)
-    return list(SENTENCES) if normal_of(default) and loose else list(default)
+def suitable(prompts: Sequence[Prompt], is_translation: bool, default: Sequence[str]) -> list[str]:
+    """The default rewards: sentence BLEU and chrF for translations and for several references, else ``default``."""
+    ambiguous = is_translation or any(p.task == "translate" or not isinstance(p.answer, str) for p in prompts)
+    return list(SENTENCES) if normal_of(default) and ambiguous else list(default)
 
 
 def normal_of(rewards: Sequence[str]) -> str:
-    """How the first reward that compares transcripts normalizes them; empty where there is no such reward."""
+    """The text normalization of the first reward that compares transcripts; empty without such a reward."""
     from reward_models import SPEECH
 
     normals = [str(values.get("normal", "english")) for name, values in map(parse, rewards) if name in SPEECH]
@@ -55,30 +55,30 @@ def normal_of(rewards: Sequence[str]) -> str:
 
 
 def count(prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Sequence[str]) -> list[Counts]:
-    """Errors of every clip, where a reward compares transcripts; else nothing."""
+    """The error counts of every clip; empty unless a reward compares transcripts."""
     from reward_models.rules.speech import transcript
     from reward_models.rules.transcripts import aligned, letters_of, normalizer, word_errors
 
     if not (normal := normal_of(rewards)) or not texts:
         return []
-    rule, cut = normalizer(normal), letters_of(normal)
+    normalize, letters_in = normalizer(normal), letters_of(normal)
     counts = []
     for prompt, samples in zip(prompts, texts, strict=True):
-        reference = rule(transcript(prompt))
-        places = [[pair[0] for pair in aligned(transcript(prompt), text, normal)] for text in samples]
-        letters = [float(word_errors(cut(reference), cut(rule(text)))) for text in samples]
+        reference = normalize(transcript(prompt))
+        kinds = [[pair[0] for pair in aligned(transcript(prompt), text, normal)] for text in samples]
+        letters = [float(word_errors(letters_in(reference), letters_in(normalize(text)))) for text in samples]
         counts.append(
             Counts(
-                {name: mean([float(row.count(kind)) for row in places]) for kind, name in KINDS.items()},
+                {name: mean([float(row.count(kind)) for row in kinds]) for kind, name in KINDS.items()},
                 float(len(reference.split())),
                 mean(letters),
-                float(len(cut(reference))),
+                float(len(letters_in(reference))),
             )
         )
     return counts
 
 
-def described(
+def scores(
     prompts: Sequence[Prompt],
     texts: Sequence[Sequence[str]],
     counts: Sequence[Counts],
@@ -86,29 +86,33 @@ def described(
     groups: Sequence[str],
     worst: int,
 ) -> dict[str, Any]:
-    """The whole, its groups by the values of ``groups`` (of meta), and the ``worst`` clips; empty where no reward is
-    about a corpus."""
+    """Corpus scores of all clips, of groups by the values of the keys ``groups`` of meta, and the ``worst`` clips.
+
+    Empty if no reward has a corpus score.
+    """
     if not texts or not (normal_of(rewards) or any(parse(reward)[0] in SENTENCES for reward in rewards)):
         return {}
     parts = _parts(prompts)
-    names = list(groups) or [name for name, of in parts.items() if 1 < len(of) <= len(prompts) / FEW]
+    names = list(groups) or [
+        name for name, members in parts.items() if 1 < len(members) <= len(prompts) / MIN_CLIPS_PER_GROUP
+    ]
     for name in names:
         if name not in parts:
-            raise ValueError(f"--groups: no clip has meta.{name}; there are {', '.join(parts) or 'none'}")
+            raise ValueError(f"--groups: no clip has meta.{name}; the keys are {', '.join(parts) or 'none'}")
 
-    def scores(places: Sequence[int]) -> dict[str, Any]:
-        some = [counts[place] for place in places] if counts else []
-        return _scores([prompts[p] for p in places], [texts[p][0] for p in places], some, rewards)
+    def subset(clips: Sequence[int]) -> dict[str, Any]:
+        subcounts = [counts[i] for i in clips] if counts else []
+        return _scores([prompts[i] for i in clips], [texts[i][0] for i in clips], subcounts, rewards)
 
     return {
-        **scores(range(len(prompts))),
-        "groups": {name: {value: scores(places) for value, places in parts[name].items()} for name in names},
+        **subset(range(len(prompts))),
+        "groups": {name: {value: subset(clips) for value, clips in parts[name].items()} for name in names},
         "worst": _worst(prompts, texts, rewards, worst),
     }
 
 
-def compared(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]:
-    """Error rates of two models on the same clips: the paired differences."""
+def compare(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]:
+    """Paired differences of the error rates of two models on the same clips."""
     from mmgrpo.evaluation import Counted
     from mmgrpo.report.comparison import compare_rates
 
@@ -145,19 +149,19 @@ def _scores(
 
 
 def _parts(prompts: Sequence[Prompt]) -> dict[str, dict[str, list[int]]]:
-    """Names of meta to their values to the places of the clips that have them."""
+    """Keys of meta to their values to the indices of the clips that have them."""
     parts: dict[str, dict[str, list[int]]] = {}
-    for place, prompt in enumerate(prompts):
+    for clip, prompt in enumerate(prompts):
         for name, value in prompt.meta.items():
             if isinstance(value, str | int | float):
-                parts.setdefault(name, {}).setdefault(str(value), []).append(place)
+                parts.setdefault(name, {}).setdefault(str(value), []).append(clip)
     return parts
 
 
 def _worst(
-    prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Sequence[str], most: int
+    prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Sequence[str], limit: int
 ) -> list[dict[str, Any]]:
-    """The clips with most wrong words; none where words are not compared."""
+    """The clips with the most word errors; empty unless a reward compares transcripts."""
     from mmgrpo.report.audio_player import errors
     from reward_models.rules.speech import transcript
     from reward_models.rules.transcripts import aligned
@@ -168,20 +172,20 @@ def _worst(
     for prompt, samples in zip(prompts, texts, strict=True):
         pairs = [list(pair) for pair in aligned(transcript(prompt), samples[0], normal)]
         rows.append({"id": prompt.id, "errors": errors(pairs), "said": samples[0], "aligned": pairs})
-    return [row for row in sorted(rows, key=lambda row: -row["errors"])[:most] if row["errors"]]
+    return [row for row in sorted(rows, key=lambda row: -row["errors"])[:limit] if row["errors"]]
 
 
 def lines(corpus: Mapping[str, Any]) -> Iterator[str]:
-    """Tables for the terminal."""
-    scores = [name for name in ("wer", "cer", "bleu", "chrf") if name in corpus]
-    if not scores:
+    """The lines of the tables for a terminal."""
+    names = [name for name in ("wer", "cer", "bleu", "chrf") if name in corpus]
+    if not names:
         return
     yield ""
-    yield f"{'all together (95 %)':24} {'clips':>6} " + " ".join(f"{name:>24}" for name in scores)
-    yield _line("all", corpus, scores)
+    yield f"{'all together (95 %)':24} {'clips':>6} " + " ".join(f"{name:>24}" for name in names)
+    yield _line("all", corpus, names)
     for name, parts in corpus["groups"].items():
         for value, part in parts.items():
-            yield _line(f"{name} {value}", part, scores)
+            yield _line(f"{name} {value}", part, names)
     if "wer" in corpus:
         kinds = ", ".join(f"{corpus[kind]:g} {kind}" for kind in KINDS.values())
         yield f"of {corpus['words']:g} words: {kinds}"
@@ -189,21 +193,21 @@ def lines(corpus: Mapping[str, Any]) -> Iterator[str]:
         relative = "" if one["relative"] is None else f" ({one['relative']:+.1%})"
         yield f"{name} against the other: {interval(one['difference'], '+')}{relative}, paired"
     if corpus["worst"]:
-        yield from ("", "worst clips: {heard for reference}, [-left out-], [+inserted+]")
-        yield from (f"{row['errors']:3} {row['id']}: {marked(row['aligned'])}" for row in corpus["worst"])
+        yield from ("", "worst clips: {hypothesis for reference}, [-deleted-], [+inserted+]")
+        yield from (f"{row['errors']:3} {row['id']}: {alignment_text(row['aligned'])}" for row in corpus["worst"])
 
 
-def _line(title: str, one: Mapping[str, Any], scores: Sequence[str]) -> str:
-    cells = " ".join(f"{interval(one[name]) if name in one else '–':>24}" for name in scores)
+def _line(title: str, one: Mapping[str, Any], names: Sequence[str]) -> str:
+    cells = " ".join(f"{interval(one[name]) if name in one else '–':>24}" for name in names)
     return f"{title:24} {one['clips']:6} {cells}"
 
 
-def marked(aligned: Aligned) -> str:
-    """An alignment in plain text."""
+def alignment_text(aligned: Aligned) -> str:
+    """An alignment as plain text."""
     forms = {"equal": "{1}", "replace": "{{{1} for {0}}}", "delete": "[-{0}-]", "insert": "[+{1}+]"}
     return " ".join(forms[kind].format(*pair) for kind, *pair in aligned)
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN where there is nothing."""
+    """The mean; NaN without values."""
     return sum(values) / len(values) if values else math.nan

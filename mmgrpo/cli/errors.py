@@ -1,4 +1,4 @@
-"""How commands end: a user's mistake with one line, a programmer's with a traceback."""
+"""Exit of commands: an error of the user prints one line, a defect of the program a traceback."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROOMS = tuple(ROOT / room for room in ("mmgrpo", "pipelines", "reward_models", "
 
 
 def enter(command: Callable[[], None]) -> None:
-    """Run a command; an error meant for the user is printed and the exit status is 2.
+    """Run a command; an error for the user is printed without a traceback, and the exit status is 2.
 
-    MMGRPO_DEBUG=1 shows the traceback of these too.
+    MMGRPO_DEBUG=1 prints the traceback of such errors as well.
     """
     try:
         command()
     except Exception as error:
-        if os.environ.get("MMGRPO_DEBUG") or not meant_for_the_user(error):
+        if os.environ.get("MMGRPO_DEBUG") or not is_user_error(error):
             raise
         if error.__cause__ is not None:
             print("(MMGRPO_DEBUG=1 shows where this comes from)", file=sys.stderr)
@@ -28,12 +28,13 @@ def enter(command: Callable[[], None]) -> None:
         raise SystemExit(2) from None
 
 
-def meant_for_the_user(error: Exception) -> bool:
-    """Errors of the system (files, disks, networks), and those that a ``raise`` of this project threw on purpose."""
+def is_user_error(error: Exception) -> bool:
+    """Whether an error is for the user: an OSError (files, disks, networks), or one that this project raises itself."""
     if isinstance(error, OSError):
         return True
     if not isinstance(error, ValueError | RuntimeError | ModuleNotFoundError):
         return False
+    # A ValueError from a line without ``raise`` comes from a library or a built-in, and is a defect of the program.
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = any(Path(last.filename).resolve().is_relative_to(room) for room in ROOMS)
     return ours and (last.line or "").startswith("raise ")

@@ -1,4 +1,4 @@
-"""Measure a model on prompts: means with intervals, task by task, best of k samples, and against another model.
+"""Evaluate a model on prompts: means with intervals, per task, best of k samples, and against another model.
 
     mmgrpo evaluate --run runs/demo                                  # its held-out prompts and rewards
     mmgrpo evaluate --run runs/demo --against untrained --samples 8
@@ -8,15 +8,15 @@
     mmgrpo evaluate --model.family qwen_vl --model.path Qwen/Qwen2.5-VL-3B-Instruct --file prompts.jsonl \\
         --rewards task --samples 8 --sampling.evaluation-temperature 1
 
-Intervals are 95 % bootstrap intervals over prompts. "best of k" is the expected best of k samples of a prompt and
-"pass@k" the chance that one of k reaches --success, both estimated without bias from --samples of each (so k goes up
-to that); they are given for rewards whose values lie in [0, 1].
+Intervals are 95 % bootstrap intervals over prompts. "best of k" is the expected maximum of k samples of a prompt, and
+"pass@k" the probability that at least one of k reaches --success; both are unbiased estimates from --samples per prompt
+(k is at most that), for rewards in [0, 1].
 
-Of completions also "majority@k", what the most frequent answer of k samples scores, and where prompts show pictures or
-clips "blind", what the model scores when every one is blank: a score that is no better was not seen but guessed.
+For completions there is also "majority@k", the reward of the most frequent answer of k samples, and for prompts with
+pictures or clips "blind", the rewards with blank media: without a difference, answers were guessed from the text.
 
-Of transcripts and translations also what papers report of a whole file: word and character error rate, or BLEU and
-chrF, by groups (voice, noise, ...), how many words were substituted, deleted and inserted, and the worst clips.
+For transcripts and translations there are the corpus scores that papers report: word and character error rate, or BLEU
+and chrF, also per group (voice, noise, ...), counts of substitutions, deletions and insertions, and the worst clips.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli import corpus
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.measures import Table, describe, difference, known, report
+from mmgrpo.cli.measures import Table, describe, difference, json_value, report
 from mmgrpo.cli.sample import refuse_copies
 from mmgrpo.cli.source import (
     UNTRAINED,
     Source,
     config_of,
-    kept_options,
     load_weights,
     prompts_of,
     read_source,
     run_config,
+    sampling_options,
     start,
 )
 from mmgrpo.family import family
@@ -56,27 +56,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class Evaluate(Source):
-    """What is measured, of which model."""
+    """The model, the prompts and the rewards of the evaluation."""
 
     rewards: list[str] = field(default_factory=list)
-    """name(parameter=value) each; package.module:function names one of your own. A run has its own."""
+    """Rewards, written name(parameter=value) or package.module:function; by default those of the run or the family."""
     against: str = ""
-    """Another model on the same prompts and noise: untrained (the run's own, before), a run folder, or a model."""
+    """Another model to compare with, on the same prompts and noise: untrained (the initial model of the run), a run
+    folder, or the path of a model."""
     success: float = 1.0
-    """The value from which on a sample passes."""
+    """Smallest reward at which a sample counts as passed."""
     blind: bool = True
-    """Also measure with blank pictures and clips, where prompts show any."""
+    """Also evaluate with blank pictures and clips, if prompts have any."""
     groups: list[str] = field(default_factory=list)
-    """Names in the clips' meta whose values are reported apart, e.g. voice; empty takes those with a few values."""
+    """Keys of the clips' meta by whose values corpus scores are grouped, e.g. voice; if empty, keys with few values."""
     worst: int = 10
-    """How many of the worst clips are listed."""
+    """Number of worst clips to list."""
     output: str = ""
-    """File that is written; empty writes evaluation.json into the run folder, or here where there is none."""
+    """Output file; if empty, evaluation.json in the run folder, or in the working directory without a run."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model that is measured."""
+    """A model to evaluate, with its options."""
 
     args: Any
     config: Config
@@ -84,19 +85,19 @@ class Contestant:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print and write."""
-    args, config, chosen = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
+    """Evaluate, print and write the results."""
+    args, config, model_family = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     if not args.file:
-        raise ValueError("there are no prompts to measure with; give --file, or --run for a run's held-out prompts")
+        raise ValueError("there are no prompts; give --file, or --run for the held-out prompts of a run")
     refuse_copies(args.samples, config)
     from mmgrpo.rewards import scorers
 
-    prompts = prompts_of(args, config, chosen)
-    translated = getattr(config.model, "task", "") == "translate"
-    specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, translated, config.rewards))
+    prompts = prompts_of(args, config, model_family)
+    is_translation = getattr(config.model, "task", "") == "translate"
+    specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, is_translation, config.rewards))
     accelerator = start(args)
     scoring = scorers(specs, str(accelerator.device))
-    contestant = Contestant(args, config, chosen)
+    contestant = Contestant(args, config, model_family)
     other = opponent(contestant)
     table, texts = measure(contestant, prompts, scoring, accelerator)
     counts = corpus.count(prompts, texts, specs)
@@ -108,23 +109,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "prompts": len(prompts),
         "samples": args.samples,
         "seed": args.seed,
-        **kept_options(config),
+        **sampling_options(config),
         **describe(table, texts, prompts, args.success),
     }
-    if args.blind and (blank := chosen.blank(prompts)):
-        unseen, guesses = measure(contestant, blank, scoring, accelerator)
-        result["blind"] = {"name": "blind", **describe(unseen, guesses, prompts, args.success)}
-        result["blind"]["difference"] = difference(unseen, table)
-    if whole := corpus.described(prompts, texts, counts, specs, args.groups, args.worst):
-        result["corpus"] = whole
+    if args.blind and (blank := model_family.blank(prompts)):
+        blind, guesses = measure(contestant, blank, scoring, accelerator)
+        result["blind"] = {"name": "blind", **describe(blind, guesses, prompts, args.success)}
+        result["blind"]["difference"] = difference(blind, table)
+    if section := corpus.scores(prompts, texts, counts, specs, args.groups, args.worst):
+        result["corpus"] = section
     if other is not None:
         against, replies = measure(other, prompts, scoring, accelerator)
         result["difference"] = difference(against, table)
         result["against"] = {"name": args.against, **describe(against, replies, prompts, args.success)}
-        if whole:
-            result["corpus"]["difference"] = corpus.compared(corpus.count(prompts, replies, specs), counts)
+        if section:
+            result["corpus"]["difference"] = corpus.compare(corpus.count(prompts, replies, specs), counts)
     result["values"] = [
-        {"id": prompt.id, **{name: [known(v) for v in rows[i]] for name, rows in table.items()}}
+        {"id": prompt.id, **{name: [json_value(v) for v in rows[i]] for name, rows in table.items()}}
         for i, prompt in enumerate(prompts)
     ]
     if accelerator.is_main_process:
@@ -132,18 +133,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         path = Path(args.output or Path(args.run) / "evaluation.json")
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
-        print("\n".join([*report(result, kept_options(config)), *corpus.lines(result.get("corpus", {}))]))
+        print("\n".join([*report(result, sampling_options(config)), *corpus.lines(result.get("corpus", {}))]))
         print(f"\nwritten: {path}")
 
 
 def opponent(contestant: Contestant) -> Contestant | None:
-    """The model that is compared with, if any."""
+    """The model of ``--against``, if any."""
     args, config = contestant.args, contestant.config
     if not args.against:
         return None
     if args.against == UNTRAINED:
         if not args.run:
-            raise ValueError("--against untrained means the model that a run began with; name the run with --run")
+            raise ValueError("--against untrained is the initial model of a run; name the run with --run")
         return replace(contestant, args=replace(args, weights=UNTRAINED))
     if (Path(args.against) / "config.yaml").is_file():
         run, model = args.against, run_config(args.against, contestant.family).model
@@ -159,11 +160,11 @@ def opponent(contestant: Contestant) -> Contestant | None:
 def measure(
     contestant: Contestant, prompts: Sequence[Prompt], scorers: Sequence[Scorer], accelerator: Accelerator
 ) -> tuple[Table, Sequence[Sequence[str]]]:
-    """The value of every sample of every prompt by reward, and the completions, where the model writes."""
+    """Sample and score: reward to values [P, G], and the completions of each prompt if outputs are texts."""
     from mmgrpo.evaluation import draw_samples
 
     args = contestant.args
-    drawn = draw_samples(
+    samples = draw_samples(
         load_weights(args, contestant.config, contestant.family, str(accelerator.device)),
         scorers,
         prompts,
@@ -174,12 +175,14 @@ def measure(
         accelerator=accelerator,
         title=f"{args.run or args.model.path} {args.weights}",
     )
-    table: Mapping[str, Any] = {s.name: drawn.values[..., column].tolist() for column, s in enumerate(scorers)}
+    table: Mapping[str, Any] = {s.name: samples.values[..., column].tolist() for column, s in enumerate(scorers)}
     for column, scorer in enumerate(scorers):
-        if bool(drawn.values[..., column].isnan().all()):
-            total = drawn.values[..., 0].numel()
-            raise ValueError(f"reward '{scorer.name}' gave NaN for all {total} samples: none is scored")
-    return table, drawn.texts
+        if bool(samples.values[..., column].isnan().all()):
+            total = samples.values[..., 0].numel()
+            raise ValueError(
+                f"reward '{scorer.name}' returned NaN for all {total} samples; choose one that suits the prompts"
+            )
+    return table, samples.texts
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What there is to choose from, one line each: recipes, families, presets, rewards."""
+"""Listings of recipes, families, presets and rewards, one line each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from mmgrpo.registry import nearest
 
 
 def show(read: Callable[[], Iterable[tuple[str, str]]], arguments: Sequence[str], what: str) -> None:
-    """Print names with what they are; with an argument only names that contain it. ``--help`` reads none."""
+    """Print names and descriptions; with an argument, only names that contain it. ``--help`` does not read them."""
     if any(argument in ("-h", "--help") for argument in arguments):
         print(f"usage: mmgrpo {what} [PART OF A NAME]\n\nLists the {what}, one line each.")
         return
     rows = list(read())
-    chosen = [row for row in rows if all(part in row[0] for part in arguments)]
-    if not chosen:
+    matching = [row for row in rows if all(part in row[0] for part in arguments)]
+    if not matching:
         raise ValueError(f"mmgrpo {what}: none contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}")
-    width = max(len(name) for name, _ in chosen)
-    for name, about in chosen:
+    width = max(len(name) for name, _ in matching)
+    for name, about in matching:
         print(f"{name:{width}}  {about}".rstrip())
 
 
@@ -26,15 +26,15 @@ def recipes(arguments: Sequence[str]) -> None:
     """``<modality>/<name>`` and the first sentence of each recipe."""
 
     def read() -> Iterable[tuple[str, str]]:
-        from mmgrpo.runtime.plugins import recipes as known
+        from mmgrpo.runtime.plugins import recipes as files
 
-        return ((name, first_sentence(path)) for name, path in known().items())
+        return ((name, first_sentence(path)) for name, path in files().items())
 
     show(read, arguments, "recipes")
 
 
 def first_sentence(path: Path) -> str:
-    """What a recipe's comment begins with."""
+    """The beginning of the comment at the top of a recipe, up to the end of its first clause."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -47,18 +47,18 @@ def first_sentence(path: Path) -> str:
 
 
 def families(arguments: Sequence[str]) -> None:
-    """Model families with what they are."""
+    """Model families and their descriptions."""
 
     def read() -> Iterable[tuple[str, str]]:
-        from mmgrpo.family import families as known
+        from mmgrpo.family import families as table
 
-        return ((name, f"{family.modality}: {family.about}") for name, family in known().items())
+        return ((name, f"{family.modality}: {family.about}") for name, family in table().items())
 
     show(read, arguments, "families")
 
 
 def presets(arguments: Sequence[str]) -> None:
-    """Algorithms with what they are, and which policies they are made for."""
+    """Presets, the policies that they apply to, and their descriptions."""
 
     def read() -> Iterable[tuple[str, str]]:
         from mmgrpo.presets import CATALOGUE
@@ -69,7 +69,7 @@ def presets(arguments: Sequence[str]) -> None:
 
 
 def rewards(arguments: Sequence[str]) -> None:
-    """Rewards and where they are."""
+    """Rewards and the functions that compute them."""
 
     def read() -> Iterable[tuple[str, str]]:
         from mmgrpo.rewards import known

@@ -9,21 +9,21 @@ from mmgrpo.cli.errors import enter
 from mmgrpo.registry import nearest
 
 COMMANDS = {
-    "train": ("mmgrpo.cli.train", "train a model with a recipe, or the embedded default"),
-    "sample": ("mmgrpo.cli.sample", "draw samples from a trained or an untrained model"),
-    "evaluate": ("mmgrpo.cli.evaluate", "measure a model on prompts, against another if asked"),
-    "check-data": ("mmgrpo.cli.check_data", "check a data set before anything is trained on it"),
-    "bench": ("mmgrpo.cli.bench", "measure speed and learning on this machine"),
+    "train": ("mmgrpo.cli.train", "train a model with a recipe, or with the embedded default"),
+    "sample": ("mmgrpo.cli.sample", "sample from a trained or an untrained model"),
+    "evaluate": ("mmgrpo.cli.evaluate", "evaluate a model on prompts, optionally against another"),
+    "check-data": ("mmgrpo.cli.check_data", "check a data set before training"),
+    "bench": ("mmgrpo.cli.bench", "measure speed and learning curves on this machine"),
     "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),
     "families": ("mmgrpo.cli.lists:families", "list the model families"),
     "presets": ("mmgrpo.cli.lists:presets", "list the algorithms"),
     "rewards": ("mmgrpo.cli.lists:rewards", "list the rewards"),
 }
-"""Name to the module whose ``main`` runs it, or to ``module:function``, and what it does."""
+"""Command to its module (whose ``main`` is called) or ``module:function``, and its description."""
 
 
 def usage() -> str:
-    """What ``mmgrpo --help`` prints."""
+    """The text of ``mmgrpo --help``."""
     lines = [f"  {name:12} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
@@ -33,7 +33,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "'mmgrpo COMMAND --help' explains the options of a command.",
+            "'mmgrpo COMMAND --help' lists the options of a command.",
         ]
     )
 

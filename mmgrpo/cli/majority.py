@@ -1,8 +1,8 @@
-"""What several samples of a prompt agree on: majority@k, or self-consistency (Wang et al. 2022, arXiv:2203.11171).
+"""Majority vote over the samples of a prompt: majority@k, or self-consistency (Wang et al. 2022, arXiv:2203.11171).
 
-An answer is what stands in the last <answer> after the thought, and the whole completion where there is none (models
-that are asked to answer directly write no tags). Answers are compared without case, spaces and a full stop at the
-end, numbers by their value. The most frequent answer wins; of equally frequent ones that which was said first.
+The answer of a completion is the content of its last <answer> after the thought, or the whole completion if it has no
+tags (models that are prompted to answer directly). Answers are compared without case, spaces and a final full stop,
+numbers by value. The most frequent answer wins; ties are broken in favour of the one that occurs first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 
 def answer(text: str) -> str:
-    """The answer of a completion, as it is compared."""
+    """The normalized answer of a completion."""
     from reward_models.rules.tags import answer_of
 
     return normal(answer_of(text) or text)
 
 
 def normal(text: str) -> str:
-    """An answer as it is compared."""
+    """An answer, normalized for comparison."""
     from reward_models.rules.reading import words
 
     plain = words(text)
@@ -28,26 +28,26 @@ def normal(text: str) -> str:
         number = float(plain)
     except ValueError:
         return plain
-    return repr(number + 0.0) if math.isfinite(number) else plain  # + 0.0, for -0 is 0
+    return repr(number + 0.0) if math.isfinite(number) else plain  # + 0.0 turns -0.0 into 0.0
 
 
 def majority_at(answers: Sequence[str], values: Sequence[float], k: int) -> float:
-    """The mean value of the majority's answer over the ``n // k`` sets of k samples that follow each other.
+    """The mean value of the majority answer over the ``n // k`` disjoint sets of k consecutive samples.
 
-    NaN where a winning answer was not scored.
+    NaN if a winning answer could not be scored.
     """
     sets = [range(start, start + k) for start in range(0, len(answers) - k + 1, k)]
     if not sets:
-        raise ValueError(f"majority of {k} samples: there are only {len(answers)}")
+        raise ValueError(f"majority of {k} samples: there are only {len(answers)}; draw more with --samples")
     return sum(values[winner([answers[i] for i in one]) + one.start] for one in sets) / len(sets)
 
 
 def winner(answers: Sequence[str]) -> int:
-    """The place at which the most frequent answer is first given."""
+    """The index of the first occurrence of the most frequent answer."""
     counts = Counter(answers)
-    return max(range(len(answers)), key=lambda place: (counts[answers[place]], -place))
+    return max(range(len(answers)), key=lambda i: (counts[answers[i]], -i))
 
 
 def agreement(answers: Sequence[str]) -> float:
-    """The fraction of the samples that give the most frequent answer."""
+    """The fraction of samples with the most frequent answer."""
     return max(Counter(answers).values()) / len(answers)

@@ -1,4 +1,4 @@
-"""What the samples of a model say of it: means with intervals, the best of k, majorities, and differences."""
+"""Statistics of samples: means with intervals, best of k, pass@k, majorities, and paired differences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 Table = Mapping[str, Sequence[Sequence[float]]]
-"""Reward name to the values of the samples of each prompt; NaN where one could not be scored."""
+"""Reward name to the values of all samples of each prompt; NaN for samples that could not be scored."""
 
 
 def describe(table: Table, texts: Sequence[Sequence[str]], prompts: Sequence[Prompt], success: float) -> dict[str, Any]:
-    """Means over prompts, all of them and task by task, and what the best of k samples reaches."""
+    """Means over all prompts and per task, and for rewards in [0, 1] best of k, pass@k and majority@k.
+
+    A sample passes if its value is at least ``success``.
+    """
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     members = {task: [i for i, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
     unit = {name: rows for name, rows in table.items() if all(0 <= v <= 1 for row in rows for v in scored(row))}
@@ -31,11 +34,11 @@ def describe(table: Table, texts: Sequence[Sequence[str]], prompts: Sequence[Pro
         "best_of": {name: best(rows) for name, rows in unit.items()},
         "pass_at": {name: best(rows) for name, rows in passed.items()},
     }
-    return {**sections, **agreed(texts, unit)} if texts else sections
+    return {**sections, **majorities(texts, unit)} if texts else sections
 
 
-def agreed(texts: Sequence[Sequence[str]], unit: Table) -> dict[str, Any]:
-    """What majorities score, and the mean fraction of samples that agree with the most frequent answer."""
+def majorities(texts: Sequence[Sequence[str]], unit: Table) -> dict[str, Any]:
+    """The rewards of majority answers, and the mean fraction of samples with the most frequent answer."""
     answers = [[answer(text) for text in row] for row in texts]
     sizes = [k for k in powers(len(answers[0])) if k > 1]
     return {
@@ -47,13 +50,13 @@ def agreed(texts: Sequence[Sequence[str]], unit: Table) -> dict[str, Any]:
     }
 
 
-def powers(most: int) -> list[int]:
-    """1, 2, 4, ... and ``most``."""
-    return sorted({2**i for i in range(most.bit_length())} | {most})
+def powers(largest: int) -> list[int]:
+    """1, 2, 4, ... and ``largest``."""
+    return sorted({2**i for i in range(largest.bit_length())} | {largest})
 
 
 def summary(rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Mean of the prompts' means with its interval, and how many samples could not be scored."""
+    """Mean over prompts with its interval, and the number of samples that could not be scored."""
     from mmgrpo.report.statistics import bootstrap_mean
 
     means = [mean(row) for row in rows]
@@ -64,16 +67,16 @@ def summary(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """k to the expected best of k samples, mean over the prompts that have so many; k = 1, 2, 4, ... and all."""
+    """k to the expected maximum of k samples, averaged over prompts with at least k; k = 1, 2, 4, ... and all."""
     from mmgrpo.report.statistics import best_of
 
-    kept = [scored(row) for row in rows]
-    most = max(len(row) for row in kept)
-    return {str(k): mean([best_of(row, k) for row in kept if len(row) >= k]) for k in powers(most)}
+    valid = [scored(row) for row in rows]
+    largest = max(len(row) for row in valid)
+    return {str(k): mean([best_of(row, k) for row in valid if len(row) >= k]) for k in powers(largest)}
 
 
 def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
-    """The paired difference of each reward, prompt by prompt, where both were scored."""
+    """The paired difference of each reward over the prompts that were scored on both sides."""
     from mmgrpo.evaluation import Evaluation
     from mmgrpo.report.comparison import compare
 
@@ -84,23 +87,23 @@ def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
 
 
 def scored(values: Sequence[float]) -> list[float]:
-    """The values that are no NaN."""
+    """The values that are not NaN."""
     return [value for value in values if not math.isnan(value)]
 
 
-def known(value: float) -> float | None:
-    """A value as JSON has it."""
+def json_value(value: float) -> float | None:
+    """The value, or None (null in JSON) for NaN."""
     return None if math.isnan(value) else value
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of what is scored; NaN where nothing is."""
-    kept = scored(values)
-    return sum(kept) / len(kept) if kept else math.nan
+    """Mean of the scored values; NaN without any."""
+    valid = scored(values)
+    return sum(valid) / len(valid) if valid else math.nan
 
 
 def report(result: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
-    """Tables for the terminal."""
+    """The lines of the tables for a terminal."""
     settings = "".join(f", {name.replace('_', ' ')} {value}" for name, value in options.items())
     yield f"{result['prompts']} prompts x {result['samples']} samples{settings}"
     yield from ("", f"{'reward':24} {'mean (95 %)':>28} {'prompts':>8} {'failed':>7}")
@@ -117,10 +120,10 @@ def report(result: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[st
         for name, values in result.get(section, {}).items() if result["samples"] > 1 else ():
             yield from ("", f"{name}, {title}: " + "  ".join(f"{k}: {value:.3f}" for k, value in values.items()))
     if "agreement" in result and result["samples"] > 1:
-        yield from ("", f"samples that give the most frequent answer of their prompt: {result['agreement']:.3f}")
+        yield from ("", f"fraction of samples with the most frequent answer of their prompt: {result['agreement']:.3f}")
     others = [(result["blind"], result["blind"]["difference"])] if "blind" in result else []
     others += [(result["against"], result["difference"])] if "against" in result else []
     for other, differences in others:
         for name, one in differences.items():
-            there = other["rewards"][name]["mean"]
-            yield from ("", f"{name} against {other['name']} ({there:.3f}): {interval(one, '+')}, paired")
+            reference = other["rewards"][name]["mean"]
+            yield from ("", f"{name} against {other['name']} ({reference:.3f}): {interval(one, '+')}, paired")

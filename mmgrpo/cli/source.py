@@ -1,4 +1,4 @@
-"""What the commands that use a model without training it have in common: whose weights, which prompts."""
+"""Common parts of the commands that use a model without training it: its weights and its prompts."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ UNTRAINED = "untrained"
 
 @dataclass
 class Source:
-    """A model that makes samples: that of a run folder, or the one that the model options name."""
+    """The model to use: of a run folder, or of the model options."""
 
     run: str = ""
-    """Run folder, e.g. runs/demo; its config.yaml says whatever the command line does not."""
+    """Run folder, e.g. runs/demo; its config.yaml sets the defaults of the other options."""
     weights: str = "model"
-    """Which weights of the run: model (those it ended with), latest or a step (of its checkpoints), untrained."""
+    """Weights of the run: model (the final ones), latest (the latest checkpoint), the step of a checkpoint, or
+    untrained."""
     file: str = ""
-    """Prompt file: JSONL (text or messages, answer, task, meta) or text (a prompt per line)."""
+    """Prompt file: .jsonl (docs/data.md lists the keys) or .txt (one prompt per line)."""
     limit: int = 0
-    """Take the first prompts of the file only; 0 takes all of them."""
+    """Number of prompts to take from the start of the file; 0 takes all."""
     samples: int = 1
     """Samples per prompt."""
     seed: int = 1234
-    """Seed of the noise: the same seed, prompts and samples give the same noise to every model."""
+    """Seed of the noise, which is the same for every model with the same prompts and samples, so that comparisons are
+    paired."""
     batch_size: int = 0
-    """Memory limit: samples drawn at one time; 0 takes that of the run, or of the family."""
+    """Samples drawn at a time, which limits memory; by default that of the run or of the family."""
     threads: int = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
+    """CPU threads of torch; 0 leaves the choice to torch."""
 
 
 S = TypeVar("S", bound=Source)
@@ -56,31 +58,39 @@ RENAMED = {
     "--media-root": "--data.media-root",
     "--skip-limit": "--data.skip-limit",
 }
-"""Options under their old names."""
+"""Old names of options to their present names."""
 
 
 @cache
 def with_sections(options: type[S], sections: Sections) -> type[S]:
-    """The options of a command, and the sections of a family."""
-    own = [(name, getattr(sections, name)) for name in ("model", "sampling", "data")]
-    fields = [(name, kind, field(default_factory=kind)) for name, kind in own]
+    """The options of a command, extended by the sections of a model family."""
+    kinds = [(name, getattr(sections, name)) for name in ("model", "sampling", "data")]
+    fields = [(name, kind, field(default_factory=kind)) for name, kind in kinds]
     return make_dataclass(options.__name__, fields, bases=(options,), namespace={"__module__": __name__})
 
 
 def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple[S, Config, Family]:
-    """Read the command line over what the run's config says over the defaults of its family; also that config."""
+    """The options of a command, the configuration that they amount to, and the model family.
+
+    The command line overrides the configuration of the run, which overrides the defaults of the family.
+    """
     for argument in arguments:
         name = argument.split("=")[0]
         if name in RENAMED and name[2:].replace("-", "_") not in {f.name for f in dataclasses.fields(options)}:
             raise ValueError(f"the command line: '{name}' is called {RENAMED[name]} now")
     folder, _ = take_option(arguments, "--run")
     section = run_section(folder) if folder else {}
-    chosen = family_of(arguments, section, DEFAULT)
-    config = run_config(folder, chosen) if folder else config_class(chosen.sections)()
-    if folder and config.model.family != chosen.name:
-        raise ValueError(f"--model.family {chosen.name}: '{folder}' is a run of {config.model.family}; leave it out")
-    further = f"The options of model and sampling are those of the family {chosen.name}; --model.family shows others."
-    default = with_sections(options, chosen.sections)(
+    model_family = family_of(arguments, section, DEFAULT)
+    config = run_config(folder, model_family) if folder else config_class(model_family.sections)()
+    if folder and config.model.family != model_family.name:
+        raise ValueError(
+            f"--model.family {model_family.name}: '{folder}' is a run of {config.model.family}; omit the option"
+        )
+    note = (
+        f"The model and sampling options are those of the family {model_family.name}; set --model.family to see "
+        "those of another."
+    )
+    default = with_sections(options, model_family.sections)(
         run=folder,
         file=config.data.heldout if folder else "",
         samples=config.eval.samples,
@@ -91,84 +101,86 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     )
     if folder and config.eval.prompts:
         default.limit = config.eval.prompts
-    args = from_arguments(default, arguments, f"{about}\n\n{further}")
+    args = from_arguments(default, arguments, f"{about}\n\n{note}")
     if not args.run and args.weights != "model":
-        raise ValueError(f"--weights {args.weights} chooses among the weights of a run; name the run with --run")
+        raise ValueError(f"--weights {args.weights} selects weights of a run; name the run with --run")
     for name in ("samples", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     config = config_of(args, config)
-    chosen.check(config)
-    return args, config, chosen
+    model_family.check(config)
+    return args, config, model_family
 
 
 def config_of(args: Any, config: Config) -> Config:
-    """The configuration that the options stand for."""
+    """The configuration with the sections of the options."""
     return replace(config, model=args.model, sampling=args.sampling, data=args.data)
 
 
 def run_section(run: str) -> dict[str, Any]:
-    """What the config.yaml of a run folder holds."""
+    """The content of the config.yaml of a run folder."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"'{run}' is no run folder: there is no {path}; runs are in runs/ unless told otherwise"
-        )
+        raise FileNotFoundError(f"'{run}' is not a run folder: there is no {path}; runs are in runs/ by default")
     return load_yaml(path)
 
 
-def run_config(run: str, chosen: Family) -> Config:
-    """The configuration that a run folder was made with; its samples must be drawn as those of ``chosen`` are."""
+def run_config(run: str, model_family: Family) -> Config:
+    """The configuration of a run, whose family must have the sampling options of ``model_family``."""
     section = run_section(run)
     name = section.get("model", {}).get("family", "")
     if not name:
-        raise ValueError(f"'{run}' was trained from Python with a policy of its own, which no command can load")
-    if family(name).sections.sampling is not chosen.sections.sampling:
-        raise ValueError(f"'{run}' is a run of {name}, not of {chosen.name} or its like; the two cannot be compared")
+        raise ValueError(f"'{run}' was trained from Python with a custom policy, which commands cannot load")
+    if family(name).sections.sampling is not model_family.sections.sampling:
+        raise ValueError(
+            f"'{run}' is a run of {name}, whose samples cannot be compared with those of {model_family.name}"
+        )
     return build(config_class(family(name).sections), section, str(Path(run) / "config.yaml"))
 
 
-def prompts_of(args: Any, config: Config, chosen: Family) -> list[Prompt]:
-    """The prompts of ``file``, up to the limit; those that are left out are printed."""
-    prompts, skipped = chosen.read(config, locate(args.file))
+def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
+    """The prompts of ``file``, up to the limit; skipped ones are printed."""
+    prompts, skipped = model_family.read(config, locate(args.file))
     for one in skipped:
-        print(f"left out: {one.id} ({one.reason})", flush=True)
+        print(f"skipped: {one.id} ({one.reason})", flush=True)
     return prompts[: args.limit or None]
 
 
-def load_weights(args: Source, config: Config, chosen: Family, device: str) -> Policy:
-    """The policy with the weights that are asked for."""
-    from mmgrpo.runtime.averaging import WeightInterpolation, fill
+def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:
+    """The policy with the weights of ``args.weights``."""
+    from mmgrpo.runtime.averaging import WeightInterpolation, assign
     from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
 
     folder = Path(args.run)
     if not args.run or args.weights == UNTRAINED:
-        return chosen.policy(config, device, training=False)
+        return model_family.policy(config, device, training=False)
     if args.weights == "model":
         if not (folder / "model").is_dir():
             raise FileNotFoundError(
-                f"{folder / 'model'} does not exist, so this run has not finished; --weights latest takes its newest "
+                f"{folder / 'model'} does not exist, so the run is incomplete; --weights latest uses its latest "
                 "checkpoint"
             )
-        return chosen.policy(config, device, training=False, weights=str(folder / "model"))
+        return model_family.policy(config, device, training=False, weights=str(folder / "model"))
     checkpoint = checkpoint_of(folder / "checkpoints", args.weights, latest_checkpoint(folder / "checkpoints"))
-    policy = chosen.policy(config, device, training=False)
+    policy = model_family.policy(config, device, training=False)
     trained = {name: weight for name, weight in policy.network.named_parameters() if weight.requires_grad}
     fraction = config.optim.interpolation
     interpolation = WeightInterpolation(trained, fraction) if fraction != 1 else None
     tensors = load_checkpoint(checkpoint).tensors
-    # Where an average of the weights is kept, it is what a run evaluates and saves, and of it a fraction.
+    # A run evaluates and saves the average of the weights if it keeps one, and interpolates that average.
     restore_network(policy.network, tensors["ema"] if "ema" in tensors else tensors["weights"])
     if interpolation is not None:
-        fill(interpolation.parameters, interpolation.interpolated())
+        assign(interpolation.parameters, interpolation.interpolated())
     return policy
 
 
 def checkpoint_of(folder: Path, weights: str, latest: Path | None) -> Path:
-    """Where the checkpoint of ``latest`` or of a step is."""
+    """The folder of the latest checkpoint, or of that of a step."""
     if weights == "latest":
         if latest is None:
-            raise FileNotFoundError(f"{folder} holds no whole checkpoint; --weights {UNTRAINED} draws without one")
+            raise FileNotFoundError(
+                f"{folder} contains no complete checkpoint; --weights {UNTRAINED} uses the initial weights"
+            )
         return latest
     if not weights.isdigit():
         raise ValueError(f"--weights must be model, latest, {UNTRAINED} or the step of a checkpoint, got '{weights}'")
@@ -176,7 +188,7 @@ def checkpoint_of(folder: Path, weights: str, latest: Path | None) -> Path:
 
 
 def start(args: Any) -> Accelerator:
-    """Set torch up, on the device that draws."""
+    """Set the threads of torch, and create the accelerator of the device."""
     import torch
     from accelerate import Accelerator
 
@@ -185,11 +197,11 @@ def start(args: Any) -> Accelerator:
     return Accelerator(cpu=args.model.device == "cpu")
 
 
-DRAWN_BY = ("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer")
-"""Options of any family on which evaluation samples depend."""
+SAMPLING_OPTIONS = ("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer")
+"""Options of any family that affect evaluation samples."""
 
 
-def kept_options(config: Config) -> Mapping[str, Any]:
-    """How samples are drawn, for what a command writes and prints."""
+def sampling_options(config: Config) -> Mapping[str, Any]:
+    """The options that affect samples, which commands write and print beside their results."""
     options = {**dataclasses.asdict(config.model), **dataclasses.asdict(config.sampling)}
-    return {name: options[name] for name in DRAWN_BY if name in options}
+    return {name: options[name] for name in SAMPLING_OPTIONS if name in options}

@@ -1,14 +1,14 @@
 """Train a model with group-relative reinforcement learning.
 
     mmgrpo train                                             # the embedded image model, minutes on a laptop
-    mmgrpo train --recipe visual/flow_grpo                   # a recipe that comes with mmgrpo ('mmgrpo recipes')
+    mmgrpo train --recipe visual/flow_grpo                   # an included recipe ('mmgrpo recipes' lists them)
     mmgrpo train --config my_run.yaml --optim.lr 1e-4        # a file of your own; every field is an option
     mmgrpo train --model.family qwen_vl --help               # the options of another model family
-    mmgrpo train --recipe flow_grpo --dry-run                # the arithmetic of the run, nothing loaded
+    mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
     accelerate launch -m mmgrpo.cli.train --recipe ...       # several GPUs, data parallel
 
-Weights are replicated on every process (data parallel); sharding a model that does not fit one GPU is not built yet.
-A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
+Weights are replicated on every process (data parallel); sharding of models that do not fit one GPU is not supported
+yet. A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mmgrpo.runtime.plugins import recipe
 from mmgrpo.runtime.reading import load_yaml, read_config, take_option
 
 DEFAULT = "sd3"
-"""The family of the embedded default."""
+"""The family of the embedded default model."""
 
 
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
-    """Read the options, print the arithmetic of the run, and run it."""
+    """Read the options, print the sizes and costs of the run, and run it."""
     config = read(sys.argv[1:] if arguments is None else arguments, about or __doc__ or "", default)
     plan = arithmetic(config)
-    if os.environ.get("RANK", "0") == "0":  # as launchers number processes, of which one prints
+    if os.environ.get("RANK", "0") == "0":  # set by launchers; only the first process prints
         print(plan, flush=True)
     if config.dry_run:
         return
@@ -51,45 +51,45 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
     name, arguments = take_option(arguments, "--recipe")
     path, arguments = take_option(arguments, "--config")
     if name and path:
-        raise ValueError("--recipe names a recipe of mmgrpo and --config a file of your own; give one of them")
+        raise ValueError("--recipe names a recipe of mmgrpo and --config a file of your own; give only one of them")
     path = str(recipe(name)) if name else path
     section = load_yaml(path) if path else {}
-    chosen = family_of(arguments, section, default)
-    further = (
-        "--recipe NAME and --config FILE read a recipe first; every field below overrides it. The options of model and "
-        f"sampling are those of the family {chosen.name}; --model.family shows others."
+    model_family = family_of(arguments, section, default)
+    note = (
+        "--recipe NAME or --config FILE reads a recipe first, and the options below override it. The model and "
+        f"sampling options are those of the family {model_family.name}; set --model.family for another."
     )
-    kind = config_class(chosen.sections)
+    kind = config_class(model_family.sections)
     return read_config(
-        kind, arguments, named(section, chosen.name), path or "the command line", f"{about}\n\n{further}"
+        kind, arguments, with_family(section, model_family.name), path or "the command line", f"{about}\n\n{note}"
     )
 
 
 def family_of(arguments: Sequence[str], section: Mapping[str, Any], default: str) -> Any:
-    """The family that the command line names, or the file, or the default."""
-    named, _ = take_option(arguments, "--model.family")
+    """The model family of the command line, else of the file, else ``default``."""
+    name, _ = take_option(arguments, "--model.family")
     model = section.get("model", {})
-    return family(named or (model.get("family") if isinstance(model, Mapping) else "") or default)
+    return family(name or (model.get("family") if isinstance(model, Mapping) else "") or default)
 
 
-def named(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The section with the family's name in it, which the family's own defaults need not say."""
+def with_family(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The configuration with ``model.family`` set, which a file may leave to the default."""
     model = section.get("model", {})
     return {**section, "model": {**model, "family": name}} if isinstance(model, Mapping) else dict(section)
 
 
 def arithmetic(config: Config) -> str:
-    """What the run will do, as numbers: prompts x samples x steps -> optimizer steps."""
-    chosen, data, optim = family(config.model.family), config.data, config.optim
-    chosen.check(config)
+    """Sizes and costs of a run as text: prompts x samples per rollout, network evaluations, optimizer steps."""
+    model_family, data, optim = family(config.model.family), config.data, config.optim
+    model_family.check(config)
     if data.group_size < 2:
         raise ValueError(
-            f"data.group_size must be at least 2, got {data.group_size}: a sample is compared with others of its group"
+            f"data.group_size must be at least 2, got {data.group_size}: samples are compared within their group"
         )
-    cost = chosen.arithmetic(config)
+    cost = model_family.arithmetic(config)
     if optim.updates > cost.groups:
         raise ValueError(
-            f"a rollout of {cost.groups} groups cannot be cut into optim.updates={optim.updates} steps; "
+            f"a rollout of {cost.groups} groups cannot be split into optim.updates={optim.updates} steps; "
             "raise data.prompts_per_step or lower optim.updates"
         )
     steps = optim.updates * optim.epochs

@@ -1,1 +1,1 @@
-"""Data sets: prompts and their order, conversations, media and images."""
+"""Data sets: prompts and their order, conversations, media, images, and the splits of a run."""

@@ -1,4 +1,4 @@
-"""Media as rows of data sets name them: where they are, and how they are to be read."""
+"""Media as rows of a data set declare them: a path, and options for reading it."""
 
 from __future__ import annotations
 
@@ -14,91 +14,95 @@ from mmgrpo.registry import nearest
 from mmgrpo.types import Audio, Image, Media, Video
 
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}
-"""The kinds of media, and what each is when it is in memory already."""
+"""The kinds of media, and the type of each once it is in memory."""
 
 
-def _whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(value: Any) -> bool:
-    return _whole(value) or (isinstance(value, float) and math.isfinite(value))
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 Option = tuple[Callable[[Any], bool], str]
-PIXELS: Option = (lambda value: _whole(value) and value > 0, "a whole number above 0")
+PIXELS: Option = (lambda value: _is_integer(value) and value > 0, "an integer above 0")
 OPTIONS: dict[str, dict[str, Option]] = {
     "image": {"min_pixels": PIXELS, "max_pixels": PIXELS},
     "video": {
         "min_pixels": PIXELS,
         "max_pixels": PIXELS,
-        "fps": (lambda value: _number(value) and value > 0, "a number above 0"),
+        "fps": (lambda value: _is_number(value) and value > 0, "a number above 0"),
         "frames": (
-            lambda value: _whole(value) and value > 0 and value % 2 == 0,
-            "an even number: they are seen in pairs",
+            lambda value: _is_integer(value) and value > 0 and value % 2 == 0,
+            "an even number, since the model merges frames in pairs",
         ),
-        "start": (lambda value: _number(value) and value >= 0, "seconds"),
-        "end": (lambda value: _number(value) and value > 0, "seconds"),
-        "shuffle": (_whole, "a whole number, the seed of the order"),
+        "start": (lambda value: _is_number(value) and value >= 0, "a time of at least 0 in seconds"),
+        "end": (lambda value: _is_number(value) and value > 0, "a time above 0 in seconds"),
+        "shuffle": (_is_integer, "an integer, the seed of the permutation"),
     },
     "audio": {},
 }
-"""What may be said of a medium beside its path (``Media.options``): which values make sense, and that in words."""
+"""Options of each kind of media (``Media.options``): the test of a value, and the words for it in errors."""
 
 
-def medium_of(said: Mapping[str, Any], kind: str, root: Path) -> Media:
-    """A medium from an object of its path (``path``, or the name of its kind) and its options."""
-    said = {name: value for name, value in said.items() if value is not None}
-    key = only(said, ("path", kind))
+def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
+    """A medium from an object with its path (under ``path`` or the name of its kind) and its options."""
+    # Columns of a data set have one schema, in which an absent option is null.
+    options = {name: value for name, value in declaration.items() if value is not None}
+    key = only(options, ("path", kind))
     if not key:
-        raise ValueError(f"{shown(said)} has no 'path'")
-    source = said.pop(key)
+        raise ValueError(f"got {shown(options)}, expected an object with 'path'")
+    source = options.pop(key)
     if isinstance(source, IN_MEMORY[kind]):
-        return Media(kind, source, options_of(said, kind, source))
+        return Media(kind, source, options_of(options, kind, source))
     files: list[Any] = source if isinstance(source, list) and kind == "video" and source else [source]
     if not all(isinstance(file, str) and file for file in files):
-        raise ValueError(f"a path is {shown(source)}; wanted a string{', or those of frames' * (kind == 'video')}")
+        raise ValueError(
+            f"path: got {shown(source)}, expected a string{' or a list of frame files' * (kind == 'video')}"
+        )
     if remote := [file for file in files if re.match(r"(https?|data|s3|gs|hf):", file)]:
-        raise ValueError(f"{remote[0]:.60} is not a file; download it first: media are read from disk only")
+        raise ValueError(f"{remote[0]:.60} is not a local file; download it first: media are read from disk only")
     paths = tuple(str(root / file.removeprefix("file://")) for file in files)
-    seen = paths if isinstance(source, list) else paths[0]
-    return Media(kind, seen, options_of(said, kind, seen))
+    located = paths if isinstance(source, list) else paths[0]
+    return Media(kind, located, options_of(options, kind, located))
 
 
-def options_of(given: Mapping[str, Any], kind: str, source: Any) -> dict[str, Any]:
-    """Options of a medium, when all are known and make sense together."""
-    for name, value in given.items():
+def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, Any]:
+    """The options of a medium; an unknown option, a wrong value or a contradiction is a ValueError."""
+    for name, value in options.items():
         if name not in OPTIONS[kind]:
-            raise ValueError(f"'{name}' is no option of {kind}.{nearest(name, OPTIONS[kind])}")
-        makes_sense, wanted = OPTIONS[kind][name]
-        if not makes_sense(value):
-            raise ValueError(f"option '{name}' is {shown(value)}; wanted {wanted}")
+            raise ValueError(f"{kind} has no option '{name}'.{nearest(name, OPTIONS[kind])}")
+        is_valid, expected = OPTIONS[kind][name]
+        if not is_valid(value):
+            raise ValueError(f"option '{name}': got {shown(value)}, expected {expected}")
     for low, high in (("start", "end"), ("min_pixels", "max_pixels")):
-        if given.get(low, 0) > given.get(high, math.inf):
-            raise ValueError(f"'{low}' is {given[low]}, which is more than '{high}', {given[high]}")
-    # Of frames in files, fps is the rate at which they were taken.
-    if given.keys() >= {"fps", "frames"} and not isinstance(source, tuple):
+        if options.get(low, 0) > options.get(high, math.inf):
+            raise ValueError(f"'{low}' must be at most '{high}', got {options[low]} and {options[high]}")
+    # A clip is sampled either at a rate or to a number of frames. For frames in files, fps is the rate at which they
+    # were taken, so that both are allowed.
+    if options.keys() >= {"fps", "frames"} and not isinstance(source, tuple):
         raise ValueError("has both 'fps' and 'frames'; keep one of them")
-    return dict(given)
+    return dict(options)
 
 
 def only(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """Which of the names a row has, empty where it has none; two of them are an error."""
-    found = [name for name in names if name in row]
-    if len(found) > 1:
-        raise ValueError(f"has both '{found[0]}' and '{found[1]}'; keep one of them")
-    return found[0] if found else ""
+    """The one of ``names`` that a row has, empty if it has none; more than one is an error."""
+    present = [name for name in names if name in row]
+    if len(present) > 1:
+        raise ValueError(f"has both '{present[0]}' and '{present[1]}'; keep one of them")
+    return present[0] if present else ""
 
 
 def shown(value: Any) -> str:
-    """A value as a row writes it, cut where it is long."""
+    """A value as JSON for error messages, truncated to 120 characters."""
     written = json.dumps(value, ensure_ascii=False, default=repr)
     return written if len(written) <= 120 else written[:119] + "…"
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A row that is left out, since one of its media cannot be read."""
+    """A row that is left out because one of its media cannot be read."""
 
     id: str
     file: str
@@ -106,7 +110,7 @@ class Skipped:
 
 
 def file_of(media: Media) -> str:
-    """What a medium is called in lists: its file, the first of its files, or what it is in memory."""
+    """The name of a medium in listings: its file, the first of its files, or its type if it is in memory."""
     if isinstance(media.source, tuple):
         return media.source[0] if media.source else "no file"
     return media.source if isinstance(media.source, str) else type(media.source).__name__

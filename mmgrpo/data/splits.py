@@ -1,4 +1,4 @@
-"""The prompts of a run: those of training, and those of evaluation, which are never trained on."""
+"""The training and evaluation prompts of a run; the two are disjoint."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from mmgrpo.types import Audio, Image, Output, Prompt, Video
 
 HELDOUT = "heldout"
-"""How the prompts of data.heldout are called beside those of further files."""
+"""Name of the split of data.heldout, beside those of eval.extra."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The prompts of a run."""
+    """The prompts of a run, by split."""
 
     train: Sequence[Prompt]
     heldout: Sequence[Prompt] = ()
     extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
-    """Further prompts of evaluation, by name."""
+    """Further evaluation prompts, by name."""
 
     def every(self) -> list[Prompt]:
-        """All prompts that the policy will meet."""
+        """The prompts of all splits."""
         return [*self.train, *self.heldout, *(prompt for prompts in self.extra.values() for prompt in prompts)]
 
     def map(self, change: Callable[[Sequence[Prompt]], Sequence[Prompt]]) -> Splits:
-        """The same splits of other prompts."""
+        """Apply a function to the prompts of every split."""
         return Splits(
             change(self.train), change(self.heldout), {name: change(prompts) for name, prompts in self.extra.items()}
         )
@@ -41,49 +41,53 @@ def read_splits(
     extra: Sequence[str] = (),
     limit: int = 0,
 ) -> Splits:
-    """Read the files of a run with ``read``; of every file of evaluation at most ``limit`` prompts (0: all).
+    """Read the files of a run with ``read``, and at most ``limit`` prompts of each evaluation file (0: all).
 
-    A prompt of evaluation that is also trained on is an error, and so is one that is in two files of training.
+    An evaluation prompt that is also a training prompt is an error, and so is a prompt in two training files.
     """
     prompts: list[Prompt] = []
     origin: dict[tuple[Hashable, ...], str] = {}
     for path in train:
-        further = read(path)
-        refuse_seen(further, origin, path)
-        prompts += further
-        origin |= dict.fromkeys(map(content, further), path)
+        loaded = read(path)
+        refuse_overlap(loaded, origin, path)
+        prompts += loaded
+        origin |= dict.fromkeys(map(content, loaded), path)
     evaluated = {}
     for name, path in {**({HELDOUT: heldout} if heldout else {}), **extra_files(extra)}.items():
-        further = read(path)
-        refuse_seen(further, origin, path)
-        evaluated[name] = further[: limit or None]
+        loaded = read(path)
+        refuse_overlap(loaded, origin, path)
+        evaluated[name] = loaded[: limit or None]
     return Splits(prompts, evaluated.pop(HELDOUT, []), evaluated)
 
 
-def refuse_seen(prompts: Sequence[Prompt], origin: Mapping[tuple[Hashable, ...], str], path: str) -> None:
-    """ValueError for a prompt of ``path`` that a file of training has as well."""
+def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[tuple[Hashable, ...], str], path: str) -> None:
+    """Raise ValueError for a prompt of ``path`` that a training file (``origin``) contains as well."""
     for prompt in prompts:
         if (key := content(prompt)) in origin:
-            raise ValueError(f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {origin[key]}")
+            raise ValueError(
+                f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {origin[key]}; remove one of the two"
+            )
 
 
 def extra_files(paths: Sequence[str]) -> dict[str, str]:
-    """The files of eval.extra by the names they are reported under: their stems, with - for what no file name has."""
-    named: dict[str, str] = {}
+    """The files of eval.extra by name: the stem, with - in place of what a file name or metric key cannot have."""
+    files: dict[str, str] = {}
     for path in paths:
         name = re.sub(r"[^\w.-]+", "-", Path(path).stem)
         if not name:
-            raise ValueError(f"eval.extra: '{path}' names no file; expected e.g. embedded:speech/natural.jsonl")
+            raise ValueError(f"eval.extra: '{path}' has no file name; expected e.g. embedded:speech/natural.jsonl")
         if name == HELDOUT:
-            raise ValueError(f"eval.extra: '{path}' would be called '{HELDOUT}', as data.heldout is; rename the file")
-        if name in named:
-            raise ValueError(f"eval.extra: '{named[name]}' and '{path}' would both be called '{name}'; rename one")
-        named[name] = path
-    return named
+            raise ValueError(
+                f"eval.extra: '{path}' would be named '{HELDOUT}', the name of data.heldout; rename the file"
+            )
+        if name in files:
+            raise ValueError(f"eval.extra: '{files[name]}' and '{path}' would both be named '{name}'; rename one")
+        files[name] = path
+    return files
 
 
 def content(prompt: Prompt) -> tuple[Hashable, ...]:
-    """What makes two prompts the same question: their words, and the files (or pixels) that they show."""
+    """The identity of a prompt: its text, and the files (or the hash of the tensor) of its media."""
     return (prompt.text, *(_source(media.source) for media in prompt.media))
 
 

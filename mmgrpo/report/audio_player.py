@@ -1,7 +1,7 @@
 """Sounds and aligned transcripts as parts of a page.
 
-No sound is decoded here: a player holds the bytes of a file that browsers play, written by whoever can make one. An
-alignment is data too: a list of (kind, reference, hypothesis), with the kinds ``equal``, ``replace``, ``delete`` (only
+Sounds are not decoded here: a player embeds the bytes of a file in a format that browsers play. An alignment is plain
+data as well: a list of (kind, reference, hypothesis), with the kinds ``equal``, ``replace``, ``delete`` (only
 in the reference) and ``insert`` (only in the hypothesis).
 """
 
@@ -19,7 +19,7 @@ from mmgrpo.report.render import render
 from mmgrpo.types import Audio
 
 Aligned: TypeAlias = Sequence[Sequence[str]]
-"""(kind, reference, hypothesis) position by position; the word of the side that has none is empty."""
+"""(kind, reference, hypothesis) per position; the word of a side without one is empty."""
 
 MIME = {
     ".opus": "audio/ogg",
@@ -29,10 +29,10 @@ MIME = {
     ".m4a": "audio/mp4",
     ".wav": "audio/wav",
 }
-"""Suffixes of the files that browsers play, and their media types."""
+"""Suffixes of sound files that browsers play, and their media types."""
 
-MOST_BYTES = 512 * 1024
-"""A larger sound is named instead of played, so that a page of many can still be opened."""
+MAX_BYTES = 512 * 1024
+"""Largest sound that is embedded, so that a page with many of them still opens; a larger one is only named."""
 
 KINDS = {
     "equal": ("", "", ""),
@@ -40,18 +40,18 @@ KINDS = {
     "delete": ("D", "deletion", "deletions"),
     "insert": ("I", "insertion", "insertions"),
 }
-"""The letter that marks a kind, for readers who do not see colours, and its name in singular and plural."""
+"""Each kind's letter (so that colour is not the only mark), and its name in singular and plural."""
 
 
 class Sound(NamedTuple):
-    """The bytes of a sound file, and its suffix, one of ``MIME``."""
+    """The bytes of a sound file, and its suffix (a key of ``MIME``)."""
 
     content: bytes
     suffix: str
 
 
 class Word(NamedTuple):
-    """One position of an alignment as it is shown."""
+    """One position of an alignment, with its mark and its tooltip."""
 
     kind: str
     reference: str
@@ -61,7 +61,7 @@ class Word(NamedTuple):
 
 
 def wav(audio: Audio) -> Sound:
-    """A sound as 16-bit PCM, which needs no library and is about ten times as large as Opus.
+    """Encode a sound as 16-bit PCM, which needs no library and is about ten times the size of Opus.
 
     level = round(32767 clip(sample, -1, 1)), channels interleaved.
     """
@@ -76,36 +76,36 @@ def wav(audio: Audio) -> Sound:
 
 
 def player(folder: Path, name: str, label: str) -> str:
-    """Mark-up of a player that holds the file ``<folder>/<name>``, or of a note where it cannot."""
+    """Mark-up of a player that embeds the file ``<folder>/<name>``, or of a note that says why it cannot."""
     return render("medium.html", {"medium": sound(folder, name, label)})
 
 
 def sound(folder: Path, name: str, label: str) -> Medium:
-    """The sound ``<folder>/<name>``; a note where it is outside the folder, too large, or not of a kind in ``MIME``."""
+    """The sound ``<folder>/<name>``; a note if it lies outside the folder, is too large, or has another suffix."""
     try:
-        content = read_medium(folder, name, MIME, MOST_BYTES)
+        content = read_medium(folder, name, MIME, MAX_BYTES)
     except Unavailable as error:
         return Medium("note", str(error))
     return Medium("sound", label, sound_uri(content, Path(name).suffix.lower()))
 
 
 def sound_uri(content: bytes, suffix: str) -> str:
-    """The bytes of a sound file as an address (RFC 2397)."""
+    """The bytes of a sound file as a data URI (RFC 2397)."""
     return f"data:{MIME[suffix]};base64,{b64encode(content).decode()}"
 
 
 def alignment(aligned: Aligned) -> str:
-    """Mark-up of the transcript word by word with its errors marked, and of their number."""
+    """Mark-up of a transcript with its errors marked word by word, and of the error counts."""
     return render("alignment.html", {"words": words(aligned), "summary": error_summary(aligned)})
 
 
 def errors(aligned: Aligned) -> int:
-    """Substitutions, deletions and insertions."""
+    """The number of substitutions, deletions and insertions."""
     return sum(kind != "equal" for kind, _, _ in aligned)
 
 
 def words(aligned: Aligned) -> list[Word]:
-    """Every position with its letter, and in words what differs."""
+    """The positions of an alignment, with letters and tooltips."""
     return [
         Word(kind, reference, hypothesis, KINDS[kind][0], _title(kind, reference, hypothesis))
         for kind, reference, hypothesis in aligned
@@ -113,7 +113,7 @@ def words(aligned: Aligned) -> list[Word]:
 
 
 def error_summary(aligned: Aligned) -> str:
-    """How many errors of which kinds, and how many words the reference has."""
+    """The number of errors by kind, and of words of the reference, as a sentence."""
     total, length = errors(aligned), sum(bool(reference) for _, reference, _ in aligned)
     counts = {kind: sum(kind == other for other, _, _ in aligned) for kind in KINDS if kind != "equal"}
     kinds = ", ".join(f"{count} {KINDS[kind][1 if count == 1 else 2]}" for kind, count in counts.items() if count)

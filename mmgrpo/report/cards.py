@@ -1,7 +1,7 @@
-"""Which completions a page shows, and what of each: read from samples/*.jsonl, which may come from someone else.
+"""The completions that a page shows, read from samples/*.jsonl, which are untrusted input.
 
-Where there are transcripts, their words are aligned with those of the reference. Of prompts with sounds the page shows
-those whose completions changed most, the lowest results and the first ones; the files have all of them.
+Words of transcripts are shown aligned with those of the reference. Of prompts with sounds, a page shows those whose
+completions changed most, the lowest results and the first prompts; the files contain all of them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mmgrpo.report.media import Medium, contained, picture
 from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
 
 CARDS = 24
-"""Prompts with sounds that a page shows at most, of each file."""
+"""Largest number of prompts with sounds on a page, per file."""
 
 MARKS = re.compile(r"(\[(image|video|audio)\]\s*)*")
-"""A prompt without words."""
+"""Matches a prompt that consists of media only."""
 
 Row: TypeAlias = Mapping[str, Any]
 """A line of samples/<title>.jsonl."""
@@ -38,7 +38,7 @@ FIELDS = {
     "rewards": dict,
     "completion": str,
 }
-"""Fields that every row has besides ``answer``, which is any JSON value, and their types."""
+"""The fields of every row and their types; ``answer`` may be any JSON value."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Side:
     size: str
     media: list[Medium]
     text: str | None
-    """None where the output is a sound that nobody transcribed."""
+    """None if the output is a sound without a transcript."""
     words: list[Word]
     summary: str
     rewards: list[tuple[str, str]]
@@ -57,7 +57,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Card:
-    """A prompt, and its completions side by side."""
+    """A prompt and its completions, side by side."""
 
     id: str
     facts: list[str]
@@ -73,57 +73,55 @@ class Section:
 
     heading: str
     groups: dict[str, list[Card]]
-    """Cards by heading; an empty heading is not shown."""
+    """Cards by heading; the empty heading is not shown."""
     count: int
-    """Prompts that are shown, of ``total``."""
+    """Number of prompts shown, of ``total``."""
     total: int
     aligned: bool
     box_colours: dict[str, str]
-    """Of the boxes that are drawn into pictures; empty where there are none."""
+    """Colours of reference and predicted boxes in pictures; empty without boxes."""
 
 
 def sections(folder: Path) -> list[Section]:
-    """A section for each file of prompts in ``folder``, that of held-out prompts first."""
+    """A section per file of prompts in ``folder``, the held-out prompts first."""
     return [_section(folder, name, moments) for name, moments in read_completions(folder).items()]
 
 
 def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
     """Rows of ``<folder>/<title>.jsonl`` by file of prompts and moment: ``before`` first, ``after`` last.
 
-    A file that is a link out of ``folder`` is not read (``write_report`` names it).
+    A file that is a link to outside ``folder`` is not read (``write_report`` lists it).
     """
     order = {"before": (0, ""), "after": (2, "")}
     rows: dict[str, dict[str, list[Row]]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: order.get(parted(path.stem)[0], (1, path.stem))):
         moment, name = parted(path.stem)
         if path.is_file() and contained(folder, path.name):
-            # Not splitlines: a text may hold line separators of Unicode.
+            # Not splitlines: texts may contain Unicode line separators.
             lines = enumerate(path.read_text("utf-8").split("\n"), start=1)
             rows.setdefault(name, {})[moment] = [_row(line, f"{path}:{n}") for n, line in lines if line.strip()]
     return dict(sorted(rows.items(), key=lambda entry: (entry[0] != HELDOUT, entry[0])))
 
 
 def _row(line: str, place: str) -> Row:
-    """A line with fields of the types that a page relies on; the others are shown as the text that they are."""
+    """Parse a line and check the types that a page relies on. Other values are shown as text, which is escaped."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: not JSON ({error.msg}); mend or remove this line") from error
+        raise ValueError(f"{place}: not JSON ({error.msg}); repair or remove this line") from error
     if not isinstance(row, dict):
         raise ValueError(f"{place}: got {line[:80]!r}, expected an object with the fields of a completion")
     for name, kind in FIELDS.items():
         if not isinstance(row.get(name), kind):
-            raise ValueError(f"{place}: {name!r} is {str(row.get(name))[:80]!r}, expected a {kind.__name__}")
+            raise ValueError(f"{place}: {name!r}: got {str(row.get(name))[:80]!r}, expected a {kind.__name__}")
     if not all(isinstance(name, str) for name in [*row["media"], row.get("sound", "")]):
-        raise ValueError(f"{place}: 'media' and 'sound' name files; got names that are not strings")
+        raise ValueError(f"{place}: 'media' and 'sound': got names that are not strings, expected names of files")
     for position in row["aligned"]:
         if not (_strings(position, 3) and position[0] in KINDS):
-            raise ValueError(
-                f"{place}: got {str(position)[:80]!r} in 'aligned', expected [kind, reference, hypothesis]"
-            )
+            raise ValueError(f"{place}: 'aligned': got {str(position)[:80]!r}, expected [kind, reference, hypothesis]")
     if not _are_boxes(row.get("boxes", {})):
         raise ValueError(
-            f"{place}: 'boxes' is {str(row['boxes'])[:80]!r}, expected lists of [left, top, right, bottom]"
+            f"{place}: 'boxes': got {str(row['boxes'])[:80]!r}, expected lists of [left, top, right, bottom]"
         )
     return row
 
@@ -159,10 +157,10 @@ def _section(folder: Path, name: str, moments: Mapping[str, Sequence[Row]]) -> S
 
 
 def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[str]]:
-    """Ids of the prompts that are shown, by heading: all of them, unless sounds would make the page too large.
+    """Ids of the prompts to show, by heading: all, or at most ``CARDS`` if there are sounds, which make pages large.
 
-    Then the largest improvements and regressions, the lowest results and the first prompts, ``CARDS`` in all. A result
-    is the number of wrong words where words are aligned, else the first reward.
+    These are the largest improvements and regressions, the lowest results and the first prompts. The result of a
+    prompt is its number of word errors if words are aligned, else its first reward.
     """
     if not any(_audible(row) for pair in sides.values() for _, row in pair):
         return {"": list(sides)}
@@ -177,9 +175,9 @@ def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[
     }
     choice: dict[str, list[str]] = {}
     for heading, ids in candidates.items():
-        before = {id for group in choice.values() for id in group}
-        limit = CARDS - len(before) if heading == "Further prompts" else CARDS // 4
-        if group := [id for id in ids if id not in before][:limit]:
+        chosen = {id for group in choice.values() for id in group}
+        limit = CARDS - len(chosen) if heading == "Further prompts" else CARDS // 4
+        if group := [id for id in ids if id not in chosen][:limit]:
             choice[heading] = group
     return {"": choice["Further prompts"]} if choice.keys() == {"Further prompts"} else choice
 
@@ -189,6 +187,7 @@ def _audible(row: Row) -> bool:
 
 
 def _loss(row: Row) -> float:
+    """Word errors, or the negative of the first reward; less is better."""
     if row["aligned"]:
         return float(errors(row["aligned"]))
     return -next((float(value) for value in row["rewards"].values() if is_number(value)), 0.0)
@@ -197,13 +196,13 @@ def _loss(row: Row) -> float:
 def _card(folder: Path, pair: Sequence[tuple[str, Row]]) -> Card:
     first, answer = pair[0][1], pair[0][1].get("answer")
     boxed = any(row.get("boxes") for _, row in pair)
-    # What distinguishes recordings (voice, noise, ...) cannot be seen, so that it is written.
+    # The properties of a recording (voice, noise, ...) are not visible, so they are written out.
     meta = [f"{name} {value}" for name, value in first["meta"].items()] if _audible(first) else []
     return Card(
         id=first["id"],
         facts=[fact for fact in (first["task"], *meta) if fact],
         media=[] if boxed else _media(folder, first),
-        # A clip that is only to be transcribed has the prompt [audio], and its player is there.
+        # The prompt of speech recognition is [audio] only, which the player makes redundant.
         prompt="" if MARKS.fullmatch(first["prompt"]) else first["prompt"],
         reference=answer if answer is None or isinstance(answer, str) else json.dumps(answer, ensure_ascii=False),
         sides=[_side(folder, title, row, boxed) for title, row in pair],
@@ -229,7 +228,7 @@ def _side(folder: Path, title: str, row: Row, boxed: bool) -> Side:
 
 
 def _media(folder: Path, row: Row) -> list[Medium]:
-    """Pictures, with the boxes in the first, and players."""
+    """The pictures of a row, the first with its boxes, and its sounds."""
     return [
         sound(folder, name, row["id"])
         if Path(name).suffix.lower() in MIME

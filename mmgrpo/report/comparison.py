@@ -1,4 +1,4 @@
-"""Evaluations before and after side by side: what ``summary.json`` says of them."""
+"""Comparison of the evaluations before and after training, as ``summary.json`` stores it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from mmgrpo.report.statistics import bootstrap_ratio, paired_difference, paired_
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
-    """The ``eval`` section of summary.json: before, after and the paired difference, prompt by prompt."""
+    """Means before and after and their paired difference, per reward: the ``eval`` section of summary.json.
+
+    A prompt that could not be scored (NaN) on either side is left out of the difference.
+    """
     difference = {}
     for name, first in before.values.items():
         pairs = [(b, a) for b, a in zip(first, after.values[name], strict=True) if b == b and a == a]
@@ -24,12 +27,12 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[s
 def compare_rates(before: Counted, after: Counted) -> dict[str, Any]:
     """An error rate before and after, with intervals over prompts, and the paired difference.
 
-    ``relative`` is the difference as a share of the rate before; None where there was no error before. Empty where
-    the references have no units.
+    ``relative`` is the difference divided by the rate before; None if there was no error before. The result is empty
+    if the references have no units.
     """
     both = zip(before.errors, after.errors, before.units, strict=True)
-    kept = np.array([row for row in both if not any(map(math.isnan, row))]).reshape(-1, 3)
-    first, second, units = kept.T
+    scored = np.array([row for row in both if not any(map(math.isnan, row))]).reshape(-1, 3)
+    first, second, units = scored.T
     if not units.sum():
         return {}
     return {
@@ -43,16 +46,16 @@ def compare_rates(before: Counted, after: Counted) -> dict[str, Any]:
 
 
 def sections(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """What summary.json says of the evaluations of every file of prompts, by its name.
+    """The sections of summary.json that compare evaluations before and after; arguments are by file of prompts.
 
-    ``eval`` is that of the held-out prompts, ``extra`` has the further files, and each error rate all of them;
-    ``rates`` names the error rates.
+    ``eval`` is of the held-out prompts, ``extra`` of the further files by name, and there is a section per error rate,
+    of all files by name; ``rates`` lists the error rates.
     """
     compared = {name: compare(first, after[name]) for name, first in before.items()}
-    found: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})} | ({"extra": compared} if compared else {})
+    summary: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})} | ({"extra": compared} if compared else {})
     for name, first in before.items():
         for rate, counted in first.counts.items():
-            if told := compare_rates(counted, after[name].counts[rate]):
-                found.setdefault(rate, {})[name] = told
-    rates = [name for name in found if name not in ("eval", "extra")]
-    return found | ({"rates": rates} if rates else {})
+            if comparison := compare_rates(counted, after[name].counts[rate]):
+                summary.setdefault(rate, {})[name] = comparison
+    rates = [name for name in summary if name not in ("eval", "extra")]
+    return summary | ({"rates": rates} if rates else {})

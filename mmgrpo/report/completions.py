@@ -1,8 +1,8 @@
-"""Completions of held-out prompts: files of lines with media beside them, and a page that shows first beside last.
+"""Completions of held-out prompts: JSONL files with media beside them, and pages that compare the first and the last.
 
 samples/<title>.jsonl    a line per held-out prompt: id, prompt, media, completion, answer, rewards
-samples/<title>/         thumbnails of the prompts' pictures, strips of their clips' frames, and sounds: the prompts'
-                         own, and the outputs of a policy that speaks (``write_sounds``)
+samples/<title>/         thumbnails of pictures, strips of the frames of clips, and sounds: those of prompts, and the
+                         outputs of speech policies (``write_sounds``)
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ def write_completions(
 ) -> None:
     """Write ``<stem>.jsonl``, and thumbnails and sounds into the folder ``<stem>``.
 
-    ``media`` are those of each prompt: a picture of what is seen, a small file of what is heard. ``boxes`` are, for
-    each prompt that has any, the ``gold`` ones of its answer and the ``said`` ones of its completion; ``aligned`` the
-    words of transcripts beside those of the reference (mmgrpo/report/audio_player.py). A value that could not be
-    scored is null.
+    Per prompt, ``media`` are thumbnails and small sound files of its media, ``boxes`` those of its answer (key
+    ``gold``) and of its completion (key ``said``), and ``aligned`` the words of the transcript aligned with the
+    reference (mmgrpo/report/audio_player.py). A reward that could not be computed is null.
     """
     rows = []
     for i, output in enumerate(shown.outputs):
@@ -56,11 +55,11 @@ def write_sounds(
     sounds: Sequence[Sound],
     media: Sequence[Sequence[Pil.Image | Sound]] = (),
     aligned: Sequence[Aligned] = (),
-    heard: Sequence[str] = (),
+    transcripts: Sequence[str] = (),
 ) -> None:
-    """``write_completions`` of a policy that speaks: ``sounds`` are its outputs as files.
+    """``write_completions`` for a speech policy: ``sounds`` are its outputs as files.
 
-    ``heard`` are transcripts of them by a recognizer, and ``aligned`` their words beside those of the reference.
+    ``transcripts`` are a recognizer's, and ``aligned`` are their words aligned with those of the reference.
     """
     rows = []
     for i, (output, sound) in enumerate(zip(shown.outputs, sounds, strict=True)):
@@ -70,20 +69,20 @@ def write_sounds(
         write_bytes(stem.parent / name, sound.content)
         row = _row(stem, shown, i, media[i] if media else (), aligned[i] if aligned else ())
         seconds = output.samples.shape[-1] / output.rate
-        rows.append({**row, "sound": name, "seconds": seconds, "completion": heard[i] if heard else ""})
+        rows.append({**row, "sound": name, "seconds": seconds, "completion": transcripts[i] if transcripts else ""})
     _write_rows(stem, rows)
 
 
 def completions_html(folder: Path) -> str:
-    """Mark-up of a section for each file of prompts: the first and the last completion of every prompt side by side.
+    """Mark-up of a section per file of prompts: the first and the last completion of every prompt, side by side.
 
-    ``folder`` is the ``samples`` folder of a run; media outside it are named and not read.
+    ``folder`` is the ``samples`` folder of a run; media outside it are named but not read.
     """
     return render("completions.html", {"prompt_files": sections(folder)})
 
 
 def words(prompt: Prompt) -> str:
-    """The text of a prompt, with ``[image]``, ``[video]`` or ``[audio]`` where it shows a medium."""
+    """The text of a prompt, with ``[image]``, ``[video]`` or ``[audio]`` in the place of each medium."""
     if not prompt.turns:
         return prompt.text
     turns = [
@@ -95,7 +94,7 @@ def words(prompt: Prompt) -> str:
 
 
 def _row(stem: Path, shown: Shown, i: int, media: Sequence[Pil.Image | Sound], aligned: Aligned) -> dict[str, Any]:
-    """The part of row i that does not depend on the kind of output; the prompt's media are written."""
+    """The fields of row i that do not depend on the kind of output. Writes the media of the prompt."""
     prompt, values = shown.prompts[i], shown.values[i]
     names = []
     for number, medium in enumerate(media):

@@ -1,4 +1,4 @@
-"""Numbers as a page writes them, and what stands there instead where a foreign file has no number."""
+"""Formatted numbers, and their substitutes where an untrusted file has no number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal
 MINUS, NONE = "\N{MINUS SIGN}", "\N{EN DASH}"
 
 LARGEST = 1e300
-"""Larger integers, which JSON can hold, do not fit into a float."""
+"""JSON can contain larger integers, which do not fit into a float."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: a figure, its interval, and whether it is a change for the better."""
+    """A cell of a table: a number, its interval, and whether it is a significant change for the better or the worse."""
 
     text: str
     interval: str = ""
@@ -22,12 +22,12 @@ class Cell:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a finite number; true and false are none."""
+    """Whether a JSON value is a finite number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def number(value: Any, form: str = ".3f") -> str:
-    """The number in the format ``form``, 0 without a sign; a dash for None, and any other value as it is."""
+    """The number in the format ``form``, 0 without a sign; a dash for None, and other values as text."""
     if not is_number(value):
         return NONE if value is None else str(value)
     text = format(value, form)
@@ -43,7 +43,7 @@ def mean_cell(estimate: Any) -> Cell:
 
 
 def difference_cell(estimate: Any, less_is_better: bool = False) -> Cell:
-    """A signed difference and its interval, good or bad where the interval excludes 0."""
+    """A signed difference and its interval, marked good or bad if the interval excludes 0."""
     if not _is_estimate(estimate):
         return Cell(number(estimate))
     low, high = estimate["low"], estimate["high"]
@@ -53,7 +53,7 @@ def difference_cell(estimate: Any, less_is_better: bool = False) -> Cell:
 
 
 def duration(seconds: Any) -> str:
-    """Hours and minutes, minutes and seconds, or seconds; empty for what is no number."""
+    """A time in hours and minutes, minutes and seconds, or seconds; empty for a value that is not a number."""
     if not is_number(seconds):
         return ""
     minutes, rest = divmod(round(seconds), 60)

@@ -1,7 +1,7 @@
-"""The report of a run: one HTML file that needs nothing else and shows what became better, and how surely.
+"""The report of a run: one self-contained HTML file with the results before and after, and their uncertainty.
 
-It is made from what the run folder holds (mmgrpo/report/run_folder.py), so that a run that was killed has one too.
-What is shown, and in which order, is decided here; the mark-up is in mmgrpo/report/templates/.
+It is made from the files of the run folder alone (mmgrpo/report/run_folder.py), so that an interrupted run has one too.
+This module decides what is shown and in which order; the mark-up is in mmgrpo/report/templates/.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from mmgrpo.runtime.files import write_bytes
 __all__ = ["curve_figure", "page", "read_run", "sample_grid", "write_report"]
 
 ALWAYS = ("group/zero_std_fraction", "grad_norm")
-"""Metrics that are plotted besides the rewards."""
+"""Metrics that are always plotted, besides rewards."""
 IF_NOT_ZERO = ("kl", "clip/low", "clip/high")
-"""Metrics that are plotted when they ever leave zero."""
+"""Metrics that are plotted if they are ever nonzero."""
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Sample grids by title; those with a heading are folded away."""
+    """Sample grids by title; a group with a heading is collapsed."""
 
     heading: str
     pictures: Mapping[str, Medium]
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write ``report.html`` into a run folder. Parts that the folder lacks are named as missing."""
+    """Write ``report.html`` into a run folder; the page states which parts are missing."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such run folder")
@@ -63,22 +63,22 @@ def write_report(folder: str | Path) -> Path:
         },
     )
     path = folder / "report.html"
-    # Half of a surrogate pair, which JSON can hold and UTF-8 cannot, becomes a question mark.
+    # A lone surrogate, which JSON can contain but UTF-8 cannot encode, becomes a question mark.
     write_bytes(path, content.encode(errors="replace"))
     return path
 
 
 def page(title: str, sections: Sequence[str]) -> str:
-    """A whole HTML page that needs nothing else.
+    """A self-contained HTML page.
 
-    ``sections`` are mark-up of this package (``completions_html``, ``player``, ``alignment``); the title, and sections
-    that are plain strings, are text and are escaped.
+    ``sections`` are mark-up of this package (``completions_html``, ``player``, ``alignment``). The title and sections
+    that are plain strings are escaped.
     """
     return render("page.html", {"title": title, "sections": sections})
 
 
 def facts(run: RunFolder) -> dict[str, str]:
-    """What a reader wants to know first of how a run was made; facts that are not on record are left out."""
+    """The facts in the header of a report: model, algorithm, length, time and seed, as far as they are recorded."""
     steps = _plain(run.config.get("steps"))
     seconds = run.metrics[-1].get("seconds") if run.metrics else None
     values = {
@@ -94,14 +94,14 @@ def facts(run: RunFolder) -> dict[str, str]:
 
 
 def curves(run: RunFolder) -> list[Medium]:
-    """Curves of the held-out error rates, the rewards and a few more metrics: a picture each, so that they can wrap."""
+    """Curves of held-out error rates, rewards and a few other metrics, one picture each so that the page can wrap."""
     names = run.metric_names()
     keys = [name for name in names if name.startswith("reward/") and name.endswith("/mean")]
     keys += [name for name in ALWAYS if name in names]
     keys += [name for name in IF_NOT_ZERO if name in names and np.nan_to_num(series(run.metrics, name)[1]).any()]
     keys = keys or [name for name in names if name == "loss"]
     plots = [(run.metrics, key) for key in keys]
-    if len(run.rates) > 2:  # two points are in the table already
+    if len(run.rates) > 2:  # the table shows the first and the last already
         rates = [{n if n == "step" else f"held-out {n}": value for n, value in row.items()} for row in run.rates]
         plots = [(rates, n) for n in dict.fromkeys(n for row in rates for n in row if n != "step")] + plots
     return [
@@ -110,7 +110,7 @@ def curves(run: RunFolder) -> list[Medium]:
 
 
 def grids(run: RunFolder, samples: Path) -> list[Grids]:
-    """Grids of samples: before and after, then those of further files of prompts, then those of steps between."""
+    """Grids of samples: before and after, then those of further files of prompts, then those during the run."""
     titles = {"": [title for title in run.samples if title in ("before", "after")]}
     titles["prompts of further files"] = [title for title in run.samples if parted(title)[1] != HELDOUT]
     rest = {title for group in titles.values() for title in group}
@@ -133,5 +133,5 @@ def _option(config: Mapping[str, Any], section: str, key: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    """The value as text; nothing for None, and for lists and mappings, which YAML can make exponentially large."""
+    """A scalar as text; empty for None, and for lists and mappings, which YAML aliases can make exponentially large."""
     return str(value) if isinstance(value, str | int | float) else ""

@@ -1,7 +1,7 @@
-"""Pictures and sounds of a run folder as parts of a page that needs no other file.
+"""Pictures and sounds of a run folder as parts of a self-contained page.
 
-A run folder may come from someone else, and its files name other files. What they name is read only if it lies in the
-folder once all links are resolved, and only if it is of a kind and size that a page can hold.
+A run folder is untrusted input, and its files refer to other files. Such a file is read only if it lies in the folder
+after all links are resolved, and if its type and size are suitable for a page.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from PIL import Image as Pil
 from mmgrpo.report.thumbnails import boxed_picture, enlarge, enlarged_width, jpeg
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
-"""Formats of pictures that every browser shows, and their media types."""
+"""Picture formats that all browsers show, and their media types."""
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp")
-MOST_PICTURE_BYTES = 16 * 1024 * 1024
-"""A larger picture is named instead of shown."""
+MAX_PICTURE_BYTES = 16 * 1024 * 1024
+"""Largest picture that is embedded; a larger one is only named."""
 
 
 @dataclass(frozen=True)
 class Medium:
-    """A picture or a sound whose bytes are in its ``uri``, or a note that says why there is none."""
+    """A picture or sound, embedded in its ``uri``, or a note that states why there is none."""
 
     kind: Literal["picture", "sound", "note"]
     text: str
-    """What a reader is told who does not see or hear it; of a note, the note."""
+    """The alternative text for readers who cannot see or hear it; of a note, the note."""
     uri: str = ""
     width: int = 0
-    """In pixels of the page, of a picture that is so small that it is enlarged; 0 of any other."""
+    """Width in CSS pixels of a small picture that the page enlarges; 0 for natural size."""
 
 
 class Unavailable(ValueError):
-    """A file that a page cannot hold; the message is what the page says instead."""
+    """A file that a page cannot embed; the page shows the message instead."""
 
 
 def contained(folder: Path, name: str) -> Path | None:
-    """The file ``<folder>/<name>`` with all links resolved; None where that is not in ``folder``, or no path at all.
+    """The path ``<folder>/<name>`` with all links resolved; None if it is not in ``folder`` or is invalid.
 
-    An absolute name is never in the folder, wherever it points.
+    An absolute name is refused, wherever it points.
     """
     if Path(name).is_absolute():
         return None
     try:
         path = (folder / name).resolve()
         return path if path.is_relative_to(folder.resolve()) else None
-    except (OSError, RuntimeError, ValueError):  # a circle of links, a null character
+    except (OSError, RuntimeError, ValueError):  # a cycle of links, a null character
         return None
 
 
-def read_medium(folder: Path, name: str, suffixes: Collection[str], most_bytes: int) -> bytes:
-    """The content of ``<folder>/<name>``, a file with one of the ``suffixes`` and of at most ``most_bytes``."""
+def read_medium(folder: Path, name: str, suffixes: Collection[str], max_bytes: int) -> bytes:
+    """The content of ``<folder>/<name>``; Unavailable if it has another suffix or more than ``max_bytes``."""
     path = contained(folder, name)
     if path is None:
         raise Unavailable(f"{name} is refused: it lies outside {folder.name}/")
@@ -64,8 +64,8 @@ def read_medium(folder: Path, name: str, suffixes: Collection[str], most_bytes: 
     try:
         if not path.is_file():
             raise Unavailable(f"{name} is missing")
-        if (size := path.stat().st_size) > most_bytes:
-            raise Unavailable(f"{name} is too large for this page: {size:,} bytes, at most {most_bytes:,}")
+        if (size := path.stat().st_size) > max_bytes:
+            raise Unavailable(f"{name} is too large for this page: {size:,} bytes, at most {max_bytes:,}")
         return path.read_bytes()
     except OSError as error:
         raise Unavailable(f"{name} cannot be read: {error.strerror}") from error
@@ -74,16 +74,16 @@ def read_medium(folder: Path, name: str, suffixes: Collection[str], most_bytes: 
 def picture(
     folder: Path, name: str, description: str, boxes: Mapping[str, Sequence[Sequence[int | float]]] | None = None
 ) -> Medium:
-    """The picture ``<folder>/<name>``, with ``boxes`` drawn into it; a note where it cannot be shown."""
+    """The picture ``<folder>/<name>``, with ``boxes`` drawn into it; a note if it cannot be shown."""
     try:
-        content = read_medium(folder, name, PICTURE_SUFFIXES, MOST_PICTURE_BYTES)
+        content = read_medium(folder, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)
         with Pil.open(BytesIO(content), formats=list(FORMATS)) as image:
             if not min(image.size):
-                raise ValueError("a picture has at least one pixel")
-            # A JPEG with further pictures in it calls itself MPO.
+                raise ValueError("got a picture without pixels")
+            # PIL reports a JPEG that contains further pictures as MPO.
             media_type, width = FORMATS.get(str(image.format), FORMATS["JPEG"]), enlarged_width(image)
             if boxes:
-                # Small pictures grow first: a line of two pixels hides too much of one of 32.
+                # Enlarged before drawing: an outline of two pixels would hide much of a picture of 32.
                 content, media_type = jpeg(boxed_picture(enlarge(image.convert("RGB")), boxes)), FORMATS["JPEG"]
                 width = 0
     except Unavailable as error:
@@ -94,7 +94,7 @@ def picture(
 
 
 def picture_uri(content: bytes, media_type: str = "image/png") -> str:
-    """The bytes of a picture as an address (RFC 2397)."""
+    """The bytes of a picture as a data URI (RFC 2397)."""
     if media_type not in FORMATS.values():
         raise ValueError(f"got media type {media_type!r}, expected one of {', '.join(FORMATS.values())}")
     return f"data:{media_type};base64,{b64encode(content).decode()}"

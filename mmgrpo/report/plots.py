@@ -1,4 +1,4 @@
-"""Figures of a run: curves of its metrics, and grids of its samples."""
+"""Figures of a run: curves of metrics, and grids of samples."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from PIL import ImageDraw, ImageFont
 from mmgrpo.types import Image, Output
 
 INK = "#7c7c84"
-"""A grey that can be read on white and on black, since a figure has no background of its own."""
+"""A grey that is legible on white and on black, since figures have a transparent background."""
 ACCENT = "#3b82c4"
 
 
 def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], columns: int = 3) -> Figure:
-    """One small plot per metric over the optimizer steps: every value thin, their running mean thick.
+    """One small plot per metric over optimizer steps: values as a thin line, their running mean as a thick one.
 
-    ``metrics`` are rows as ``read_metrics`` returns them. Values that are missing or null leave a gap; a metric without
-    any value has an empty plot that says so.
+    ``metrics`` are rows as ``read_metrics`` returns them. Missing values and nulls are gaps; a metric without any value
+    has an empty plot with a note.
     """
     if not keys:
         raise ValueError("got no metric names, expected at least one to plot")
@@ -36,11 +36,11 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
     width, height = 3.6 * columns, 2.3 * rows
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    # Margins in inches, the same for every figure, so that their axes are aligned on a page.
+    # Margins are equal in inches for all figures, so that axes align on a page.
     figure.subplots_adjust(0.6 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
     for number, key in enumerate(keys, start=1):
         axes = figure.add_subplot(rows, columns, number)
-        # A name is text: between two dollar signs it would be read as a formula, which may not be one.
+        # matplotlib would parse a name between dollar signs as a formula, and raise if it is not one.
         axes.set_title(key, fontsize=10, color=INK, loc="left", parse_math=False)
         axes.tick_params(colors=INK, labelsize=8, length=3)
         axes.grid(color=INK, alpha=0.18, linewidth=0.6)
@@ -53,7 +53,7 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
             few = len(values) < 3
             axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if few else "")
             axes.plot(steps, running_mean(values), color=ACCENT, linewidth=1.8)
-            # A common factor would be written where the title is.
+            # matplotlib's default writes a common factor over the title.
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         else:
@@ -63,39 +63,39 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
 
 
 def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of one metric, both [rows]; NaN where a row has none."""
+    """Steps and values of one metric, both [rows]; NaN for rows without a value."""
     steps = np.array([row["step"] for row in metrics], dtype=np.float64)
     values = [row.get(key) for row in metrics]
     return steps, np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """Mean of the finite values in a window around each place; NaN where the window has none.
+    """Mean of the finite values in a window around each position; NaN for windows without any.
 
-    mean_i = mean of values_{i - h} .. values_{i + h}, h = max(1, n // 20), cut off at both ends
+    mean_i = mean of values_{i - h} .. values_{i + h}, h = max(1, n // 20), truncated at both ends
     """
     half = max(1, len(values) // 20)
     finite = np.isfinite(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(finite)])
-    places = np.arange(len(values))
-    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    positions = np.arange(len(values))
+    low, high = np.maximum(positions - half, 0), np.minimum(positions + half + 1, len(values))
     number = count[high] - count[low]
     return np.where(number > 0, (total[high] - total[low]) / np.maximum(number, 1), math.nan)
 
 
 def figure_png(figure: Figure) -> bytes:
-    """The figure as a PNG of 160 dots per inch with a transparent background."""
+    """The figure as a PNG at 160 dpi with a transparent background."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=160, transparent=True)
     return buffer.getvalue()
 
 
 def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int = 4, tile: int = 192) -> Pil.Image:
-    """Pictures in rows with their captions below, on white.
+    """A grid of pictures with captions below, on white.
 
-    Every picture is fitted into ``tile`` x ``tile`` px: small ones are enlarged without smoothing, so that their pixels
-    show. A caption is wrapped; lines after its first line break (scores, say) are grey.
+    Every picture is scaled to fit ``tile`` x ``tile`` px; small ones are enlarged without smoothing, so that their
+    pixels remain visible. Captions are wrapped; text after the first line break (for example scores) is grey.
     """
     if len(images) != len(captions) or not images:
         raise ValueError(
@@ -127,7 +127,7 @@ def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int 
 
 
 def to_pil(image: Output) -> Pil.Image:
-    """The image as 8-bit RGB: round(255 clip(pixel, 0, 1)), and 0 where a pixel is not finite or negative."""
+    """The image as 8-bit RGB: round(255 clip(pixel, 0, 1)), with NaN as 0."""
     if not isinstance(image, Image):
         raise TypeError(f"got {type(image).__name__}, expected a grid of Image outputs")
     levels = image.pixels.detach().cpu().float().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte()
@@ -135,16 +135,16 @@ def to_pil(image: Output) -> Pil.Image:
 
 
 def fit(picture: Pil.Image, tile: int) -> Pil.Image:
-    """The picture scaled so that its longer side is ``tile`` px."""
+    """The picture scaled to a longer side of ``tile`` px."""
     scale = tile / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
     return picture.resize((size[0], size[1]), Pil.Resampling.NEAREST if scale > 1 else Pil.Resampling.LANCZOS)
 
 
-def wrap(caption: str, font: ImageFont.FreeTypeFont, width: int, most: int = 4) -> list[tuple[str, bool]]:
-    """Lines no wider than ``width`` px, and whether each comes after a line break of the caption.
+def wrap(caption: str, font: ImageFont.FreeTypeFont, width: int, max_lines: int = 4) -> list[tuple[str, bool]]:
+    """Lines of at most ``width`` px, and whether each follows a line break of the caption.
 
-    Words are kept whole unless one alone is too wide. A paragraph of more than ``most`` lines ends with an ellipsis.
+    Words are not broken unless one alone is too wide. A paragraph ends with an ellipsis after ``max_lines`` lines.
     """
     lines: list[tuple[str, bool]] = []
     for number, paragraph in enumerate(caption.split("\n")):
@@ -160,10 +160,10 @@ def wrap(caption: str, font: ImageFont.FreeTypeFont, width: int, most: int = 4) 
                     rows.append("")
                 rows[-1] += letter
         rows = [line for line in rows if line]
-        if len(rows) > most:
-            last = rows[most - 1]
+        if len(rows) > max_lines:
+            last = rows[max_lines - 1]
             while font.getlength(last + "…") > width:
                 last = last[:-1]
-            rows = [*rows[: most - 1], last.rstrip() + "…"]
+            rows = [*rows[: max_lines - 1], last.rstrip() + "…"]
         lines += [(line, number > 0) for line in rows]
     return lines

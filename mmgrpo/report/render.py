@@ -1,7 +1,7 @@
-"""Mark-up from the templates beside this file; whatever is put into a template is escaped.
+"""Mark-up from the templates beside this file; every value is escaped.
 
-Python decides what is shown and in which order, templates decide how. No mark-up is written in Python: a string that is
-not itself the result of ``render`` is text, and appears on the page as it is.
+Python decides what is shown and in which order, templates decide how. Python contains no mark-up: any string that is
+not the result of ``render`` is text, and is escaped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The template ``templates/<template>`` with ``values``, as mark-up that other templates do not escape again.
+    """Render ``templates/<template>`` with ``values`` to mark-up, which other templates do not escape again.
 
-    A name that the template uses and ``values`` lacks is an error, not an empty string.
+    A variable of the template that ``values`` lacks is an error, and not an empty string.
     """
-    # A template module is mark-up by itself: Jinja marks what its own autoescape has escaped, so that nothing has to
-    # be declared safe here.
+    # A template module is mark-up already, since Jinja's autoescape has escaped it: nothing is declared safe here.
     return _environment().get_template(template).make_module(dict(values)).__html__()
 
 

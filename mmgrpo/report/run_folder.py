@@ -1,13 +1,13 @@
-"""What a run folder holds, read for a report. The folder may be incomplete, and may come from someone else.
+"""The contents of a run folder, for a report. The folder may be incomplete, and is untrusted input.
 
     config.yaml              the configuration
-    metrics.jsonl            a line per optimizer step
+    metrics.jsonl            one line per optimizer step
     evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
-    samples/<title>.png      grids of samples, where they are pictures
-    samples/<title>.jsonl    completions, where they are texts or sounds (mmgrpo/report/completions.py)
-    summary.json             written at the end of a run only
+    samples/<title>.png      grids of samples, if they are pictures
+    samples/<title>.jsonl    completions, if they are texts or sounds (mmgrpo/report/completions.py)
+    summary.json             written only at the end of a run
 
-Links that lead out of the folder are not followed; the report names them.
+Links to outside the folder are not followed; the report lists them.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ class RunFolder:
     metrics: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
     samples: Mapping[str, str]
-    """Grids of pictures: title to name of the file in ``samples``; of each file of prompts ``before`` comes first."""
+    """Grids of pictures: title to file name in ``samples``; ``before`` is first for each file of prompts."""
     rates: Sequence[Mapping[str, Any]]
-    """``step`` and the held-out error rates of every evaluation, in order of steps."""
+    """``step`` and the held-out error rates of every evaluation, ordered by step."""
     evaluation: Mapping[str, Any]
     """``before``, ``after``, ``difference`` to reward name to mean, low, high, n."""
     links_out: Sequence[str] = field(default=())
-    """Names of files that are links out of the folder, which are not read."""
+    """Names of files that are links to outside the folder, which are not read."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is complete."""
         return bool(self.summary)
 
     @property
     def last_step(self) -> int:
-        """The last optimizer step on record, 0 without any."""
+        """The last recorded optimizer step, or 0."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
     def metric_names(self) -> list[str]:
-        """Metrics in order of appearance whose every value is a number, or null where there is none."""
+        """Metrics whose values are all numbers or null, in order of appearance."""
         names = dict.fromkeys(name for row in self.metrics for name in row if name != "step")
         return [name for name in names if all(_is_metric(row.get(name)) for row in self.metrics)]
 
 
 def read_run(folder: Path) -> RunFolder:
-    """Read what a run folder holds."""
+    """Read a run folder."""
     config_text = _text(folder, "config.yaml")
     config = mapping(yaml.safe_load(config_text) or {}, folder / "config.yaml")
     summary = mapping(json.loads(_text(folder, "summary.json") or "{}"), folder / "summary.json")
@@ -88,14 +88,14 @@ def read_run(folder: Path) -> RunFolder:
 
 
 def mapping(value: Any, place: str | Path) -> Mapping[str, Any]:
-    """The value itself, which must be a mapping; ``place`` is named where it is not."""
+    """The value, if it is a mapping; else a ValueError that names ``place``."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{place}: got {str(value)[:80]!r}, expected a mapping")
     return value
 
 
 def _intervals(folder: Path) -> dict[str, dict[str, Any]]:
-    """Means and intervals from the values that a run wrote before it ended early."""
+    """Means and intervals from the per-prompt values of a run without summary.json."""
     intervals: dict[str, dict[str, Any]] = {}
     for title in ("before", "after"):
         if text := _text(folder, f"evaluations/{title}.json"):
@@ -110,7 +110,7 @@ def _intervals(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _rates(folder: Path) -> list[dict[str, Any]]:
-    """Held-out error rates of whole files, sum of errors / sum of units, at every step at which they were counted."""
+    """Held-out corpus error rates, sum of errors / sum of units, at every evaluated step."""
     rates: dict[int, dict[str, float]] = {}
     for path in _files(folder, "evaluations/*.json"):
         moment, name = parted(path.stem)
@@ -119,7 +119,7 @@ def _rates(folder: Path) -> list[dict[str, Any]]:
         evaluation = mapping(json.loads(path.read_text("utf-8")), path)
         step = evaluation.get("step")
         if not isinstance(step, int):
-            raise ValueError(f"{path}: 'step' is {str(step)[:80]!r}, expected a whole number")
+            raise ValueError(f"{path}: 'step': got {str(step)[:80]!r}, expected an integer")
         for rate, counts in mapping(evaluation.get("counts", {}), f"{path}: counts").items():
             counts = mapping(counts, f"{path}: counts: {rate}")
             if units := np.nansum(_array(counts.get("units"))):
@@ -128,13 +128,13 @@ def _rates(folder: Path) -> list[dict[str, Any]]:
 
 
 def _order(path: Path) -> tuple[str, int, str]:
-    """By file of prompts, and of each: before, steps between, after."""
+    """Sort key: file of prompts, then before, steps in between, after."""
     moment, name = parted(path.stem)
     return name, {"before": 0, "after": 2}.get(moment, 1), moment
 
 
 def _array(values: Any) -> npt.NDArray[np.float64]:
-    """The numbers of a list, NaN in the place of any other value."""
+    """The numbers of a list, with NaN in the place of other values."""
     values = values if isinstance(values, list) else []
     return np.array([value if is_number(value) else np.nan for value in values], dtype=np.float64)
 
@@ -144,7 +144,7 @@ def _is_metric(value: Any) -> bool:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """Files of the folder, links out of it left out."""
+    """Files of the folder, without links to outside it."""
     return [
         path
         for path in sorted(folder.glob(pattern))
@@ -153,7 +153,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _links_out(folder: Path) -> list[str]:
-    """Parts of a run folder that are links out of it: whole subfolders, or files in them."""
+    """Parts of a run folder that are links to outside it: subfolders, or files in them."""
     out: list[str] = []
     for pattern in (*PARTS, *FILES):
         names = sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))

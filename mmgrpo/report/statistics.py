@@ -27,40 +27,42 @@ class Interval:
 
 
 def bootstrap_mean(values: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """The mean of one number per prompt, and the 2.5 % and 97.5 % points of its bootstrap distribution.
+    """The mean of one number per prompt, and the 2.5 and 97.5 percentiles of its bootstrap distribution.
 
     mean_k = mean of n values drawn with replacement, k = 1 .. resamples
     low, high = the 2.5 and 97.5 percentiles of mean_k
 
     (Percentile interval: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.) Samples of the same
     prompt are not independent: average them first (``per_prompt``). A single value, or equal values, have an interval
-    of no width, which does not mean certainty.
+    of width zero, which does not mean certainty.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"got shape {array.shape}, expected one number per prompt: a list [n] with n > 0")
     if not np.isfinite(array).all():
-        places = np.flatnonzero(~np.isfinite(array)).tolist()
-        raise ValueError(f"values {places} are not finite; leave out what could not be scored, and report how many")
+        positions = np.flatnonzero(~np.isfinite(array)).tolist()
+        raise ValueError(f"values {positions} are not finite; leave out what could not be scored, and report how many")
     means = np.concatenate([array[rows].mean(axis=1) for rows in draws(array.size, resamples, seed)])
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(array.mean()), float(low), float(high), array.size)
 
 
 def bootstrap_ratio(parts: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """sum(parts) / sum(wholes), one of each per prompt, and its bootstrap interval over prompts.
+    """sum(parts) / sum(wholes), with one part and one whole per prompt, and its bootstrap interval over prompts.
 
     ratio_k = sum of parts / sum of wholes of n prompts drawn with replacement, k = 1 .. resamples
     low, high = the 2.5 and 97.5 percentiles of ratio_k
 
-    A corpus word error rate is resampled so: a clip is drawn with its errors and its words (Bisani and Ney, ICASSP
-    2004). Resamples whose wholes sum to 0 have no ratio and are left out.
+    This is the bootstrap of a corpus word error rate, whose clips are drawn with their errors and words (Bisani and
+    Ney, ICASSP 2004). Resamples whose wholes sum to 0 have no ratio and are left out.
     """
     top, bottom = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if top.ndim != 1 or top.shape != bottom.shape:
         raise ValueError(f"got shapes {top.shape} and {bottom.shape}, expected one part and one whole per prompt")
     if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (bottom >= 0).all() and bottom.sum() > 0):
-        raise ValueError("expected finite parts, and wholes that are not negative and not all 0")
+        raise ValueError(
+            "got parts or wholes out of range, expected finite parts, and wholes that are not negative and not all 0"
+        )
     sums = [(top[rows].sum(axis=1), bottom[rows].sum(axis=1)) for rows in draws(top.size, resamples, seed)]
     above, below = (np.concatenate(side) for side in zip(*sums, strict=True))
     low, high = np.percentile(above[below > 0] / below[below > 0], [2.5, 97.5])
@@ -78,9 +80,9 @@ def draws(size: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64
 
 
 def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """The mean of ``after - before``, prompt by prompt: ``bootstrap_mean`` of the differences.
+    """The mean of ``after - before`` over prompts: ``bootstrap_mean`` of the differences.
 
-    Both sides have the same prompts in the same order, so that the difficulty of a prompt cancels.
+    Both have the same prompts in the same order, so that the difficulty of a prompt cancels.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape:
@@ -93,7 +95,7 @@ def paired_ratio_difference(
 ) -> Interval:
     """sum(after) / sum(wholes) - sum(before) / sum(wholes): ``bootstrap_ratio`` of the differences.
 
-    Both sides have the same prompts with the same wholes, and a prompt is drawn with its parts of both.
+    Both have the same prompts with the same wholes, and a prompt is drawn with both of its parts.
     """
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape:
@@ -109,13 +111,15 @@ def best_of(values: npt.ArrayLike, k: int) -> float:
     """
     ranked = np.sort(np.asarray(values, dtype=np.float64)).tolist()
     if not 1 <= k <= len(ranked):
-        raise ValueError(f"got k = {k}, expected 1 to {len(ranked)}, the samples per prompt; draw more for a larger k")
+        raise ValueError(
+            f"got k = {k}, expected 1 to {len(ranked)} (samples per prompt); draw more samples for a larger k"
+        )
     choices = math.comb(len(ranked), k)
     return sum(value * (math.comb(below, k - 1) / choices) for below, value in enumerate(ranked))
 
 
 def per_prompt(ids: Sequence[str], values: npt.ArrayLike) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Ids in order of first appearance, and the mean of the values of each: [B] to [P]."""
+    """The unique ids in order of first appearance, and the mean value of each: [B] to [P]."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape != (len(ids),):
         raise ValueError(f"got {len(ids)} ids and values of shape {array.shape}, expected one value per id")

@@ -17,11 +17,12 @@ BOOTSTRAP = (
     "Means over prompts with 95 % bootstrap intervals. The difference is paired prompt by prompt, and coloured where "
     "its interval excludes zero."
 )
-BLIND = "Blind: the same prompts with every picture and clip blank, that is, what can be guessed without seeing."
-SUPERVISED = "Supervised instead: the same model after as much more time of its supervised training."
+BLIND = "Blind: the same prompts with blank pictures and clips, which shows what can be guessed from the text alone."
+SUPERVISED = "Supervised instead: the same model after further supervised training for the same time."
 RATES = (
-    "All errors divided by all units (words or characters of the references), which is not the mean of the rates of "
-    "prompts; less is better. Intervals are 95 % bootstrap intervals over prompts, and the difference is paired."
+    "Corpus rates: all errors divided by all units (words or characters of the references), which differs from the "
+    "mean over prompts; less is better. Intervals are 95 % bootstrap intervals over prompts, and the difference is "
+    "paired."
 )
 
 
@@ -31,7 +32,7 @@ class Table:
 
     heading: str
     columns: Sequence[str]
-    """The first is the heading of the rows' names."""
+    """The first is the heading of the names of rows."""
     rows: Mapping[str, Sequence[Cell]]
     notes: Sequence[str] = ()
 
@@ -42,12 +43,12 @@ class Table:
 
     @property
     def dense(self) -> bool:
-        """Whether intervals stand below their means, because there are too many to stand beside them."""
+        """Whether intervals are set below their means, because the table would be too wide otherwise."""
         return len(self.interval_columns) > 3
 
 
 def reward_table(run: RunFolder) -> Table:
-    """Rewards of the held-out prompts; no rows where the run was not evaluated."""
+    """Rewards of the held-out prompts; no rows if the run was not evaluated."""
     blind = mapping(run.summary.get("blind", {}), "summary.json: blind")
     supervised = mapping(run.summary.get("supervised", {}), "summary.json: supervised")
     supervised = mapping(supervised.get("after", {}), "summary.json: supervised: after")
@@ -64,7 +65,7 @@ def reward_table(run: RunFolder) -> Table:
 
 
 def error_rate_table(run: RunFolder) -> Table:
-    """Error rates of whole files, of every file that was evaluated."""
+    """Corpus error rates of every evaluated file."""
     rows = {}
     for rate in run.summary.get("rates", ()):
         for name, estimate in mapping(run.summary.get(rate), f"summary.json: {rate}").items():
@@ -113,7 +114,7 @@ def metric_table(run: RunFolder) -> Table:
 
 
 def _count(estimate: Any) -> Cell:
-    """Over how many prompts an estimate is."""
+    """The number of prompts of an estimate."""
     return Cell(number(estimate.get("n") if isinstance(estimate, Mapping) else None, ".0f"))
 
 

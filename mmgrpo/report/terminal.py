@@ -1,4 +1,4 @@
-"""Results as small tables for a terminal."""
+"""Results as text tables for a terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def closing(summary: Mapping[str, Any]) -> str:
-    """The evaluations of a run, before and after."""
+    """The results of a run, before and after, from its summary."""
     blind = {name: f"{one['mean']:8.3f}" for name, one in summary.get("blind", {}).items()}
     lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
     if summary["skipped_steps"]:
-        lines.append(f"{summary['skipped_steps']} steps had no group with spread and trained nothing")
+        lines.append(f"{summary['skipped_steps']} steps had no group with spread and were skipped")
     if summary["eval"]:
         lines += comparison(summary["eval"], "reward", "blind" if blind else "", blind)
     for name, section in summary.get("extra", {}).items():
@@ -27,7 +27,7 @@ def closing(summary: Mapping[str, Any]) -> str:
 def comparison(
     sides: Mapping[str, Any], title: str, column: str = "", cells: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """The lines of a table: before, after and difference by name, and one more column where there is one."""
+    """The lines of a table: before, after and difference by name, and optionally one more column."""
     heading = f"{title:24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts   {column}"
     yield heading.rstrip()
     for name, difference in sides["difference"].items():
@@ -37,5 +37,5 @@ def comparison(
 
 
 def interval(one: Mapping[str, float], sign: str = "") -> str:
-    """A mean or a score, and its interval."""
+    """A mean and its interval; a dash without any prompt."""
     return f"{one['mean']:{sign}.3f} [{one['low']:{sign}.3f}, {one['high']:{sign}.3f}]" if one["n"] else "–"

@@ -1,4 +1,4 @@
-"""Small pictures for pages that hold many: thumbnails, strips of frames, and boxes drawn into them."""
+"""Small pictures for pages with many of them: thumbnails, strips of frames, and drawn boxes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mmgrpo.report.figures import is_number
 SIDE = 160
 """Longer side of a thumbnail in pixels."""
 HEIGHT = 96
-"""Pixels of a page that a small picture is high, more or less."""
+"""Approximate height in CSS pixels to which a page enlarges a small picture."""
 GAP = 2
-"""Pixels between two frames of a strip."""
+"""Pixels between the frames of a strip."""
 FRAMES = 6
-"""Frames of a clip that its strip shows at most."""
+"""Largest number of frames in a strip."""
 REFERENCE, PREDICTION = "#1d9a5c", "#d0492f"
-"""Colours of the reference boxes (key ``gold``) and of the predicted ones (key ``said``)."""
+"""Colours of reference boxes (key ``gold`` in samples/*.jsonl) and of predicted boxes (key ``said``)."""
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom as fractions of the picture's width and height."""
 
 
 def thumbnail(picture: Pil.Image) -> Pil.Image:
-    """The picture on white, its longer side at most ``SIDE`` pixels."""
+    """The picture on white, scaled down to a longer side of at most ``SIDE`` pixels."""
     opaque = Pil.new("RGB", picture.size, "white")
     opaque.paste(picture, mask=picture.convert("RGBA").getchannel("A"))
     opaque.thumbnail((SIDE, SIDE))
@@ -35,15 +35,15 @@ def thumbnail(picture: Pil.Image) -> Pil.Image:
 
 
 def strip(frames: Sequence[Pil.Image]) -> Pil.Image:
-    """At most ``FRAMES`` frames of a clip in a row, evenly spread from the first to the last.
+    """At most ``FRAMES`` frames of a clip side by side, evenly spaced from the first to the last.
 
-    Frame i of n is number round(i (N - 1) / (n - 1)) of the N of the clip.
+    Frame i of n has the index round(i (N - 1) / (n - 1)) in a clip of N frames.
     """
     if not frames:
         raise ValueError("got a clip without frames, expected at least one")
     count = min(FRAMES, len(frames))
-    numbers = [round(i * (len(frames) - 1) / max(1, count - 1)) for i in range(count)]
-    tiles = [thumbnail(frames[number]) for number in numbers]
+    indices = [round(i * (len(frames) - 1) / max(1, count - 1)) for i in range(count)]
+    tiles = [thumbnail(frames[index]) for index in indices]
     width, height = sum(tile.width for tile in tiles) + GAP * (count - 1), max(tile.height for tile in tiles)
     sheet = Pil.new("RGB", (width, height), "white")
     left = 0
@@ -61,10 +61,10 @@ def jpeg(picture: Pil.Image) -> bytes:
 
 
 def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:
-    """A copy of the picture with the reference boxes and the predicted ones; corners may be in either order.
+    """A copy of the picture with reference and predicted boxes; corners may be in either order.
 
-    What lies beyond the picture is not seen: a fraction is clipped to [-1, 2]. A completion may name any number; a box
-    with one that is not finite has no place in the picture and is left out.
+    A completion may contain any numbers: fractions are clipped to [-1, 2], since lines outside the picture are not
+    visible, and boxes with a non-finite coordinate are left out.
     """
     copy = picture.convert("RGB")
     pen = ImageDraw.Draw(copy)
@@ -80,15 +80,15 @@ def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int 
 
 
 def enlarged_width(picture: Pil.Image) -> int:
-    """Width in pixels of a page at which a small picture is about ``HEIGHT`` high; 0 of a picture that needs no factor.
+    """Width in CSS pixels at which a small picture is about ``HEIGHT`` high; 0 if it is large enough.
 
-    width round(HEIGHT / height), so that every pixel becomes a square of whole pixels.
+    width round(HEIGHT / height): an integer factor, so that all pixels are equally large.
     """
     factor = round(HEIGHT / picture.height)
     return picture.width * factor if factor > 1 else 0
 
 
 def enlarge(picture: Pil.Image) -> Pil.Image:
-    """The picture with every pixel repeated as often as its longer side stays within ``SIDE`` pixels."""
+    """The picture with every pixel repeated by the largest integer factor that keeps both sides within ``SIDE``."""
     factor = max(1, SIDE // max(picture.size))
     return picture.resize((picture.width * factor, picture.height * factor), Pil.Resampling.NEAREST)

@@ -1,1 +1,1 @@
-"""What a run needs around the algorithm: configuration, checkpoints, processes, metrics, optimizer, randomness."""
+"""The run around the algorithm: configuration, checkpoints, processes, metrics, averaged weights, randomness."""

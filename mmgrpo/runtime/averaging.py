@@ -1,4 +1,4 @@
-"""What becomes of the weights that training makes: averages over steps, and interpolation towards those before."""
+"""Weights for evaluation and saving: averages over optimizer steps, and interpolation towards the initial weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Average with decay min((1 + s) / (10 + s), decay) at optimizer step s (as Flow-GRPO's evaluation weights)."""
+    """Exponential moving average of the weights, with decay min((1 + s) / (10 + s), decay) at optimizer step s.
+
+    The decay grows with s, so that the initial weights do not dominate a short run. Flow-GRPO evaluates such weights.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float, every: int) -> None:
         if not 0 < decay < 1:
-            raise ValueError(f"optim.ema must lie between 0 and 1 (0 keeps no average), got {decay}")
+            raise ValueError(f"optim.ema: got {decay}, expected a decay in (0, 1), or 0 for no average")
         self.parameters = list(parameters)
         self.decay = decay
         self.every = every
@@ -22,7 +25,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move the average towards the weights after optimizer step ``step`` (counted from one)."""
+        """Update the average with the weights after optimizer step ``step`` (counted from one)."""
         if step % self.every:
             return
         decay = min((1 + step) / (10 + step), self.decay)
@@ -31,55 +34,56 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average in the place of the weights for the length of a ``with`` block."""
-        with replaced(self.parameters, self.shadow):
+        """Replace the weights by their average within a ``with`` block."""
+        with temporary(self.parameters, self.shadow):
             yield
 
 
 class WeightInterpolation:
-    """Weights between those before and those now, before + fraction (now - before), which forget less of what the
-    network could do before (WiSE-FT, arXiv:2109.01903).
+    """Interpolation between initial and trained weights, initial + fraction (trained - initial), which retains more
+    of the initial network's abilities (WiSE-FT, arXiv:2109.01903).
 
-    Adapters change a weight by a product B A. Only B is moved back, to zero where they are new, so that the
-    fraction is one of that product.
+    LoRA adapters change a weight by the product B A. Only B is interpolated, towards its initial value (zero for new
+    adapters), so that the product, and not each of its factors, is scaled by the fraction.
     """
 
     def __init__(self, trained: Mapping[str, nn.Parameter], fraction: float) -> None:
         if not 0 < fraction < 1:
             raise ValueError(
-                f"optim.interpolation must lie above 0 and at most at 1, which keeps all of the change; got {fraction}"
+                f"optim.interpolation: got {fraction}, expected a fraction in (0, 1), or 1 for the trained weights"
             )
         self.parameters = [parameter for name, parameter in trained.items() if ".lora_A." not in name]
         self.fraction = fraction
-        self.before = [parameter.detach().clone() for parameter in self.parameters]
+        self.initial = [parameter.detach().clone() for parameter in self.parameters]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the weights between in the place of the weights for the length of a ``with`` block."""
-        with replaced(self.parameters, self.interpolated()):
+        """Replace the weights by the interpolated ones within a ``with`` block."""
+        with temporary(self.parameters, self.interpolated()):
             yield
 
     @torch.no_grad()
     def interpolated(self) -> list[Tensor]:
-        """The weights between."""
+        """initial + fraction (trained - initial), per parameter."""
         return [
-            b.lerp(parameter.detach(), self.fraction) for b, parameter in zip(self.before, self.parameters, strict=True)
+            initial.lerp(parameter.detach(), self.fraction)
+            for initial, parameter in zip(self.initial, self.parameters, strict=True)
         ]
 
 
 @contextmanager
-def replaced(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
-    """Other values in the place of the weights for the length of a ``with`` block."""
-    kept = [parameter.detach().clone() for parameter in parameters]
-    fill(parameters, values)
+def temporary(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
+    """Replace the weights by ``values`` within a ``with`` block."""
+    original = [parameter.detach().clone() for parameter in parameters]
+    assign(parameters, values)
     try:
         yield
     finally:
-        fill(parameters, kept)
+        assign(parameters, original)
 
 
 @torch.no_grad()
-def fill(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Copy values into weights."""
+def assign(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+    """Copy values into parameters, in place."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)

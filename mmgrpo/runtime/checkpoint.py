@@ -1,10 +1,10 @@
-"""Checkpoints: a folder of safetensors and one JSON file, complete or not there at all.
+"""Checkpoints: a folder of safetensors files and one JSON file, complete or absent.
 
     <folder>/step-000120/
         network.safetensors, optimizer.safetensors, ...     one file per group of tensors
         state.json                                          {"step", "tensors": {file: names}, "state": ...}
 
-``state.json`` is written last and lists what the folder must hold; a folder without it is not a
+``state.json`` is written last and lists the files that the folder must contain; a folder without it is not a
 checkpoint. Nothing is pickled.
 """
 
@@ -32,7 +32,7 @@ NAME = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What ``load_checkpoint`` found: tensors by file and name, and the JSON state."""
+    """The contents of a checkpoint: tensors by file and name, and the JSON state."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -48,18 +48,18 @@ def save_checkpoint(
 ) -> Path:
     """Write ``folder/step-<step>`` and then remove all but the newest ``keep`` checkpoints.
 
-    Everything is written and flushed to the disk in a folder beside it, which is renamed at the
-    end: a kill at any time leaves the earlier checkpoints as they were. A disk that fills up
-    raises an error that says so, and nothing half-written stays.
+    The files are written to a temporary folder beside it and flushed to disk, and the folder is renamed at the end:
+    a process killed at any time leaves earlier checkpoints intact. A full disk is an OSError that states the size of
+    the checkpoint, and no partial files remain.
     """
     if keep < 1:
-        raise ValueError(f"keep must be at least 1, or the checkpoint just written would be removed; got {keep}")
+        raise ValueError(f"keep must be at least 1, since 0 would remove the new checkpoint; got {keep}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Before anything is written, so that a state which JSON cannot hold costs nothing.
-    listed = {name: sorted(group) for name, group in tensors.items()}
-    text = json.dumps({"step": step, "tensors": listed, "state": dict(state)}, indent=1, allow_nan=False)
-    _remove_left_overs(folder)
+    # First, so that a state that JSON cannot represent raises before anything is written.
+    names = {name: sorted(group) for name, group in tensors.items()}
+    text = json.dumps({"step": step, "tensors": names, "state": dict(state)}, indent=1, allow_nan=False)
+    _remove_partial(folder)
     place = folder / f"step-{step:06d}"
     writing = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
     try:
@@ -78,11 +78,11 @@ def save_checkpoint(
         raise OSError(
             error.errno,
             f"the disk is full: a checkpoint of {need / 2**20:.1f} MiB does not fit into {folder}. "
-            "The earlier checkpoints are whole; make room and resume, or keep fewer",
+            "Earlier checkpoints are intact; free some space and resume, or set a smaller keep",
         ) from error
     finally:
-        _remove_left_overs(folder)
-    # By step, the one just written always included, should a run have been taken back to an earlier step.
+        _remove_partial(folder)
+    # The new checkpoint is kept even if it is not the newest by step: a run may have resumed from an earlier one.
     others = [path for path in complete_checkpoints(folder) if path != place]
     for path in others[: max(0, len(others) - (keep - 1))]:
         shutil.rmtree(path)
@@ -93,35 +93,38 @@ def complete_checkpoints(folder: str | Path) -> list[Path]:
     """All complete checkpoints of a folder, oldest step first."""
     if not Path(folder).is_dir():
         return []
-    named = [path for path in Path(folder).iterdir() if NAME.fullmatch(path.name)]
-    return sorted((path for path in named if not _missing(path)), key=_step)
+    folders = [path for path in Path(folder).iterdir() if NAME.fullmatch(path.name)]
+    return sorted((path for path in folders if not _missing(path)), key=_step)
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The complete checkpoint with the highest step; None if there is none."""
+    """The complete checkpoint of the highest step, or None."""
     return next(reversed(complete_checkpoints(folder)), None)
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint back, to the CPU. What is missing or damaged is an error that says what is there."""
+    """Load a checkpoint to the CPU. A missing or damaged file is an error that lists the contents of the folder."""
     path = Path(path)
     if missing := _missing(path):
-        raise FileNotFoundError(f"{path} is not a whole checkpoint: {missing}. {_what_is_there(path)}")
+        raise FileNotFoundError(f"{path} is not a complete checkpoint: {missing}. {_listing(path)}")
     header = json.loads((path / STATE).read_text(encoding="utf-8"))
     tensors: dict[str, dict[str, Tensor]] = {}
-    for name, wanted in header["tensors"].items():
+    for name, expected in header["tensors"].items():
         file = path / f"{name}.safetensors"
         try:
             tensors[name] = load_file(file)
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}); resume from another checkpoint") from error
-        if absent := sorted(set(wanted) - tensors[name].keys()):
-            raise ValueError(f"{file} lacks {', '.join(absent[:5])} ({len(absent)} of {len(wanted)} tensors)")
+        if absent := sorted(set(expected) - tensors[name].keys()):
+            raise ValueError(
+                f"{file} lacks {', '.join(absent[:5])} ({len(absent)} of {len(expected)} tensors); "
+                "resume from another checkpoint"
+            )
     return Checkpoint(header["step"], tensors, header["state"])
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as flat tensors (``<parameter number>.<name>``) and as JSON."""
+    """The state of an optimizer as flat tensors (``<parameter number>.<name>``) and the rest as JSON."""
     saved = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
@@ -134,9 +137,9 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
-    """Put back what ``flatten_optimizer`` gave, exactly; a state of other parameters is an error.
+    """Restore the output of ``flatten_optimizer`` exactly; a state of other parameters is a ValueError.
 
-    For optimizers whose state tensors are scalars or shaped as their parameter (AdamW, SGD, RMSprop).
+    For optimizers whose state tensors are scalars or have the shape of their parameter (AdamW, SGD, RMSprop).
     """
     groups = optimizer.param_groups
     sizes = [len(group["params"]) for group in groups]
@@ -144,7 +147,7 @@ def restore_optimizer(
     if sizes != saved_sizes:
         raise ValueError(
             f"the saved optimizer has groups of {saved_sizes} parameters and this one of {sizes}; "
-            "resume with the configuration that the run began with"
+            "resume with the configuration of the original run"
         )
     parameters = dict(
         pair
@@ -158,8 +161,8 @@ def restore_optimizer(
         if isinstance(value, Tensor):
             if value.ndim > 0 and value.shape != parameter.shape:
                 raise ValueError(
-                    f"the saved optimizer holds '{field}' of shape {list(value.shape)} for parameter {number} "
-                    f"of shape {list(parameter.shape)}; the checkpoint is of another network"
+                    f"the saved optimizer has '{field}' of shape {list(value.shape)} for parameter {number} "
+                    f"of shape {list(parameter.shape)}; the checkpoint belongs to another network"
                 )
             value = value.clone()
         entries.setdefault(int(number), {})[field] = value
@@ -167,7 +170,7 @@ def restore_optimizer(
 
 
 def trained_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """The parameters that training changes, by name."""
+    """The trainable parameters, by name."""
     return {name: parameter.detach() for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
@@ -180,14 +183,14 @@ def restore_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             sorted(tensors.keys() - parameters.keys()),
         )
         raise ValueError(
-            f"the checkpoint is of another network: it lacks {len(lacking)} trained parameters {lacking[:3]} "
-            f"and has {len(unknown)} unknown ones {unknown[:3]}"
+            f"the checkpoint belongs to another network: it lacks {len(lacking)} trainable parameters {lacking[:3]} "
+            f"and has {len(unknown)} unknown ones {unknown[:3]}; load the model that the run began with"
         )
     for name, parameter in parameters.items():
         if parameter.shape != tensors[name].shape:
             raise ValueError(
                 f"'{name}' has shape {list(tensors[name].shape)} in the checkpoint and "
-                f"{list(parameter.shape)} in the network; the checkpoint is of another network"
+                f"{list(parameter.shape)} in the network; the checkpoint belongs to another network"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -195,29 +198,29 @@ def restore_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _lists_to_tuples(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON has no tuples (``betas``); give back those that the optimizer itself has."""
+    """JSON has no tuples (``betas``); restore those of the optimizer's own groups."""
     return [
-        {name: tuple(value) if isinstance(group.get(name), tuple) else value for name, value in kept.items()}
-        for group, kept in zip(groups, saved, strict=True)
+        {name: tuple(value) if isinstance(group.get(name), tuple) else value for name, value in entries.items()}
+        for group, entries in zip(groups, saved, strict=True)
     ]
 
 
 def _write_tensors(path: Path, group: Mapping[str, Tensor]) -> None:
-    # Copies, because safetensors refuses tensors that share memory or have gaps.
+    # Copies, because safetensors rejects tensors that share memory or are not contiguous.
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in group.items()}
     try:
         save_file(plain, path)
     except SafetensorError as error:
         raise _as_os_error(error) from error
-    path.chmod(0o644)  # safetensors leaves it readable by its owner only
+    path.chmod(0o644)  # safetensors creates files that only their owner can read
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def _as_os_error(error: SafetensorError) -> Exception:
-    """safetensors reports errors of the system in words only: ``... (os error 28)``."""
-    found = re.search(r"os error (\d+)", str(error))
-    return OSError(int(found.group(1)), str(error)) if found else error
+    """The OSError behind an error of safetensors, which reports its number only in words: ``... (os error 28)``."""
+    match = re.search(r"os error (\d+)", str(error))
+    return OSError(int(match.group(1)), str(error)) if match else error
 
 
 def _write_durably(path: Path, text: str) -> None:
@@ -227,10 +230,10 @@ def _write_durably(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _remove_left_overs(folder: Path) -> None:
-    """Of this write, or of one that was killed."""
-    for left_over in folder.glob(".writing-*"):
-        shutil.rmtree(left_over)
+def _remove_partial(folder: Path) -> None:
+    """Remove partial checkpoints: of this write, or of a process that was killed."""
+    for partial in folder.glob(".writing-*"):
+        shutil.rmtree(partial)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -242,13 +245,13 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _step(path: Path) -> int:
-    found = NAME.fullmatch(path.name)
-    assert found is not None
-    return int(found.group(1))
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match.group(1))
 
 
 def _missing(path: Path) -> str:
-    """What keeps the folder from being a whole checkpoint; empty if nothing does."""
+    """What the folder lacks to be a complete checkpoint; empty if nothing."""
     if not path.is_dir():
         return "there is no such folder"
     if not (path / STATE).is_file():
@@ -262,9 +265,10 @@ def _missing(path: Path) -> str:
     return f"it lacks {', '.join(absent)}" if absent else ""
 
 
-def _what_is_there(path: Path) -> str:
+def _listing(path: Path) -> str:
+    """The contents of the folder, or of its parent, for error messages."""
     for folder in (path, path.parent):
         if folder.is_dir():
             names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-            return f"{folder} holds: {', '.join(names) or 'nothing'}"
+            return f"{folder} contains: {', '.join(names) or 'nothing'}"
     return f"Neither {path} nor {path.parent} exists"

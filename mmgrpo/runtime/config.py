@@ -1,10 +1,10 @@
-"""The settings of a run: dataclasses with the meaning under each field.
+"""The settings of a run: dataclasses with a docstring below each field, which is its help text.
 
-A run is described by sections. Those of the algorithm, the optimizer and the course of a run are the same for every
-model; those of the model, its data and its sampling belong to the model family (``Sections``), which ``model.family``
-names. ``config_class`` puts them together. Settings stop at the door: nothing below ``mmgrpo.api`` takes one.
+Settings are grouped in sections. Those of the algorithm, the optimizer and the run itself are common to all models;
+those of the model, its data, its sampling and its evaluation depend on the model family (``Sections``), which
+``model.family`` names. ``config_class`` combines them. No function below ``mmgrpo.api`` takes a configuration.
 
-This module imports no torch, so that ``--help`` is quick. ``reading.py`` fills it from YAML and the command line.
+This module does not import torch, so that ``--help`` is fast. ``reading.py`` reads YAML and the command line.
 """
 
 from __future__ import annotations
@@ -17,73 +17,75 @@ from typing import Any
 
 @dataclass
 class Algorithm:
-    """Which group-relative algorithm: named pure functions, written ``name(parameter=value)``."""
+    """The group-relative algorithm, as a choice of named functions, written ``name(parameter=value)``."""
 
     preset: str = "grpo"
-    """Named choice of the fields below (mmgrpo/presets.py); the fields then override it."""
+    """Named choice of all fields below (docs/algorithms.md lists them); fields that are set override it."""
     combine: str = "weighted_sum"
-    """How several rewards become advantages: weighted_sum (of rewards), per_reward (normalise each,
-    then sum: DanceGRPO), gdpo (per_reward, then whiten over the batch)."""
+    """How several rewards are combined: weighted_sum of the rewards; per_reward, the sum of separately normalized
+    advantages (DanceGRPO); gdpo, per_reward and then whitening over the batch."""
     keys: list[str] = field(default_factory=lambda: ["prompt"])
-    """What is compared with each other: prompt, tree(weight=...), ...; several are summed."""
+    """Groups within which samples are compared: prompt, tree(weight=...), ...; the advantages of several are summed."""
     baseline: str = "group_mean"
-    """What is subtracted from a reward."""
+    """What is subtracted from each reward: group_mean, leave_one_out, ..."""
     scale: str = "group_std"
-    """What the difference is divided by (ddof and eps are parameters)."""
+    """What the difference is divided by: group_std(ddof=..., eps=...), none, ..."""
     shape: list[str] = field(default_factory=list)
-    """What is done after scaling, in order: clamp(limit=5), ..."""
+    """Functions of the scaled advantages, applied in order: clamp(limit=5), ..."""
     credit: str = "broadcast"
-    """How a sample's advantage reaches its decisions: broadcast, tree_depth, ..."""
+    """How the advantage of a sample is assigned to its decisions: broadcast (the same to all), tree_depth, ..."""
     select: list[str] = field(default_factory=list)
-    """Which samples or decisions are trained: drop_zero_spread, best_worst(count=...), ..."""
+    """Which samples or decisions are trained: drop_zero_spread, best_worst(count=...), ...; by default all."""
     sampler: list[str] = field(default_factory=list)
-    """dynamic_sampling(rounds=...): replace groups without spread by fresh prompts, at most so many times."""
+    """dynamic_sampling(rounds=...) replaces groups of equal rewards by further prompts, at most so many times."""
     objective: str = "ppo"
-    """The per-decision loss: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
+    """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: str = "importance"
-    """The loss of reference answers in a group (data.reference_in_group): importance, luffy(gamma=...)."""
+    """The loss per decision of reference answers in a group (data.reference_in_group): importance, luffy(gamma=...)."""
     mismatch: str = "none"
-    """Correction when the sampler is not the trainer: none, tis(cap=...), mis(low=..., high=...), ..."""
+    """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
     aggregation: str = "per_sample"
-    """How much each decision counts: per_sample, per_decision, constant_horizon(length=...), noise_aware."""
+    """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
     terms: list[str] = field(default_factory=list)
-    """Further losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ..."""
+    """Additional losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ...; by default none."""
 
 
 @dataclass
 class Optim:
-    """The optimizer, and how a rollout is cut into updates."""
+    """The optimizer (AdamW), and the split of a rollout into updates."""
 
     lr: float = 1e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate. 1e-4 suits LoRA adapters; training all weights of a large model takes about 1e-6."""
     weight_decay: float = 1e-4
-    """Decoupled weight decay."""
+    """Decoupled weight decay, relative to the learning rate."""
     beta1: float = 0.9
-    """AdamW beta1."""
+    """Decay of the average of gradients."""
     beta2: float = 0.999
-    """AdamW beta2."""
+    """Decay of the average of squared gradients."""
     warmup: int = 0
-    """Optimizer steps of linear warm-up."""
+    """Optimizer steps of linear warm-up; 0 starts at the peak."""
     decay: str = "constant"
     """Schedule after the warm-up: constant, linear or cosine (both to zero at --steps)."""
     max_grad_norm: float = 1.0
-    """Clip the gradient to this norm; 0 leaves it as it is (and still logs it)."""
+    """Largest norm of the gradient, which is scaled down to it; 0 does not clip (the norm is logged either way)."""
     updates: int = 1
-    """Optimizer steps per epoch of a rollout: its groups are dealt to so many minibatches."""
+    """Optimizer steps per epoch of a rollout: its groups are split into so many minibatches. With 1 (and 1 epoch) every
+    update is on-policy."""
     epochs: int = 1
-    """How often a rollout is used."""
+    """Passes over each rollout."""
     micro_batch_size: int = 64
-    """Memory limit: network evaluations of one forward and backward pass. It never changes the gradient."""
+    """Network evaluations per forward and backward pass. Limits memory; does not change the gradient."""
     ema: float = 0.0
-    """Decay of the average of the trained weights, min((1+s)/(10+s), ema) at step s; 0 keeps none."""
+    """Decay of an exponential moving average of the weights, min((1+s)/(10+s), ema) at step s, which evaluation and the
+    saved model use; 0 keeps no average."""
     ema_every: int = 1
-    """Optimizer steps between two updates of the average."""
+    """Optimizer steps between updates of the average."""
     interpolation: float = 1.0
-    """Fraction f of the weights' change that evaluation and the saved model keep: before + f (after - before). Below 1
-    the model forgets less of what it could do before (WiSE-FT, arXiv:2109.01903)."""
+    """Fraction f in (0, 1] of the change of the weights in evaluation and in the saved model, initial + f (trained -
+    initial). Below 1 the model forgets less (WiSE-FT, arXiv:2109.01903)."""
 
     def check(self) -> None:
-        """Raise ValueError for a schedule that is not known or a count below one."""
+        """Raise ValueError for an unknown schedule or a count below one."""
         if self.decay not in ("constant", "linear", "cosine"):
             raise ValueError(f"optim.decay must be constant, linear or cosine, got '{self.decay}'")
         for name in ("updates", "epochs", "micro_batch_size"):
@@ -102,95 +104,95 @@ class Optim:
 
 @dataclass
 class Data:
-    """Which prompts."""
+    """The prompts of a run, and how many are sampled per step."""
 
     train: str = ""
-    """Training prompts: JSONL (text or messages, answer, task, meta), text (a prompt per line), a data set
-    hf:<folder or hub id>@<split>, or an embedded file, embedded:<modality>/<file>."""
+    """Training prompts: a .jsonl file (docs/data.md lists the keys), a .txt file (one prompt per line), a data set
+    hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
     extra_train: list[str] = field(default_factory=list)
-    """Further files of training prompts, mixed with those of train: examples of what should not be forgotten."""
+    """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
     heldout: str = ""
-    """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
+    """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
     prompts_per_step: int = 8
-    """Prompts (groups) of one rollout, over all processes."""
+    """Prompts (groups) per rollout, over all processes."""
     group_size: int = 16
-    """Samples per prompt."""
+    """Samples per prompt, which are compared with each other."""
 
 
 @dataclass
 class Eval:
-    """Evaluation on prompts that are never trained on."""
+    """Evaluation on held-out prompts."""
 
     every: int = 0
-    """Optimizer steps between evaluations during the run; 0 evaluates before and after only."""
+    """Optimizer steps between evaluations during training; 0 evaluates only before and after."""
     prompts: int = 0
-    """How many held-out prompts (and of each extra file); 0 takes all of them."""
+    """Number of held-out prompts, and of prompts of each extra file; 0 takes all."""
     extra: list[str] = field(default_factory=list)
-    """Further prompt files, evaluated before and after and reported by name: what should not be forgotten."""
+    """Further prompt files, evaluated before and after and reported by name, for example to measure forgetting."""
     samples: int = 1
-    """Samples per prompt; their mean is the prompt's score."""
+    """Samples per prompt; the score of a prompt is their mean."""
     seed: int = 1234
-    """Seed of the evaluation samples, the same before and after."""
+    """Seed of the evaluation samples. It is separate from the seed of the run, so that all evaluations are paired."""
     batch_size: int = 64
-    """Memory limit: samples drawn at one time in evaluation."""
+    """Samples drawn at a time. Limits memory."""
     skip: bool = False
-    """Leave evaluation out altogether (for benchmarks)."""
+    """Skip all evaluations, also those before and after (for benchmarks)."""
 
 
 @dataclass
 class Run:
-    """The course of a run, the same for every model."""
+    """The settings of a run itself, common to all models."""
 
     name: str = "run"
     """Name of the run; its folder is <output-dir>/<name>."""
     output_dir: str = "runs"
-    """Where run folders live."""
+    """Parent of the run folders."""
     steps: int = 100
-    """Optimizer steps."""
+    """Total number of optimizer steps."""
     seed: int = 0
-    """A run is its config, its seed and its commit."""
+    """Seed of all random numbers: a run is reproducible from its configuration, seed and commit."""
     resume: bool = False
-    """Continue from the newest checkpoint of this run folder."""
+    """Continue from the latest checkpoint of the run folder."""
     overwrite: bool = False
-    """Start afresh although the run folder already holds a run."""
+    """Replace a run that the run folder already contains."""
     dry_run: bool = False
-    """Print the arithmetic of the run and stop before anything is loaded."""
+    """Print the sizes and costs of the run and stop before the model is loaded."""
     save_every: int = 50
-    """Optimizer steps between checkpoints (taken at the end of a rollout)."""
+    """Optimizer steps between checkpoints, rounded up to the end of a rollout."""
     keep: int = 2
-    """How many checkpoints to keep."""
+    """Number of checkpoints to keep; older ones are removed. With 2, one remains if the latest is damaged."""
     trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Trackers through accelerate: tensorboard (in the run folder), wandb, trackio; an empty list for none."""
+    """Experiment trackers: tensorboard (in the run folder), wandb, trackio. metrics.jsonl is written without any."""
     threads: int = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
+    """CPU threads of torch; 0 leaves the choice to torch."""
     deterministic: bool = True
-    """Use kernels whose results do not depend on the order in which threads end, so that two runs of one seed on one
-    machine, with equally many threads, are the same to the last bit."""
+    """Use deterministic kernels: two runs with one seed, on one machine and with equally many threads, agree bit for
+    bit."""
     samples_shown: int = 16
-    """Held-out samples that the report shows."""
+    """Number of held-out samples in the report."""
 
 
 @dataclass
 class Config(Run):
-    """A whole run. ``config_class`` gives the sections that depend on the model family their types."""
+    """All settings of a run; ``config_class`` sets the types of the sections that depend on the model family."""
 
     model: Any = None
     data: Any = field(default_factory=Data)
     sampling: Any = None
     algorithm: Algorithm = field(default_factory=Algorithm)
     rewards: list[str] = field(default_factory=list)
-    """name(weight=...) each; weight=0 is scored and logged but not trained on; package.module:function
-    names a function of your own, and a recipe that names one is code."""
+    """Rewards, written name(weight=...). A reward of weight 0 is computed and logged but not trained on. A function of
+    your own is written package.module:function; a recipe that contains one is code."""
     optim: Optim = field(default_factory=Optim)
     eval: Any = field(default_factory=Eval)
 
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections that a model family declares: a dataclass each, with its defaults."""
+    """The sections of a model family: a dataclass each, and the family's defaults."""
 
     model: type
-    """Has at least ``family``, ``path`` and ``device``."""
+    """A dataclass with at least ``family``, ``path`` and ``device``."""
     sampling: type
     data: type = Data
     eval: type = Eval
@@ -201,18 +203,20 @@ class Sections:
 @cache
 def config_class(sections: Sections) -> type[Config]:
     """``Config`` with the sections of a family."""
-    rewards, shown = list(sections.rewards), sections.samples_shown
-    own = [(name, getattr(sections, name)) for name in ("model", "data", "sampling", "eval")]
-    fields: list[tuple[str, Any, Any]] = [(name, kind, field(default_factory=kind)) for name, kind in own]
+    rewards, samples_shown = list(sections.rewards), sections.samples_shown
+    sections_of_family = [(name, getattr(sections, name)) for name in ("model", "data", "sampling", "eval")]
+    fields: list[tuple[str, Any, Any]] = [
+        (name, kind, field(default_factory=kind)) for name, kind in sections_of_family
+    ]
     fields += [
         ("rewards", list[str], field(default_factory=rewards.copy)),
-        ("samples_shown", int, field(default=shown)),
+        ("samples_shown", int, field(default=samples_shown)),
     ]
     return make_dataclass("Config", fields, bases=(Config,), namespace={"__module__": __name__})
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Config values as trackers take them: one level of names, plain values."""
+    """A configuration as one level of ``section.key`` with plain values, for trackers."""
     values: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)

@@ -1,8 +1,8 @@
-"""What crosses ranks: gathered numbers and summed gradients.
+"""Communication between ranks: gathered rows and summed gradients.
 
-Networks are not wrapped: each rank accumulates the gradient of its own parts, whose number may
-differ from rank to rank, and the sums are exchanged once per optimizer step. Weights already sum
-to one over all ranks, so gradients are added, never averaged.
+Networks are not wrapped (no DDP): each rank accumulates the gradient of its own micro-batches, whose number may differ
+between ranks, and gradients are reduced once per optimizer step. The loss weights sum to one over all ranks, so
+gradients are summed, never averaged.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Decisions
 
 NODES_PER_RANK = 1 << 40
-"""Node numbers of different ranks and draws never meet."""
+"""Offset between the node numbers of ranks and draws, larger than any rank's number of nodes, so that they differ."""
 
 
 Processes = Accelerator | PartialState
-"""Which of how many processes this is, and its device."""
+"""Rank, world size and device of this process."""
 
 
 @dataclass(frozen=True)
 class RankSlice:
-    """Which of ``count`` things this rank works on; contiguous, equal on all ranks."""
+    """The contiguous range of ``count`` items that this rank works on; equally long on all ranks."""
 
     start: int
     stop: int
@@ -46,18 +46,18 @@ class RankSlice:
 
 
 def gather_rows(value: Tensor, accelerator: Processes) -> Tensor:
-    """Concatenate the rows of all ranks, in rank order; ranks may have different numbers of them."""
+    """Concatenate the rows of all ranks, in rank order; the number of rows may differ between ranks."""
     if accelerator.num_processes == 1:
         return value
     counts = row_counts(value, accelerator)
     longest = max(counts)
     padded = torch.cat([value, value.new_zeros((longest - len(value), *value.shape[1:]))])
-    whole = cast(Tensor, gather(padded))
-    return torch.cat([whole[rank * longest :][:count] for rank, count in enumerate(counts)])
+    gathered = cast(Tensor, gather(padded))
+    return torch.cat([gathered[rank * longest :][:count] for rank, count in enumerate(counts)])
 
 
 def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
-    """The texts of all ranks, in rank order; they travel as padded UTF-8."""
+    """Concatenate the texts of all ranks, in rank order; they are gathered as padded rows of length and UTF-8 bytes."""
     if accelerator.num_processes == 1:
         return list(texts)
     encoded = [text.encode() for text in texts]
@@ -66,28 +66,28 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
     for row, one in zip(rows, encoded, strict=True):
         row[0] = len(one)
         row[1 : 1 + len(one)] = torch.tensor(list(one), dtype=torch.int32)
-    found = gather_rows(rows.to(accelerator.device), accelerator).cpu()
-    return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in found]
+    gathered = gather_rows(rows.to(accelerator.device), accelerator).cpu()
+    return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in gathered]
 
 
 def row_counts(value: Tensor, accelerator: Processes) -> list[int]:
-    """How many rows each rank has."""
+    """The number of rows on each rank."""
     count = torch.tensor([len(value)], device=value.device)
     return [len(value)] if accelerator.num_processes == 1 else cast(Tensor, gather(count)).tolist()
 
 
 def largest(value: float, accelerator: Processes) -> float:
-    """The largest of all ranks' numbers."""
+    """The maximum over ranks."""
     return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
 
 
 def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
-    """The sum of all ranks' tensors of one shape."""
+    """The sum over ranks of a tensor of equal shape on all of them."""
     return value if accelerator.num_processes == 1 else cast(Tensor, accelerator.reduce(value, reduction="sum"))
 
 
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
-    """The decisions of all ranks; the decision axis is padded to the longest rank."""
+    """Concatenate the decisions of all ranks, padded to the rank with the most decisions per row."""
     width = torch.tensor([decisions.loss_mask.shape[1]], device=decisions.loss_mask.device)
     longest = int(gather_rows(width, accelerator).max())
     place = draw * accelerator.num_processes + accelerator.process_index
@@ -104,7 +104,7 @@ def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) 
 
 
 def pad_decisions(decisions: Decisions, width: int) -> Decisions:
-    """Append positions that are no decisions until there are ``width``."""
+    """Pad the decision axis to ``width`` with positions whose masks are False."""
 
     def pad(value: Tensor) -> Tensor:
         if value.dim() < 2 or value.shape[1] == width:
@@ -122,12 +122,12 @@ def pad_decisions(decisions: Decisions, width: int) -> Decisions:
     )
 
 
-def join_decisions(several: Sequence[Decisions]) -> Decisions:
-    """Stack the rows of several draws of one round."""
-    if len(several) == 1:
-        return several[0]
-    width = max(one.loss_mask.shape[1] for one in several)
-    padded = [pad_decisions(one, width) for one in several]
+def join_decisions(draws: Sequence[Decisions]) -> Decisions:
+    """Concatenate the rows of several draws of one round."""
+    if len(draws) == 1:
+        return draws[0]
+    width = max(one.loss_mask.shape[1] for one in draws)
+    padded = [pad_decisions(one, width) for one in draws]
     first = padded[0]
     return Decisions(
         log_probs=torch.cat([one.log_probs for one in padded]),
@@ -141,7 +141,7 @@ def join_decisions(several: Sequence[Decisions]) -> Decisions:
 
 
 def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) -> RewardScores:
-    """The verdicts of all ranks."""
+    """Concatenate the reward scores of all ranks."""
     device = accelerator.device
     return RewardScores(
         gather_rows(reward_scores.values.to(device), accelerator),
@@ -150,12 +150,12 @@ def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) 
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
-    """Add the gradients of all ranks; a parameter without a gradient counts as zero, on one rank as on many.
+    """Sum gradients over ranks; a gradient of None counts as zero, on one rank as on many.
 
-    A gradient of zero is a step of AdamW: its moments decay, what is left of them still moves the weights, and weight
-    decay acts. ``None`` is none: AdamW passes the parameter over. Which of the two a parameter has where nothing is to
-    be learned (every decision held by a clip) depends on the objective and on this rank's rows, and the step must
-    depend on neither; so it is always zero. A step without any decision to train is skipped by the trainer.
+    AdamW treats the two differently: with a zero gradient its moments decay and still move the weights, and weight
+    decay acts; with None it skips the parameter. Which of them a parameter has when nothing can be learned (all
+    decisions clipped) depends on the objective and on the rows of this rank, and the step must depend on neither.
+    The trainer skips a step that has no decision to train.
     """
     parameters = list(parameters)
     for parameter in parameters:

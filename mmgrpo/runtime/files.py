@@ -1,4 +1,4 @@
-"""Files appear whole or not at all: each is written beside its place and renamed into it."""
+"""Atomic writes: a file is written under a temporary name beside its target and renamed to it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a run that is killed, never meets half of it.
+    """Write a file atomically: neither a reader nor a killed run ever sees a partial one.
 
-    The content reaches the disk before the name does. On an error (a full disk, say) what stood
-    at ``path`` before is untouched and nothing is left beside it.
+    The content is flushed to disk before the rename. On an error (a full disk, for example) an earlier file at
+    ``path`` is unchanged, and the temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -28,5 +28,5 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """``write_bytes`` of UTF-8 text."""
+    """``write_bytes`` of a text in UTF-8."""
     write_bytes(path, content.encode())

@@ -1,4 +1,4 @@
-"""The folder of a run: never overwritten, nor continued with other settings, by accident."""
+"""The folder of a run, which is never overwritten or resumed with other settings by accident."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.data.media import Skipped
 
-CONTINUES = {
+FREE_ON_RESUME = {
     "resume",
     "overwrite",
     "dry_run",
@@ -30,39 +30,39 @@ CONTINUES = {
     "deterministic",
     "output_dir",
 }
-"""Fields that may differ when a run is resumed."""
+"""Settings that may change when a run is resumed: its length, what it stores where, and how it uses the CPU."""
 
 
 def run_folder(config: Config) -> Path:
-    """Where the run lives."""
+    """The folder of the run, ``<output_dir>/<name>``."""
     return Path(config.output_dir) / config.name
 
 
 def refuse_folder(config: Config) -> None:
-    """An error for a folder that holds another run, or this one with other settings."""
+    """Raise an error if the folder contains another run, or this run with other settings."""
     folder = run_folder(config)
-    kept = folder / "config.yaml"
-    if not kept.is_file():
+    written = folder / "config.yaml"
+    if not written.is_file():
         return
     if config.resume:
-        before, now = load_yaml(kept), dataclasses.asdict(config)
-        changed = [key for key in now if key not in CONTINUES and before.get(key) != now[key]]
+        before, now = load_yaml(written), dataclasses.asdict(config)
+        changed = [key for key in now if key not in FREE_ON_RESUME and before.get(key) != now[key]]
         if changed:
             raise ValueError(
-                f"{kept} was written with other settings of {', '.join(changed)}; resume with the same ones, "
+                f"{written} has other settings of {', '.join(changed)}; resume with the same settings, "
                 "or start another run with --name"
             )
     elif not config.overwrite:
         raise FileExistsError(
-            f"{folder} already holds a run; continue it with --resume, start afresh with --overwrite, "
+            f"{folder} already contains a run; continue it with --resume, replace it with --overwrite, "
             "or choose another --name"
         )
 
 
 def open_folder(config: Config, skipped: Sequence[Skipped], accelerator: Accelerator) -> None:
-    """Make the run folder, with the resolved config in it, and the prompts that are left out in ``skipped.jsonl``.
+    """Create the run folder, with the resolved configuration, and with the skipped prompts in ``skipped.jsonl``.
 
-    What an earlier run left there goes, unless it is resumed.
+    The files of an earlier run are removed unless that run is resumed.
     """
     folder = run_folder(config)
     accelerator.wait_for_everyone()
@@ -74,5 +74,5 @@ def open_folder(config: Config, skipped: Sequence[Skipped], accelerator: Acceler
         if skipped:
             lines = [json.dumps(dataclasses.asdict(one), ensure_ascii=False) for one in skipped]
             write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
-            print(f"{len(skipped)} prompts are left out, listed in {folder / 'skipped.jsonl'}", flush=True)
+            print(f"{len(skipped)} prompts are skipped and listed in {folder / 'skipped.jsonl'}", flush=True)
     accelerator.wait_for_everyone()

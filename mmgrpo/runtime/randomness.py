@@ -1,7 +1,7 @@
-"""Independent random streams named by where they are used.
+"""Independent random streams, named by their use.
 
-A run is its config, its seed and its commit: every stream is a function of the run's seed and a
-path of names and numbers, never of how many draws came before or of which rank draws.
+A run is reproducible from its configuration, seed and commit: every stream is a function of the seed and a path of
+names and numbers, and depends neither on earlier draws nor on the rank.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import torch
 
 
 def derive(seed: int, *path: int | str) -> int:
-    """A 63-bit seed for the stream called ``path``."""
+    """The 63-bit seed of the stream ``path``: BLAKE2b of ``seed/path``, without its last bit."""
     digest = hashlib.blake2b("/".join(map(str, (seed, *path))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def stream(seed: int, *path: int | str) -> torch.Generator:
-    """A CPU generator for the stream called ``path``; CPU so that devices do not matter."""
+    """A generator for the stream ``path``; on the CPU, so that draws are the same on every device."""
     return torch.Generator("cpu").manual_seed(derive(seed, *path))
 
 
 @contextmanager
 def deterministic(on: bool = True) -> Iterator[None]:
-    """Within, kernels whose result depends on which thread comes first are replaced by ones where it does not.
+    """Use deterministic kernels within a ``with`` block: results do not depend on the order in which threads finish.
 
-    On a CPU this is the gradient of ``x[indices]``, which adds what several rows owe to one with atomics: on a machine
-    with other work two runs of one seed differed in the eighth digit. Kernels without a deterministic form (on GPUs
-    only) warn. Seeds and the number of threads are the caller's.
+    On a CPU this concerns the gradient of ``x[indices]``, which accumulates duplicate indices with atomic additions:
+    on a loaded machine two runs of one seed differed in the eighth digit. Kernels without a deterministic variant (on
+    GPUs only) warn. Seeds and the number of threads are up to the caller.
     """
-    # cuBLAS reads this when CUDA starts; with another value its results depend on which stream comes first.
+    # cuBLAS reads this when CUDA is initialized; by default its workspaces, and so its results, depend on stream order.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(on or before[0], warn_only=before[1] or not before[0])
-    # Filling memory that is written before it is read changes no result.
+    # Deterministic mode fills uninitialized memory, which takes time and cannot change a result that is written first.
     memory.fill_uninitialized_memory = filled and before[0]
     try:
         yield

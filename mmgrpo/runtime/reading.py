@@ -1,7 +1,7 @@
-"""How settings are read: dataclass defaults, then a YAML recipe, then the command line, later ones winning.
+"""Reading settings: dataclass defaults, overridden by a YAML recipe, overridden by the command line.
 
-The ``algorithm`` section has one more layer below the file: its preset. Unknown keys, values of the wrong type, names
-that were changed and unknown presets are errors that name the file, the key and the nearest known name.
+In the ``algorithm`` section the preset lies between the defaults and the file. Unknown keys, renamed keys, values of
+the wrong type and unknown presets are errors that name the file, the key and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RENAMED = {
     "optim.blend": "optim.interpolation",
     "eval.also": "eval.extra",
 }
-"""Settings under their old names, and what they are called now."""
+"""Old names of settings to their present names."""
 
 
 def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
-    """A configuration of dataclass ``kind`` from a YAML mapping, read from ``where``, and a command line over it."""
-    # The preset lies below the file's own algorithm keys, so it is resolved before they are laid over it.
+    """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line."""
+    # The file's other algorithm keys override a preset, also one of the command line, so the preset is set first.
     preset, _ = take_option(arguments, "--algorithm.preset")
     if preset:
         section = {**section, "algorithm": {**section.get("algorithm", {}), "preset": preset}}
@@ -50,7 +50,7 @@ def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, A
 
 
 def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
-    """Lay a command line over a configuration; an unknown option is an error that names the nearest."""
+    """Override a configuration by a command line; an unknown option is an error that names the nearest one."""
     import tyro
 
     config, unknown = tyro.cli(
@@ -63,12 +63,12 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
             raise ValueError(f"the command line: '{name}' is called --{RENAMED[key].replace('_', '-')} now")
         close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists them all.")
+        raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists all options.")
     return config
 
 
 def option_names(kind: type, prefix: str = "--") -> list[str]:
-    """The options of a dataclass as they are written on the command line."""
+    """The command-line options of a dataclass, nested sections included."""
     hints = typing.get_type_hints(kind)
     names: list[str] = []
     for f in dataclasses.fields(kind):
@@ -78,7 +78,7 @@ def option_names(kind: type, prefix: str = "--") -> list[str]:
 
 
 def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "") -> C:
-    """Make a dataclass from a mapping, refusing unknown keys by name."""
+    """A dataclass from a mapping; an unknown key is a ValueError that names the nearest one."""
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in section:
@@ -91,7 +91,7 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
     values: dict[str, Any] = {}
     if kind is Algorithm:
         values.update(preset_values(str(section.get("preset", Algorithm.preset)), where))
-    # A file that says nothing of the algorithm still means all of the default preset.
+    # A file without an algorithm section uses the whole default preset, and not the defaults of single fields.
     absent: dict[str, Any] = {name: {} for name in names if hints[name] is Algorithm}
     for name, value in {**absent, **section}.items():
         expected = hints[name]
@@ -108,30 +108,30 @@ def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:
         raise ValueError(f"{where}: there is no preset '{name}'.{nearest(name, PRESETS)}")
-    known = {f.name for f in dataclasses.fields(Algorithm)}
-    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in known}
+    names = {f.name for f in dataclasses.fields(Algorithm)}
+    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in names}
 
 
 def refuse_preset(name: str, kind: str) -> None:
-    """A preset that is made for another kind of policy is an error that says why and what to take."""
+    """Raise ValueError if a preset requires another kind of policy, with the reason and the suitable presets."""
     expected = CATALOGUE[name].policies
     if expected not in ("any", kind):
         suitable = sorted(other for other, preset in CATALOGUE.items() if preset.policies in ("any", kind))
         reason = {
             "tokens": "it needs tokens, their entropies or lengths",
-            "matching": "its clip range is made for flow-matching errors",
-            "gaussian": "it needs Gaussian transitions, or its clip range is made for their log-probabilities",
+            "matching": "its clip range is calibrated for flow-matching errors",
+            "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
         }[expected]
         raise ValueError(
             f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}. "
-            f"Presets that fit: {', '.join(suitable)}"
+            f"Suitable presets: {', '.join(suitable)}"
         )
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML mapping; errors name the file and what was expected."""
+    """Read a YAML mapping; a missing file, invalid YAML and other values are errors that name the file."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}; 'mmgrpo recipes' lists the recipes that come with mmgrpo")
+        raise FileNotFoundError(f"there is no file {path}; 'mmgrpo recipes' lists the recipes that mmgrpo includes")
     try:
         section = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -142,12 +142,12 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def write_yaml(path: Path, config: Any) -> None:
-    """Write the resolved configuration."""
+    """Write a configuration with all of its fields."""
     write_text(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
 
 
 def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:
-    """The last value of ``--option value`` or ``--option=value``, and the arguments without it."""
+    """The last value of ``--option value`` or ``--option=value`` (empty if absent), and the other arguments."""
     value, rest, skip = "", [], False
     for i, argument in enumerate(arguments):
         if skip:
@@ -164,7 +164,7 @@ def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:
 
 
 def _coerce(value: Any, expected: Any, where: str) -> Any:
-    """Check a YAML scalar or list against the field's type; whole numbers and 1e-4 serve as floats."""
+    """Check a YAML value against the type of its field; integers and strings such as 1e-4 are valid floats."""
     if typing.get_origin(expected) is list:
         (item,) = typing.get_args(expected)
         if not isinstance(value, list):

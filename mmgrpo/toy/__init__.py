@@ -1,1 +1,1 @@
-"""The embedded worlds with exact answers: scenes to draw, questions about pictures and clips."""
+"""Synthetic tasks with exact answers: scenes to draw, and questions about pictures and clips."""

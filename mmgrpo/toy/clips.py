@@ -1,13 +1,13 @@
-"""Questions about short clips of moving shapes, each with one right answer that is known exactly.
+"""Questions about short clips of moving shapes, each with exactly one correct answer.
 
-A clip is eight frames of 32 pixels, one frame a second. One or two shapes move along a straight line and are visible
-for a part of it only:
+A clip has eight frames of 32 x 32 pixels at one frame per second. One or two shapes move along straight lines, and
+each is visible only for a part of the clip:
 
     direction  "which way does the red circle move?"                           left
     order      "which comes first, the red circle or the blue square?"         red circle
     interval   "when is the red circle visible?"                               2 to 5
 
-An interval is in seconds: frame i is shown from i to i + 1.
+Intervals are in seconds: frame i lasts from i to i + 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mmgrpo.toy import questions
-from mmgrpo.toy.questions import PAPER, Question, Thing, asked, paint, to_prompt
+from mmgrpo.toy.questions import PAPER, Question, Thing, paint, question_stream, to_prompt
 from mmgrpo.toy.scenes import COLOURS, SHAPES, SIZE
 from mmgrpo.types import Prompt, Video
 
@@ -28,18 +28,18 @@ FRAMES = 8
 FPS = 1.0
 KINDS = ("direction", "order", "interval")
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-"""Direction (x to the right, y downwards) of each word."""
+"""Word to direction (x to the right, y downwards)."""
 
 
 @dataclass(frozen=True)
 class Mover:
-    """A shape that is visible from frame ``first`` to before frame ``end`` and moves ``speed`` pixels a frame."""
+    """A shape that is visible from frame ``first`` to before frame ``end`` and moves ``speed`` pixels per frame."""
 
     colour: str
     shape: str
     side: int
     start: tuple[int, int]
-    """(left, top) in the first frame in which it is visible."""
+    """(left, top) in frame ``first``."""
     way: str
     speed: int
     first: int
@@ -50,17 +50,17 @@ class Mover:
         return f"{self.colour} {self.shape}"
 
     def at(self, frame: int) -> Thing:
-        """The shape as frame ``frame`` shows it."""
+        """The shape at frame ``frame``."""
         steps = self.speed * (frame - self.first)
         left, top = (start + steps * along for start, along in zip(self.start, WAYS[self.way], strict=True))
         return Thing(self.colour, self.shape, (left, top, left + self.side, top + self.side))
 
 
 def clip(random: np.random.Generator) -> tuple[Mover, ...]:
-    """Draw what a clip shows: one or two movers of different colours that stay inside and never touch."""
+    """Sample the content of a clip: one or two movers of different colours that stay inside and never touch."""
     while True:
         movers = tuple(_mover(random) for _ in range(1 + int(random.random() < 0.6)))
-        if not any(a.colour == b.colour or _meet(a, b) for a, b in combinations(movers, 2)):
+        if not any(a.colour == b.colour or _touch(a, b) for a, b in combinations(movers, 2)):
             return movers
 
 
@@ -69,6 +69,7 @@ def _mover(random: np.random.Generator) -> Mover:
     first = int(random.integers(0, FRAMES - length + 1))
     side, way = int(random.integers(8, 13)), tuple(WAYS)[random.integers(len(WAYS))]
     free = SIZE - side
+    # At least 3 pixels per frame, so that the direction is visible, and at most what keeps the shape inside.
     speed = int(random.integers(3, max(3, min(5, free // (length - 1))) + 1))
     travel, along = speed * (length - 1), WAYS[way]
     start = [int(random.integers(0, free - travel * abs(step) + 1)) + travel * (step < 0) for step in along]
@@ -76,7 +77,7 @@ def _mover(random: np.random.Generator) -> Mover:
     return Mover(colour, shape, side, (start[0], start[1]), way, speed, first, first + length)
 
 
-def _meet(a: Mover, b: Mover) -> bool:
+def _touch(a: Mover, b: Mover) -> bool:
     for frame in range(max(a.first, b.first), min(a.end, b.end)):
         (left, top, right, bottom), (left_b, top_b, right_b, bottom_b) = a.at(frame).box, b.at(frame).box
         if left <= right_b and left_b <= right and top <= bottom_b and top_b <= bottom:
@@ -85,7 +86,7 @@ def _meet(a: Mover, b: Mover) -> bool:
 
 
 def render(movers: Sequence[Mover]) -> Video:
-    """The clip, with hard edges."""
+    """Draw the frames, without antialiasing."""
     frames = np.repeat(PAPER[None], FRAMES, 0)
     for mover in movers:
         for frame in range(mover.first, mover.end):
@@ -94,7 +95,7 @@ def render(movers: Sequence[Mover]) -> Video:
 
 
 def ask(movers: Sequence[Mover], kind: str, random: np.random.Generator) -> Question | None:
-    """A question of a kind about a clip, or None where the clip allows none with one clear answer."""
+    """A question of a kind about a clip, or None if no such question has exactly one correct answer."""
     mover = movers[int(random.integers(len(movers)))]
     if kind == "direction":
         return Question(kind, f"which way does the {mover.name} move?", mover.way, mover.name)
@@ -109,8 +110,8 @@ def ask(movers: Sequence[Mover], kind: str, random: np.random.Generator) -> Ques
 
 
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """``count`` questions about clips of a split, all kinds equally often."""
-    stream = asked(clip, ask, KINDS, split, seed)
+    """``count`` questions about clips of a split, with the kinds in turn."""
+    stream = question_stream(clip, ask, KINDS, split, seed)
     return [
         to_prompt(question, "video", render(movers), f"{split}-clip-{seed}-{number:05d}")
         for number, (movers, question) in zip(range(count), stream)
@@ -118,7 +119,7 @@ def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
 
 
 def mixture(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """Questions about pictures and clips, all kinds in turn, so that any first few are a fair sample."""
+    """Questions about pictures and clips with the kinds in turn, so that every prefix is balanced."""
     still, kinds = len(questions.KINDS), len(questions.KINDS) + len(KINDS)
     rounds, rest = divmod(count, kinds)
     pictures = iter(questions.prompts(split, rounds * still + min(rest, still), seed))

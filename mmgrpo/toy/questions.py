@@ -1,7 +1,6 @@
-"""Questions about small pictures, each with one right answer that is known exactly.
+"""Questions about small pictures, each with exactly one correct answer.
 
-A picture is one to four coloured shapes on paper lit from the upper left, 32 pixels wide; a question is one sentence
-about it:
+A picture has 32 x 32 pixels and shows one to four coloured shapes on a graded background; a question is one sentence:
 
     count      "how many red shapes are there?"                    3
     colour     "what colour is the shape at the top left?"         red
@@ -9,8 +8,8 @@ about it:
     relation   "where is the red circle from the blue square?"     above
     box        "draw a box around the red circle"                  [3, 5, 17, 19]
 
-``mmgrpo.toy.clips`` asks about moving shapes in the same manner. The world is infinite in pictures and closed in
-words (``words``). A hash of what a picture shows says which split it belongs to, so that no picture is in two.
+``mmgrpo.toy.clips`` has questions about moving shapes in the same form. There are practically unlimited pictures, but a
+fixed ``vocabulary``. A hash of the content of a picture determines its split, so that splits are disjoint.
 """
 
 from __future__ import annotations
@@ -40,31 +39,31 @@ TASKS = {
     "order": "exact",
     "interval": "temporal_iou",
 }
-"""Which verifier reads the answers of a kind of question."""
+"""The verifier of each kind of question."""
 
 META: dict[str, dict[str, Any]] = {
     "box": {"coordinates": "resized", "size": [SIZE, SIZE]},
     "interval": {"duration": 8.0},
 }
-"""What a verifier must know beside the answer: the pixels that boxes are in, the seconds of a clip."""
+"""What verifiers need besides the answer: the coordinate system of boxes, the duration of clips in seconds."""
 
 POLITE = "tell me, "
-"""What the politer half of the questions begins with. The answer is the same."""
+"""Prefix of every second question in a set; it does not change the answer."""
 
 SPLITS = {"train": 80, "tune": 10, "heldout": 10}
-"""Per cent of all pictures that fall to a split: to train on, to choose settings with, and to report on."""
+"""Percentage of all pictures in each split: for training, for choosing settings, and for reported results."""
 
-MOST = 4
-"""Most things that a picture shows."""
+MAX_THINGS = 4
+"""Largest number of things in a picture."""
 
-REPEATED = 0.3
-"""Share of things that have the colour of another one."""
+REPEATED_COLOUR = 0.3
+"""Probability that a thing repeats the colour of an earlier one, so that there is something to count."""
 
 PAPER = np.stack(np.broadcast_arrays(255 - 2 * np.arange(SIZE), 255 - 2 * np.arange(SIZE)[:, None], 255), -1).astype(
     np.uint8
 )
-"""The background: less red towards the right, less green towards the bottom. A model that knows places only by their
-distance from each other learns from it where it is."""
+"""The background, with less red to the right and less green to the bottom: a model with only relative positions can
+infer absolute ones from it."""
 
 _ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
 
@@ -89,31 +88,31 @@ class Thing:
 
 @dataclass(frozen=True)
 class Question:
-    """A sentence about a picture or a clip, what it asks for, and the right answer."""
+    """A question about a picture or a clip, and its correct answer."""
 
     kind: str
     text: str
     answer: str
     about: str
-    """What the question is about, in words: "red circle", "circles"; of an order question the later thing."""
+    """The subject of the question, e.g. "red circle" or "red shapes"; of an order question the later thing."""
 
 
 def picture(random: np.random.Generator) -> tuple[Thing, ...]:
-    """Draw what a picture shows: the fewer things, the larger; none touches another."""
-    count = int(random.integers(1, MOST + 1))
-    cells, pitch, least, most = (1, 32, 10, 18) if count == 1 else (2, 16, 9, 13)
+    """Sample the content of a picture: a single thing is larger, and several never touch."""
+    count = int(random.integers(1, MAX_THINGS + 1))
+    # One cell of 32 pixels, or a grid of 2 x 2 cells of 16 pixels with at most one thing per cell.
+    cells, pitch, smallest, largest = (1, 32, 10, 18) if count == 1 else (2, 16, 9, 13)
     places = random.permutation(cells * cells)[:count].tolist()
     colours, forms = random.permutation(list(COLOURS)).tolist(), list(SHAPES)
     things = []
     for place in places:
-        side = int(random.integers(least, most + 1))
+        side = int(random.integers(smallest, largest + 1))
         left, top = (
             1 + pitch * at + int(random.integers(0, pitch - side)) - (cells == 1)
             for at in (place % cells, place // cells)
         )
-        # Most things have a colour of their own; some have that of an earlier one, so that there is much to count.
-        again = bool(things) and random.random() < REPEATED
-        colour = things[random.integers(len(things))].colour if again else colours.pop()
+        repeat = bool(things) and random.random() < REPEATED_COLOUR
+        colour = things[random.integers(len(things))].colour if repeat else colours.pop()
         shape = forms[random.integers(len(forms))]
         things.append(Thing(colour, shape, (left, top, left + side, top + side)))
     return tuple(things)
@@ -126,44 +125,46 @@ def paint(canvas: UInt8[np.ndarray, "32 32 3"], thing: Thing) -> None:
 
 
 def render(things: Sequence[Thing]) -> Image:
-    """The picture, with hard edges."""
+    """Draw the picture, without antialiasing."""
     canvas = PAPER.copy()
     for thing in things:
         paint(canvas, thing)
     return Image(torch.from_numpy(canvas).permute(2, 0, 1).float() / 255)
 
 
-def split_of(shown: Sequence[Any]) -> str:
-    """The split of a picture or clip, from a hash of what it shows."""
-    said = repr(tuple(shown)).encode()
-    rest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big") % 100
-    for name, share in SPLITS.items():
-        if rest < share:
+def split_of(things: Sequence[Any]) -> str:
+    """The split of a picture or clip, from a hash of its content."""
+    # The hash includes the names of the dataclass and its fields: renaming one would move pictures between splits.
+    description = repr(tuple(things)).encode()
+    rest = int.from_bytes(hashlib.blake2b(description, digest_size=8).digest(), "big") % 100
+    for name, percentage in SPLITS.items():
+        if rest < percentage:
             return name
-        rest -= share
-    raise AssertionError(f"the shares of the splits are {sum(SPLITS.values())} in a hundred")
+        rest -= percentage
+    raise AssertionError(f"SPLITS sums to {sum(SPLITS.values())} per cent, expected 100")
 
 
 def alone(things: Sequence[Any]) -> list[Any]:
-    """The things whose colour no other has, so that their name means one thing."""
+    """The things of unique colour, whose names are unambiguous."""
     colours = [thing.colour for thing in things]
     return [thing for thing in things if colours.count(thing.colour) == 1]
 
 
 def ask(things: Sequence[Thing], kind: str, random: np.random.Generator) -> Question | None:
-    """A question of a kind about a picture, or None where the picture allows none with one clear answer."""
-    made = _ASK[kind](things, random)
-    return Question(kind, *made) if made else None
+    """A question of a kind about a picture, or None if no such question has exactly one correct answer."""
+    parts = _ASK[kind](things, random)
+    return Question(kind, *parts) if parts else None
 
 
 def _count(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, str, str]:
     if random.random() < 0.5:
-        about, counted = "shapes", len(things)
+        about, count = "shapes", len(things)
     else:
-        there = [thing.colour for thing in things]
-        colour = [*there, *COLOURS][random.integers(len(there) + len(COLOURS))]
-        about, counted = f"{colour} shapes", there.count(colour)
-    return f"how many {about} are there?", str(counted), about
+        # Colours of the picture and all colours, so that the answer 0 occurs but is not frequent.
+        colours = [thing.colour for thing in things]
+        colour = [*colours, *COLOURS][random.integers(len(colours) + len(COLOURS))]
+        about, count = f"{colour} shapes", colours.count(colour)
+    return f"how many {about} are there?", str(count), about
 
 
 def _colour(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, str, str] | None:
@@ -176,7 +177,7 @@ def _colour(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, 
 
 
 def place_of(thing: Thing) -> str:
-    """The third of the picture that holds the thing's centre, or nothing where it is near a border of two thirds."""
+    """The third of the picture, per axis, with the centre of the thing; empty within a pixel of a border of thirds."""
     thirds = [(int(3 * at // SIZE), min(abs(at - SIZE / 3), abs(at - 2 * SIZE / 3))) for at in thing.centre]
     (column, clear_x), (row, clear_y) = thirds
     return " ".join(filter(None, (_ROWS[row], _COLUMNS[column]))) or "centre" if min(clear_x, clear_y) >= 1 else ""
@@ -191,7 +192,7 @@ def _position(things: Sequence[Thing], random: np.random.Generator) -> tuple[str
 
 
 def direction(first: Thing, second: Thing) -> str:
-    """Where the first thing is from the second, or nothing where it is no clear case."""
+    """The direction from the second thing to the first; empty unless one offset is at least twice the other."""
     dx, dy = (a - b for a, b in zip(first.centre, second.centre, strict=True))
     if max(abs(dx), abs(dy)) < 2 * min(abs(dx), abs(dy)):
         return ""
@@ -224,43 +225,43 @@ _ASK: dict[str, Callable[[Sequence[Thing], np.random.Generator], tuple[str, str,
 }
 
 
-def to_prompt(question: Question, media: str, shown: Output, id: str) -> Prompt:
+def to_prompt(question: Question, media: str, source: Output, id: str) -> Prompt:
     """A question about a picture or clip in memory, as a prompt."""
     meta = {"kind": question.kind, **META.get(question.kind, {})}
-    turn = Turn("user", (Media(media, shown), question.text))
+    turn = Turn("user", (Media(media, source), question.text))
     return Prompt(question.text, id, question.answer, TASKS[question.kind], meta, (turn,))
 
 
-def asked(
+def question_stream(
     draw: Callable[[np.random.Generator], tuple[Any, ...]],
     ask: Callable[[tuple[Any, ...], str, np.random.Generator], Question | None],
     kinds: Sequence[str],
     split: str,
     seed: int,
 ) -> Iterator[tuple[tuple[Any, ...], Question]]:
-    """Endless questions of a split: the kinds in turn, each about a picture of its own, every other one polite."""
+    """Endless questions of a split, with the kinds in turn, each about a new picture; every other cycle is polite."""
     if split not in SPLITS:
-        raise ValueError(f"there is no split '{split}'; there are {', '.join(SPLITS)}")
+        raise ValueError(f"there is no split '{split}'; expected one of {', '.join(SPLITS)}")
     random = np.random.default_rng([seed, *split.encode()])
-    number, met = 0, set()
+    number, seen = 0, set()
     while True:
-        shown = draw(random)
-        question = ask(shown, kinds[number % len(kinds)], random) if split_of(shown) == split else None
-        if question and shown not in met:
-            met.add(shown)
+        content = draw(random)
+        question = ask(content, kinds[number % len(kinds)], random) if split_of(content) == split else None
+        if question and content not in seen:
+            seen.add(content)
             polite = (number // len(kinds)) % 2
-            yield shown, (politely(question) if polite else question)
+            yield content, (politely(question) if polite else question)
             number += 1
 
 
 def politely(question: Question) -> Question:
-    """The same question in the politer wording."""
+    """The same question with the polite prefix."""
     return Question(question.kind, POLITE + question.text, question.answer, question.about)
 
 
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """``count`` questions about pictures of a split, all kinds equally often."""
-    stream = asked(picture, ask, KINDS, split, seed)
+    """``count`` questions about pictures of a split, with the kinds in turn."""
+    stream = question_stream(picture, ask, KINDS, split, seed)
     return [
         to_prompt(question, "image", render(things), f"{split}-picture-{seed}-{number:05d}")
         for number, (things, question) in zip(range(count), stream)
@@ -268,13 +269,13 @@ def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
 
 
 def words(sentence: str) -> list[str]:
-    """A sentence as the vocabulary has it: lower case, punctuation standing alone."""
+    """The words of a sentence in lower case, with tags and punctuation marks as words."""
     return re.findall(r"</?\w+>|\w+|[^\s\w]", sentence.lower())
 
 
 def vocabulary() -> tuple[str, ...]:
-    """All words of all questions and answers, about clips too, and of answers in sentences, sorted."""
-    said = f"""
+    """All words of questions and answers, about pictures and clips, and of answers in sentences, sorted."""
+    text = f"""
         <think> </think> <answer> </answer> [ ] , . ? : yes no and or
         {" ".join(COLOURS)} {" ".join(SHAPES)} {" ".join(f"{shape}s" for shape in SHAPES)} shape shapes
         tell me how many are there is what colour color the where from draw a box around
@@ -282,4 +283,4 @@ def vocabulary() -> tuple[str, ...]:
         which way does it move moves up down comes come first when visible to seconds
         i see in at think of on one picture clip
     """
-    return tuple(sorted({*map(str, range(SIZE + 1)), *words(said)}))
+    return tuple(sorted({*map(str, range(SIZE + 1)), *words(text)}))

@@ -1,9 +1,8 @@
-"""A small world with exact answers: coloured shapes on white, and the sentences that describe them.
+"""Scenes of coloured shapes on white, and the sentences that describe them: text-to-image with exact verification.
 
-A ``Scene`` says what is in a picture, ``text`` says it in words, ``parse`` reads the words back and
-``render`` draws one of the pictures that fit. Layouts that the sentence leaves open (which corners, a
-pixel of jitter) are drawn by chance, so that one sentence has many right pictures. The world is
-infinite in pictures, finite in sentences, and needs no licence.
+A ``Scene`` is the content of a picture, ``text`` its sentence, ``parse`` the inverse, and ``render`` draws one of the
+pictures that match. What the sentence leaves open (the corners, a pixel of jitter) is random, so that a sentence has
+many correct pictures. The sentences are finite in number, and the data needs no licence.
 
     one       "a red circle on the left"
     many      "two red circles", "two red circles at the top"
@@ -42,7 +41,7 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
     "black": (35, 35, 35),
 }
 """sRGB values 0 to 255. The strongest channel difference from white is 220 for every colour, so that one
-threshold separates objects from the background whatever their colour."""
+threshold separates objects from the background for any colour."""
 
 BACKGROUND = (255, 255, 255)
 SHAPES = ("circle", "square", "triangle")
@@ -82,7 +81,7 @@ WORDS = (
     "moon",
     "star",
 )
-"""Words that a picture may spell."""
+"""Words that pictures can spell."""
 
 KINDS = ("one", "many", "mixed", "relation", "word")
 
@@ -91,7 +90,7 @@ SPLITS: Mapping[str, Mapping[str, int]] = {
     "tune": {"one": 12, "many": 14, "mixed": 40, "relation": 34},
     "train": {"one": 54, "many": 64, "mixed": 300, "relation": 300},
 }
-"""How many sentences of each kind a split has: to train on, to choose settings with, and to report on."""
+"""Number of sentences of each kind in a split: for training, for choosing settings, and for reported results."""
 
 _CORNERS = ((8, 8), (24, 8), (8, 24), (24, 24))
 _SIDES = {1: 14, 2: 12, 3: 10}
@@ -110,7 +109,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows. ``place`` is a key of ``PLACES`` (one thing) or ``RELATIONS`` (two), or empty."""
+    """The content of a picture. ``place`` is a key of ``PLACES`` (one thing) or ``RELATIONS`` (two), or empty."""
 
     things: tuple[Thing, ...]
     place: str = ""
@@ -126,7 +125,7 @@ class Scene:
 
     @property
     def objects(self) -> tuple[tuple[str, str], ...]:
-        """(colour, shape) of every single object."""
+        """(colour, shape) of each object."""
         return tuple((thing.colour, thing.shape) for thing in self.things for _ in range(thing.count))
 
     def to_json(self) -> dict[str, Any]:
@@ -137,17 +136,17 @@ class Scene:
         return Scene(tuple(Thing(*thing) for thing in value["things"]), value["place"])
 
 
-def _say(thing: Thing) -> str:
+def _phrase(thing: Thing) -> str:
     if thing.shape in WORDS:
         return f"the word {thing.shape} in {thing.colour}"
     return f"{COUNTS[thing.count - 1]} {thing.colour} {thing.shape}{'s' if thing.count > 1 else ''}"
 
 
 def text(scene: Scene) -> str:
-    """The sentence of a scene. ``parse`` is its inverse."""
+    """The sentence of a scene, the inverse of ``parse``."""
     if len(scene.things) == 2:
-        return f"{_say(scene.things[0])} {scene.place or 'and'} {_say(scene.things[1])}"
-    return " ".join([_say(scene.things[0]), _PHRASES[scene.place]] if scene.place else [_say(scene.things[0])])
+        return f"{_phrase(scene.things[0])} {scene.place or 'and'} {_phrase(scene.things[1])}"
+    return " ".join([_phrase(scene.things[0]), _PHRASES[scene.place]] if scene.place else [_phrase(scene.things[0])])
 
 
 _THING = rf"(?:({'|'.join(COUNTS)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})s?)"
@@ -160,7 +159,7 @@ _SENTENCES = (
 
 
 def parse(sentence: str) -> Scene:
-    """Read a sentence back. Raises ValueError for a sentence that ``text`` does not say."""
+    """The scene of a sentence; a ValueError for any sentence that ``text`` does not produce."""
     two, word, one = (pattern.fullmatch(sentence.strip().lower()) for pattern in _SENTENCES)
     places = {phrase: place for place, phrase in _PHRASES.items()}
     scene = None
@@ -173,7 +172,7 @@ def parse(sentence: str) -> Scene:
     elif one:
         scene = Scene((Thing(COUNTS.index(one[1]) + 1, one[2], one[3]),), places.get(one[4], ""))
     if scene is None or text(scene) != sentence.strip().lower():
-        raise ValueError(f"'{sentence}' describes no scene; sentences look like 'a red circle left of a blue square'")
+        raise ValueError(f"got '{sentence}', expected a sentence such as 'a red circle left of a blue square'")
     return scene
 
 
@@ -182,7 +181,7 @@ def scenes(kind: str) -> tuple[Scene, ...]:
     """All scenes of a kind, in a fixed order."""
     kinds = {"one": _ones, "many": _manys, "mixed": _mixed, "relation": _relations, "word": _words}
     if kind not in kinds:
-        raise ValueError(f"no kind of scene is called '{kind}'; there are {', '.join(kinds)}")
+        raise ValueError(f"there is no kind of scene '{kind}'; expected one of {', '.join(kinds)}")
     return tuple(kinds[kind]())
 
 
@@ -220,7 +219,7 @@ def _words() -> Iterator[Scene]:
 
 @cache
 def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:
-    """A shape that fills its bounding box: the renderer's brush and the verifier's template."""
+    """A shape that fills its bounding box; the renderer paints with it, and the verifier matches against it."""
     if shape in WORDS:
         return _letters(shape, height, width)
     y = (np.arange(height)[:, None] + 0.5) / height
@@ -231,7 +230,9 @@ def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"
         return x <= y + 0.5 / height + 1e-6
     if shape == "square":
         return np.ones((height, width), bool)
-    raise ValueError(f"no shape is called '{shape}'; there are {', '.join(SHAPES)} and the words {', '.join(WORDS)}")
+    raise ValueError(
+        f"there is no shape '{shape}'; expected one of {', '.join(SHAPES)} or the words {', '.join(WORDS)}"
+    )
 
 
 def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:
@@ -269,7 +270,7 @@ def layout(scene: Scene, draw: np.random.Generator) -> list[tuple[int, int, int,
 
 
 def render(scene: Scene, seed: int) -> UInt8[np.ndarray, "32 32 3"]:
-    """Draw one of the pictures that the sentence describes, with hard edges; a function of scene and seed."""
+    """Draw one of the pictures of a scene, without antialiasing; a function of scene and seed."""
     canvas = np.full((SIZE, SIZE, 3), BACKGROUND, np.uint8)
     boxes = layout(scene, np.random.default_rng(seed))
     for (colour, shape), (left, top, width, height) in zip(scene.objects, boxes, strict=True):
@@ -278,10 +279,10 @@ def render(scene: Scene, seed: int) -> UInt8[np.ndarray, "32 32 3"]:
 
 
 def stray(canvas: UInt8[np.ndarray, "32 32 3"], seed: int) -> UInt8[np.ndarray, "32 32 3"]:
-    """The picture with one small thing more than its sentence says, where there is room for it.
+    """The picture with one small object that its sentence does not mention, if there is room for it.
 
-    Pictures of the web show more than their captions say; a base model that saw such pictures has something to
-    unlearn. The thing is 7 pixels wide, of any colour and shape, two pixels away from everything else.
+    Images of the web show more than their captions mention; a base model trained on such pictures has something to
+    unlearn. The object is 7 pixels wide, of any colour and shape, and at least two pixels from all others.
     """
     draw = np.random.default_rng(seed)
     side, shape = 7, mask(tuple(SHAPES)[draw.integers(len(SHAPES))], 7, 7)
@@ -289,32 +290,32 @@ def stray(canvas: UInt8[np.ndarray, "32 32 3"], seed: int) -> UInt8[np.ndarray, 
     for left, top in draw.integers(1, SIZE - side, (60, 2)):
         around = canvas[max(top - 2, 0) : top + side + 2, max(left - 2, 0) : left + side + 2]
         if (around == BACKGROUND).all():
-            made = canvas.copy()
-            made[top : top + side, left : left + side][shape] = paint
-            return made
+            extended = canvas.copy()
+            extended[top : top + side, left : left + side][shape] = paint
+            return extended
     return canvas
 
 
 def picture(scene: Scene, seed: int) -> Image:
-    """``render`` as an output that rewards read."""
+    """``render`` as an ``Image`` in [0, 1]."""
     return Image(torch.from_numpy(render(scene, seed)).permute(2, 0, 1).float() / 255)
 
 
 def vocabulary() -> tuple[str, ...]:
-    """All words of all sentences, sorted."""
+    """The words of all sentences, sorted."""
     return tuple(sorted({word for kind in KINDS for scene in scenes(kind) for word in text(scene).split()}))
 
 
 def prompt(scene: Scene) -> Prompt:
-    """The prompt of a scene: the sentence, and the scene as the answer that verifiers compare with."""
+    """The prompt of a scene: its sentence, with the scene as the reference answer."""
     sentence = text(scene)
     return Prompt(sentence, id=sentence.replace(" ", "-"), answer=scene.to_json(), task=scene.kind)
 
 
 def splits() -> dict[str, list[Scene]]:
-    """Disjoint lists of scenes by the name of the split; the hash of its sentence says where a scene falls.
+    """Disjoint lists of scenes by split; the hash of its sentence determines the split of a scene.
 
-    The order is that of the hashes too, so that the first few of a split are a fair sample of it.
+    Scenes are ordered by hash, so that every prefix of a split is a random sample of it.
     """
 
     def place(scene: Scene) -> bytes:
@@ -322,14 +323,14 @@ def splits() -> dict[str, list[Scene]]:
 
     parts: dict[str, list[Scene]] = {name: [] for name in SPLITS}
     for kind in SPLITS["train"]:
-        among = iter(sorted(scenes(kind), key=place))
+        remaining = iter(sorted(scenes(kind), key=place))
         for name, counts in SPLITS.items():
-            parts[name] += itertools.islice(among, counts[kind])
+            parts[name] += itertools.islice(remaining, counts[kind])
     return {name: sorted(part, key=place) for name, part in parts.items()}
 
 
 def write_prompts(folder: Path) -> None:
-    """Write the splits as ``<name>.jsonl``, one prompt a line."""
+    """Write the splits as ``<name>.jsonl``, one prompt per line."""
     for name, part in splits().items():
         lines = [
             json.dumps({"text": p.text, "id": p.id, "task": p.task, "answer": p.answer}) for p in map(prompt, part)

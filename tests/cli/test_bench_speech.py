@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.bench.speech import EACH, KEPT, Args, refuse_unequal, report
+from mmgrpo.cli.bench.speech import CACHED, EACH, Args, refuse_unequal, report
 from tests.cli.running import call
 
 
@@ -18,7 +18,7 @@ def row(contestant: str, rollout: float, update: float, tokens: int = 100) -> di
 
 
 def test_speed_is_reported_against_encoding_for_every_transcript():
-    rows = [row(KEPT, 1.0, 1.0), row(EACH, 4.0, 6.0)]
+    rows = [row(CACHED, 1.0, 1.0), row(EACH, 4.0, 6.0)]
     result = {"command": "x", "machine": "y", "model": "z", "settings": vars(Args()), "rows": rows}
     fast, slow = report(result).splitlines()[-2:]
     assert fast == "| kept over rounds | 4 | 2.50 | 1.00 | 0.50 | 1.00 | 2.00 | 5.0 | 4.00 | 5.0 |"  # 10 s against 2

@@ -58,7 +58,7 @@ def read(path):
 def test_a_good_data_set_is_described_and_passes(check, tmp_path):
     status, text, errors = check(data(tmp_path), "--skipped", tmp_path / "bad.jsonl")
     assert status == 0, errors
-    assert "20 rows" in text and "nothing is wrong" in text
+    assert "20 rows" in text and "no problems" in text
     assert "image 19, video 1" in text and "numeric 19, choice 1" in text and "20 rows have one" in text
     # A picture of 28 x 56 pixels is below the least area, 4 * 28 * 28: sqrt(3136 / 1568) = 1.41, so 56 x 84 pixels,
     # 6 tokens, and 9 letters of text are 3.
@@ -76,10 +76,10 @@ def test_every_kind_of_problem_is_listed_with_its_line(check, tmp_path):
     rows[13] = '{"text": '
     Pil.new("RGB", (300, 1)).save(tmp_path / "15.png")
     status, text, _ = check(write(tmp_path, rows), "--skipped", tmp_path / "bad.jsonl")
-    assert status == 1 and "something is wrong with 7 rows" in text
+    assert status == 1 and "7 rows have problems" in text
     problems = [line for line in text.splitlines() if line.startswith(f"  {tmp_path}")]
-    lines = {4: "cannot be read as a picture", 6: "Did you mean 'numeric'", 8: "some", 10: "'nframes' is no option"}
-    lines |= {14: "not JSON", 16: "more than 200 to 1", 20: "the id 'clip' was used at"}
+    lines = {4: "cannot be read as a picture", 6: "Did you mean 'numeric'", 8: "some", 10: "has no option 'nframes'"}
+    lines |= {14: "not JSON", 16: "more than 200 to 1", 20: "the id 'clip' occurs at"}
     assert len(problems) == 7
     for (number, complaint), problem in zip(lines.items(), problems, strict=True):
         assert f"data.jsonl:{number}: " in problem and complaint in problem
@@ -92,7 +92,7 @@ def test_one_unreadable_picture_in_twenty_is_at_the_limit_of_a_twentieth(check, 
     path = data(tmp_path)
     (tmp_path / "3.png").unlink()
     status, text, _ = check(path)
-    assert status == 1 and "something is wrong with 1 rows" in text and "data.jsonl:4: " in text
+    assert status == 1 and "1 rows have problems" in text and "data.jsonl:4: " in text
     assert check(path, "--skip-limit", 0.05)[0] == 0
     assert check(path, "--skip-limit", 0.049)[0] == 1
     assert check(path, "--limit", 3)[0] == 0
@@ -115,11 +115,11 @@ def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
 
 
 def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
-    for name, complaint in (("none.jsonl", "no such prompt file"), ("data.csv", "not from '.csv'")):
+    for name, complaint in (("none.jsonl", "no such prompt file"), ("data.csv", "got a '.csv' file")):
         status, _, errors = check(tmp_path / name)
         assert status == 2 and complaint in errors and "Traceback" not in errors
     status, _, errors = check(write(tmp_path, [{"text": "a"}]), "--family", "sd3")
-    assert status == 2 and "qwen_vl only" in errors
+    assert status == 2 and "expected qwen_vl" in errors
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
     status, text, _ = check(write(tmp_path, rows[:2]))
     assert status == 0 and "audio 2" in text
     assert (
-        "2, seconds: least 0.5, median 0.75, 95 of 100 below 1, most 1" in text
+        "2, seconds: minimum 0.5, median 0.75, 95th percentile 1, maximum 1" in text
     )  # 8,000 and 16,000 of 16,000 a second
     del rows[0]["answer"]
     status, text, _ = check(write(tmp_path, rows))
-    assert status == 1 and "something is wrong with 2 rows" in text
-    assert "its answer is None; wanted what is said" in text and "2.wav: is silent" in text
+    assert status == 1 and "2 rows have problems" in text
+    assert "'answer': got None, expected the transcript" in text and "2.wav: is silent" in text

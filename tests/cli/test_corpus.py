@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.cli.corpus import compared, count, described, lines, marked, suitable
+from mmgrpo.cli.corpus import alignment_text, compare, count, lines, scores, suitable
 from mmgrpo.types import Prompt
 from reward_models.rules.translation import corpus_bleu, corpus_chrf, corpus_interval
 
@@ -31,7 +31,7 @@ def counts(texts):
 
 
 def whole(texts=SAID, rewards=WER, groups=(), worst=10):
-    return described(CLIPS, rows(texts), counts(texts), rewards, groups, worst)
+    return scores(CLIPS, rows(texts), counts(texts), rewards, groups, worst)
 
 
 def test_rates_are_of_all_words_and_errors_are_counted_by_kind():
@@ -49,7 +49,7 @@ def test_groups_are_those_of_meta_with_few_values_or_those_that_are_named():
     assert found["groups"]["voice"]["x"]["wer"]["mean"] == pytest.approx(2 / 5)
     assert found["groups"]["voice"]["y"]["wer"]["mean"] == pytest.approx(2 / 7)
     assert list(whole(groups=["take"])["groups"]["take"]) == list("123456")
-    with pytest.raises(ValueError, match="--groups: no clip has meta.accent; there are voice, take"):
+    with pytest.raises(ValueError, match="--groups: no clip has meta.accent; the keys are voice, take"):
         whole(groups=["accent"])
 
 
@@ -57,18 +57,18 @@ def test_the_worst_clips_are_those_with_most_wrong_words():
     found = whole()
     assert [(row["id"], row["errors"]) for row in found["worst"]] == [("a", 2), ("c", 2)]
     assert [row["id"] for row in whole(worst=1)["worst"]] == ["a"]
-    assert marked(found["worst"][0]["aligned"]) == "the {bat for cat} sat [+up+]"
-    assert marked(found["worst"][1]["aligned"]) == "old words [-of-] [-mine-]"
+    assert alignment_text(found["worst"][0]["aligned"]) == "the {bat for cat} sat [+up+]"
+    assert alignment_text(found["worst"][1]["aligned"]) == "old words [-of-] [-mine-]"
 
 
 def test_two_models_are_compared_clip_by_clip():
-    found = compared(counts(SAID), counts(["the cat sat", *SAID[1:]]))
+    found = compare(counts(SAID), counts(["the cat sat", *SAID[1:]]))
     assert found["wer"]["difference"]["mean"] == pytest.approx(-2 / 12) and found["wer"]["relative"] == -0.5
     assert found["wer"]["difference"]["high"] == 0 and found["cer"]["relative"] == pytest.approx(-4 / 12)
 
 
 def test_the_tables_name_everything():
-    found = {**whole(), "difference": compared(counts(SAID), counts(SAID[:2] + [""] + SAID[3:]))}
+    found = {**whole(), "difference": compare(counts(SAID), counts(SAID[:2] + [""] + SAID[3:]))}
     text = "\n".join(lines(found))
     assert "all                           6" in text and "voice x" in text and "0.333 [" in text
     assert "of 12 words: 1 substituted, 2 deleted, 1 inserted" in text
@@ -80,11 +80,11 @@ def test_the_tables_name_everything():
 def test_translations_have_bleu_and_chrf_and_no_word_error_rate():
     rewards = ["sentence_bleu(tokenize='char')", "sentence_chrf"]
     assert count(CLIPS, rows(SAID), rewards) == []
-    found = described(CLIPS, rows(SAID), [], rewards, [], 10)
+    found = scores(CLIPS, rows(SAID), [], rewards, [], 10)
     assert found["bleu"]["mean"] == pytest.approx(corpus_bleu([p.answer for p in CLIPS], SAID, "char"))
     assert found["chrf"]["mean"] == pytest.approx(corpus_chrf([p.answer for p in CLIPS], SAID))
     assert "wer" not in found and found["worst"] == [] and "chrf" in found["groups"]["voice"]["y"]
-    assert compared([], []) == {}
+    assert compare([], []) == {}
 
 
 def test_the_interval_of_a_corpus_score_takes_several_references():
@@ -120,5 +120,5 @@ def test_errors_of_several_samples_are_their_mean():
 
 def test_other_rewards_report_nothing_of_a_corpus():
     assert count(CLIPS, rows(SAID), ["scene_all"]) == []
-    assert described(CLIPS, rows(SAID), [], ["scene_all"], [], 10) == {}
-    assert described(CLIPS, [], [], WER, [], 10) == {}  # nothing was written
+    assert scores(CLIPS, rows(SAID), [], ["scene_all"], [], 10) == {}
+    assert scores(CLIPS, [], [], WER, [], 10) == {}  # nothing was written

@@ -101,7 +101,7 @@ def test_another_run_may_be_of_another_family_that_draws_its_samples_alike(tmp_p
 @pytest.mark.parametrize(("one", "other"), [("qwen_vl", "sd3"), ("whisper", "duration"), ("whisper", "qwen_vl")])
 def test_a_run_whose_samples_are_drawn_in_another_way_cannot_be_compared(one, other, tmp_path):
     args, config, chosen = read_source(Evaluate, ["--model.family", one, "--against", run_of(tmp_path, other)], "")
-    with pytest.raises(ValueError, match=f"is a run of {other}, not of {one} or its like; the two cannot be compared"):
+    with pytest.raises(ValueError, match=f"is a run of {other}, whose samples cannot be compared with those of {one}"):
         opponent(Contestant(args, config, chosen))
 
 
@@ -109,9 +109,9 @@ def test_a_run_is_of_its_own_family(tmp_path):
     run = run_of(tmp_path, "qwen_vl")
     assert read_source(Evaluate, ["--run", run], "")[2].name == "qwen_vl"
     assert read_source(Evaluate, ["--run", run, "--model.family", "qwen_vl"], "")[2].name == "qwen_vl"
-    with pytest.raises(ValueError, match="--model.family smolvlm: .* is a run of qwen_vl; leave it out"):
+    with pytest.raises(ValueError, match="--model.family smolvlm: .* is a run of qwen_vl; omit the option"):
         read_source(Evaluate, ["--run", run, "--model.family", "smolvlm"], "")
-    with pytest.raises(ValueError, match="was trained from Python with a policy of its own, which no command can load"):
+    with pytest.raises(ValueError, match="was trained from Python with a custom policy, which commands cannot load"):
         read_source(Evaluate, ["--run", run_of(tmp_path, "sd3", family="")], "")
 
 
@@ -128,14 +128,14 @@ def test_the_options_of_a_run_are_the_defaults_that_the_command_line_overrides(t
 
 @pytest.mark.slow
 def test_many_samples_without_temperature_are_refused(vlm_run):
-    with pytest.raises(ValueError, match="--samples 4 at temperature 0 are 4 times the same"):
+    with pytest.raises(ValueError, match="--samples 4 at temperature 0 are 4 equal samples"):
         call("evaluate", "--run", vlm_run, "--samples", 4, "--rewards", "exact")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there are no prompts to measure with; give --file, or --run"),
+        ([], "there are no prompts; give --file, or --run"),
         (["--file", "embedded:visual/scenes/heldout.jsonl", "--against", "untrained"], "name the run with --run"),
         (["--file", "embedded:visual/scenes/heldout.jsonl", "--rewards", "scene_al"], "Did you mean 'scene_all'?"),
     ],

@@ -80,7 +80,9 @@ def test_the_console_entry_is_installed_and_ends_a_mistake_with_one_line():
 
 def test_a_mistake_in_a_script_ends_with_one_line_too():
     message = refused(script("train_visual.py"), "--stpes", 3)
-    assert message == "the command line: there is no option '--stpes'. Did you mean '--steps'? --help lists them all."
+    assert (
+        message == "the command line: there is no option '--stpes'. Did you mean '--steps'? --help lists all options."
+    )
 
 
 # ---- lists

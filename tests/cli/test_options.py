@@ -21,20 +21,24 @@ from mmgrpo.runtime.reading import option_names
 def test_a_recipe_is_named_with_its_modality_or_alone_where_only_one_is_called_so():
     assert read(["--recipe", "visual/demo"], "").name == "demo"
     assert read(["--recipe=whisper_adapt"], "") == read(["--recipe", "speech/whisper_adapt"], "")
-    with pytest.raises(ValueError, match="several recipes are called 'demo': visual/demo, vlm/demo; name the modality"):
+    with pytest.raises(
+        ValueError, match="several recipes have the name 'demo': visual/demo, vlm/demo; add the modality"
+    ):
         read(["--recipe", "demo"], "")
 
 
 def test_an_unknown_recipe_is_an_error_that_names_the_nearest():
     with pytest.raises(ValueError, match=r"--recipe: there is no 'vlm/vidoe_r1'\. Did you mean 'vlm/video_r1'\?"):
         read(["--recipe", "vlm/vidoe_r1"], "")
-    with pytest.raises(ValueError, match=r"A file of your own is --config FILE\.$"):
+    with pytest.raises(ValueError, match=r"For a file of your own use --config\.$"):
         read(["--recipe", "mine.yaml"], "")
 
 
 def test_a_recipe_and_a_file_together_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("steps: 3\n")
-    with pytest.raises(ValueError, match="--recipe names a recipe of mmgrpo and --config a file of your own; give one"):
+    with pytest.raises(
+        ValueError, match="--recipe names a recipe of mmgrpo and --config a file of your own; give only one"
+    ):
         read(["--recipe", "visual/demo", "--config", str(tmp_path / "a.yaml")], "")
 
 

@@ -94,9 +94,9 @@ def test_completions_of_a_run_stand_side_by_side_before_and_after(vlm_run, tmp_p
 
 @pytest.mark.slow
 def test_what_sample_needs_is_said(visual_run, tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no run folder: there is no"):
+    with pytest.raises(FileNotFoundError, match="is not a run folder: there is no"):
         call("sample", "--run", tmp_path)
-    with pytest.raises(FileNotFoundError, match="holds: step-000008, step-000012"):
+    with pytest.raises(FileNotFoundError, match="contains: step-000008, step-000012"):
         call("sample", "--run", visual_run, "--weights", 3)
     with pytest.raises(ValueError, match="--weights must be model, latest, untrained or the step of a checkpoint, got"):
         call("sample", "--run", visual_run, "--weights", "last")
@@ -105,19 +105,19 @@ def test_what_sample_needs_is_said(visual_run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there is nothing to draw; give --prompts"),
+        ([], "there are no prompts; give --prompts"),
         (["--model.family", "causal_lm", "--prompts", "a"], "family 'causal_lm' has no embedded model; name a folder"),
-        (["--before", "--prompts", "a"], "--before compares the model of a run .* name the run with --run"),
-        (["--weights", "latest", "--prompts", "a"], "--weights latest chooses among the weights of a run"),
+        (["--before", "--prompts", "a"], "--before compares the trained model of a run .* name the run with --run"),
+        (["--weights", "latest", "--prompts", "a"], "--weights latest selects weights of a run"),
         (["--samples", 0, "--prompts", "a"], "--samples must be at least 1, got 0"),
         (["--batch-size", 0, "--prompts", "a"], "--batch-size must be at least 1, got 0"),
         (
             ["--model.family", "duration", "--prompts", "one two", "--samples", 2],
-            "--samples 2 at temperature 0 are 2 times the same; this family always takes the most likely one",
+            "--samples 2 at temperature 0 are 2 equal samples; set --samples 1 for this family",
         ),
         (
             ["--model.family", "whisper", "--file", "a.jsonl", "--samples", 2],
-            "are 2 times the same; give --sampling.evaluation-temperature 1",
+            "are 2 equal samples; set --sampling.evaluation-temperature 1",
         ),
     ],
 )

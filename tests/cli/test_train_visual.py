@@ -116,7 +116,7 @@ LATE = {
     "missing embedded prompts": (["--data.train", "embedded:visual/scene"], "Did you mean 'scenes'?"),
     "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2: not JSON"),
     "unknown schedule": (["--optim.decay", "cosin"], "optim.decay must be constant, linear or cosine, got 'cosin'"),
-    "an average of nothing": (["--optim.ema", 2], "optim.ema must lie between 0 and 1"),
+    "an average of nothing": (["--optim.ema", 2], "optim.ema: got 2.0, expected a decay in (0, 1)"),
     "nothing to train on": (["--rewards", "scene_all(weight=0)"], "every reward has weight 0"),
     "preset for tokens": (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
 }
@@ -142,9 +142,11 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, tmp_path, mo
 @pytest.mark.slow
 def test_an_earlier_run_is_neither_overwritten_nor_continued_by_accident(visual_run, words_folder):
     before = (visual_run / "metrics.jsonl").read_bytes()
-    with pytest.raises(FileExistsError, match="already holds a run; continue it with --resume, start afresh with --ov"):
+    with pytest.raises(
+        FileExistsError, match="already contains a run; continue it with --resume, replace it with --ov"
+    ):
         call("train", *quick.visual(words_folder, visual_run.parent))
-    with pytest.raises(ValueError, match="written with other settings of optim; resume with the same ones"):
+    with pytest.raises(ValueError, match="has other settings of optim; resume with the same settings"):
         call("train", *quick.visual(words_folder, visual_run.parent, "--resume", "--optim.beta1", 0.5))
     assert (visual_run / "metrics.jsonl").read_bytes() == before
 

@@ -84,7 +84,7 @@ EARLY = {
     "too long": (["--data.too-long", "cut"], "data.too_long: there is no 'cut'. Known: filter, refuse."),
     "truncated": (["--sampling.truncated", "msk"], "sampling.truncated: there is no 'msk'. Did you mean 'mask'?"),
     "groups of one": (["--data.group-size", 1], "data.group_size must be at least 2, got 1"),
-    "updates": (["--optim.updates", 9], "a rollout of 8 groups cannot be cut into optim.updates=9 steps"),
+    "updates": (["--optim.updates", 9], "a rollout of 8 groups cannot be split into optim.updates=9 steps"),
     "preset": (["--algorithm.preset", "dap"], "there is no preset 'dap'. Did you mean 'dapo'?"),
 }
 

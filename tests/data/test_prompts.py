@@ -43,16 +43,16 @@ def test_a_line_separator_inside_a_json_string_does_not_end_the_line(tmp_path):
     ("line", "complaint"),
     [
         ('{"text": "b"', "not JSON"),
-        ('["b"]', "a list and not an object"),
+        ('["b"]', "got a list, expected one JSON object per line"),
         ('{"caption": "b"}', r"no 'text' \(keys: caption\)"),
         ('{"text": "  "}', "'text' is empty"),
-        ('{"text": 3}', "'text' is 3; wanted a string"),
+        ('{"text": 3}', "'text': got 3, expected a string"),
         ('{"text": "b", "prompt": "c"}', "both 'text' and 'prompt'"),
-        ('{"text": "b", "meta": 3}', "'meta' is 3; wanted an object"),
-        ('{"text": "b", "task": null}', "'task' is null; wanted a string"),
-        ('{"text": "b", "id": [1]}', "'id' is"),
-        ('{"text": "b", "id": "first"}', "'first' was used at .*prompts.jsonl:1 already"),
-        ('{"text": "b", "w": 1, "meta": {"w": 2}}', r"\['w'\] stand beside 'meta' and inside it"),
+        ('{"text": "b", "meta": 3}', "'meta': got 3, expected an object"),
+        ('{"text": "b", "task": null}', "'task': got null, expected a string"),
+        ('{"text": "b", "id": [1]}', "'id': got"),
+        ('{"text": "b", "id": "first"}', "'first' occurs at .*prompts.jsonl:1 already"),
+        ('{"text": "b", "w": 1, "meta": {"w": 2}}', r"\['w'\] occur both beside 'meta' and inside it"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_an_error_with_its_place(tmp_path, line, complaint):
@@ -62,14 +62,14 @@ def test_a_line_that_cannot_be_read_is_an_error_with_its_place(tmp_path, line, c
 
 
 def test_an_empty_file_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="holds no prompt"):
+    with pytest.raises(ValueError, match="has no prompts"):
         load_prompts(written(tmp_path, "", " "))
 
 
 def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such prompt file"):
         load_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"\.jsonl or \.txt files, not from '\.csv'"):
+    with pytest.raises(ValueError, match=r"got a '\.csv' file, expected \.jsonl or \.txt"):
         load_prompts(written(tmp_path, "a", name="a.csv"))
 
 
@@ -105,7 +105,7 @@ def test_rounds_follow_each_other_in_the_order():
 
 
 def test_an_order_of_another_size_is_an_error():
-    with pytest.raises(ValueError, match="order is of 4 prompts, but there are 1"):
+    with pytest.raises(ValueError, match="order is over 4 prompts, but there are 1"):
         take_batch([Prompt("a")], PromptOrder(4, 0), 0, 1)
     with pytest.raises(ValueError, match="at least one"):
         PromptOrder(0, 0)

@@ -57,7 +57,7 @@ def test_a_player_holds_the_file_and_what_cannot_be_played_is_named(tmp_path, mo
     assert html.startswith("<audio controls") and "<script" not in html
     assert b64decode(re.search('src="data:audio/ogg;base64,([^"]+)"', html)[1]) == b"sound"
     assert "(b.wav is missing)" in player(tmp_path, "b.wav", "")
-    monkeypatch.setattr(page, "MOST_BYTES", 4)
+    monkeypatch.setattr(page, "MAX_BYTES", 4)
     assert "(a.opus is too large for this page: 5 bytes, at most 4)" in player(tmp_path, "a.opus", "")
 
 
@@ -74,7 +74,7 @@ def test_sounds_that_a_policy_makes_are_played_side_by_side(tmp_path):
     prompt = Prompt("Say the cat sat.", id="a", answer="the cat sat")
     for title in ("before", "after"):
         shown = Shown([prompt], [HUM], [{"neg_wer": -0.5}])
-        write_sounds(tmp_path / title, shown, [wav(HUM)], aligned=[ALIGNED], heard=["the bat up"])
+        write_sounds(tmp_path / title, shown, [wav(HUM)], aligned=[ALIGNED], transcripts=["the bat up"])
     html = completions_html(tmp_path)
     assert html.count('src="data:audio/wav;base64,') == 2 and "before · 1.0 s" in html
     assert "Say the cat sat." in html and html.count("3 errors in 3 words") == 2 and "the bat up" in html

@@ -75,9 +75,9 @@ def test_captions_are_wrapped_between_words_and_later_paragraphs_are_grey():
 
 def test_a_long_caption_is_cut_with_an_ellipsis_and_a_long_word_is_broken():
     font = ImageFont.load_default(10)
-    lines = wrap("word " * 60, font, 60, most=2)
+    lines = wrap("word " * 60, font, 60, max_lines=2)
     assert len(lines) == 2 and lines[-1][0].endswith("…")
-    broken = wrap("x" * 60, font, 60, most=99)
+    broken = wrap("x" * 60, font, 60, max_lines=99)
     assert "".join(line for line, _ in broken) == "x" * 60
     assert all(font.getlength(line) <= 60 for line, _ in [*lines, *broken])
 

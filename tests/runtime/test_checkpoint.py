@@ -103,9 +103,9 @@ def test_what_is_not_whole_is_passed_over_as_latest_and_named_as_an_error_when_a
     (tmp_path / ".writing-abc").mkdir()
     (tmp_path / "step-notes").mkdir()
     assert complete_checkpoints(tmp_path) == [tmp_path / "step-000001"]
-    with pytest.raises(FileNotFoundError, match=r"it has no state\.json\. .*holds: network\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"it has no state\.json\. .*contains: network\.safetensors"):
         load_checkpoint(tmp_path / "step-000002")
-    with pytest.raises(FileNotFoundError, match=r"it lacks network\.safetensors\. .*holds: state\.json"):
+    with pytest.raises(FileNotFoundError, match=r"it lacks network\.safetensors\. .*contains: state\.json"):
         load_checkpoint(tmp_path / "step-000003")
     with pytest.raises(FileNotFoundError, match=r"its state\.json cannot be read"):
         load_checkpoint(tmp_path / "step-000004")
@@ -113,7 +113,7 @@ def test_what_is_not_whole_is_passed_over_as_latest_and_named_as_an_error_when_a
 
 def test_a_missing_checkpoint_is_an_error_that_lists_what_is_there(tmp_path):
     save(tmp_path, 3)
-    with pytest.raises(FileNotFoundError, match=r"no such folder\. .*holds: step-000003"):
+    with pytest.raises(FileNotFoundError, match=r"no such folder\. .*contains: step-000003"):
         load_checkpoint(tmp_path / "step-000007")
 
 
@@ -243,7 +243,7 @@ def test_an_optimizer_of_other_parameters_is_refused():
 def test_a_network_of_other_parameters_is_refused_and_left_as_it_was():
     network = a_network()
     before = copy.deepcopy(trained_tensors(network))
-    with pytest.raises(ValueError, match=r"lacks 1 trained parameters \['2.bias'\] and has 1 unknown ones \['x'\]"):
+    with pytest.raises(ValueError, match=r"lacks 1 trainable parameters \['2.bias'\] and has 1 unknown ones \['x'\]"):
         restore_network(network, {"x" if n == "2.bias" else n: torch.zeros_like(t) for n, t in before.items()})
     with pytest.raises(ValueError, match=r"'2.bias' has shape \[3\] in the checkpoint and \[2\]"):
         restore_network(network, {n: torch.zeros(3) if n == "2.bias" else t + 1 for n, t in before.items()})

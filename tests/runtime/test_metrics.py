@@ -60,7 +60,8 @@ def test_a_whole_last_line_that_lacks_only_its_end_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"), [("{broken", "not JSON"), ('{"loss": 1}', 'a whole "step"'), ("3", "a whole")]
+    ("line", "complaint"),
+    [("{broken", "not JSON"), ('{"loss": 1}', 'an integer "step"'), ("3", "got 3, expected an object")],
 )
 def test_a_broken_line_before_the_last_is_an_error_with_its_place(tmp_path, line, complaint):
     path = tmp_path / "metrics.jsonl"

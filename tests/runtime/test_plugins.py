@@ -17,7 +17,7 @@ from mmgrpo.types import Prompt, Text
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What is remembered of installed packages is forgotten before and after."""
-    remembered = (plugins.offered, plugins.table, plugins.packages)
+    remembered = (plugins.registered, plugins.table, plugins.packages)
     for function in remembered:
         function.cache_clear()
     yield
@@ -87,7 +87,7 @@ def test_a_name_that_two_packages_offer_is_an_error(package, tmp_path):
     (tmp_path / "other_package.py").write_text("REWARDS = {'scene_all': 'other_package:scene_all'}\n")
     write_entry_points(tmp_path, "other", "[mmgrpo.rewards]\nother = other_package:REWARDS\n")
     with pytest.raises(
-        ValueError, match=r"two packages offer 'scene_all' as mmgrpo\.rewards; uninstall one, or rename"
+        ValueError, match=r"two packages register 'scene_all' as mmgrpo\.rewards; uninstall one, or rename"
     ):
         known()
     sys.modules.pop("other_package", None)
@@ -101,7 +101,7 @@ def test_the_same_row_of_two_entry_points_counts_once(package, tmp_path):
 
 def test_without_any_package_the_error_says_what_to_install(monkeypatch, fresh):
     monkeypatch.setattr(plugins, "entry_points", lambda group: [])
-    with pytest.raises(ModuleNotFoundError, match=r"no installed package offers 'mmgrpo\.families'; .* pip install"):
+    with pytest.raises(ModuleNotFoundError, match=r"no installed package registers 'mmgrpo\.families'; .* pip install"):
         families()
 
 
@@ -109,12 +109,12 @@ def test_without_any_package_the_error_says_what_to_install(monkeypatch, fresh):
 
 
 def test_an_embedded_file_that_is_not_there_is_an_error_that_names_the_nearest():
-    with pytest.raises(ValueError, match="no modality is called 'visul'. Did you mean 'visual'?"):
+    with pytest.raises(ValueError, match="there is no modality 'visul'. Did you mean 'visual'?"):
         plugins.locate("embedded:visul/scenes/train.jsonl")
     with pytest.raises(FileNotFoundError, match="is no embedded file. Did you mean 'train.jsonl'?"):
         plugins.locate("embedded:speech/trian.jsonl")
     with pytest.raises(
-        ValueError, match=r"'pypi:whisper-tiny': no such model is offered\. Did you mean 'whisper-tiny.en'"
+        ValueError, match=r"'pypi:whisper-tiny': no package registers such a model\. Did you mean 'whisper-tiny.en'"
     ):
         plugins.locate("pypi:whisper-tiny")
 
@@ -181,12 +181,15 @@ def test_what_a_file_needs_and_is_not_there_is_an_error_that_says_so(tmp_path, m
         scorer("own:best")
     (tmp_path / "own.py").write_text("from .beside import best\n")
     with pytest.raises(
-        ValueError, match=r"own\.py cannot be imported: attempted relative .* installed, or lie on PYTH"
+        ValueError,
+        match=r"own\.py cannot be imported: attempted relative .* Install what it imports, or put it on PYTH",
     ):
         scorer("own:best")
     (tmp_path / "own.py").write_text(REWARD.format(1.0))  # and once it is mended it is read again
     assert scorer("own:best").fn([Prompt("")], [Text("")]) == [1.0]
     with pytest.raises(ValueError, match=r"module 'own' has no 'bset'\. Did you mean 'best'\? Known: best\.$"):
         scorer("own:bset")
-    with pytest.raises(ValueError, match="'nowhere:best' needs the module 'nowhere', which .* must lie in the working"):
+    with pytest.raises(
+        ValueError, match="'nowhere:best' needs the module 'nowhere', which .* into the working directory"
+    ):
         scorer("nowhere:best")

@@ -1,12 +1,12 @@
-"""Benchmarks: what a rollout costs under each plan, what the trainer adds to it, and what is learned in what time.
+"""Benchmarks: the cost of rounds under each plan, the overhead of the trainer, and reward against training time.
 
-    mmgrpo bench visual                   # the table of rollouts and the overhead (a minute or two)
-    mmgrpo bench visual --learn           # also reward against wall-clock, 3 seeds per method
-    mmgrpo bench vlm                      # a step of training on pictures beside TRL's
-    mmgrpo bench speech                   # a step on speech, clips encoded once or often
+    mmgrpo bench visual                   # cost of rounds and overhead (a minute or two)
+    mmgrpo bench visual --learn           # also reward against time, 3 seeds per method
+    mmgrpo bench vlm                      # a training step on pictures, compared with TRL
+    mmgrpo bench speech                   # a training step on speech, with and without shared encodings
 
-Everything is measured side by side in one run, on one model. Speed is never a test: the numbers
-belong to the machine, which is named in the files under benchmarks/.
+Everything is measured in one run, on one model. Speed is never asserted by a test: it depends on the machine, which the
+files under benchmarks/ name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from mmgrpo.registry import nearest
 
 BENCHMARKS = ("visual", "vlm", "speech")
-"""Modules with the options ``Args`` of a benchmark and its ``run``."""
+"""Modules with the options of a benchmark (``Args``) and the function ``run``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,11 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def machine(threads: int) -> str:
-    """What the numbers were measured on."""
+    """The processor or GPU, and the versions of torch and Python."""
     import torch
 
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else (names or [platform.processor() or "CPU"])[0]
-    return f"{where}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    device = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else (names or [platform.processor() or "CPU"])[0]
+    )
+    return f"{device}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"

@@ -1,4 +1,4 @@
-"""A trainer for benchmarks of policies that write: no evaluation, no checkpoints."""
+"""A trainer for benchmarks of token policies, without evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bench_trainer(
     lr: float,
     micro_batch_size: int = 64,
 ) -> Trainer:
-    """Everything of a run, in a folder that is there."""
+    """A ``Trainer`` that writes to the existing folder ``folder``; no weight decay, seed 0, on the CPU."""
     from accelerate import Accelerator
 
     from mmgrpo.advantages.estimate import AdvantageRecipe
@@ -35,12 +35,12 @@ def bench_trainer(
     from mmgrpo.trainer import EvalSettings, Trainer
     from mmgrpo.update import LossRecipe
 
-    written = build(Algorithm, algorithm, "the benchmark")
+    settings = build(Algorithm, algorithm, "the benchmark")
     return Trainer(
         policy=policy,
         scorers=[scorer],
-        recipe=AdvantageRecipe.of(written),
-        loss=LossRecipe.of(written.objective, written.aggregation),
+        recipe=AdvantageRecipe.of(settings),
+        loss=LossRecipe.of(settings.objective, settings.aggregation),
         prompts=prompts,
         rounds=RoundSettings(prompts_per_step, group_size),
         steps=steps,

@@ -1,4 +1,4 @@
-"""What a rollout costs under each plan, what the trainer adds to it, and what each plan learns in what time."""
+"""The cost of a round under each plan, the overhead of the trainer, and held-out reward against training time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmgrpo.runtime.plugins import recipe
 from mmgrpo.runtime.reading import build, load_yaml
 
 GROUP, STEPS = 16, 8
-"""Samples a prompt and denoising steps of every method below."""
+"""Samples per prompt and denoising steps of all methods below."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "Flow-GRPO": {"plan": "every_step", "preset": "flow_grpo_fast"},
@@ -35,49 +35,49 @@ METHODS: dict[str, dict[str, Any]] = {
     "BranchGRPO pruned": {"plan": "branch_tree(splits=[0, 2, 4, 6])", "preset": "branch_grpo_pruned"},
     "BranchGRPO-Mix": {"plan": "branch_mix(splits=[0, 2, 4, 6], window=1)", "preset": "branch_grpo"},
 }
-"""Flow-GRPO runs without its KL term here, so that all methods pay for the same things. A one-step branch spends
-its time on sampling and next to none on training, so that it can afford to use a round four times; its clip range for
-that was chosen on the split tune."""
+"""Plan and algorithm of each method. Flow-GRPO runs without its KL term, whose reference passes the other methods do
+not have. A one-step branch spends little time on training, so that four epochs per round are affordable; their clip
+range was chosen on the split ``tune``."""
 
 LEARNING = ("Flow-GRPO", "MixGRPO", "one-step branch", "one-step branch, 4 epochs", "BranchGRPO-Mix")
-"""Methods whose learning is compared."""
+"""Methods in the learning benchmark."""
 
 
 @dataclass
 class Args:
-    """Which benchmark."""
+    """The sizes to measure."""
 
     learn: bool = False
-    """Also train every method for a fixed time, with several seeds."""
+    """Also train the methods for a fixed time, with several seeds."""
     seconds: float = 150.0
-    """Training time of full Flow-GRPO in the learning benchmark."""
+    """Training time of Flow-GRPO in the learning benchmark, in seconds."""
     fraction: float = 0.5
-    """Training time of the other methods, as a fraction of that."""
+    """Training time of the other methods, as a fraction of --seconds."""
     seeds: int = 3
-    """Seeds of the learning benchmark."""
+    """Number of seeds in the learning benchmark."""
     points: int = 6
-    """Evaluations of each run of the learning benchmark, beside those before and after."""
+    """Evaluations during each run of the learning benchmark, besides those before and after."""
     eval_prompts: int = 128
-    """Held-out prompts of each of those evaluations."""
+    """Held-out prompts per evaluation."""
     methods: list[str] = field(default_factory=lambda: list(METHODS))
-    """Plans whose rounds are measured."""
+    """Methods whose rounds are measured."""
     rounds: int = 3
-    """Rounds measured for each plan (after one that is not)."""
+    """Rounds to measure per method, after one for warm-up."""
     prompts: int = 8
-    """Prompts a round."""
+    """Prompts per round."""
     threads: int = 2
     """CPU threads of torch."""
     output: str = "benchmarks"
-    """Folder of the tables and pictures."""
+    """Output folder."""
 
 
 def config_of(method: str, args: Args, **changes: Any) -> Config:
-    """The demo recipe's model, rewards and optimizer under another plan and preset."""
+    """The recipe visual/demo with the plan, preset and epochs of a method."""
     section = load_yaml(recipe("visual/demo"))
-    chosen = METHODS[method]
-    section["algorithm"] = {name: chosen[name] for name in ("preset", "objective") if name in chosen}
-    section["sampling"] |= {"plan": chosen["plan"], "steps": STEPS}
-    section["optim"] |= {"epochs": chosen.get("epochs", 1)}
+    settings = METHODS[method]
+    section["algorithm"] = {name: settings[name] for name in ("preset", "objective") if name in settings}
+    section["sampling"] |= {"plan": settings["plan"], "steps": STEPS}
+    section["optim"] |= {"epochs": settings.get("epochs", 1)}
     section["data"] |= {"prompts_per_step": args.prompts, "group_size": GROUP}
     section |= {"trackers": [], "save_every": 10**9, **changes}
     if "BranchGRPO" in method:
@@ -86,7 +86,7 @@ def config_of(method: str, args: Args, **changes: Any) -> Config:
 
 
 def bench_rounds(args: Args) -> list[dict[str, Any]]:
-    """Seconds and network evaluations of one round, for each plan, and the time of the bare passes."""
+    """Seconds and network evaluations of a round of each method, and the time of its passes without the trainer."""
     rows = []
     for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
@@ -100,14 +100,14 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
             whole, bare = [], []
             for number in range(args.rounds + 1):
                 calls.clear()
-                started = time.perf_counter()
+                start = time.perf_counter()
                 trainer.run_round()
                 if number:
-                    whole.append(time.perf_counter() - started)
+                    whole.append(time.perf_counter() - start)
                     bare.append(_replay(trainer.policy, trainer.prompts[0], list(calls)))
             lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()[epochs:]]
 
-            def told(name: str, lines: list[dict[str, float]] = lines, epochs: int = epochs) -> float:
+            def median(name: str, lines: list[dict[str, float]] = lines, epochs: int = epochs) -> float:
                 rounds = [lines[start : start + epochs] for start in range(0, len(lines), epochs)]
                 return statistics.median(sum(line[name] for line in steps) for steps in rounds)
 
@@ -115,9 +115,9 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
                 {
                     "method": method,
                     "seconds": statistics.median(whole),
-                    "rollout": told("time/rollout"),
-                    "reward": told("time/reward"),
-                    "update": told("time/update"),
+                    "rollout": median("time/rollout"),
+                    "reward": median("time/reward"),
+                    "update": median("time/update"),
                     "evaluations to sample": sum(n for n, grad in calls if not grad),
                     "evaluations to train": sum(n for n, grad in calls if grad),
                     "bare passes": statistics.median(bare),
@@ -130,7 +130,7 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
 
 def _row(row: dict[str, Any]) -> str:
     return (
-        f"{row['method']:26} {row['seconds']:8.2f} s a round  (sample {row['rollout']:6.2f}  "
+        f"{row['method']:26} {row['seconds']:8.2f} s per round  (sample {row['rollout']:6.2f}  "
         f"reward {row['reward']:5.2f}  update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
         f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}"
     )
@@ -141,13 +141,13 @@ def _trainer(config: Config, folder: Path) -> Any:
 
     from mmgrpo.api import load, make_trainer
 
-    chosen, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
+    sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
     accelerator = Accelerator(cpu=True)
-    return make_trainer(config, chosen, lambda _: load(config, chosen, "cpu"), config.rewards, accelerator)
+    return make_trainer(config, sd3, lambda _: load(config, sd3, "cpu"), config.rewards, accelerator)
 
 
 def _record(model: Any, calls: list[tuple[int, bool]]) -> None:
-    """Note the size of every network evaluation and whether it is differentiated."""
+    """Patch the model to record the batch size of every evaluation, and whether it is differentiated."""
     import torch
 
     original = model.predict
@@ -160,35 +160,35 @@ def _record(model: Any, calls: list[tuple[int, bool]]) -> None:
 
 
 def _replay(policy: Any, prompt: Any, calls: list[tuple[int, bool]]) -> float:
-    """Time of the same forward and backward passes with nothing around them."""
+    """Seconds of forward and backward passes of the same batch sizes, without the trainer."""
     import torch
 
     model = policy.model
     conditioning = model.encode([prompt])
-    prepared = []
+    batches = []
     for size, grad in calls:
         x = torch.randn(size, *model.latent_shape())
         index = torch.zeros(size, dtype=torch.long)
-        prepared.append((x, torch.full((size,), 0.5), conditioning.take(index), grad))
-    started = time.perf_counter()
-    for x, times, conditioned, grad in prepared:
+        batches.append((x, torch.full((size,), 0.5), conditioning.take(index), grad))
+    start = time.perf_counter()
+    for x, times, conditioned, grad in batches:
         with torch.set_grad_enabled(grad):
             velocity = model.architecture.velocity(policy.network, x, times, conditioned.tensors)
             if grad:
                 velocity.sum().backward()
-    elapsed = time.perf_counter() - started
+    elapsed = time.perf_counter() - start
     policy.network.zero_grad(set_to_none=True)
     return elapsed
 
 
 def bench_learning(args: Args, rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Held-out reward against training time, method by method and seed by seed."""
+    """Held-out reward against training time, per method and seed."""
     curves = []
     for method in LEARNING:
-        prompts_per_step = next(row["seconds"] for row in rounds if row["method"] == method)
+        seconds_per_round = next(row["seconds"] for row in rounds if row["method"] == method)
         budget = args.seconds if method == "Flow-GRPO" else args.seconds * args.fraction
         epochs = METHODS[method].get("epochs", 1)
-        steps = max(10, int(budget / prompts_per_step)) * epochs
+        steps = max(10, int(budget / seconds_per_round)) * epochs
         for seed in range(args.seeds):
             folder = Path(tempfile.mkdtemp())
             config = config_of(method, args, steps=steps, seed=seed)
@@ -198,9 +198,9 @@ def bench_learning(args: Args, rounds: list[dict[str, Any]]) -> list[dict[str, A
             trainer.fit()
             points = []
             for path in (trainer.folder / "evaluations").glob("*.json"):
-                kept = json.loads(path.read_text())
-                values = kept["values"]["scene_all"]
-                points.append((kept["step"], kept["seconds"], sum(values) / len(values)))
+                evaluation = json.loads(path.read_text())
+                values = evaluation["values"]["scene_all"]
+                points.append((evaluation["step"], evaluation["seconds"], sum(values) / len(values)))
             points.sort()
             curves.append({"method": method, "seed": seed, "steps": steps, "points": points})
             shutil.rmtree(folder)
@@ -210,7 +210,7 @@ def bench_learning(args: Args, rounds: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def time_to(curve: dict[str, Any], level: float) -> float | None:
-    """Training seconds until the held-out reward first reaches a level, on the line between evaluations."""
+    """Training seconds until the held-out reward first reaches a level, interpolated linearly between evaluations."""
     before = None
     for _, seconds, value in curve["points"]:
         if value >= level:
@@ -222,31 +222,31 @@ def time_to(curve: dict[str, Any], level: float) -> float | None:
 
 
 def learning_table(curves: list[dict[str, Any]], seeds: int) -> list[str]:
-    """Markdown: final reward and time to full Flow-GRPO's final reward, over seeds."""
+    """Markdown: final reward, and time to the final reward of Flow-GRPO, over seeds."""
     finals = {m: [c["points"][-1][2] for c in curves if c["method"] == m] for m in LEARNING}
     whole = statistics.mean(c["points"][-1][1] for c in curves if c["method"] == "Flow-GRPO")
     level = statistics.mean(finals["Flow-GRPO"])
     lines = [
-        f"Held-out all-correct reward, mean of {seeds} seeds (spread: smallest to largest). The level to reach is full "
-        f"Flow-GRPO's mean final reward, {level:.3f}, after {whole:.0f} s of training.",
+        f"Held-out all-correct reward, mean of {seeds} seeds (in parentheses the range). The level to reach is "
+        f"the mean final reward of Flow-GRPO, {level:.3f}, after {whole:.0f} s of training.",
         "",
-        "| method | before | after | training s | s to the level (each seed) | share of Flow-GRPO's time |",
+        "| method | before | after | training s | s to the level (per seed) | fraction of Flow-GRPO's time |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for method in LEARNING:
-        mine = [c for c in curves if c["method"] == method]
-        reached = [time_to(c, level) for c in mine]
-        told = ", ".join("not reached" if r is None else f"{r:.0f}" for r in reached)
-        share = "-" if None in reached else f"{statistics.mean(r for r in reached if r is not None) / whole:.2f}"
-        before = statistics.mean(c["points"][0][2] for c in mine)
-        seconds = statistics.mean(c["points"][-1][1] for c in mine)
+        runs = [c for c in curves if c["method"] == method]
+        times = [time_to(c, level) for c in runs]
+        cell = ", ".join("not reached" if t is None else f"{t:.0f}" for t in times)
+        fraction = "-" if None in times else f"{statistics.mean(t for t in times if t is not None) / whole:.2f}"
+        before = statistics.mean(c["points"][0][2] for c in runs)
+        seconds = statistics.mean(c["points"][-1][1] for c in runs)
         after = f"{statistics.mean(finals[method]):.3f} ({min(finals[method]):.3f} to {max(finals[method]):.3f})"
-        lines.append(f"| {method} | {before:.3f} | {after} | {seconds:.0f} | {told} | {share} |")
+        lines.append(f"| {method} | {before:.3f} | {after} | {seconds:.0f} | {cell} | {fraction} |")
     return lines
 
 
 def picture(curves: list[dict[str, Any]], path: Path) -> None:
-    """Every seed as a thin line, the mean of a method's seeds as a thick one."""
+    """Learning curves: every seed as a thin line, their mean as a thick one."""
     import io
 
     import matplotlib
@@ -256,10 +256,10 @@ def picture(curves: list[dict[str, Any]], path: Path) -> None:
 
     figure, axis = plt.subplots(figsize=(7, 4), dpi=120)
     for number, method in enumerate(LEARNING):
-        mine = [c["points"] for c in curves if c["method"] == method]
-        for points in mine:
+        runs = [c["points"] for c in curves if c["method"] == method]
+        for points in runs:
             axis.plot([p[1] for p in points], [p[2] for p in points], color=f"C{number}", alpha=0.3, lw=1)
-        mean = [[statistics.mean(values) for values in zip(*column, strict=True)] for column in zip(*mine, strict=True)]
+        mean = [[statistics.mean(values) for values in zip(*column, strict=True)] for column in zip(*runs, strict=True)]
         axis.plot([m[1] for m in mean], [m[2] for m in mean], color=f"C{number}", lw=2, label=method)
     axis.set_xlabel("training time (s)")
     axis.set_ylabel("all-correct, held-out prompts")
@@ -271,8 +271,8 @@ def picture(curves: list[dict[str, Any]], path: Path) -> None:
 
 
 def write_results(result: dict[str, Any], out: Path) -> None:
-    """``visual.json`` (everything measured), ``visual.md`` (tables) and the picture of the learning curves."""
-    rounds, learned = result["rounds"], "curves" in result
+    """Write ``visual.json`` (all measurements), ``visual.md`` (tables) and the figure of the learning curves."""
+    rounds = result["rounds"]
     names = list(rounds[0])
     table = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
     for row in rounds:
@@ -282,15 +282,15 @@ def write_results(result: dict[str, Any], out: Path) -> None:
         "",
         f"`{result['command']}` on {result['machine']}.",
         f"{result['prompts']} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, medians of "
-        f"{result['medians of']} rounds; seconds a round. *Bare passes* are the round's forward and backward passes "
-        "alone, replayed with the same batch sizes; *overhead* is what the round takes above them, the time of the "
-        "reward functions set apart.",
+        f"{result['medians of']} rounds; seconds per round. *Bare passes* are the forward and backward passes of the "
+        "round alone, repeated with the same batch sizes; *overhead* is the additional time of the round relative to "
+        "them, without the reward functions.",
         "",
         *table,
     ]
-    if learned:
+    if "curves" in result:
         picture(result["curves"], out / "visual_learning.png")
-        text += ["", "## Reward against wall-clock", "", *learning_table(result["curves"], result["seeds"])]
+        text += ["", "## Reward against training time", "", *learning_table(result["curves"], result["seeds"])]
         text += ["", "![](visual_learning.png)"]
     write_text(out / "visual.md", "\n".join(text) + "\n")
     write_text(out / "visual.json", json.dumps(result, indent=1))
@@ -303,7 +303,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def run(args: Args, machine: str, command: str) -> None:
-    """The rounds of every plan and, if asked for, the learning curves; written to ``visual.json`` and ``visual.md``."""
+    """Measure rounds and, with ``args.learn``, learning curves; write ``visual.json`` and ``visual.md``."""
     print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, embedded default\n", flush=True)
     rounds = bench_rounds(args)
     result: dict[str, Any] = {"command": command, "machine": machine, "prompts": args.prompts}

@@ -1,10 +1,10 @@
-"""A training step on pictures: ours, ours with nothing shared, and TRL's GRPOTrainer, on one model and the same data.
+"""A training step on pictures: ours, ours without shared computation, and TRL's GRPOTrainer, on one model and data set.
 
     mmgrpo bench vlm                      # groups of 8, 16 and 32; every contestant in its own process
 
-All train the language model of one random Qwen2.5-VL (the vision tower is frozen) in fp32 with AdamW, the clipped
-loss, no KL, and completions of one length: our family is told that no token ends a completion, TRL gets
-``min_new_tokens``. Pictures are PNG files that both read and preprocess in every step.
+All train the language model of one random Qwen2.5-VL (with a frozen vision tower) in fp32 with AdamW, the clipped loss,
+no KL, and completions of one length: our model gets no end token, TRL gets ``min_new_tokens``. Pictures are PNG files,
+which both read and preprocess in every step.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from mmgrpo.runtime.files import write_text
 
 @dataclass
 class Args:
-    """Which sizes are measured."""
+    """The sizes to measure."""
 
     groups: list[int] = field(default_factory=lambda: [8, 16, 32])
-    """Samples a prompt."""
+    """Group sizes (samples per prompt) to measure."""
     contestants: list[str] = field(default_factory=lambda: [OURS, ALONE, TRL, COMPACT])
-    """What is compared."""
+    """Implementations to compare."""
     prompts: int = 1
-    """Prompts a step; one prompt's samples are one forward and backward pass."""
+    """Prompts per step; the samples of a prompt are one forward and backward pass."""
     tokens: int = 16
-    """Tokens of every completion."""
+    """Tokens per completion."""
     side: int = 224
-    """Sides of the pictures in pixels; one place for 28 x 28."""
+    """Width and height of the pictures in pixels; a media token covers 28 x 28."""
     vocabulary: int = 32_000
-    """Words of the model."""
+    """Size of the vocabulary."""
     width: int = 256
     """Width of the language model."""
     layers: int = 6
     """Layers of the language model; the vision tower has half as many."""
     steps: int = 3
-    """Steps measured (after one that is not)."""
+    """Steps to measure, after one for warm-up."""
     threads: int = 1
     """CPU threads of torch."""
     output: str = "benchmarks"
-    """Folder of the tables."""
+    """Output folder."""
 
 
 def run(args: Args, machine: str, command: str) -> None:
@@ -57,7 +57,7 @@ def run(args: Args, machine: str, command: str) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         parameters = prepare(args, Path(folder))
-        print(f"{machine}\n{parameters / 1e6:.1f} million parameters, {args.prompts} prompts a step\n", flush=True)
+        print(f"{machine}\n{parameters / 1e6:.1f} million parameters, {args.prompts} prompts per step\n", flush=True)
         result = {"command": command, "machine": machine, "parameters": parameters, "settings": asdict(args)}
         for group in args.groups:
             for contestant in args.contestants:
@@ -71,7 +71,7 @@ def run(args: Args, machine: str, command: str) -> None:
 
 
 def prepare(args: Args, folder: Path) -> int:
-    """Write a random model and pictures of soft colours; the number of the model's parameters."""
+    """Write a random model and random smooth pictures; returns the number of parameters of the model."""
     import numpy as np
     from PIL import Image
 
@@ -91,7 +91,7 @@ def prepare(args: Args, folder: Path) -> int:
         max_pixels=args.side**2,
     )
     random = np.random.default_rng(0)
-    for number in range(args.prompts * (args.steps + 1)):  # none is seen twice
+    for number in range(args.prompts * (args.steps + 1)):  # every picture is used once
         colours = Image.fromarray(random.integers(0, 256, (12, 12, 3), dtype=np.uint8))
         colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number:03d}.png")
     from safetensors import safe_open
@@ -101,21 +101,21 @@ def prepare(args: Args, folder: Path) -> int:
 
 
 def measure(contest: Contest) -> dict[str, Any]:
-    """One contestant in a process of its own, whose peak memory is therefore its own."""
-    done = subprocess.run(
+    """Measure one contestant in a separate process, so that its peak memory is its own."""
+    process = subprocess.run(
         [sys.executable, "-m", "mmgrpo.cli.bench.vlm_worker", json.dumps(asdict(contest))],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": str(contest.threads), "HF_HUB_OFFLINE": "1"},
     )
-    if done.returncode:
-        raise RuntimeError(f"'{contest.contestant}' with groups of {contest.group} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(f"'{contest.contestant}' with groups of {contest.group} failed:\n{process.stderr[-3000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def refuse_unequal(rows: list[dict[str, Any]]) -> None:
-    """Contestants that did not do the same work are not compared."""
+    """Raise RuntimeError if contestants did not process the same numbers of tokens."""
     for group in {row["group"] for row in rows}:
         work = {(row["prompt tokens"], row["completion tokens"]) for row in rows if row["group"] == group}
         if len(work) > 1:
@@ -124,17 +124,26 @@ def refuse_unequal(rows: list[dict[str, Any]]) -> None:
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        f"{row['contestant']:26} groups of {row['group']:2d} {row['seconds']:7.2f} s a step  (rollout "
+        f"{row['contestant']:26} groups of {row['group']:2d} {row['seconds']:7.2f} s per step  (rollout "
         f"{row['rollout']:6.2f}  reward {row['reward']:5.2f}  update {row['update']:6.2f})  "
         f"{row['samples a second']:6.2f} samples/s peak {row['peak']:5.0f} MiB ({row['peak above load']:+.0f} loaded)"
     )
 
 
 def report(result: dict[str, Any]) -> str:
-    """Markdown: what was measured, and every contestant's share of TRL's speed and memory."""
+    """Markdown: the settings, and the speed and memory of every contestant, absolute and relative to TRL."""
     settings, rows = result["settings"], result["rows"]
     places = rows[0]["prompt tokens"]
-    names = ["samples a second", "times TRL's", "s a step", "rollout", "reward", "update", "processor s", "of TRL's"]
+    names = [
+        "samples per second",
+        "times TRL's",
+        "s per step",
+        "rollout",
+        "reward",
+        "update",
+        "processor s",
+        "of TRL's",
+    ]
     names += ["peak MiB", "of TRL's", "peak above load MiB", "of TRL's"]
     lines = [
         "# Vision-language benchmark",
@@ -142,35 +151,35 @@ def report(result: dict[str, Any]) -> str:
         f"`{result['command']}` on {result['machine']}.",
         f"A random Qwen2.5-VL of {result['parameters'] / 1e6:.1f} million parameters ({settings['vocabulary']} words, "
         f"width {settings['width']}, {settings['layers']} layers), its vision tower frozen; fp32, AdamW, no LoRA, no "
-        f"KL, no gradient checkpointing; {settings['prompts']} prompts a step of {places} tokens, pictures of "
+        f"KL, no gradient checkpointing; {settings['prompts']} prompts per step of {places} tokens, pictures of "
         f"{settings['side']} pixels among them, completions of {settings['tokens']} tokens; one group is one forward "
-        f"and backward pass. Medians of {settings['steps']} steps after one of warming up; every contestant in a "
-        "process of its own. A step is everything from reading the PNG files to the optimizer's step; other work on "
-        "the machine lengthens its seconds, but hardly its processor seconds.",
+        f"and backward pass. Medians of {settings['steps']} steps after one for warm-up; every contestant in a "
+        "separate process. A step is everything from reading the PNG files to the optimizer step; other load on "
+        "the machine affects its seconds, but hardly its processor seconds.",
         "",
         *(f"- *{name}*: {about}" for name, about in ABOUT.items() if name in settings["contestants"]),
         "",
-        "| samples a prompt | contestant | " + " | ".join(names) + " |",
+        "| samples per prompt | contestant | " + " | ".join(names) + " |",
         "| --- | --- |" + " --- |" * len(names),
     ]
     for row in rows:
         trl = next((r for r in rows if (r["contestant"], r["group"]) == (TRL, row["group"])), None)
-        cells = [f"{row['samples a second']:.2f}", _share(row, trl, "samples a second")]
+        cells = [f"{row['samples a second']:.2f}", _relative(row, trl, "samples a second")]
         cells += [f"{row[name]:.2f}" for name in ("seconds", "rollout", "reward", "update")]
         for name, digits in (("processor seconds", 2), ("peak", 0), ("peak above load", 0)):
-            cells += [f"{row[name]:.{digits}f}", _share(row, trl, name)]
+            cells += [f"{row[name]:.{digits}f}", _relative(row, trl, name)]
         lines.append(f"| {row['group']} | {row['contestant']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 ABOUT = {
-    OURS: "a prompt and its picture are computed once for its group, in sampling and in training.",
-    ALONE: "the same with `share_prefix` off: every sample reads the whole prompt for itself, in sampling and in "
-    "training, and every pass computes the picture's features again.",
-    TRL: "`GRPOTrainer` of TRL as it is. Off a GPU its fused head scores all positions, those of the prompt too.",
-    COMPACT: "the same, made to score the completions only, as it does on a GPU.",
+    OURS: "a prompt and its picture are processed once per group, in sampling and in training.",
+    ALONE: "the same with `share_prefix` off: the whole prompt is processed for every sample, in sampling and in "
+    "training, and the features of the picture are recomputed in every pass.",
+    TRL: "`GRPOTrainer` of TRL, unchanged. On a CPU its fused head scores all positions, including the prompt.",
+    COMPACT: "the same, patched to score only the completions, as it does on a GPU.",
 }
 
 
-def _share(row: dict[str, Any], trl: dict[str, Any] | None, name: str) -> str:
+def _relative(row: dict[str, Any], trl: dict[str, Any] | None, name: str) -> str:
     return f"{row[name] / trl[name]:.2f}" if trl else "-"

