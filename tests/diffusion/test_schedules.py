@@ -144,7 +144,7 @@ def test_impossible_grids_are_refused_with_the_reason():
         ddim_grid(stable_diffusion_alphas(), 1001)
     with pytest.raises(ValueError, match="got spacing 'linspace', expected 'leading' or 'trailing'"):
         ddim_grid(stable_diffusion_alphas(), 10, spacing="linspace")
-    with pytest.raises(ValueError, match="defined for flows"):
+    with pytest.raises(ValueError, match="got a grid of a diffusion process, expected a flow"):
         ddim_grid(stable_diffusion_alphas(), 10).with_tail(2, 2)
 
 
