@@ -253,7 +253,7 @@ class DenoisingPolicy:
         rows = len(log_probs)
         stochastic = torch.tensor(plan.stochastic, device=self.device).expand(rows, -1)
         loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
-        # Groups of one prompt under several plans are not compared with each other: other noise, other rewards.
+        # Each plan explores another step, so that the samples of a prompt under several plans are separate groups.
         groups = torch.tensor(list(request.slots), device=self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         return Decisions(
