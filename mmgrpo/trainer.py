@@ -25,11 +25,12 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from mmgrpo.advantages.comparison import COMPARISON_FIELDS, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, titled
 from mmgrpo.report.comparison import sections
-from mmgrpo.rollout import ADDED, Round, RoundSettings, reference_values, sample_round
+from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, WeightInterpolation
 from mmgrpo.runtime.checkpoint import (
     flatten_optimizer,
@@ -137,7 +138,7 @@ class Trainer:
                 f"does not give (it gives {', '.join(sorted(self.policy.provides))}); "
                 "choose another preset or objective"
             )
-        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields - ADDED
+        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields - COMPARISON_FIELDS
         if absent:
             raise ValueError(
                 f"the algorithm's advantages or weights need {', '.join(sorted(absent))} of every sample or decision, "
