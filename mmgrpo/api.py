@@ -5,8 +5,8 @@
     >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, steps=4)
     >>> run = mmgrpo.train(policy, ["a red circle"], ["scene_all"], preset="flow_grpo_fast", steps=1)  # doctest: +SKIP
 
-``train`` makes a configuration and does what ``run_config`` does with one from a recipe, so that the command line and
-Python are the same.
+``train`` builds a configuration and executes it as ``run_config`` executes one from a recipe, so that Python and the
+command line are equivalent.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from mmgrpo.update import LossRecipe
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended."""
+    """A finished run."""
 
     folder: Path
-    """Where report.html, model/, metrics.jsonl and the rest are."""
+    """The folder of report.html, model/, metrics.jsonl and the other files of the run."""
     summary: Mapping[str, Any]
-    """What summary.json says: evaluations before and after with intervals, steps, seconds."""
+    """The contents of summary.json: evaluations before and after with intervals, steps, seconds."""
     policy: Policy
     """The trained policy."""
 
@@ -60,8 +60,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a run starts from."""
+class RunInputs:
+    """The policy and the prompts of a run."""
 
     policy: Policy
     splits: Splits
@@ -70,7 +70,7 @@ class Loaded:
 
 @dataclass
 class Handmade:
-    """The sections model and sampling of a run whose policy no family made: nothing is known of it."""
+    """The sections model and sampling of a run whose policy no family loaded, so that they are empty."""
 
     family: str = ""
     path: str = ""
@@ -94,20 +94,19 @@ def train(
     algorithm: Mapping[str, Any] | None = None,
     optim: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    **course: Any,
+    **settings: Any,
 ) -> Result:
-    """Train a policy and give back the run.
+    """Train a policy; returns the finished run.
 
     ``prompts`` and ``heldout`` are strings, rows as in a JSONL file (dicts), ``Prompt``s, a ``datasets.Dataset``, or
     the path of a file; ``rewards`` are functions of prompts and outputs, names, or ``Scorer``s. ``preset`` names an
     algorithm, of which ``algorithm`` overrides fields; ``optim`` and ``evaluation`` are the recipe sections optim and
-    eval; ``course`` the fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...).
+    eval; ``settings`` are fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...).
     """
-    settings: Settings | None = policy.settings
-    sections = settings.family.sections if settings else PLAIN
-    kind = config_class(sections)
+    source: Settings | None = policy.settings
+    sections = source.family.sections if source else PLAIN
     where = "mmgrpo.train"
-    config = build(kind, {**course, "steps": steps}, where)
+    config = build(config_class(sections), {**settings, "steps": steps}, where)
     config = replace(
         config,
         algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm."),
@@ -122,53 +121,53 @@ def train(
         ),
         rewards=[spec if isinstance(spec, str) else getattr(spec, "__name__", "reward") for spec in rewards],
     )
-    if settings:
-        config = replace(config, model=settings.config.model, sampling=settings.config.sampling)
-    chosen = settings.family if settings else None
-    return course_of(config, chosen, lambda accelerator: given(policy, config, prompts, heldout), rewards)
+    if source:
+        config = replace(config, model=source.config.model, sampling=source.config.sampling)
+    owner = source.family if source else None
+    return execute(config, owner, lambda accelerator: from_python(policy, config, prompts, heldout), rewards)
 
 
 def run_config(config: Config) -> Result:
-    """Do what a configuration describes: what ``mmgrpo train`` does."""
-    chosen = family(config.model.family)
-    chosen.check(config)
-    return course_of(config, chosen, lambda accelerator: load(config, chosen, str(accelerator.device)), config.rewards)
+    """Execute a configuration, as ``mmgrpo train`` does."""
+    owner = family(config.model.family)
+    owner.check(config)
+    return execute(config, owner, lambda accelerator: load(config, owner, str(accelerator.device)), config.rewards)
 
 
-def course_of(
-    config: Config, chosen: Family | None, start: Callable[[Accelerator], Loaded], rewards: Sequence[Any]
+def execute(
+    config: Config, owner: Family | None, start: Callable[[Accelerator], RunInputs], rewards: Sequence[Any]
 ) -> Result:
-    """A whole run: what ``start`` loads is trained, evaluated, saved and reported.
+    """A whole run: load with ``start``, train, evaluate, save and report. ``owner`` is the family of the policy.
 
-    What is wrong in the configuration is an error before anything is loaded, and the run folder is made last, so that
-    a run that cannot start removes nothing.
+    Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
+    that cannot start removes nothing.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     refuse_folder(config)
     with deterministic(config.deterministic):
-        return run(config, chosen, start, rewards)
+        return run(config, owner, start, rewards)
 
 
 def run(
-    config: Config, chosen: Family | None, start: Callable[[Accelerator], Loaded], rewards: Sequence[Any]
+    config: Config, owner: Family | None, start: Callable[[Accelerator], RunInputs], rewards: Sequence[Any]
 ) -> Result:
-    """``course_of`` once threads, seeds and kernels are chosen."""
+    """``execute`` after threads, seeds and kernels are set."""
     accelerator = Accelerator(
         cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=run_folder(config)
     )
-    trainer = make_trainer(config, chosen, start, rewards, accelerator)
+    trainer = make_trainer(config, owner, start, rewards, accelerator)
     folder = trainer.folder
     if config.trackers:
         accelerator.init_trackers("tracker", config=flat(config))
     if config.resume and not trainer.resume():
-        print(f"{folder} holds no checkpoint yet; starting from the beginning", flush=True)
+        print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
     started = time.perf_counter()
     evaluations = trainer.fit()
-    further = chosen.summary(config, trainer) if chosen else {}
+    additions = owner.summary(config, trainer) if owner else {}
     summary = {
-        "modality": chosen.modality if chosen else "",
+        "modality": owner.modality if owner else "",
         "family": config.model.family,
         "preset": config.algorithm.preset,
         "steps": trainer.step,
@@ -177,7 +176,7 @@ def run(
         "seed": config.seed,
         "skipped_steps": trainer.skipped,
         **evaluations,
-        **further,
+        **additions,
     }
     if accelerator.is_main_process:
         from mmgrpo.report.html import write_report
@@ -191,28 +190,28 @@ def run(
 
 def make_trainer(
     config: Config,
-    chosen: Family | None,
-    start: Callable[[Accelerator], Loaded],
+    owner: Family | None,
+    start: Callable[[Accelerator], RunInputs],
     rewards: Sequence[Any],
     accelerator: Accelerator,
 ) -> Trainer:
-    """Everything of a run, ready to fit."""
+    """The trainer of a run, ready to fit."""
     algorithm = config.algorithm
-    if chosen is not None:
-        refuse_preset(algorithm.preset, chosen.decisions(config))
-    bound = scorers(rewards, str(accelerator.device))
+    if owner is not None:
+        refuse_preset(algorithm.preset, owner.decisions(config))
+    reward_scorers = scorers(rewards, str(accelerator.device))
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.of(
         algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
     )
-    draws = redraws(algorithm.sampler)
-    loaded = start(accelerator)
+    draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
+    inputs = start(accelerator)
     if loss.needs_reference:
-        loaded.policy.keep_reference()
-    splits, evaluation = loaded.splits, config.eval
+        inputs.policy.keep_reference()
+    splits, evaluation = inputs.splits, config.eval
     trainer = Trainer(
-        policy=loaded.policy,
-        scorers=bound,
+        policy=inputs.policy,
+        scorers=reward_scorers,
         recipe=recipe,
         loss=loss,
         prompts=splits.train,
@@ -233,43 +232,43 @@ def make_trainer(
         accelerator=accelerator,
         save_every=config.save_every,
         keep=config.keep,
-        write_samples=chosen.write_samples if chosen else lambda stem, shown: None,
+        write_samples=owner.write_samples if owner else lambda stem, shown: None,
     )
-    open_folder(config, loaded.skipped, accelerator)
+    open_folder(config, inputs.skipped, accelerator)
     return trainer
 
 
-def load(config: Config, chosen: Family, device: str) -> Loaded:
-    """The prompts of a run's files and its policy."""
+def load(config: Config, owner: Family, device: str) -> RunInputs:
+    """The policy and the prompts of a configuration."""
     skipped: list[Skipped] = []
 
     def read(path: str) -> list[Prompt]:
-        prompts, left_out = chosen.read(config, path)
-        skipped.extend(left_out)
+        prompts, unreadable = owner.read(config, path)
+        skipped.extend(unreadable)
         return prompts
 
     data, evaluation = config.data, config.eval
     files = ("", ()) if evaluation.skip else (data.heldout, evaluation.extra)
     splits = read_splits(read, [data.train, *data.extra_train], *files, limit=evaluation.prompts)
-    policy = chosen.policy(config, device, splits.every())
+    policy = owner.policy(config, device, splits.every())
 
     def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
-        kept, left_out = chosen.accept(config, policy, prompts)
-        skipped.extend(left_out)
-        return kept
+        accepted, unfit = owner.accept(config, policy, prompts)
+        skipped.extend(unfit)
+        return accepted
 
-    return Loaded(policy, splits.map(accept), skipped)
+    return RunInputs(policy, splits.map(accept), skipped)
 
 
-def given(policy: Policy, config: Config, prompts: Any, heldout: Any) -> Loaded:
-    """A policy and prompts as Python gave them."""
-    settings: Settings | None = policy.settings
+def from_python(policy: Policy, config: Config, prompts: Any, heldout: Any) -> RunInputs:
+    """The policy and the prompts of a call of ``train``."""
+    source: Settings | None = policy.settings
 
     def read(path: str) -> list[Prompt]:
-        return settings.family.read(config, path)[0] if settings else load_prompts(path)
+        return source.family.read(config, path)[0] if source else load_prompts(path)
 
     limit = config.eval.prompts or None
-    return Loaded(policy, Splits(as_prompts(prompts, read), as_prompts(heldout, read)[:limit]))
+    return RunInputs(policy, Splits(as_prompts(prompts, read), as_prompts(heldout, read)[:limit]))
 
 
 def as_prompts(rows: Any, read: Callable[[str], list[Prompt]] = load_prompts) -> list[Prompt]:
@@ -286,12 +285,12 @@ def as_prompts(rows: Any, read: Callable[[str], list[Prompt]] = load_prompts) ->
             columns = {key: in_memory(value) for key, value in row.items() if value is not None}
             prompts.append(prompt_of(columns, f"prompts[{number}]", f"prompt-{number}"))
         else:
-            raise TypeError(f"prompts[{number}] is a {type(row).__name__}; expected a string, a dict or a Prompt")
+            raise TypeError(f"prompts[{number}]: got a {type(row).__name__}, expected a string, a dict or a Prompt")
     return prompts
 
 
 def in_memory(value: Any) -> Any:
-    """A value in which pictures of Pillow, as data sets hold them, are ``Image``s."""
+    """A value with ``Image``s in place of Pillow's, which data sets contain."""
     if isinstance(value, Pil.Image):
         return from_pil(value)
     if isinstance(value, Mapping):

@@ -115,5 +115,5 @@ def test_prompts_are_texts_rows_of_files_or_prompts(tmp_path):
     assert (shown.answer, shown.id) == ("white", "prompt-1")
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     assert [prompt.text for prompt in as_prompts(tmp_path / "a.txt")] == ["one", "two"]
-    with pytest.raises(TypeError, match=r"prompts\[0\] is a int; expected a string, a dict or a Prompt"):
+    with pytest.raises(TypeError, match=r"prompts\[0\]: got a int, expected a string, a dict or a Prompt"):
         as_prompts([3])

@@ -109,14 +109,14 @@ def described(
 
 def compared(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]:
     """Error rates of two models on the same clips: the paired differences."""
-    from mmgrpo.evaluation import Counted
+    from mmgrpo.evaluation import ErrorCounts
     from mmgrpo.report.comparison import compare_rates
 
     rates = {}
     for name, errors, units in (("wer", "word_errors", "words"), ("cer", "letter_errors", "letters")):
         if before:
             sides = [
-                Counted([getattr(c, errors) for c in side], [getattr(c, units) for c in side])
+                ErrorCounts([getattr(c, errors) for c in side], [getattr(c, units) for c in side])
                 for side in (before, after)
             ]
             rates[name] = compare_rates(*sides)

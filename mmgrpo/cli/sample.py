@@ -63,12 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = prompts_of(args, config, chosen)
     else:
         raise ValueError('there is nothing to draw; give --prompts "a red circle", or --file, or --run')
-    from mmgrpo.rewards import known, scorer, scorers
+    from mmgrpo.rewards import entries, scorer, scorers
 
     accelerator = start(args)
     scoring = scorers(args.rewards, str(accelerator.device)) if args.rewards else []
     # What a run's own rewards note of a sample (aligned words, boxes) is shown, though they do not score it.
-    notes = [spec for spec in config.rewards if (entry := known().get(spec.partition("(")[0])) and entry.annotate]
+    notes = [spec for spec in config.rewards if (entry := entries().get(spec.partition("(")[0])) and entry.annotate]
     noting = [*scoring, *map(scorer, notes)]
     device = str(accelerator.device)
     sets = {"": draw_all(args, config, chosen, prompts, scoring, noting, device)}
@@ -99,7 +99,7 @@ def draw_all(
     device: str,
 ) -> Shown:
     """All samples of all prompts, with what rewards say of them."""
-    from mmgrpo.evaluation import Shown, draw, notes_of
+    from mmgrpo.evaluation import Shown, annotate, draw
 
     policy = load_weights(args, config, chosen, device)
     slots = range(len(prompts))
@@ -107,7 +107,7 @@ def draw_all(
     everything = [prompt for batch in batches for prompt in batch.prompts]
     outputs = [output for batch in batches for output in batch.outputs]
     values = [dict(zip([s.name for s in scorers], row)) for batch in batches for row in batch.values.tolist()]
-    return Shown(everything, outputs, values, notes_of(noting, everything, outputs))
+    return Shown(everything, outputs, values, annotate(noting, everything, outputs))
 
 
 def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> None:

@@ -139,7 +139,7 @@ class CategoricalPolicy:
         return self._render(prompts, classes)
 
     def keep_reference(self) -> None:
-        """Keep the network as it is now, for terms that compare with it."""
+        """Store the present network as the reference of KL terms."""
         self.model.reference.keep()
 
     def save(self, folder: Path) -> None:

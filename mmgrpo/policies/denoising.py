@@ -314,7 +314,7 @@ class DenoisingPolicy:
         return self.solver.sample(self.network, request, self.evaluation_grid)[0]
 
     def keep_reference(self) -> None:
-        """Keep the network as it is now, for terms that compare with it."""
+        """Store the present network as the reference of KL terms."""
         self.model.reference.keep()
 
     def save(self, folder: Path) -> None:
