@@ -193,8 +193,7 @@ class Trainer:
                 self.before[name] = Evaluation.read(json.loads(path.read_text()))
             else:
                 raise FileNotFoundError(
-                    f"{path} is missing: a run resumed at step {self.step} needs the evaluation before step 1; "
-                    "restore the file or start again with --overwrite"
+                    f"{path} is missing, which a run resumed at step {self.step} needs; restore it or start again"
                 )
 
     def run_round(self, bar: tqdm | None = None) -> None:
@@ -275,9 +274,8 @@ class Trainer:
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
             if not math.isfinite(norm):
                 raise RuntimeError(
-                    f"got a gradient of norm {norm} at optimizer step {self.step + 1}, expected a finite one; "
-                    "lower optim.lr or the noise level, or use bf16 in place of fp16. The last checkpoint is in "
-                    f"{self.folder}"
+                    f"got a gradient of norm {norm} at optimizer step {self.step + 1}, expected a finite one; lower "
+                    f"optim.lr or the noise level, or use bf16, not fp16. The last checkpoint is in {self.folder}"
                 )
             self.optimizer.step()
         else:

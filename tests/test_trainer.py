@@ -339,9 +339,7 @@ def test_a_resumed_run_whose_first_evaluation_is_gone_is_refused(tmp_path):
     made.fit()
     (tmp_path / "evaluations" / "before-b.json").unlink()
     assert made.resume()
-    with pytest.raises(
-        FileNotFoundError, match="before-b.json is missing: a run resumed at step 1 needs the evaluation"
-    ):
+    with pytest.raises(FileNotFoundError, match="before-b.json is missing, which a run resumed at step 1 needs"):
         made.fit()
 
 

@@ -45,7 +45,7 @@ def test_weight_and_parameters_are_read_from_the_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ocrr", r"rewards: there is no 'ocrr'\. Did you mean 'ocr'\? Known: .* written package\.module:function"),
+        ("ocrr", r"rewards: there is no 'ocrr'\. Did you mean 'ocr'\? Known: .* named package\.module:function"),
         ("ocr(size=3)", r"'ocr' has no parameter 'size'\."),
         (
             "jpeg_compressibility(qualty=3)",
