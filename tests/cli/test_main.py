@@ -17,7 +17,7 @@ from tests import ROOT
 from tests.cli.running import refused, run, script
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
-LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": known}
+LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": entries}
 
 
 # ---- help
