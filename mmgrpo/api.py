@@ -5,8 +5,8 @@
     >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, steps=4)
     >>> run = mmgrpo.train(policy, ["a red circle"], ["scene_all"], preset="flow_grpo_fast", steps=1)  # doctest: +SKIP
 
-``train`` makes a configuration and does what ``run_config`` does with one from a recipe, so that the command line and
-Python are the same.
+``train`` builds a configuration and executes it as ``run_config`` executes one from a recipe, so that Python and the
+command line are equivalent.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended."""
+    """A finished run."""
 
     folder: Path
-    """Where report.html, model/, metrics.jsonl and the rest are."""
+    """The folder of report.html, model/, metrics.jsonl and the other files of the run."""
     summary: Mapping[str, Any]
-    """What summary.json says: evaluations before and after with intervals, steps, seconds."""
+    """The contents of summary.json: evaluations before and after with intervals, steps, seconds."""
     policy: Policy
     """The trained policy."""
 
@@ -72,8 +72,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a run starts from."""
+class RunInputs:
+    """The policy and the prompts of a run."""
 
     policy: Policy
     splits: Splits
@@ -82,7 +82,7 @@ class Loaded:
 
 @dataclass
 class Handmade:
-    """The sections model and sampling of a run whose policy no family made: nothing is known of it."""
+    """The sections model and sampling of a run whose policy no family loaded, so that they are empty."""
 
     family: str = ""
     path: str = ""
@@ -106,25 +106,24 @@ def train(
     algorithm: Mapping[str, Any] | None = None,
     optim: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    **course: Any,
+    **settings: Any,
 ) -> Result:
-    """Train a policy and give back the run.
+    """Train a policy; returns the finished run.
 
     ``prompts`` and ``heldout`` are strings, rows as in a JSONL file (dicts), ``Prompt``s, a ``datasets.Dataset``, or
     the path of a file; ``rewards`` are functions of prompts and outputs, names, or ``Scorer``s. ``preset`` names an
     algorithm, of which ``algorithm`` overrides fields; ``optim`` and ``evaluation`` are the recipe sections optim and
-    eval; ``course`` the fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...) and
+    eval; ``settings`` are fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...) and
     the section data (extra_train, media_root, ...). Rows of files are left out and refused as by ``mmgrpo train``.
     """
-    settings: Settings | None = policy.settings
-    sections = settings.family.sections if settings else PLAIN
-    kind = config_class(sections)
+    source: Settings | None = policy.settings
+    sections = source.family.sections if source else PLAIN
     where = "mmgrpo.train"
-    inside = {"algorithm": algorithm or {}, "data": course.get("data", {})}
-    for key in [*course, *(f"{section}.{name}" for section in inside for name in inside[section])]:
+    inside = {"algorithm": algorithm or {}, "data": settings.get("data", {})}
+    for key in [*settings, *(f"{section}.{name}" for section in inside for name in inside[section])]:
         if key in ELSEWHERE:
             raise ValueError(f"{where}: '{key}' {ELSEWHERE[key]}")
-    config = build(kind, {**course, "steps": steps}, where)
+    config = build(config_class(sections), {**settings, "steps": steps}, where)
     config = replace(
         config,
         algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm."),
@@ -139,59 +138,59 @@ def train(
         ),
         rewards=[spec if isinstance(spec, str) else getattr(spec, "__name__", "reward") for spec in rewards],
     )
-    if settings:
-        config = replace(config, model=settings.config.model, sampling=settings.config.sampling)
-    chosen = settings.family if settings else None
+    if source:
+        config = replace(config, model=source.config.model, sampling=source.config.sampling)
+    owner = source.family if source else None
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
-    return course_of(config, chosen, lambda _: load(config, chosen, lambda _: policy, rows), rewards)
+    return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards)
 
 
 def run_config(config: Config) -> Result:
-    """Do what a configuration describes: what ``mmgrpo train`` does."""
-    chosen = family(config.model.family)
-    chosen.check(config)
+    """Execute a configuration, as ``mmgrpo train`` does."""
+    owner = family(config.model.family)
+    owner.check(config)
 
-    def start(accelerator: Accelerator) -> Loaded:
-        return load(config, chosen, lambda prompts: chosen.policy(config, str(accelerator.device), prompts))
+    def start(accelerator: Accelerator) -> RunInputs:
+        return load(config, owner, lambda prompts: owner.policy(config, str(accelerator.device), prompts))
 
-    return course_of(config, chosen, start, config.rewards)
+    return execute(config, owner, start, config.rewards)
 
 
-def course_of(
-    config: Config, chosen: Family | None, start: Callable[[Accelerator], Loaded], rewards: Sequence[Any]
+def execute(
+    config: Config, owner: Family | None, start: Callable[[Accelerator], RunInputs], rewards: Sequence[Any]
 ) -> Result:
-    """A whole run: what ``start`` loads is trained, evaluated, saved and reported.
+    """A whole run: load with ``start``, train, evaluate, save and report. ``owner`` is the family of the policy.
 
-    What is wrong in the configuration is an error before anything is loaded, and the run folder is made last, so that
-    a run that cannot start removes nothing.
+    Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
+    that cannot start removes nothing.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     refuse_folder(config)
     with deterministic(config.deterministic):
-        return run(config, chosen, start, rewards)
+        return run(config, owner, start, rewards)
 
 
 def run(
-    config: Config, chosen: Family | None, start: Callable[[Accelerator], Loaded], rewards: Sequence[Any]
+    config: Config, owner: Family | None, start: Callable[[Accelerator], RunInputs], rewards: Sequence[Any]
 ) -> Result:
-    """``course_of`` once threads, seeds and kernels are chosen."""
+    """``execute`` after threads, seeds and kernels are set."""
     accelerator = Accelerator(
         cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=run_folder(config)
     )
-    trainer = make_trainer(config, chosen, start, rewards, accelerator)
+    trainer = make_trainer(config, owner, start, rewards, accelerator)
     folder = trainer.folder
     if config.trackers:
         accelerator.init_trackers("tracker", config=flat(config))
     if config.resume and not trainer.resume():
-        print(f"{folder} holds no checkpoint yet; starting from the beginning", flush=True)
+        print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
     started = time.perf_counter()
     evaluations = trainer.fit()
-    further = chosen.summary(config, trainer) if chosen else {}
+    additions = owner.summary(config, trainer) if owner else {}
     summary = {
-        "modality": chosen.modality if chosen else "",
+        "modality": owner.modality if owner else "",
         "family": config.model.family,
         "preset": config.algorithm.preset,
         "steps": trainer.step,
@@ -200,7 +199,7 @@ def run(
         "seed": config.seed,
         "skipped_steps": trainer.skipped,
         **evaluations,
-        **further,
+        **additions,
     }
     if accelerator.is_main_process:
         from mmgrpo.report.html import write_report
@@ -214,28 +213,28 @@ def run(
 
 def make_trainer(
     config: Config,
-    chosen: Family | None,
-    start: Callable[[Accelerator], Loaded],
+    owner: Family | None,
+    start: Callable[[Accelerator], RunInputs],
     rewards: Sequence[Any],
     accelerator: Accelerator,
 ) -> Trainer:
-    """Everything of a run, ready to fit."""
+    """The trainer of a run, ready to fit."""
     algorithm = config.algorithm
-    if chosen is not None:
-        refuse_preset(algorithm.preset, chosen.decisions(config))
-    bound = scorers(rewards, str(accelerator.device))
+    if owner is not None:
+        refuse_preset(algorithm.preset, owner.decisions(config))
+    reward_scorers = scorers(rewards, str(accelerator.device))
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.of(
         algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
     )
-    draws = redraws(algorithm.sampler)
-    loaded = start(accelerator)
+    draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
+    inputs = start(accelerator)
     if loss.needs_reference:
-        loaded.policy.keep_reference()
-    splits, evaluation = loaded.splits, config.eval
+        inputs.policy.keep_reference()
+    splits, evaluation = inputs.splits, config.eval
     trainer = Trainer(
-        policy=loaded.policy,
-        scorers=bound,
+        policy=inputs.policy,
+        scorers=reward_scorers,
         recipe=recipe,
         loss=loss,
         prompts=splits.train,
@@ -256,44 +255,44 @@ def make_trainer(
         accelerator=accelerator,
         save_every=config.save_every,
         keep=config.keep,
-        write_samples=chosen.write_samples if chosen else lambda stem, shown: None,
+        write_samples=owner.write_samples if owner else lambda stem, shown: None,
     )
-    open_folder(config, loaded.skipped, accelerator)
+    open_folder(config, inputs.skipped, accelerator)
     return trainer
 
 
 def load(
     config: Config,
-    chosen: Family | None,
+    owner: Family | None,
     make: Callable[[Sequence[Prompt]], Policy],
     rows: Mapping[str, Any] | None = None,
-) -> Loaded:
+) -> RunInputs:
     """The prompts of a run, and the policy that ``make`` makes for them.
 
     ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
     """
     skipped: list[Skipped] = []
-    written = rows or {}
+    rows = rows or {}
 
     def read(path: str) -> list[Prompt]:
-        if path in written:
-            return as_prompts(written[path], path)
-        if chosen is None:
+        if path in rows:
+            return as_prompts(rows[path], path)
+        if owner is None:
             return load_prompts(locate(path))
-        prompts, left_out = chosen.read(config, path)
-        skipped.extend(left_out)
+        prompts, unreadable = owner.read(config, path)
+        skipped.extend(unreadable)
         return prompts
 
     data, evaluation = config.data, config.eval
-    train = "prompts" if "prompts" in written else data.train
-    heldout = "heldout" if "heldout" in written else data.heldout
+    train = "prompts" if "prompts" in rows else data.train
+    heldout = "heldout" if "heldout" in rows else data.heldout
     files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
     splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
     policy = make(splits.every())
 
     def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
-        kept, left_out = chosen.accept(config, policy, prompts) if chosen else (list(prompts), [])
-        skipped.extend(left_out)
-        return kept
+        accepted, unfit = owner.accept(config, policy, prompts) if owner else (list(prompts), [])
+        skipped.extend(unfit)
+        return accepted
 
-    return Loaded(policy, splits.map(accept), skipped)
+    return RunInputs(policy, splits.map(accept), skipped)

@@ -1,4 +1,4 @@
-"""What commands ask a model family. Families answer for themselves; no command names a modality."""
+"""The interface of a model family to the commands, none of which names a modality."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Family(Protocol):
-    """One model family as the commands know it. ``config`` has at least the sections model, data and sampling."""
+    """One model family as commands see it. ``config`` has at least the sections model, data and sampling."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ class Family(Protocol):
 
     @property
     def modality(self) -> str:
-        """The package of its recipes, and a word in reports."""
+        """The package of its recipes, and its name in reports."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Family(Protocol):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What its checkpoints call themselves: the pipeline's class (diffusers) or the model's type (transformers)."""
+        """Names in its checkpoints: the class of the pipeline (diffusers) or the type of the model (transformers)."""
         ...
 
     @property
@@ -51,30 +51,30 @@ class Family(Protocol):
         ...
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for settings that make no sense together; nothing is loaded."""
+        """Raise ValueError for inconsistent settings; loads nothing."""
         ...
 
     def decisions(self, config: Config) -> str:
-        """The kind of the policy's decisions, which presets are made for: tokens, gaussian or matching."""
+        """The kind of the policy's decisions, on which presets depend: tokens, gaussian or matching."""
         ...
 
     def arithmetic(self, config: Config) -> Arithmetic:
-        """What a rollout will cost."""
+        """The cost of a rollout."""
         ...
 
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:
-        """Load the model as a policy; ``weights`` is a folder that training saved. ``prompts`` are all that the policy
-        will meet, where they are known."""
+        """Load the model as a policy; ``weights`` is a folder that training saved. ``prompts`` are all prompts of the
+        run, where they are known before."""
         ...
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts of a file, and those that are left out, each with its reason."""
+        """The prompts of a file, and the skipped ones, each with its reason."""
         ...
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts that the loaded model takes, and those that are left out."""
+        """The prompts that the loaded model accepts, and the skipped ones, each with its reason."""
         ...
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
@@ -82,7 +82,7 @@ class Family(Protocol):
         ...
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """All prompts, with blank media instead of theirs; nothing where none shows any."""
+        """All prompts with blank media in place of theirs; an empty list if none has media."""
         ...
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
@@ -90,36 +90,33 @@ class Family(Protocol):
         ...
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """Write what a person asked for into a folder, each set under its title, ``samples`` per prompt.
-
-        Returns the file to open.
-        """
+        """Write samples as a page into a folder, each set under its title, ``samples`` per prompt; the file to open."""
         ...
 
     def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """What is added to summary.json after training; asked on every process."""
+        """Additional entries of summary.json after training; called on every process."""
         ...
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What one rollout costs, for the lines that a run prints before it starts."""
+    """The cost of one rollout, which a run prints before it starts."""
 
     lines: tuple[str, ...]
     """The rollout in words."""
     groups: int
-    """Groups that are dealt to updates."""
+    """Groups that are divided among updates."""
     totals: Mapping[str, int]
-    """Counts of one rollout by name, of which the run has as many as rollouts."""
+    """Counts per rollout by name; a run's are these times its number of rollouts."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a policy was made, so that a run can say so and a command can make it again."""
+    """Family and configuration of a policy, which a run records so that a command can load the policy again."""
 
     family: Family
     config: Config
-    """Of which the sections model, data and sampling count."""
+    """Only its sections model, data and sampling matter."""
 
 
 def families() -> Mapping[str, Family]:
@@ -129,7 +126,7 @@ def families() -> Mapping[str, Family]:
 
 def family(name: str) -> Family:
     """A family by name; an unknown one is an error that names the nearest."""
-    known = families()
-    if name not in known:
-        raise ValueError(f"model.family: there is no '{name}'.{nearest(name, known)}")
-    return known[name]
+    table = families()
+    if name not in table:
+        raise ValueError(f"model.family: there is no '{name}'.{nearest(name, table)}")
+    return table[name]

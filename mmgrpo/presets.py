@@ -1,16 +1,16 @@
 """Algorithms by name: each preset is a choice of blocks with the constants of its source.
 
 A preset is a dictionary over the fields of a recipe's ``algorithm`` section, never a class and never a
-script; what is not said is ``BASE``. It holds no numbers of the run (group size, learning rate, steps),
-no plan of a denoising policy and no reward: these belong to recipes.
+script; fields that it does not state are those of ``BASE``. It has no numbers of the run (group size,
+learning rate, steps), no plan of a denoising policy and no reward: these belong to recipes.
 
     PRESETS        name to blocks
-    CATALOGUE      name to ``Preset``: one sentence, which policies, blocks
-    TOKENS_ONLY    names that mean something for token policies only
-    GAUSSIAN_ONLY  names that mean something for denoising policies only: they need Gaussian scores, or their
-                   clip ranges are made for log-probs that are means over latent dimensions
+    CATALOGUE      name to ``Preset``: description, kind of policies, blocks
+    TOKENS_ONLY    names for token policies only
+    GAUSSIAN_ONLY  names for denoising policies only: they need Gaussian scores, or their clip ranges are for
+                   log-probs that are means over latent dimensions
 
-This module imports no torch, so that ``--help`` is quick.
+This module imports no torch, so that ``--help`` starts quickly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
     "aggregation": "per_sample",
     "terms": [],
 }
-"""What a preset does not say: GRPO (arXiv:2402.03300) with the sample std, without its KL."""
+"""The defaults of a preset: GRPO (arXiv:2402.03300) with the sample std, without its KL."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Preset:
     """A named choice of blocks."""
 
     about: str
-    """What it is, in one sentence."""
+    """A description in one sentence."""
     policies: str
     """``any``, ``tokens``, ``gaussian`` or ``matching``."""
     blocks: dict[str, Any]
@@ -106,7 +106,7 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
     ),
     # arXiv:2503.14476, section 4.1: clip 0.2 / 0.28, token mean, no KL. Its overlong penalty is a reward; its
-    # overlong filter is select drop_truncated, for policies that know when they were cut off.
+    # overlong filter is the selector drop_truncated, for policies that record truncation.
     "dapo": _any(
         "Clip-higher, token mean, groups without spread replaced by fresh ones.",
         objective="ppo(low=0.2, high=0.28)",
@@ -148,7 +148,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2601.05242: every reward standardized in its group, summed, whitened over the batch (1e-4).
     "gdpo": _any("Several rewards: each standardized on its own, then summed and whitened.", combine="gdpo(eps=1e-4)"),
     # arXiv:2504.02546: no clip, no KL, no reference; alpha = samples / samples of informative groups. No
-    # drop_zero_spread here: alpha makes up for groups that stay in the mean.
+    # drop_zero_spread here: alpha compensates for the groups that stay in the mean.
     "gpg": _any(
         "Plain policy gradient, scaled up to compensate for groups without spread.",
         scale="valid_fraction",
@@ -167,7 +167,7 @@ CATALOGUE: dict[str, Preset] = {
     "gmpo": _any("Geometric mean of one-sidedly clipped ratios.", objective="gmpo(clip=0.4)"),
     # DAPO's filter on plain GRPO.
     "grpo_filtered": _any("GRPO on groups with spread only, the others replaced by fresh prompts.", **DYNAMIC),
-    # arXiv:2510.04996: sample 16 or more, statistics from all, train 2 right and 2 wrong; no std.
+    # arXiv:2510.04996: sample 16 or more, statistics from all, train 2 correct and 2 wrong; no std.
     "reinforce_ada": _any(
         "Statistics from many samples, training on a balanced few.",
         scale="none",
@@ -219,7 +219,7 @@ CATALOGUE: dict[str, Preset] = {
         keys=["prompt", "tree"],
         terms=["kl_k3(coef=0.001)"],
     ),
-    # arXiv:2508.09726: sample many, keep the 8 shortest; statistics from the kept.
+    # arXiv:2508.09726: sample many, select the 8 shortest; statistics from the selected.
     "gfpo": _tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),
     # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std.
     "bnpo": _any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
@@ -247,7 +247,7 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_sample",
     ),
     # arXiv:2509.16990, its loss, with data.reference_in_group: all rewards of a group are compared, tokens of all its
-    # rows count alike, the answer's importance weight is not clipped. Its best KL coefficient.
+    # rows have equal weight, the answer's importance weight is not clipped. Its best KL coefficient.
     "mp_grpo": _tokens(
         "Mixed-policy GRPO: the data set's answer is one member of the group.",
         keys=["prompt(own=False)"],
@@ -255,7 +255,7 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_k3(coef=0.02)"],
     ),
     # arXiv:2507.14988: clip 0.2, beta 0.04 with the k3 estimator; the sample std plus 1e-8 and the least spread 1e-6
-    # are its released code's (which takes the raw rewards of a flatter group for advantages; here it is dropped). The
+    # are its released code's (which uses the raw rewards of a flatter group as advantages; here it is dropped). The
     # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since
     # (max - min) / std >= 2 sqrt((n - 1) / n) in any other.
     "dmospeech2": _any(
@@ -273,7 +273,7 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="sample_sum",
     ),
     # Noise-aware S-GRPO, arXiv:2508.05928, flip rate 0.1. Its loss sums tokens over a constant horizon: set
-    # weights to constant_horizon(length=...) for that.
+    # aggregation to constant_horizon(length=...) for that.
     "s_grpo_noise": _any("GRPO that discounts groups where rewards may be flipped.", shape=["noise_weight(flip=0.1)"]),
     # arXiv:2504.09696, eq. of the difficulty weight: 0.4 + 1.1 / (1 + exp(10 (x - 0.75))).
     "grpo_lead": _any("GRPO in which the rarer outcome of a prompt counts more.", shape=["difficulty_weight"]),
@@ -283,8 +283,8 @@ CATALOGUE: dict[str, Preset] = {
         shape=["drop_outliers(limit=3)"],
         objective="log_preclip(low=0.2, high=0.2, bound=1e3)",
     ),
-    # arXiv:2506.01347: right answers count +0.1, wrong ones -1. More than 0.5 of reward in sum is right, so that
-    # rewards of 0 and 1 serve as well as the paper's -1 and 1.
+    # arXiv:2506.01347: advantage +0.1 for correct answers, -1 for wrong ones. A sum of rewards above 0.5 is correct, so
+    # that rewards of 0 and 1 serve as well as the paper's -1 and 1.
     "w_reinforce": _any(
         "REINFORCE that learns mostly from incorrect samples, for rewards with two values.",
         baseline="constant(value=0.5)",
@@ -320,7 +320,7 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
-    # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is select best_worst(best=4, worst=4) of 24.
+    # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is the selector best_worst(best=4, worst=4) of 24.
     "dance_grpo": _gaussian(
         "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",
         objective="ppo(low=1e-4, high=1e-4)",
@@ -332,7 +332,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
-    # Granular-GRPO, arXiv:2510.01982: one noise injection a group; every completion interval is a reward of its
+    # Granular-GRPO, arXiv:2510.01982: one noise injection per group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
     "granular_grpo": _gaussian(
         "One stochastic step per group, with rewards at several granularities.",

@@ -22,10 +22,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a table: a pure function and the names of the inputs it takes, in order.
+    """One row of a table: a pure function and the names of its inputs, in order.
 
-    ``level`` says what must be seen together for the result to be right: ``decision`` (elementwise),
-    ``row`` (all decisions of a sample) or ``group`` (all samples of a group).
+    ``level`` is what the function must see together: ``decision`` (elementwise), ``row`` (all decisions
+    of a sample) or ``group`` (all samples of a group).
     """
 
     fn: Callable[..., Any]
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Bound:
-    """A block with its parameters; called with a mapping of inputs it picks those it needs."""
+    """A block with its parameters, to be called with a mapping that contains at least its inputs."""
 
     text: str
     block: Block
@@ -44,7 +44,7 @@ class Bound:
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         missing = [name for name in self.block.needs if name not in inputs]
         if missing:
-            raise KeyError(f"'{self.text}' needs {', '.join(missing)}, which this policy or batch does not have")
+            raise KeyError(f"'{self.text}' needs {', '.join(missing)}; got only {', '.join(sorted(inputs))}")
         return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
 
 
@@ -53,18 +53,18 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
     A name may be dotted and may hold one colon (``package.module:function``).
     """
-    wanted = f"'{text}' is not of the form name or name(parameter=value, ...)"
+    message = f"got '{text}', expected the form name or name(parameter=value, ...)"
     match = re.fullmatch(r"\s*([\w.\-]+(?::[\w.]+)?)\s*(\(.*\))?\s*", text, re.DOTALL)
     if match is None:
-        raise ValueError(wanted)
+        raise ValueError(message)
     name, arguments = match.groups()
     try:
         call = ast.parse(f"f{arguments or '()'}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
-            raise ValueError(wanted)
+            raise ValueError(message)
         return name, {str(k.arg): _literal(k.value) for k in call.keywords}
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{wanted}; values must be plain numbers, strings, lists or booleans") from error
+        raise ValueError(f"{message} with numbers, strings, lists or booleans as values") from error
 
 
 def _literal(node: ast.expr) -> Any:
@@ -74,31 +74,31 @@ def _literal(node: ast.expr) -> Any:
 
 
 def nearest(name: str, names: Any) -> str:
-    """A hint for an unknown name: the closest known one, then all of them."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    """A hint for an unknown name: the closest of ``names``, then all of them."""
+    ordered = sorted(names)
+    close = difflib.get_close_matches(name, ordered, n=1, cutoff=0.5)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"{hint} Known: {', '.join(known)}."
+    return f"{hint} Known: {', '.join(ordered)}."
 
 
 def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
-    """Look the text up in a table; unknown names and parameters are errors that name the nearest.
+    """Bind the text to a block of the table; unknown names and parameters are errors that name the nearest.
 
-    A whole number given for a parameter that is declared ``float`` becomes one.
+    A whole number for a parameter that is declared ``float`` is converted.
     """
     name, parameters = parse(text)
     if name not in table:
         raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
     block = table[name]
-    declared = inspect.signature(block.fn).parameters
-    accepted = list(declared)[len(block.needs) :]
+    signature = inspect.signature(block.fn).parameters
+    accepted = list(signature)[len(block.needs) :]
     for parameter in parameters:
         if parameter not in accepted:
             raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
     for parameter in accepted:
-        if declared[parameter].default is inspect.Parameter.empty and parameter not in parameters:
+        if signature[parameter].default is inspect.Parameter.empty and parameter not in parameters:
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
-        if type(value) is int and declared[parameter].annotation in (float, "float"):
+        if type(value) is int and signature[parameter].annotation in (float, "float"):
             parameters[parameter] = float(value)
     return Bound(text, block, parameters)

@@ -1,11 +1,11 @@
-"""Rewards: functions of prompts and outputs to one number each, looked up by name, or given as they are.
+"""Rewards: functions from prompts and outputs to one number per output, by name or as Python functions.
 
     def brightness(prompts, outputs):
         return [float(output.pixels.mean()) for output in outputs]
 
-Installed packages offer rewards by name (entry point ``mmgrpo.rewards``); one of your own is ``module:function``
-wherever a known name could stand. NaN says "could not be scored"; raising stops the run. No reward returns a plausible
-number on failure.
+Installed packages offer rewards by name (entry point ``mmgrpo.rewards``); any other function is named as
+``module:function``. NaN marks an output that could not be scored; an exception stops the run. No reward returns a
+plausible number on failure.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from mmgrpo.runtime import plugins
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Text
 
-NAMES_FOR_RUNS = ("weight",)
-"""Parameters that every reward has: how much it counts."""
+COMMON_PARAMETERS = ("weight",)
+"""Parameters that every reward has: its weight in the weighted sum."""
 
 
 @dataclass(frozen=True)
 class RewardEntry:
-    """A row of a table of rewards: ``module:function`` of the reward, and of what belongs to it."""
+    """A row of a table of rewards, whose entries are written ``module:function``."""
 
     function: str
     rates: str = ""
-    """Takes the reward's parameters, returns ``ErrorRate``s of whole sets."""
+    """From the reward's parameters to its ``ErrorRate``s."""
     annotate: str = ""
-    """Takes the reward's parameters, returns a function of prompts and outputs to notes for people."""
+    """From the reward's parameters to a function of prompts and outputs that returns annotations for people."""
 
 
-def known() -> Mapping[str, RewardEntry]:
+def entries() -> Mapping[str, RewardEntry]:
     """All rewards that installed packages offer, by name."""
     rows = plugins.table(plugins.REWARDS)
     return {name: RewardEntry(row) if isinstance(row, str) else row for name, row in rows.items()}
 
 
 def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "cpu") -> Scorer:
-    """A reward from its text, ``name(weight=1.0, parameter=value)``, or a function; weight 0 is logged, not trained on.
+    """A reward from its text, ``name(weight=1.0, parameter=value)``, or from a function; weight 0 is logged only.
 
-    A function that has a parameter ``device`` is told where models may run. Unknown names, modules, functions and
-    parameters are errors that say what is known.
+    A function with a parameter ``device`` receives the device of the run. Unknown names, modules, functions and
+    parameters are errors that list the known ones.
     """
     if isinstance(spec, Scorer):
         return spec
@@ -55,23 +55,24 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     name, parameters = parse(spec)
     weight = parameters.pop("weight", 1.0)
     if not isinstance(weight, int | float):
-        raise ValueError(f"rewards: '{name}' needs a number as weight, got {weight!r}")
-    entry = RewardEntry(name) if ":" in name else known().get(name)
+        raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected a number")
+    entry = RewardEntry(name) if ":" in name else entries().get(name)
     if entry is None:
         raise ValueError(
-            f"rewards: there is no '{name}'.{nearest(name, known())} "
-            "A function of your own is written package.module:function."
+            f"rewards: there is no '{name}'.{nearest(name, entries())} "
+            "A function of your own is named package.module:function."
         )
     function = plugins.load_object(entry.function, "rewards", own=":" in name)
     if not callable(function):
         raise ValueError(
-            f"rewards: '{name}' is a {type(function).__name__}, expected a function of prompts and outputs"
+            f"rewards: '{name}': got a {type(function).__name__}, expected a function of prompts and outputs"
         )
     accepted = list(inspect.signature(function).parameters)[2:]
     for parameter in parameters:
         if parameter not in accepted:
             raise ValueError(
-                f"rewards: '{name}' has no parameter '{parameter}'.{nearest(parameter, [*accepted, *NAMES_FOR_RUNS])}"
+                f"rewards: '{name}' has no parameter '{parameter}'."
+                + nearest(parameter, [*accepted, *COMMON_PARAMETERS])
             )
     rates, annotate = (
         plugins.load_object(path, "rewards", own=False)(**parameters) if path else None
@@ -83,34 +84,36 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
 def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
     """Several rewards; their names must differ."""
     if not specs:
-        raise ValueError(f"rewards: none is named; give at least one of {', '.join(sorted(known()))}")
-    named = [scorer(spec, device) for spec in specs]
-    names = [one.name for one in named]
+        raise ValueError(f"rewards: got none, expected at least one of {', '.join(sorted(entries()))}")
+    several = [scorer(spec, device) for spec in specs]
+    names = [one.name for one in several]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"rewards: '{name}' is named twice; metrics could not tell the two apart")
-    return named
+            raise ValueError(f"rewards: got '{name}' twice, expected different names, by which metrics are logged")
+    return several
 
 
 def _bound(function: Callable[..., Any], parameters: Mapping[str, Any], device: str) -> Any:
-    offered = {"device": device} if "device" in inspect.signature(function).parameters else {}
-    return functools.partial(function, **{**offered, **parameters})
+    defaults = {"device": device} if "device" in inspect.signature(function).parameters else {}
+    return functools.partial(function, **{**defaults, **parameters})
 
 
 def from_trl(function: Callable[..., Sequence[float | None]], name: str = "") -> Scorer:
-    """A reward function of TRL's kind: ``f(prompts, completions, **columns)``, with None for what has no score.
+    """A reward function in TRL's form, ``f(prompts, completions, **columns)``, with None for no score.
 
-    Texts are given as plain strings; columns are ``answer``, ``task`` and what is in ``meta`` of every prompt.
+    Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``.
     """
 
-    def scored(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         texts = [output.text for output in outputs if isinstance(output, Text)]
         if len(texts) != len(outputs):
-            raise TypeError("a reward of TRL's kind scores texts only")
+            raise TypeError(
+                f"got outputs {sorted({type(o).__name__ for o in outputs})}, expected Text for a TRL reward"
+            )
         names = sorted(set().union(*(prompt.meta for prompt in prompts)))
         columns: dict[str, list[Any]] = {key: [prompt.meta.get(key) for prompt in prompts] for key in names}
         columns |= {"answer": [prompt.answer for prompt in prompts], "task": [prompt.task for prompt in prompts]}
         values = function(prompts=[prompt.text for prompt in prompts], completions=texts, **columns)
         return [float("nan") if value is None else float(value) for value in values]
 
-    return Scorer(name or getattr(function, "__name__", "reward"), scored)
+    return Scorer(name or getattr(function, "__name__", "reward"), reward)

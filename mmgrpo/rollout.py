@@ -1,20 +1,18 @@
-"""One round: sample groups, judge them, estimate advantages.
+"""One round: sample groups, score them, estimate advantages.
 
-    prompts -> policy.rollout -> judge -> gather over ranks -> estimate -> Batch
+    prompts -> policy.rollout -> score_outputs -> gather over ranks -> estimate -> Batch
 
-Previews (further outputs of the same rows) are judged by the same rewards and become further columns.
+Previews (further outputs of the same rows) are scored by the same rewards and become further columns.
 
-Where the baseline is the reward of a greedy sample (ReMax), one more output of each prompt is drawn, as in
-evaluation, and judged; it is compared with and never trained on. Where a block compares with a ``reference_value``
-(PVPO, AAPO), it is read from the prompt.
+With the baseline ``greedy`` (ReMax) every round also samples and scores one greedy output per prompt, for comparison
+and never for training. A ``reference_value`` (PVPO, AAPO) is read from the prompt.
 
-Groups without spread teach nothing; with ``dynamic_sampling`` fresh prompts are drawn in their place
-until the round is full or the allowed number of draws is spent (DAPO, arXiv:2503.14476, section 3.2).
+Groups whose rewards are all equal have no gradient; with ``dynamic_sampling`` fresh prompts are drawn in their place
+until the round is full or the maximal number of draws is reached (DAPO, arXiv:2503.14476, section 3.2).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,38 +21,36 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from mmgrpo.advantages.comparison import greedy_values, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.scoring import RewardScores, Scorer, mean_of_valid, score_outputs
-from mmgrpo.types import CONTRAST, OWN, Decisions, Policy, Prompt, Request, Rollout
+from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
-
-ADDED = frozenset({"greedy_value", "reference_value"})
-"""Fields of decisions that a round adds to those of the policy, where the recipe wants them."""
 
 
 def dynamic_sampling(rounds: int = 10) -> int:
     """Groups without spread are replaced by fresh prompts, at most ``rounds`` times (DAPO, arXiv:2503.14476)."""
     if not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"dynamic_sampling: rounds must be a whole number of at least 1, got {rounds}")
+        raise ValueError(f"dynamic_sampling: got rounds {rounds}, expected a whole number of at least 1")
     return rounds
 
 
 SAMPLERS = {"dynamic_sampling": Block(dynamic_sampling)}
-"""Functions to the number of times that a round may draw again."""
+"""Functions that return the maximal number of redraws per round."""
 
 
 def redraws(samplers: Sequence[str]) -> int:
-    """How often groups without spread may be replaced in one round, from the text of ``algorithm.sampler``."""
+    """The maximal number of redraws per round, from the text of ``algorithm.sampler``."""
     return sum(bind(text, SAMPLERS, "algorithm.sampler")({}) for text in samplers)
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """How many groups a round has, and how often groups without spread may be replaced."""
+    """The size of a round in prompts (groups) and samples per prompt, and its maximal number of redraws."""
 
     prompts: int
     group_size: int
@@ -63,7 +59,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class Round:
-    """A judged and estimated round, what it cost and what is logged of it."""
+    """A sampled and scored round with its advantages, its cost and its metrics."""
 
     batch: Batch
     rollouts: Sequence[Rollout]
@@ -86,121 +82,114 @@ def sample_round(
     seed: int,
     accelerator: Accelerator,
 ) -> Round:
-    """Make round ``number``; everything random in it comes from (seed, number)."""
+    """Sample round ``number``; all its randomness comes from (seed, number)."""
     rollouts: list[Rollout] = []
     places: list[Tensor] = []
-    gathered, gathered_scores = [], []
-    wanted, made_rows = settings.prompts, 0
-    clock = {"rollout": 0.0, "reward": 0.0}
-    evaluations = 0
+    gathered: list[Decisions] = []
+    gathered_scores: list[RewardScores] = []
+    count, rows, seconds = settings.prompts, 0, {"rollout": 0.0, "reward": 0.0}
     for draw in range(settings.redraws + 1):
-        indices = order.take(cursor, wanted)
-        cursor += wanted
-        own = RankSlice.of(wanted, accelerator, "the number of prompts a round")
-        slots = range(own.start, own.stop)
-        started = time.perf_counter()
+        indices = order.take(cursor, count)
+        cursor += count
+        own = RankSlice.of(count, accelerator, "the number of prompts per round")
         request = Request(
-            prompts=[prompts[indices[slot]] for slot in slots],
-            slots=[draw * settings.prompts + slot for slot in slots],
+            prompts=[prompts[index] for index in indices[own.start : own.stop]],
+            # A slot names the random stream of a group, so that every draw has slots of its own.
+            slots=[draw * settings.prompts + slot for slot in range(own.start, own.stop)],
             group_size=settings.group_size,
             seed=derive(seed, "round", number),
             round=number,
         )
+        started = time.perf_counter()
         rollout = policy.rollout(request)
         greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
-        clock["rollout"] += time.perf_counter() - started
-        started = time.perf_counter()
-        columns = [score_outputs(scorers, rollout.prompts, rollout.outputs)]
-        columns += [score_outputs(scorers, rollout.prompts, outputs) for outputs in rollout.previews.values()]
-        names = [scorer.name for scorer in scorers]
-        names += [f"{scorer.name}@{preview}" for preview in rollout.previews for scorer in scorers]
-        weights = torch.tensor([scorer.weight for scorer in scorers] * len(columns), device=accelerator.device)
-        local = RewardScores(torch.cat([c.values for c in columns], 1), torch.cat([c.valid for c in columns], 1))
-        drawn = rollout.decisions
-        if greedy:
-            best = score_outputs(scorers, request.prompts, greedy)
-            drawn, local = compared_with(best, request.prompts, rollout, local, weights)
-        if "reference_value" in recipe.fields:
-            known = torch.tensor(reference_values(rollout.prompts), device=drawn.log_probs.device)
-            drawn = replace(drawn, fields={**drawn.fields, "reference_value": known})
-        clock["reward"] += time.perf_counter() - started
+        sampled = time.perf_counter()
+        weights = [scorer.weight for scorer in scorers] * (1 + len(rollout.previews))
+        weights = torch.tensor(weights, device=accelerator.device)
+        decisions, scores = score_rollout(scorers, recipe, request, rollout, greedy, weights)
+        seconds["rollout"] += sampled - started
+        seconds["reward"] += time.perf_counter() - sampled
+        # Every rank gathers all numbers, so that neither the statistics of a batch nor the decision to draw again
+        # depend on how groups are distributed over ranks.
         rollouts.append(rollout)
-        gathered.append(gather_decisions(drawn, accelerator, draw))
-        gathered_scores.append(gather_reward_scores(local, accelerator))
-        counts = row_counts(rollout.decisions.origin, accelerator)
-        before = made_rows + sum(counts[: accelerator.process_index])
-        places.append(before + torch.arange(rollout.decisions.rows, device=accelerator.device))
-        made_rows += gathered[-1].rows
-        evaluations += rollout.evaluations
+        gathered.append(gather_decisions(decisions, accelerator, draw))
+        gathered_scores.append(gather_reward_scores(scores, accelerator))
+        # The gathered rows are ordered by draw, then by rank: this rank's follow those of all lower ranks.
+        first = rows + sum(row_counts(decisions.origin, accelerator)[: accelerator.process_index])
+        places.append(first + torch.arange(decisions.rows, device=accelerator.device))
+        rows += gathered[-1].rows
         decisions = join_decisions(gathered)
-        reward_scores = RewardScores(
-            torch.cat([v.values for v in gathered_scores]), torch.cat([v.valid for v in gathered_scores])
+        scores = RewardScores(
+            torch.cat([s.values for s in gathered_scores]), torch.cat([s.valid for s in gathered_scores])
         )
-        made = estimate(reward_scores.values, reward_scores.valid, weights, decisions, recipe)
-        missing = settings.prompts - made.spread_groups
+        # Over all draws so far: the batch scales of a redrawn round are those of everything that it sampled.
+        result = estimate(scores.values, scores.valid, weights, decisions, recipe)
+        missing = settings.prompts - result.spread_groups
         if missing <= 0 or draw == settings.redraws:
             break
-        world = accelerator.num_processes
-        wanted = -(-missing // world) * world
+        count = -(-missing // accelerator.num_processes) * accelerator.num_processes  # every rank draws as many
     metrics = {
-        "group/zero_std_fraction": made.zero_spread,
+        "group/zero_std_fraction": result.zero_spread,
         "group/draws": float(len(rollouts)),
-        "rollout/evaluations": float(evaluations * accelerator.num_processes),
-        "rollout/rows": float(made_rows),
-        "time/rollout": clock["rollout"],
-        "time/reward": clock["reward"],
+        "rollout/evaluations": float(sum(one.evaluations for one in rollouts) * accelerator.num_processes),
+        "rollout/rows": float(rows),
+        "time/rollout": seconds["rollout"],
+        "time/reward": seconds["reward"],
+        **reward_metrics(scorers, list(rollout.previews), scores, decisions.origin, number),
     }
-    own, contrast = decisions.origin == OWN, decisions.origin == CONTRAST
-    told = RewardScores(reward_scores.values[own], reward_scores.valid[own])
+    batch = Batch(rollouts, places, decisions, result.advantages, result.loss_mask)
+    return Round(batch, rollouts, scores, cursor, metrics)
+
+
+def score_rollout(
+    scorers: Sequence[Scorer],
+    recipe: AdvantageRecipe,
+    request: Request,
+    rollout: Rollout,
+    greedy: Sequence[Output],
+    weights: Tensor,
+) -> tuple[Decisions, RewardScores]:
+    """Score this rank's rollout; its decisions, with the comparison values of the recipe, and one row of scores each.
+
+    Columns are those of the rewards for the output, then for each preview. Where the greedy output of a prompt could
+    not be scored, its group has no baseline and counts as not scored.
+    """
+    outputs = [rollout.outputs, *rollout.previews.values()]
+    columns = [score_outputs(scorers, rollout.prompts, column) for column in outputs]
+    values, valid = torch.cat([c.values for c in columns], 1), torch.cat([c.valid for c in columns], 1)
+    fields = dict(rollout.decisions.fields)
+    if greedy:
+        index = {id(prompt): place for place, prompt in enumerate(request.prompts)}
+        # A changed prompt (origin CONTRAST) is not in the request; its rows are not trained, so that any value serves.
+        group = torch.tensor([index.get(id(prompt), 0) for prompt in rollout.prompts])
+        fields["greedy_value"], scored = greedy_values(score_outputs(scorers, request.prompts, greedy), group, weights)
+        valid = valid & scored[:, None]
+    if "reference_value" in recipe.fields:
+        device = rollout.decisions.log_probs.device
+        fields["reference_value"] = torch.tensor(reference_values(rollout.prompts), device=device)
+    return replace(rollout.decisions, fields=fields), RewardScores(values, valid)
+
+
+def reward_metrics(
+    scorers: Sequence[Scorer], previews: Sequence[str], scores: RewardScores, origin: Tensor, number: int
+) -> dict[str, float]:
+    """Mean, std and failures of every column over the policy's own rows, and its mean over contrast rows."""
+    names = [scorer.name for scorer in scorers]
+    names += [f"{scorer.name}@{preview}" for preview in previews for scorer in scorers]
+    own, contrast = (
+        RewardScores(scores.values[origin == kind], scores.valid[origin == kind]) for kind in (OWN, CONTRAST)
+    )
+    metrics = {}
     for column, name in enumerate(names):
-        mean, std, failed = mean_of_valid(told, column)
-        if failed == len(told.values):
+        mean, std, failed = mean_of_valid(own, column)
+        if failed == len(own.values):
             raise RuntimeError(
-                f"reward '{name}' could not score any of the {failed} outputs of round {number}; "
-                "see what it returns for one of them (scripts/evaluate.py does this)"
+                f"reward '{name}' could not score any of the {failed} outputs of round {number}, expected at least one "
+                "number that is not NaN; see what it returns for one of them (mmgrpo evaluate does this)"
             )
         metrics[f"reward/{name}/mean"], metrics[f"reward/{name}/std"] = mean, std
         if failed:
             metrics[f"reward/{name}/failed"] = float(failed)
-        if bool(contrast.any()):
-            other = RewardScores(reward_scores.values[contrast], reward_scores.valid[contrast])
-            metrics[f"reward/{name}/contrast"] = mean_of_valid(other, column)[0]
-    batch = Batch(rollouts, places, decisions, made.advantages, made.loss_mask)
-    return Round(batch, rollouts, reward_scores, cursor, metrics)
-
-
-def reference_values(prompts: Sequence[Prompt]) -> list[float]:
-    """``meta.reference_value`` of each prompt, in units of the weighted sum of rewards; an error names one without.
-
-    It is the mean reward of a frozen policy's samples, made once before the run (PVPO, arXiv:2508.21104), or the reward
-    of the data set's own answer (AAPO, arXiv:2505.14264).
-    """
-    values = []
-    for prompt in prompts:
-        value = prompt.meta.get("reference_value")
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(
-                f"prompt '{prompt.id}': its reference_value is {value!r}, expected a number, the reward that samples "
-                "of this prompt are compared with; add the column reference_value to the data set (e.g. the mean "
-                "reward of a frozen policy's samples, see docs/data.md), or choose another baseline or shape"
-            )
-        values.append(float(value))
-    return values
-
-
-def compared_with(
-    greedy: RewardScores, prompts: Sequence[Prompt], rollout: Rollout, reward_scores: RewardScores, weights: Tensor
-) -> tuple[Decisions, RewardScores]:
-    """The decisions with the weighted reward of their prompt's greedy output, and the verdict on their rows.
-
-    Where the greedy output could not be scored, its group has nothing to be compared with and counts as unscored.
-    """
-    place = {id(prompt): number for number, prompt in enumerate(prompts)}
-    row = torch.tensor([place.get(id(prompt), 0) for prompt in rollout.prompts])  # changed prompts are not trained
-    columns = len(weights) // greedy.values.shape[1]  # those of previews have no greedy output of their own
-    scored = (greedy.valid.repeat(1, columns) | (weights.cpu() == 0)).all(1)
-    total = greedy.values.repeat(1, columns) @ weights.cpu()
-    fields = {**rollout.decisions.fields, "greedy_value": total[row].to(weights.device)}
-    return replace(rollout.decisions, fields=fields), RewardScores(
-        reward_scores.values, reward_scores.valid & scored[row, None]
-    )
+        if len(contrast.values):
+            metrics[f"reward/{name}/contrast"] = mean_of_valid(contrast, column)[0]
+    return metrics

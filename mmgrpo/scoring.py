@@ -1,4 +1,4 @@
-"""Scoring: every reward scores the outputs; a failure is a failure, never a plausible number."""
+"""Scoring: all rewards of all outputs; a failure is marked invalid and never replaced by a plausible number."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mmgrpo.types import Output, Prompt
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """A figure of a whole set: all errors / all units, e.g. word errors / words of the references. Less is better.
+    """A rate over a whole set: all errors / all units, e.g. word errors / words of the references; lower is better.
 
-    It is not the mean of the prompts' rates. Both functions take prompts and outputs, as rewards do.
+    It is not the mean of the rates per prompt. Both functions take prompts and outputs, as rewards do.
     """
 
     name: str
@@ -28,20 +28,20 @@ class ErrorRate:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A reward with its name and weight; weight 0 is scored and logged but never trained on."""
+    """A reward with its name and weight; with weight 0 it is scored and logged but not trained on."""
 
     name: str
     fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]]
     weight: float = 1.0
     rates: Sequence[ErrorRate] = ()
-    """Figures of whole sets that belong to the reward."""
+    """Error rates over whole sets that are reported with the reward."""
     annotate: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[Mapping[str, Any]]] | None = None
-    """What the reward noted of each output, for people: ``aligned`` words, ``boxes``, ``heard`` text."""
+    """Annotations of each output for people: ``aligned`` words, ``boxes``, ``heard`` text."""
 
 
 @dataclass(frozen=True)
 class RewardScores:
-    """Values of every reward for every row; where ``valid`` is False the value is 0 and means nothing."""
+    """Values of every reward for every row; where ``valid`` is False the value is 0 and has no meaning."""
 
     values: Float[Tensor, "B R"]
     valid: Bool[Tensor, "B R"]
@@ -50,22 +50,22 @@ class RewardScores:
 def score_outputs(scorers: Sequence[Scorer], prompts: Sequence[Prompt], outputs: Sequence[Output]) -> RewardScores:
     """Score all outputs with all rewards.
 
-    A reward that raises, or that gives another number of values than there are outputs, stops the run
-    with its name. A value that is NaN or infinite is marked invalid; the caller counts these.
+    A reward that raises, or whose number of values is not that of the outputs, stops the run with an
+    error that names it. A value that is NaN or infinite is marked invalid; the caller counts these.
     """
-    columns = [scored(scorer.name, scorer.fn, prompts, outputs) for scorer in scorers]
+    columns = [score_column(scorer.name, scorer.fn, prompts, outputs) for scorer in scorers]
     values = torch.tensor(columns, dtype=torch.float32).reshape(len(scorers), len(outputs)).T
     valid = torch.isfinite(values)
     return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid)
 
 
-def scored(
+def score_column(
     name: str,
     fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]],
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
 ) -> list[float]:
-    """What a function of prompts and outputs gives, one number per output, or an error with its name."""
+    """The values of one function of prompts and outputs, one per output; an error names the function."""
     try:
         column = [float(value) for value in fn(prompts, outputs)]
     except Exception as error:
@@ -75,16 +75,16 @@ def scored(
         ) from error
     if len(column) != len(outputs):
         raise ValueError(
-            f"reward '{name}' gave {len(column)} values for {len(outputs)} outputs; "
-            "it must return one number per output, NaN where it cannot score one"
+            f"reward '{name}': got {len(column)} values, expected one for each of the {len(outputs)} outputs; "
+            "return NaN for an output that cannot be scored"
         )
     return column
 
 
 def mean_of_valid(scores: RewardScores, column: int) -> tuple[float, float, int]:
-    """Mean and population std over valid values of one reward, and how many failed; NaN if none is valid."""
-    kept = scores.values[:, column][scores.valid[:, column]]
-    failed = int((~scores.valid[:, column]).sum())
-    if kept.numel() == 0:
+    """Mean and population std of one reward's valid values, NaN if there are none, and the number of failures."""
+    valid = scores.valid[:, column]
+    values, failed = scores.values[valid, column], int((~valid).sum())
+    if values.numel() == 0:
         return math.nan, math.nan, failed
-    return float(kept.mean()), float(kept.std(correction=0)), failed
+    return float(values.mean()), float(values.std(correction=0)), failed

@@ -1,11 +1,11 @@
-"""The trainer: collect -> judge -> estimate -> update, whatever the policy and the algorithm.
+"""The trainer: roll out -> score -> estimate -> update, for any policy and algorithm.
 
     round:  rollout (no gradient) -> rewards -> advantages          mmgrpo/rollout.py
     step:   score the parts, weights * (objective + terms), AdamW   mmgrpo/update.py
-    around: evaluation before, during and after; checkpoints at round ends; metrics; EMA
+    around: evaluation before, during and after; checkpoints after rounds; metrics; EMA
 
-A run is its config, its seed and its commit: every random draw is named by (seed, round), so a
-killed run that resumes from its newest checkpoint repeats the same numbers.
+A run is determined by its configuration, seed and commit: all randomness comes from (seed, round), so
+that an interrupted run which resumes from its newest checkpoint repeats the same numbers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from mmgrpo.advantages.comparison import COMPARISON_FIELDS, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, titled
+from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, title_of
 from mmgrpo.report.comparison import sections
-from mmgrpo.rollout import ADDED, Round, RoundSettings, reference_values, sample_round
+from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, WeightInterpolation
 from mmgrpo.runtime.checkpoint import (
     flatten_optimizer,
@@ -61,15 +62,15 @@ class EvalSettings:
     batch_size: int = 64
     shown: int = 16
     extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
-    """Further prompts by name, evaluated before and after only: what should not be forgotten."""
+    """Further prompts by name, evaluated before and after only, to measure forgetting."""
 
     def files(self) -> dict[str, Sequence[Prompt]]:
-        """All sets of prompts by name; one without prompts is not there."""
+        """All nonempty sets of prompts by name."""
         return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.extra}.items() if prompts}
 
 
 class Trainer:
-    """Trains a policy; knows neither modality nor algorithm."""
+    """Trains a policy, independently of modality and algorithm."""
 
     def __init__(
         self,
@@ -95,10 +96,12 @@ class Trainer:
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
         self.save_every, self.keep, self.write_samples = save_every, keep, write_samples
-        self.refuse_what_cannot_work()
+        self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
-            raise ValueError("the policy has no trainable parameter; check the LoRA targets or train the full model")
+            raise ValueError(
+                "got a policy without trainable parameters; check its LoRA targets or train the full model"
+            )
         self.optimizer = torch.optim.AdamW(
             list(self.trained.values()),
             lr=optim.lr,
@@ -116,48 +119,49 @@ class Trainer:
 
     @cached_property
     def log(self) -> MetricsLog:
-        """``metrics.jsonl``; nothing is written into the folder before it is first needed."""
+        """``metrics.jsonl``, opened at first use, so that a run that cannot start leaves its folder unchanged."""
         return MetricsLog(self.folder)
 
-    def refuse_what_cannot_work(self) -> None:
-        """Errors that can be known before the first sample is drawn."""
+    def validate(self) -> None:
+        """Raise for every error that is detectable before sampling."""
         self.optim.check()
         if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+            raise ValueError(f"got steps {self.steps}, expected at least 1")
         if self.rounds.group_size < 2:
             raise ValueError(
-                f"group_size must be at least 2, got {self.rounds.group_size}: "
-                "a sample is compared with the others of its group"
+                f"got group_size {self.rounds.group_size}, expected at least 2: samples are compared within groups"
             )
         missing = self.loss.scores - self.policy.provides
         if missing:
             raise ValueError(
                 f"the algorithm (objective '{self.loss.objective.text}', terms "
                 f"{[term.text for term in self.loss.terms]}) needs {', '.join(sorted(missing))}, which this policy "
-                f"does not give (it gives {', '.join(sorted(self.policy.provides))}); "
+                f"does not provide (it provides {', '.join(sorted(self.policy.provides))}); "
                 "choose another preset or objective"
             )
-        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields - ADDED
+        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields - COMPARISON_FIELDS
         if absent:
             raise ValueError(
-                f"the algorithm's advantages or weights need {', '.join(sorted(absent))} of every sample or decision, "
-                f"which this policy does not record (it records {', '.join(sorted(self.policy.fields))}); "
-                "choose another preset, shape, credit or weights"
+                f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
+                f"not record (it records {', '.join(sorted(self.policy.fields))}); "
+                "choose another preset, shape, credit or aggregation"
             )
         unknown = {key.name for key in self.recipe.keys} - self.policy.keys
         if unknown:
             raise ValueError(
-                f"algorithm.keys names {', '.join(sorted(unknown))}, which this policy's samples do not have "
-                f"(they have {', '.join(sorted(self.policy.keys))})"
+                f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
+                f"({', '.join(sorted(self.policy.keys))}); choose among these, or another sampling.plan or policy"
             )
         if "reference_value" in self.recipe.fields:
             reference_values(self.prompts)
         if not any(scorer.weight for scorer in self.scorers):
-            raise ValueError("every reward has weight 0, so nothing would be trained; give one of them a weight")
+            raise ValueError(
+                "rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1"
+            )
 
     def fit(self) -> dict[str, Any]:
-        """Train to ``schedule.steps`` and return what the summary says of the evaluations (``sections``)."""
-        self._before()
+        """Train for ``steps`` optimizer steps; returns the evaluations as sections of the summary (``sections``)."""
+        self._evaluate_before()
         with tqdm(
             total=self.steps,
             initial=self.step,
@@ -166,34 +170,36 @@ class Trainer:
             disable=not self.accelerator.is_main_process,
         ) as bar:
             while self.step < self.steps:
-                saved = self.step
+                start = self.step
                 self.run_round(bar)
-                due = self.step // self.save_every > saved // self.save_every
-                if due or self.step >= self.steps:
+                # A round may have several steps, so that a multiple may lie within it.
+                if self.step // self.save_every > start // self.save_every or self.step >= self.steps:
                     self.save()
                 if self.evaluation.every and self.step < self.steps:
-                    if self.step // self.evaluation.every > saved // self.evaluation.every:
+                    if self.step // self.evaluation.every > start // self.evaluation.every:
                         self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
         for name, prompts in self.evaluation.files().items():
-            self.after[name] = self.measure(titled("after", name), prompts)
+            self.after[name] = self.measure(title_of("after", name), prompts)
         return sections(self.before, self.after)
 
-    def _before(self) -> None:
-        """The evaluations of the untrained policy: once per run, kept in the run folder for resumed ones."""
+    def _evaluate_before(self) -> None:
+        """Evaluate the untrained policy, or, in a resumed run, read its evaluation from the run folder."""
         for name, prompts in self.evaluation.files().items():
-            title = titled("before", name)
+            title = title_of("before", name)
             path = self.folder / "evaluations" / f"{title}.json"
             if self.step == 0:
                 self.before[name] = self.measure(title, prompts)
             elif path.is_file():
                 self.before[name] = Evaluation.read(json.loads(path.read_text()))
             else:
-                raise FileNotFoundError(f"{path} is gone, and step {self.step} cannot tell what came before step 1")
+                raise FileNotFoundError(
+                    f"{path} is missing, which a run resumed at step {self.step} needs; restore it or start again"
+                )
 
     def run_round(self, bar: tqdm | None = None) -> None:
-        """One rollout and the optimizer steps made of it."""
+        """One round: a rollout and its optimizer steps."""
         bar = tqdm(disable=True) if bar is None else bar
-        made = sample_round(
+        round_ = sample_round(
             self.policy,
             self.scorers,
             self.recipe,
@@ -205,21 +211,21 @@ class Trainer:
             seed=self.seed,
             accelerator=self.accelerator,
         )
-        self.cursor = made.cursor
-        self.seconds += made.metrics["time/rollout"] + made.metrics["time/reward"]
+        self.cursor = round_.cursor
+        self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
         first_gap = 0.0
         for epoch in range(self.optim.epochs):
-            for index, rows in enumerate(self._minibatches(made.batch, epoch)):
+            for index, rows in enumerate(self._minibatches(round_.batch, epoch)):
                 if self.step >= self.steps:
                     break
                 first = epoch == 0 and index == 0
-                tally, line = self._step(made, rows, first)
+                tally, line = self._step(round_, rows, first)
                 first_gap = largest(tally.ratio_gap, self.accelerator) if first else first_gap
-                line = {**self._line(made, first), **line, "ratio/first_minus_one": first_gap}
+                line = {**self._round_metrics(round_, first), **line, "ratio/first_minus_one": first_gap}
                 if first and first_gap > 1e-3:
                     warnings.warn(
-                        f"the ratio before the first update leaves one by {first_gap:.1e}: sampler and trainer "
-                        "disagree about the same decisions",
+                        f"got a ratio of 1 +- {first_gap:.1e} before the first update, expected 1: sampler and trainer "
+                        "assign different log-probs to the same decisions",
                         stacklevel=2,
                     )
                 if self.accelerator.is_main_process:
@@ -230,32 +236,32 @@ class Trainer:
         self.round += 1
 
     def _minibatches(self, batch: Batch, epoch: int) -> Sequence[torch.Tensor]:
-        """Deal whole groups to ``updates`` minibatches, in an order drawn from (seed, round, epoch)."""
+        """Divide whole groups among ``updates`` minibatches, at random by (seed, round, epoch)."""
         key = batch.decisions.keys["prompt"]
         groups, inverse = torch.unique(key, return_inverse=True)
         if len(groups) < self.optim.updates:
             raise ValueError(
-                f"a round of {len(groups)} groups cannot be cut into optim.updates={self.optim.updates} steps; "
-                "use more prompts a round or fewer updates"
+                f"got a round of {len(groups)} groups, expected at least optim.updates={self.optim.updates}; "
+                "use more prompts per round or fewer updates"
             )
         shuffled = torch.randperm(len(groups), generator=stream(self.seed, "minibatch", self.round, epoch))
-        dealt = torch.empty_like(shuffled)
-        dealt[shuffled] = torch.arange(len(groups)) % self.optim.updates
-        return [dealt.to(key.device)[inverse] == update for update in range(self.optim.updates)]
+        assignment = torch.empty_like(shuffled)
+        assignment[shuffled] = torch.arange(len(groups)) % self.optim.updates
+        return [assignment.to(key.device)[inverse] == update for update in range(self.optim.updates)]
 
-    def _step(self, made: Round, rows: torch.Tensor, first: bool) -> tuple[Tally, dict[str, float]]:
+    def _step(self, round_: Round, rows: torch.Tensor, first: bool) -> tuple[Tally, dict[str, float]]:
         """One optimizer step on the given rows."""
         started = time.perf_counter()
         lr = self.optim.lr_at(self.step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        trainable = int((made.batch.loss_mask & rows[:, None]).sum())
+        trainable = int((round_.batch.loss_mask & rows[:, None]).sum())
         tally, norm = Tally(), 0.0
         if trainable:
             tally = accumulate_gradients(
                 self.policy,
-                made.batch,
+                round_.batch,
                 rows,
                 self.loss,
                 micro_batch_size=self.optim.micro_batch_size,
@@ -268,8 +274,8 @@ class Trainer:
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
             if not math.isfinite(norm):
                 raise RuntimeError(
-                    f"the gradient of optimizer step {self.step + 1} is not finite (norm {norm}); lower optim.lr "
-                    f"or the noise level, or use bf16 instead of fp16. The last checkpoint is in {self.folder}"
+                    f"got a gradient of norm {norm} at optimizer step {self.step + 1}, expected a finite one; lower "
+                    f"optim.lr or the noise level, or use bf16, not fp16. The last checkpoint is in {self.folder}"
                 )
             self.optimizer.step()
         else:
@@ -279,7 +285,7 @@ class Trainer:
             self.ema.update(self.step)
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
-        sums = self._summed(tally)
+        sums = self._sum_over_ranks(tally)
         entries = max(1.0, sums.pop("entries", 0.0))
         line = {
             "loss": sums.pop("loss", 0.0),
@@ -296,12 +302,12 @@ class Trainer:
         }
         return tally, line
 
-    def _line(self, made: Round, first: bool) -> dict[str, float]:
-        """The round's part of a metrics line; its time is told once."""
-        return {n: (v if first or not n.startswith("time/") else 0.0) for n, v in made.metrics.items()}
+    def _round_metrics(self, round_: Round, first: bool) -> dict[str, float]:
+        """The round's metrics for one of its steps; its time is logged with the first step only."""
+        return {n: (v if first or not n.startswith("time/") else 0.0) for n, v in round_.metrics.items()}
 
-    def _summed(self, tally: Tally) -> dict[str, float]:
-        """Sums of a tally over all ranks (names are those of the loss, so equal on every rank)."""
+    def _sum_over_ranks(self, tally: Tally) -> dict[str, float]:
+        """Sums of a tally over all ranks; names come from the loss, since a rank without rows has an empty tally."""
         names = ["loss", "entries", "clip/low", "clip/high"]
         names += [f"term/{term.text.split('(')[0]}" for term in self.loss.terms]
         values = torch.tensor([tally.sums.get(name, 0.0) for name in names], dtype=torch.float64)
@@ -314,9 +320,8 @@ class Trainer:
         return f"reward/{weighted[0].name}/mean"
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
-        """Evaluate the ``evaluation_weights`` weights and write values and samples."""
+        """Evaluate the policy with its ``evaluation_weights``, and write values and samples."""
         settings = self.evaluation
-
         with self.evaluation_weights():
             result, shown = evaluate(
                 self.policy,
@@ -333,13 +338,13 @@ class Trainer:
             path = self.folder / "evaluations" / f"{title}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             ids = [prompt.id for prompt in prompts]
-            told = {"step": self.step, "seconds": self.seconds, "prompts": ids, **result.as_dict()}
-            write_text(path, json.dumps(told))
+            record = {"step": self.step, "seconds": self.seconds, "prompts": ids, **result.as_dict()}
+            write_text(path, json.dumps(record))
             self.write_samples(self.folder / "samples" / title, shown)
         return result
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the rest of the run depends on."""
+        """Write a checkpoint of everything on which the rest of the run depends."""
         if self.accelerator.is_main_process:
             tensors, moments = flatten_optimizer(self.optimizer)
             groups = {"weights": trained_tensors(self.policy.network), "optimizer": tensors}
@@ -364,28 +369,28 @@ class Trainer:
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
-        """For the length of a ``with`` block the weights that are evaluated and saved: the average of those on the way,
-        where one is kept, and of its change the share that is."""
+        """Context of the weights that are evaluated and saved: their moving average (``optim.ema``), interpolated with
+        those before training (``optim.interpolation``), in this order."""
         with ExitStack() as stack:
-            for one in (self.ema, self.interpolation):
-                if one is not None:
-                    stack.enter_context(one.applied())
+            for transformation in (self.ema, self.interpolation):
+                if transformation is not None:
+                    stack.enter_context(transformation.applied())
             yield
 
     def resume(self) -> bool:
-        """Continue from the newest complete checkpoint; False when there is none yet."""
+        """Continue from the newest complete checkpoint; returns False if there is none."""
         path = latest_checkpoint(self.folder / "checkpoints")
         if path is None:
             self.log.truncate(0)
             return False
-        found = load_checkpoint(path)
-        state = found.state
+        checkpoint = load_checkpoint(path)
+        state, tensors = checkpoint.state, checkpoint.tensors
         if state["seed"] != self.seed:
-            raise ValueError(f"{path} was made with --seed {state['seed']}, this run has --seed {self.seed}")
-        restore_network(self.policy.network, found.tensors["weights"])
-        restore_optimizer(self.optimizer, found.tensors["optimizer"], state["optimizer"])
+            raise ValueError(f"{path}: got --seed {self.seed}, expected {state['seed']}, the seed of the checkpoint")
+        restore_network(self.policy.network, tensors["weights"])
+        restore_optimizer(self.optimizer, tensors["optimizer"], state["optimizer"])
         if self.ema is not None:
-            averages = found.tensors["ema"]
+            averages = tensors["ema"]
             self.ema.shadow = [averages[name].to(p.device) for name, p in self.trained.items()]
         self.step, self.round, self.cursor = state["step"], state["round"], state["cursor"]
         self.seconds, self.skipped = state["seconds"], state["skipped"]

@@ -1,15 +1,15 @@
-"""The nouns of the house, and its axes.
+"""The types that the rooms share, and the axes of their tensors.
 
 Axes, used in every signature:
 
-    P   prompts of one round
-    G   samples a prompt
+    P   prompts per round
+    G   samples per prompt
     B   rows (samples); B = P * G when groups are full, members of a group adjacent
-    T   decisions a row: tokens, or denoising transitions (padded; ``loss_mask`` says which are real)
+    T   decisions per row: tokens, or denoising transitions (padded; ``decision_mask`` is False on the padding)
     R   rewards
     N   (row, position) entries of one part of a rollout
 
-A group is an integer key per row, not a class. Several keys may be in force at once.
+A group is an integer key per row, not a class. Rows may be grouped by several keys at once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Media:
-    """A picture, clip or sound that a prompt shows, and how it is to be read."""
+    """An image, video or sound in a prompt, and how it is read."""
 
     kind: str
     """``image``, ``video`` or ``audio``."""
     source: str | tuple[str, ...] | Output
-    """A file, the files of a clip's frames, or what is in memory already."""
+    """A file, the files of a video's frames, or an output in memory."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How it is read: ``min_pixels``, ``max_pixels``; of a video ``fps`` or ``frames``, ``start``, ``end``
-    (seconds), ``shuffle`` (a seed: the frames in another order)."""
+    """How it is read: ``min_pixels``, ``max_pixels``; for a video ``fps`` or ``frames``, ``start``, ``end``
+    (seconds), ``shuffle`` (the seed of a permutation of the frames)."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation: text and media in the order in which they are shown."""
+    """One message of a conversation: text and media in their order."""
 
     role: str
     """``system``, ``user`` or ``assistant``."""
@@ -49,10 +49,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a data set: what the policy is given, and what a verifier may compare with."""
+    """One row of a data set: the policy's input, and what a verifier may compare with."""
 
     text: str
-    """The whole prompt where it is only text; what its user turns say, where there are turns."""
+    """The whole prompt where it is only text; else the text of its user turns."""
     id: str = ""
     answer: Any = None
     task: str = ""
@@ -62,7 +62,7 @@ class Prompt:
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """All media, in the order in which they are shown."""
+        """All media in their order in the conversation."""
         return tuple(part for turn in self.turns for part in turn.parts if isinstance(part, Media))
 
 
@@ -74,8 +74,8 @@ class Text:
     tokens: int = 0
     truncated: bool = False
     seen: tuple[tuple[int, int], ...] = ()
-    """(height, width) in pixels at which the model saw each of the prompt's media: the pixels that a box it names
-    may be in."""
+    """(height, width) in pixels at which the model saw each of the prompt's media: the coordinate system of boxes in
+    the text."""
 
 
 @dataclass(frozen=True)
@@ -107,24 +107,24 @@ OWN = 0
 """``origin`` of rows that the policy itself sampled in this round."""
 
 REPLAYED = 1
-"""``origin`` of rows taken from an earlier round."""
+"""``origin`` of rows of an earlier round."""
 
 REFERENCE = 2
-"""``origin`` of rows that a data set supplied (reference answers)."""
+"""``origin`` of rows of the data set (reference answers)."""
 
 CONTRAST = 3
-"""``origin`` of rows sampled from a changed prompt (frames in another order): judged, never trained on."""
+"""``origin`` of rows sampled from a changed prompt (e.g. shuffled frames): scored, never trained."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The numbers of one round that advantages and weights are made of.
+    """The numbers of one round from which advantages and weights are computed.
 
     It is the part of a rollout that is gathered over all ranks, so that statistics do not depend
-    on how groups are spread over them. ``node[b, t]`` numbers the decision that row b passed at
-    position t; rows that share a decision share the number, and exactly one of them has
-    ``loss_mask`` True there (it owns the decision), so that a shared decision is trained once.
-    ``decision_mask`` is True wherever the row has a decision at all, owned or not, trained or not.
+    on the distribution of groups over ranks. ``node[b, t]`` is the number of the decision of row b at
+    position t; rows that share a decision share the number, and at most one of them, its owner, has
+    ``loss_mask`` True there, so that a shared decision is trained once.
+    ``decision_mask`` is True wherever the row has a decision, owned or not, trained or not.
     """
 
     log_probs: Float[Tensor, "B T"]
@@ -133,10 +133,10 @@ class Decisions:
     node: Int[Tensor, "B T"]
     origin: Int[Tensor, "B"]
     keys: Mapping[str, Int[Tensor, "B"]]
-    """Group keys by name. ``prompt`` is always there."""
+    """Group keys by name, of which one is ``prompt``."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """What only some policies know, by name: [B] (``truncated``) or [B, T] (``std``: the
-    std of each transition, ``entropy`` of each token)."""
+    """Numbers that only some policies record, by name: [B] (``truncated``) or [B, T] (``std`` of each
+    transition, ``entropy`` of each token)."""
 
     @property
     def rows(self) -> int:
@@ -156,16 +156,16 @@ class Part(Protocol):
 
 @runtime_checkable
 class Steps(Protocol):
-    """What a policy keeps of its decisions in order to score them again; opaque to the core."""
+    """What a policy stores to score its decisions again; opaque to the core."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Part]:
-        """Cut the masked decisions into parts of at most ``limit`` network evaluations each."""
+        """Split the decisions of the mask into parts of at most ``limit`` network evaluations each."""
         ...
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Everything that one round of sampling made, on this rank."""
+    """The samples of one round on this rank."""
 
     prompts: Sequence[Prompt]
     """One entry per row (the same object for all members of a group)."""
@@ -175,16 +175,16 @@ class Rollout:
     previews: Mapping[str, Sequence[Output]] = field(default_factory=dict)
     """Further outputs of the same rows by name, decoded from deterministic completions."""
     evaluations: int = 0
-    """Network evaluations spent (rows of forward passes, guidance counted twice)."""
+    """Network evaluations of sampling (rows of forward passes, guidance counted twice)."""
 
     def with_decisions(self, decisions: Decisions) -> Rollout:
         return replace(self, decisions=decisions)
 
 
 Scores: TypeAlias = dict[str, Float[Tensor, "*shape"]]
-"""What ``Policy.score`` returns: per-entry numbers by name, with gradient where there is one.
+"""The return value of ``Policy.score``: one number per entry by name, with gradient where it depends on parameters.
 
-Every policy gives ``log_probs``. Gaussian decisions add ``shift`` (mean squared distance of the
+Every policy returns ``log_probs``. Gaussian decisions add ``shift`` (mean squared distance of the
 transition's mean from the rollout's), ``std``, ``dt`` and ``level`` of the transition; tokens
 add ``entropy``. With a reference model: ``reference_log_probs``, and for Gaussian decisions
 ``reference_shift`` and ``reference_velocity_gap`` (mean squared velocity difference).
@@ -193,10 +193,10 @@ add ``entropy``. With a reference model: ``reference_log_probs``, and for Gaussi
 
 @dataclass(frozen=True)
 class Request:
-    """What a policy is asked to do in one round.
+    """A request for samples: the input of ``Policy.rollout`` and ``Policy.sample``.
 
-    ``slots`` are the places of the prompts in the whole batch over all ranks. All randomness of
-    a group comes from (``seed``, its slot), so that ranks do not matter; what must be equal for
+    ``slots`` are the positions of the prompts in the batch over all ranks. All randomness of a group
+    comes from (``seed``, its slot), so that the number of ranks has no effect; what must be equal for
     all groups (windows, subsets) comes from ``seed`` alone.
     """
 
@@ -209,7 +209,7 @@ class Request:
 
 @runtime_checkable
 class Policy(Protocol):
-    """A model that makes T random decisions per sample and can say again how likely each was."""
+    """A model that makes T stochastic decisions per sample and can score their log-probs again."""
 
     network: nn.Module
     """The trained network; the trainer replaces it by its prepared (wrapped) form."""
@@ -220,24 +220,24 @@ class Policy(Protocol):
     keys: frozenset[str]
     """Names in ``Decisions.keys`` of its rollouts."""
     kind: str
-    """``tokens``, ``gaussian`` or ``matching``: which presets make sense."""
+    """``tokens``, ``gaussian`` or ``matching``, for which presets are made."""
     settings: Any
-    """How the policy was made (``mmgrpo.family.Settings``); None for one that was made by hand."""
+    """Family and configuration of the policy (``mmgrpo.family.Settings``); None for one that no family loaded."""
 
     def rollout(self, request: Request) -> Rollout:
         """Sample ``group_size`` rows for each prompt. No gradient."""
         ...
 
     def score(self, rollout: Rollout, part: Any, names: frozenset[str]) -> Scores:
-        """Score a part of ``rollout.steps`` again under the present parameters; ``names`` says what is wanted."""
+        """Score a part of ``rollout.steps`` under the present parameters; ``names`` are the scores to return."""
         ...
 
     def sample(self, request: Request) -> Sequence[Output]:
-        """Draw outputs as one would after training (no exploration noise), for evaluation."""
+        """Sample outputs as after training (without exploration noise), for evaluation."""
         ...
 
     def keep_reference(self) -> None:
-        """Keep the network as it is now, for terms that compare with it; called before the first update."""
+        """Store the present network as the reference of KL terms; called before the first update."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -247,17 +247,17 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """A named scorer: prompts and outputs to one number each; NaN says "could not be scored"."""
+    """A function from prompts and outputs to one number per output; NaN for one that could not be scored."""
 
     def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[float]: ...
 
 
 @runtime_checkable
 class Reference(Protocol):
-    """Gives the network as it was before training, for the length of a ``with`` block."""
+    """Context manager of the network as it was before training."""
 
     def keep(self) -> None:
-        """Keep the network as it is now, if that is needed; called before the first update."""
+        """Store the present network, if needed; called before the first update."""
         ...
 
     def __call__(self) -> AbstractContextManager[nn.Module]: ...
@@ -277,5 +277,5 @@ def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Deci
 
 
 def to_image(pixels: Tensor) -> Image:
-    """Clamp and move to the CPU in fp32, as every reward expects it."""
+    """Pixels clamped to [0, 1], on the CPU in fp32, as every reward expects them."""
     return Image(pixels.detach().to("cpu", torch.float32).clamp(0, 1))

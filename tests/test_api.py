@@ -93,7 +93,7 @@ def test_a_policy_of_ones_own_trains_and_no_command_claims_to_know_it(tmp_path, 
         ({"optim": {"blend": 0.5}}, "mmgrpo.train: 'optim.blend' is called 'optim.interpolation' now"),
         ({"evaluation": {"evry": 1}}, "mmgrpo.train: unknown key 'eval.evry'. Did you mean 'eval.every'?"),
         ({"overwite": True}, "mmgrpo.train: unknown key 'overwite'. Did you mean 'overwrite'?"),
-        ({"group_size": 1}, "group_size must be at least 2, got 1"),
+        ({"group_size": 1}, "got group_size 1, expected at least 2"),
     ],
 )
 def test_a_mistake_is_an_error_before_anything_is_written(options, message, words, tmp_path, monkeypatch):
@@ -113,5 +113,5 @@ def test_prompts_are_texts_rows_of_files_or_prompts():
         (medium,) = prompt.media
         assert isinstance(medium.source, Image) and torch.equal(medium.source.pixels, torch.ones(3, 4, 5))
     assert (shown.answer, shown.id) == ("white", "prompt-1")
-    with pytest.raises(TypeError, match=r"prompts\[0\] is a int; expected a string, a dict or a Prompt"):
+    with pytest.raises(TypeError, match=r"prompts\[0\]: got a int, expected a string, a dict or a Prompt"):
         as_prompts([3])

@@ -7,13 +7,13 @@ import math
 
 import pytest
 
-from mmgrpo.evaluation import Counted, Evaluation, parted, titled
+from mmgrpo.evaluation import ErrorCounts, Evaluation, split_title, title_of
 from mmgrpo.report.comparison import compare_rates, sections
 
 
 def test_an_error_rate_divides_all_errors_by_all_units():
-    before = Counted([2.0, 0.0, 1.0, math.nan], [4.0, 4.0, 2.0, 9.0])
-    after = Counted([1.0, 0.0, 1.0, 0.0], [4.0, 4.0, 2.0, 9.0])
+    before = ErrorCounts([2.0, 0.0, 1.0, math.nan], [4.0, 4.0, 2.0, 9.0])
+    after = ErrorCounts([1.0, 0.0, 1.0, 0.0], [4.0, 4.0, 2.0, 9.0])
     found = compare_rates(before, after)
     # (2 + 0 + 1) / (4 + 4 + 2); the mean of 2/4, 0/4 and 1/2 would be 1/3. What was not scored counts on no side.
     assert found["before"]["mean"] == pytest.approx(0.3) and found["after"]["mean"] == pytest.approx(0.2)
@@ -24,14 +24,14 @@ def test_an_error_rate_divides_all_errors_by_all_units():
 
 
 def test_a_rate_that_was_nought_has_no_relative_change_and_one_without_units_is_not_told():
-    assert compare_rates(Counted([0.0], [3.0]), Counted([1.0], [3.0]))["relative"] is None
-    silent = Evaluation({"reward": [1.0]}, {"wer": Counted([0.0], [0.0])})
+    assert compare_rates(ErrorCounts([0.0], [3.0]), ErrorCounts([1.0], [3.0]))["relative"] is None
+    silent = Evaluation({"reward": [1.0]}, {"wer": ErrorCounts([0.0], [0.0])})
     assert sections({"heldout": silent}, {"heldout": silent}).keys() == {"eval"}
 
 
 def test_the_sections_of_a_summary_are_named_by_file_and_rate():
     def said(reward, errors):
-        return Evaluation({"reward": [reward, reward]}, {"wer": Counted(errors, [2.0, 2.0])})
+        return Evaluation({"reward": [reward, reward]}, {"wer": ErrorCounts(errors, [2.0, 2.0])})
 
     before = {"heldout": said(0.0, [1.0, 2.0]), "natural": said(1.0, [0.0, 1.0])}
     after = {"heldout": said(0.5, [1.0, 0.0]), "natural": said(1.0, [1.0, 1.0])}
@@ -54,4 +54,4 @@ def test_the_sections_of_a_summary_are_named_by_file_and_rate():
     ],
 )
 def test_the_title_of_an_evaluation_says_when_and_of_which_prompts(title, wanted):
-    assert parted(title) == wanted and titled(*wanted) == title
+    assert split_title(title) == wanted and title_of(*wanted) == title

@@ -31,7 +31,7 @@ def test_a_round_may_draw_again_as_often_as_its_samplers_allow():
         ("no_such_sampler", "algorithm.sampler: there is no 'no_such_sampler'.*Known: dynamic_sampling"),
         ("dynamic_samplin", "there is no 'dynamic_samplin'. Did you mean 'dynamic_sampling'?"),
         ("dynamic_sampling(round=3)", "has no parameter 'round'. Did you mean 'rounds'?"),
-        ("dynamic_sampling(rounds=0)", "rounds must be a whole number of at least 1, got 0"),
+        ("dynamic_sampling(rounds=0)", "got rounds 0, expected a whole number of at least 1"),
     ],
 )
 def test_a_sampler_that_does_not_exist_is_refused_with_the_nearest(text, message):
@@ -85,7 +85,7 @@ def test_momentum_adds_the_gain_over_the_reference_value(tmp_path):
 def test_a_prompt_without_a_reference_value_is_named_before_anything_is_sampled(value, tmp_path):
     prompts = [replace(p, meta={"reference_value": v}) for p, v in zip(table_prompts(2), [0.25, value], strict=True)]
     policy, blocks = CategoricalPolicy(TableModel(2, 7)), recipe(baseline="static_reference")
-    with pytest.raises(ValueError, match="prompt '1': its reference_value is .*, expected a number.*add the column"):
+    with pytest.raises(ValueError, match="prompt '1': got reference_value .*, expected a number.*add the column"):
         trainer(policy, tmp_path, prompts, reward=odd, advantages=blocks)
 
 

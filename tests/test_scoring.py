@@ -52,7 +52,7 @@ def test_a_value_that_is_no_finite_number_is_invalid_and_means_nothing(failure):
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_another_number_of_values_than_outputs_stops_the_run_by_name(count):
-    with pytest.raises(ValueError, match=f"reward 'few' gave {count} values for 3 outputs; it must return one number"):
+    with pytest.raises(ValueError, match=f"reward 'few': got {count} values, expected one for each of the 3 outputs"):
         score_outputs([Scorer("length", length), Scorer("few", lambda p, o: [0.0] * count)], PROMPTS, OUTPUTS)
 
 

@@ -173,7 +173,7 @@ def test_a_flow_learns_a_known_answer_in_seconds(tmp_path):
 
 
 def test_everything_that_cannot_work_is_refused_at_the_start(tmp_path):
-    with pytest.raises(ValueError, match="group_size must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="got group_size 1, expected at least 2"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), group_size=1)
     with pytest.raises(ValueError, match="needs entropy, which this policy"):
         trainer(
@@ -184,12 +184,12 @@ def test_everything_that_cannot_work_is_refused_at_the_start(tmp_path):
         )
     with pytest.raises(ValueError, match=r"record .*truncated|truncated.*record"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), advantages=recipe(select=["drop_truncated"]))
-    with pytest.raises(ValueError, match="2 groups cannot be cut into optim.updates=3"):
+    with pytest.raises(ValueError, match="got a round of 2 groups, expected at least optim.updates=3"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), updates=3).fit()
 
 
 def test_a_reward_that_returns_too_few_values_stops_the_run_by_name(tmp_path):
-    with pytest.raises(ValueError, match="reward 'reward' gave 1 values for 8 outputs"):
+    with pytest.raises(ValueError, match="reward 'reward': got 1 values, expected one for each of the 8 outputs"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [1.0]).fit()
 
 
@@ -320,7 +320,7 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = fresh(whole).fit()
     killed = fresh(broken)
-    killed._before()
+    killed._evaluate_before()
     killed.run_round()
     killed.run_round()
     killed.save()
@@ -339,7 +339,7 @@ def test_a_resumed_run_whose_first_evaluation_is_gone_is_refused(tmp_path):
     made.fit()
     (tmp_path / "evaluations" / "before-b.json").unlink()
     assert made.resume()
-    with pytest.raises(FileNotFoundError, match="before-b.json is gone, and step 1 cannot tell what came before"):
+    with pytest.raises(FileNotFoundError, match="before-b.json is missing, which a run resumed at step 1 needs"):
         made.fit()
 
 
@@ -355,7 +355,7 @@ def told(line):
 def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
     made = trainer(toy_policy(), tmp_path, toy_prompts(2), steps=1)
     made.fit()
-    with pytest.raises(ValueError, match="made with --seed 0, this run has --seed 1"):
+    with pytest.raises(ValueError, match="got --seed 1, expected 0, the seed of the checkpoint"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), seed=1).resume()
 
 

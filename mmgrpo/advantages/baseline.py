@@ -1,6 +1,6 @@
-"""What is subtracted from a reward. Each function gives [B] baselines.
+"""Baselines: what is subtracted from a reward. Each function returns one baseline per row, [B].
 
-Worked on r = [1, 0, 0, 1]: group_mean leaves [.5, -.5, -.5, .5], leave_one_out [.667, -.667, -.667, .667].
+For r = [1, 0, 0, 1], r - b is [.5, -.5, -.5, .5] with group_mean and [.667, -.667, -.667, .667] with leave_one_out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmgrpo.registry import Block
 
 
 def none(values: Values) -> Values:
-    """Nothing is subtracted (REINFORCE)."""
+    """Zero (REINFORCE)."""
     return torch.zeros_like(values)
 
 
@@ -25,14 +25,14 @@ def constant(values: Values, value: float) -> Values:
 
 
 def group_mean(values: Values, key: Key, stat: Rows) -> Values:
-    """Mean of the group (GRPO, arXiv:2402.03300, section 4.1.2). A group of one gets advantage 0."""
+    """Mean of the group (GRPO, arXiv:2402.03300, section 4.1.2). A group of one has advantage 0."""
     return groups.group_mean(values, key, stat)
 
 
 def leave_one_out(values: Values, key: Key, stat: Rows) -> Values:
     """Mean of the other members (RLOO, arXiv:2402.14740): r - b = G/(G-1) * (r - mean).
 
-    A group of one gets advantage 0: there is nobody to be compared with.
+    A group of one has advantage 0: its baseline is its own reward.
     """
     return groups.others_mean(values, key, stat)
 
@@ -57,14 +57,14 @@ def static_reference(reference_value: Values) -> Values:
 
 def greedy(greedy_value: Values) -> Values:
     """The weighted reward of the prompt's greedy decode, noise-free ODE sample or most likely choice (ReMax,
-    arXiv:2310.10505), which each round draws beside the groups."""
+    arXiv:2310.10505), which every round samples in addition to the groups."""
     return greedy_value
 
 
 def runner_up(values: Values, key: Key, stat: Rows) -> Values:
-    """min(r_i, max of the others): only the best member keeps something, r_(1) - r_(2); ties keep nothing.
+    """min(r_i, max of the others): the best member has advantage r_(1) - r_(2), all others 0, and so have ties.
 
-    The gradient of pass@k is carried by the best sample alone (as "grpo_passk" in verl).
+    The gradient of pass@k comes from the best sample alone ("grpo_passk" in verl).
     """
     rest = groups.others_max(values, key, stat)
     return torch.where(torch.isfinite(rest), torch.minimum(values, rest), values)
@@ -73,7 +73,7 @@ def runner_up(values: Values, key: Key, stat: Rows) -> Values:
 def virtual_max(values: Values, key: Key, stat: Rows, maximum: float = 1.0) -> Values:
     """Mean of the group and one virtual member with the largest possible reward (NGRPO, arXiv:2509.18851).
 
-    An all-wrong group so gets a negative advantage. Goes with the scale ``virtual_max_std``.
+    A group without any correct sample then has negative advantages. To be used with the scale ``virtual_max_std``.
     """
     return groups.group_mean(*with_virtual(values, key, stat, maximum))[: values.numel()]
 
@@ -81,7 +81,7 @@ def virtual_max(values: Values, key: Key, stat: Rows, maximum: float = 1.0) -> V
 def with_virtual(
     values: Values, key: Key, stat: Rows, maximum: float
 ) -> tuple[Float[Tensor, "E"], Int[Tensor, "E"], Bool[Tensor, "E"]]:
-    """Append one row of value ``maximum`` to every group."""
+    """Values, group numbers and statistics mask with one row of value ``maximum`` appended to every group."""
     index, count = groups.group_index(key)
     return (
         torch.cat([values, values.new_full((count,), maximum)]),

@@ -1,6 +1,6 @@
 """How several rewards become one advantage per sample.
 
-``normalise`` turns one reward stream [B] into advantages [B]: baseline, scale and keys of the recipe.
+``normalise`` maps one stream of rewards [B] to advantages [B] with the recipe's baseline, scale and keys.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Normalise: TypeAlias = Callable[[Values], Values]
 
 
 def weighted_sum(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Values:
-    """normalise(sum_k w_k r_k): the rewards are added, then compared."""
+    """normalise(sum_k w_k r_k): rewards are summed, then compared."""
     return normalise(values @ weights)
 
 
 def per_reward(normalise: Normalise, values: Float[Tensor, "B R"], weights: Float[Tensor, "R"]) -> Values:
-    """sum_k w_k normalise(r_k): no reward wins by its units (DanceGRPO, arXiv:2505.07818)."""
+    """sum_k w_k normalise(r_k): no reward dominates by its units (DanceGRPO, arXiv:2505.07818)."""
     return sum((w * normalise(values[:, k]) for k, w in enumerate(weights) if w != 0), torch.zeros_like(values[:, 0]))
 
 
@@ -39,7 +39,7 @@ def gdpo(
 ) -> Values:
     """``per_reward``, then (A - mean) / (std + eps) over the batch (GDPO, arXiv:2601.05242).
 
-    The whitening keeps the size of the advantages from growing with the number of rewards.
+    Whitening keeps the magnitude of the advantages independent of the number of rewards.
     """
     summed = per_reward(normalise, values, weights)
     batch = torch.zeros_like(stat, dtype=torch.long)

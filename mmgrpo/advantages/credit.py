@@ -1,7 +1,7 @@
-"""How a sample's advantage reaches its decisions: [B] to [B, T].
+"""Credit assignment: from a sample's advantage [B] to those of its decisions [B, T].
 
-Rows that share a decision have the same ``node`` there. A tree is not an object: it is what the node
-numbers say. Decisions of one depth of a tree stand at one position.
+Rows that share a decision have the same ``node`` there, and these numbers alone define a tree. Decisions of
+one depth of a tree are at one position.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from mmgrpo.registry import Block
 
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
-Passed: TypeAlias = Bool[Tensor, "B T"]
+Mask: TypeAlias = Bool[Tensor, "B T"]
 
 
-def over_sharing(matrix: Matrix, keep: Rows, node: Node, decision_mask: Passed) -> Matrix:
-    """At every decision, the mean over the kept rows that share it; the identity where nothing is shared."""
-    kept = decision_mask & keep[:, None]
-    if not shares(node, decision_mask):
-        return torch.where(kept, matrix, 0.0)
-    spread = torch.zeros_like(matrix)
-    spread[decision_mask] = groups.group_mean(matrix[decision_mask], node[decision_mask], kept[decision_mask])
-    return spread
+def mean_over_sharing_rows(matrix: Matrix, keep: Rows, node: Node, decision_mask: Mask) -> Matrix:
+    """At every decision, the mean over the rows of ``keep`` that share it; 0 where there is none."""
+    entries = decision_mask & keep[:, None]
+    if not any_shared(node, decision_mask):
+        return torch.where(entries, matrix, 0.0)
+    means = torch.zeros_like(matrix)
+    means[decision_mask] = groups.group_mean(matrix[decision_mask], node[decision_mask], entries[decision_mask])
+    return means
 
 
-def shares(node: Node, decision_mask: Passed) -> bool:
+def any_shared(node: Node, decision_mask: Mask) -> bool:
     """True if any two rows share a decision."""
     numbers = node[decision_mask].sort().values
     return bool((numbers[1:] == numbers[:-1]).any())
 
 
-def broadcast(advantages: Values, keep: Rows, node: Node, decision_mask: Passed) -> Matrix:
-    """Every decision gets its row's advantage; a shared one the mean over the kept rows that share it."""
-    return over_sharing(advantages[:, None].expand(node.shape), keep, node, decision_mask)
+def broadcast(advantages: Values, keep: Rows, node: Node, decision_mask: Mask) -> Matrix:
+    """Every decision has its row's advantage; a shared one has the mean over the rows of ``keep`` that share it."""
+    return mean_over_sharing_rows(advantages[:, None].expand(node.shape), keep, node, decision_mask)
 
 
 def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Values:
-    """Path-weighted mean of the leaf values below each row's node at one position.
+    """Path-weighted mean of the leaf values below each row's node at one position, for every row.
 
     sum_l w_l r_l with w_l proportional to exp(beta * log-prob of the path from the node to leaf l).
     """
     logits = beta * tail
-    top = groups.group_max(logits, node, rows)
+    top = groups.group_max(logits, node, rows)  # subtracted before exp, so that the largest weight is 1
     weight = torch.where(rows, torch.exp(logits - torch.where(torch.isfinite(top), top, 0.0)), 0.0)
     total = groups.group_sum(weight, node, rows)
     return groups.group_sum(weight * values, node, rows) / torch.where(total > 0, total, 1.0)
 
 
-def tails(log_probs: Matrix, decision_mask: Passed) -> Matrix:
-    """At every position, the sum of the row's log-probs at later positions."""
+def tails(log_probs: Matrix, decision_mask: Mask) -> Matrix:
+    """At every position, the sum of the row's log-probs at all later positions."""
     own = torch.where(decision_mask, log_probs, 0.0)
     return own.flip(1).cumsum(1).flip(1) - own
 
@@ -65,7 +65,7 @@ def tree_depth(
     key: Key,
     stat: Rows,
     node: Node,
-    decision_mask: Passed,
+    decision_mask: Mask,
     log_probs: Matrix,
     beta: float = 1.0,
     ddof: int = 1,
@@ -73,17 +73,16 @@ def tree_depth(
 ) -> Matrix:
     """Standardize fused leaf values over the distinct nodes of each depth (BranchGRPO, arXiv:2509.06040).
 
-    v(n) is the path-weighted mean of the leaves below n (``fuse``; beta 0: their plain mean);
-    A(n) = (v(n) - mean) / (std + eps) over the nodes of the group at that position, each counted once.
-    A position with one node gets 0. Affine maps of the leaf values cancel, so baseline and scale are best
-    ``none`` here.
+    v(n) is the path-weighted mean of the leaves below n (``fuse``; with beta 0 their plain mean);
+    A(n) = (v(n) - mean) / (std + eps) over the nodes of the group at that position, each counted once;
+    0 where there is only one. Affine maps of the leaf values cancel, so baseline and scale should be ``none``.
     """
     tail = tails(log_probs, decision_mask)
     credit = torch.zeros_like(tail)
     for t in range(node.shape[1]):
         rows = decision_mask[:, t] & stat
         value = fuse(advantages, node[:, t], tail[:, t], rows, beta)
-        first = groups.group_first(node[:, t], rows)
+        first = groups.group_first(node[:, t], rows)  # one row per node, so that wide subtrees do not count more
         std = groups.group_std(value, key, first, ddof)
         score = (value - groups.group_mean(value, key, first)) / (std + eps)
         credit[:, t] = torch.where(rows & (std > 0), score, 0.0)
@@ -94,7 +93,7 @@ def tree_softmax(
     advantages: Values,
     stat: Rows,
     node: Node,
-    decision_mask: Passed,
+    decision_mask: Mask,
     log_probs: Matrix,
     beta: float = 1.0,
 ) -> Matrix:
@@ -102,41 +101,41 @@ def tree_softmax(
     ICLR 2026). The last edge of a sample has the sample's advantage.
     """
     credit = torch.zeros_like(log_probs)
-    carried, logit = advantages, torch.zeros_like(advantages)
-    sharers = torch.ones_like(advantages)
+    # Of each row's child edge, the one after position t: its advantage, its logit and the number of rows that share it.
+    value, logit, multiplicity = advantages, torch.zeros_like(advantages), torch.ones_like(advantages)
     for t in reversed(range(node.shape[1])):
         rows = decision_mask[:, t] & stat
-        # A child edge that m rows share appears m times among the rows of its parent: each carries 1/m of it.
-        above = fuse(carried, node[:, t], logit - sharers.log(), rows, 1.0)
-        carried = torch.where(rows, above, carried)
+        # A child edge that m rows share occurs m times among the rows of its parent: each has 1/m of its weight.
+        parent = fuse(value, node[:, t], logit - multiplicity.log(), rows, 1.0)
+        # Rows without a decision here keep their child edge: the tree skips deterministic steps.
+        value = torch.where(rows, parent, value)
         logit = torch.where(rows, beta * log_probs[:, t], logit)
-        sharers = torch.where(rows, groups.group_count(node[:, t], rows).clamp(min=1), sharers)
-        credit[:, t] = torch.where(rows, carried, 0.0)
+        multiplicity = torch.where(rows, groups.group_count(node[:, t], rows).clamp(min=1), multiplicity)
+        credit[:, t] = torch.where(rows, value, 0.0)
     return credit
 
 
 def tree_siblings(
-    advantages: Values, key: Key, stat: Rows, node: Node, decision_mask: Passed, eps: float = 1e-6
+    advantages: Values, key: Key, stat: Rows, node: Node, decision_mask: Mask, eps: float = 1e-6
 ) -> Matrix:
     """Compare the children of one node: A = (v - m) / (m (1 - m) + eps) (TreeRPO, arXiv:2506.05183).
 
     v is the mean of the leaf values below a child, in [0, 1]; m the mean of v over the distinct children.
-    A decision without siblings belongs to the branch it lies on and keeps that branch's advantage.
-    Baseline and scale should be ``none``.
+    An only child has the advantage of its parent. Baseline and scale should be ``none``.
     """
     credit = torch.zeros(node.shape, dtype=advantages.dtype, device=node.device)
-    carried = torch.zeros_like(advantages)
+    inherited = torch.zeros_like(advantages)
     _, dense = torch.unique(node, return_inverse=True)
-    parent = -1 - groups.group_index(key)[0]
+    parent = -1 - groups.group_index(key)[0]  # the root of each group; negative, since nodes are numbered from 0
     for t in range(node.shape[1]):
         rows = decision_mask[:, t] & stat
         value = groups.group_mean(advantages, dense[:, t], rows)
         first = groups.group_first(dense[:, t], rows)
         mean = groups.group_mean(value, parent, first)
-        alone = groups.group_count(parent, first) < 2
+        only_child = groups.group_count(parent, first) < 2
         score = (value - mean) / (mean * (1 - mean) + eps)
-        carried = torch.where(rows & ~alone, torch.where(value == mean, 0.0, score), carried)
-        credit[:, t] = torch.where(rows, carried, 0.0)
+        inherited = torch.where(rows & ~only_child, torch.where(value == mean, 0.0, score), inherited)
+        credit[:, t] = torch.where(rows, inherited, 0.0)
         parent = torch.where(rows, dense[:, t], parent)
     return credit
 
@@ -145,16 +144,15 @@ def top_entropy(
     advantages: Values,
     keep: Rows,
     node: Node,
-    decision_mask: Passed,
+    decision_mask: Mask,
     entropy: Matrix,
     fraction: float = 0.2,
 ) -> Matrix:
-    """``broadcast``, and 0 on all but the given share of decisions of highest entropy in the batch.
+    """``broadcast``, and 0 on all but the given fraction of decisions, those of highest entropy in the batch.
 
     "Beyond the 80/20 rule", arXiv:2506.01939; as there, the others stay in the denominators of the loss.
     """
-    counted = decision_mask & keep[:, None]
-    ranked = entropy[counted].sort(descending=True).values
+    ranked = entropy[decision_mask & keep[:, None]].sort(descending=True).values
     if ranked.numel() == 0:
         return broadcast(advantages, keep, node, decision_mask)
     threshold = ranked[max(1, round(fraction * ranked.numel())) - 1]

@@ -3,7 +3,7 @@
     rewards [B, R] -> combine: for each (stream, key) (reward - baseline) / scale, summed
                    -> shape -> credit -> advantages [B, T]
 
-``select`` acts before the statistics or only on what is trained, see ``select.py``.
+``select`` acts before the statistics or on training only, see ``select.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
-from mmgrpo.advantages.credit import CREDITS, shares
+from mmgrpo.advantages.credit import CREDITS, any_shared
 from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
@@ -27,16 +27,16 @@ from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.registry import Bound, bind, nearest, parse
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
-GIVEN_ALWAYS = frozenset(
+STANDARD_INPUTS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
     | {"log_probs", "loss_mask", "decision_mask", "node", "origin", "length"}
 )
-"""Inputs that every policy and batch has; what a block needs beyond them is a field of the decisions."""
+"""Inputs of blocks that every batch has; any other input is a field of the decisions."""
 
 
 @runtime_checkable
-class Written(Protocol):
-    """The part of an algorithm's configuration that is about advantages: blocks as text."""
+class AdvantageBlocks(Protocol):
+    """The part of an algorithm's configuration that concerns advantages: blocks as text."""
 
     @property
     def combine(self) -> str: ...
@@ -56,19 +56,19 @@ class Written(Protocol):
 
 @dataclass(frozen=True)
 class Key:
-    """One way to say who is compared with whom."""
+    """A grouping of the rows: rows of one group are compared with each other."""
 
     name: str
     """Name of the key in ``Decisions.keys``."""
     weight: float = 1.0
-    """Factor of the advantages that this key gives."""
+    """Factor of the advantages under this key."""
     own: bool = True
-    """Only rows that the policy itself sampled are in the statistics."""
+    """Restrict the statistics to rows that the policy itself sampled."""
 
 
 @dataclass(frozen=True)
 class AdvantageRecipe:
-    """The bound blocks that turn rewards into advantages."""
+    """The bound blocks from rewards to advantages."""
 
     combine: Bound
     keys: tuple[Key, ...]
@@ -80,25 +80,26 @@ class AdvantageRecipe:
     after: tuple[Bound, ...]
 
     @staticmethod
-    def of(written: Written) -> AdvantageRecipe:
-        """Bind a recipe as it is written; unknown names and parameters are errors here, not in the run."""
-        if not written.keys:
-            raise ValueError("algorithm.keys is empty; name at least one group key, e.g. ['prompt']")
-        baseline = parse(written.baseline)[0]
-        if baseline in ("greedy", "static_reference") and parse(written.combine)[0] != "weighted_sum":
+    def of(blocks: AdvantageBlocks) -> AdvantageRecipe:
+        """Bind the blocks of a configuration; unknown names and parameters are errors here, before the run."""
+        if not blocks.keys:
+            raise ValueError("algorithm.keys: got an empty list, expected at least one group key, e.g. ['prompt']")
+        baseline = parse(blocks.baseline)[0]
+        if baseline in ("greedy", "static_reference") and parse(blocks.combine)[0] != "weighted_sum":
             raise ValueError(
-                f"algorithm.baseline '{baseline}' is one number for all rewards together, and algorithm.combine "
-                f"'{written.combine}' compares each of them; choose weighted_sum or another baseline"
+                f"algorithm.combine: got '{blocks.combine}', which normalizes every reward separately, expected "
+                f"weighted_sum, since algorithm.baseline '{baseline}' is one number for all rewards together; choose "
+                "weighted_sum or another baseline"
             )
-        selectors = [bind(text, SELECTORS, "algorithm.select") for text in written.select]
-        is_before = [parse(text)[0] in BEFORE for text in written.select]
+        selectors = [bind(text, SELECTORS, "algorithm.select") for text in blocks.select]
+        is_before = [parse(text)[0] in BEFORE for text in blocks.select]
         return AdvantageRecipe(
-            combine=bind(written.combine, COMBINE, "algorithm.combine"),
-            keys=tuple(_key(text) for text in written.keys),
-            baseline=bind(written.baseline, BASELINES, "algorithm.baseline"),
-            scale=bind(written.scale, SCALES, "algorithm.scale"),
-            shape=tuple(bind(text, SHAPES, "algorithm.shape") for text in written.shape),
-            credit=bind(written.credit, CREDITS, "algorithm.credit"),
+            combine=bind(blocks.combine, COMBINE, "algorithm.combine"),
+            keys=tuple(_key(text) for text in blocks.keys),
+            baseline=bind(blocks.baseline, BASELINES, "algorithm.baseline"),
+            scale=bind(blocks.scale, SCALES, "algorithm.scale"),
+            shape=tuple(bind(text, SHAPES, "algorithm.shape") for text in blocks.shape),
+            credit=bind(blocks.credit, CREDITS, "algorithm.credit"),
             before=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if early),
             after=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if not early),
         )
@@ -115,7 +116,7 @@ class AdvantageRecipe:
             *self.before,
             *self.after,
         )
-        return frozenset(name for bound in bounds for name in bound.block.needs) - GIVEN_ALWAYS
+        return frozenset(name for bound in bounds for name in bound.block.needs) - STANDARD_INPUTS
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -125,11 +126,11 @@ class AdvantageRecipe:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the rewards of a batch say about its decisions."""
+    """The advantages of a batch, and statistics of its rewards."""
 
     advantages: Float[Tensor, "B T"]
     loss_mask: Bool[Tensor, "B T"]
-    """Decisions that are trained: owned, and passed by a row that was scored and selected."""
+    """Trained decisions: those of at least one row that is scored and selected, each at the row that owns it."""
     rewards: Values
     """Weighted sum of the rewards; NaN where one of them could not be scored."""
     samples: Values
@@ -137,9 +138,9 @@ class Estimate:
     spread_groups: int
     """Groups (of the first key) whose rewards are not all equal."""
     zero_spread: float
-    """Share of the groups whose rewards are all equal: they teach a group-relative method nothing."""
+    """Fraction of groups whose rewards are all equal, and which therefore have no gradient."""
     silent: tuple[int, ...]
-    """Rewards that differ between groups but in no group: a baseline of the group cancels them."""
+    """Columns of rewards that differ between groups but within none: the baseline of a group cancels them."""
 
 
 def estimate(
@@ -151,56 +152,56 @@ def estimate(
 ) -> Estimate:
     """Advantages of a whole gathered batch.
 
-    A row of which a reward with weight could not be scored is outside the statistics, gets advantage 0
-    and is not trained. Made on the CPU in double precision, so that ranks and devices do not matter.
+    A row for which a reward of nonzero weight could not be scored is outside the statistics, has advantage 0
+    and is not trained. Computed on the CPU in double precision, so that ranks and devices do not matter.
     """
     device = values.device
     if not bool((reward_weights != 0).any()):
-        raise ValueError("all rewards have weight 0; give at least one reward a weight")
+        raise ValueError("rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1")
     weights = reward_weights.detach().cpu().double()
     counted = weights != 0
     valid = valid.cpu()
     scored = valid[:, counted].all(1)
     values = torch.where(valid & scored[:, None], values.detach().cpu(), 0.0).double()
-    numbers = _numbers(decisions)
-    numbers["weights"] = weights
+    inputs = _inputs(decisions)
+    inputs["weights"] = weights
     keys = [_column(decisions, key.name) for key in algorithm.keys]
     total = values @ weights
     group = keys[0]
 
-    rows = scored & (numbers["origin"] != CONTRAST)
+    rows = scored & (inputs["origin"] != CONTRAST)
     for selector in algorithm.before:
-        rows = rows & selector({**numbers, "values": total, "key": group, "keep": rows})
-    own = numbers["origin"] == OWN
+        rows = rows & selector({**inputs, "values": total, "key": group, "keep": rows})
+    own = inputs["origin"] == OWN
     stats = [rows & own if key.own else rows for key in algorithm.keys]
-    numbers |= {"stat": stats[0]}
+    inputs |= {"stat": stats[0]}
 
     def normalise(stream: Tensor) -> Tensor:
         advantages = torch.zeros_like(stream)
         for key, column, stat in zip(algorithm.keys, keys, stats, strict=True):
-            seen = {**numbers, "values": stream, "key": column, "stat": stat}
-            centred = torch.where(rows, stream - algorithm.baseline(seen), 0.0)
-            advantages = advantages + key.weight * algorithm.scale({**seen, "centred": centred})
+            here = {**inputs, "values": stream, "key": column, "stat": stat}
+            centred = torch.where(rows, stream - algorithm.baseline(here), 0.0)
+            advantages = advantages + key.weight * algorithm.scale({**here, "centred": centred})
         return advantages
 
-    samples = algorithm.combine({**numbers, "normalise": normalise, "values": values})
-    numbers |= {"values": total, "key": group}
+    samples = algorithm.combine({**inputs, "normalise": normalise, "values": values})
+    inputs |= {"values": total, "key": group}
     for shape in algorithm.shape:
-        samples = shape({**numbers, "advantages": samples})
+        samples = shape({**inputs, "advantages": samples})
     samples = torch.where(rows, samples, 0.0)
-    numbers |= {"advantages": samples}
+    inputs |= {"advantages": samples}
 
-    keep, entries = rows, numbers["decision_mask"]
+    keep, entries = rows, inputs["decision_mask"]
     for selector in algorithm.after:
-        chosen = selector({**numbers, "keep": keep})
-        if chosen.dim() == 1:
-            keep = keep & chosen
+        selection = selector({**inputs, "keep": keep})
+        if selection.dim() == 1:
+            keep = keep & selection
         else:
-            entries = entries & chosen
-    credit = algorithm.credit({**numbers, "keep": keep})
-    loss_mask = numbers["loss_mask"] & _passed_by(keep[:, None] & entries, numbers["node"], numbers["decision_mask"])
+            entries = entries & selection
+    credit = algorithm.credit({**inputs, "keep": keep})
+    loss_mask = inputs["loss_mask"] & _any_sharing_row(keep[:, None] & entries, inputs["node"], inputs["decision_mask"])
 
-    first = groups.group_first(group, numbers["origin"] != CONTRAST)
+    first = groups.group_first(group, inputs["origin"] != CONTRAST)
     spread = groups.group_spread(total, group, stats[0])
     return Estimate(
         advantages=credit.to(device, torch.float32),
@@ -217,22 +218,23 @@ def _key(text: str) -> Key:
     name, parameters = parse(text)
     for parameter in parameters:
         if parameter not in ("weight", "own"):
-            raise ValueError(f"algorithm.keys: '{name}' has no '{parameter}'.{nearest(parameter, ('weight', 'own'))}")
+            raise ValueError(
+                f"algorithm.keys: '{name}' has no parameter '{parameter}'.{nearest(parameter, ('weight', 'own'))}"
+            )
     return Key(name, **parameters)
 
 
 def _column(decisions: Decisions, name: str) -> Tensor:
     if name not in decisions.keys:
         raise KeyError(
-            f"algorithm.keys names '{name}', a key that this policy's rollouts do not have."
-            + nearest(name, decisions.keys)
+            f"algorithm.keys: got '{name}', expected a key of this policy's rollouts." + nearest(name, decisions.keys)
         )
     return decisions.keys[name].cpu()
 
 
-def _numbers(decisions: Decisions) -> dict[str, Tensor]:
-    """Everything in the decisions by name, on the CPU, floats in double precision."""
-    numbers = {
+def _inputs(decisions: Decisions) -> dict[str, Tensor]:
+    """The inputs of blocks that come from the decisions, by name, on the CPU, floats in double precision."""
+    inputs = {
         **decisions.fields,
         "log_probs": decisions.log_probs,
         "loss_mask": decisions.loss_mask,
@@ -243,17 +245,17 @@ def _numbers(decisions: Decisions) -> dict[str, Tensor]:
     }
     return {
         name: value.detach().cpu().double() if value.is_floating_point() else value.cpu()
-        for name, value in numbers.items()
+        for name, value in inputs.items()
     }
 
 
-def _passed_by(entries: Tensor, node: Tensor, decision_mask: Tensor) -> Tensor:
-    """Decisions that some row with a True entry passes: the owner of a decision may not be that row."""
-    if not shares(node, decision_mask):
+def _any_sharing_row(entries: Tensor, node: Tensor, decision_mask: Tensor) -> Tensor:
+    """``entries`` or'ed over the rows that share a decision: a selected row may not be the one that owns it."""
+    if not any_shared(node, decision_mask):
         return entries
-    made = torch.zeros_like(decision_mask)
-    made[decision_mask] = groups.group_count(node[decision_mask], entries[decision_mask]) > 0
-    return made
+    mask = torch.zeros_like(decision_mask)
+    mask[decision_mask] = groups.group_count(node[decision_mask], entries[decision_mask]) > 0
+    return mask
 
 
 def _silent(values: Tensor, counted: Tensor, key: Tensor, stat: Tensor) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Statistics over groups, where a group is an integer key per row.
 
-Every function gives each row the statistic of its group, over those members of the group for which
-``stat`` is True. Groups may be ragged, may be spread anyhow over the rows, and may have no member in
-the statistics at all. Sums are made in double precision.
+Every function returns for each row the statistic of its group, over those members of the group for which
+``stat`` is True. Groups may be ragged, in any order over the rows, and without any member in the
+statistics. Sums are in double precision.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows: TypeAlias = Bool[Tensor, "B"]
 
 
 def group_index(key: Key) -> tuple[Key, int]:
-    """Number the groups 0, 1, ...; returns each row's number and how many groups there are."""
+    """Number the groups 0, 1, ...; returns each row's number and the number of groups."""
     names, index = torch.unique(key, return_inverse=True)
     return index, names.numel()
 
@@ -33,7 +33,7 @@ def group_sum(values: Values, key: Key, stat: Rows) -> Values:
 
 
 def group_count(key: Key, stat: Rows) -> Values:
-    """How many members of the group are in the statistics."""
+    """Number of the group's members in the statistics."""
     return group_sum(stat.double(), key, stat)
 
 
@@ -80,22 +80,22 @@ def others_std(values: Values, key: Key, stat: Rows) -> Values:
     others = group_count(key, stat) - stat.double()
     squares = group_sum(deviation**2, key, stat)
     mean = (group_sum(deviation, key, stat) - deviation) / others.clamp(min=1)
-    left = squares - deviation**2 - others * mean**2
-    # What remains of equal values is rounding of the subtraction, relative to what was subtracted from.
-    left = torch.where(left > 1e-12 * squares, left, 0.0)
-    return torch.where(others > 1, left / (others - 1).clamp(min=1), 0.0).sqrt().to(values.dtype)
+    rest = squares - deviation**2 - others * mean**2
+    # For equal values the difference is a rounding error relative to ``squares``, not a spread.
+    rest = torch.where(rest > 1e-12 * squares, rest, 0.0)
+    return torch.where(others > 1, rest / (others - 1).clamp(min=1), 0.0).sqrt().to(values.dtype)
 
 
 def others_max(values: Values, key: Key, stat: Rows) -> Values:
     """Largest value of the other members in the statistics; -inf if there are none."""
     best = group_max(values, key, stat)
-    champion = stat & (values == best)
-    second = group_max(values, key, stat & ~champion)
-    return torch.where(champion & (group_count(key, champion) == 1), second, best)
+    leader = stat & (values == best)
+    second = group_max(values, key, stat & ~leader)
+    return torch.where(leader & (group_count(key, leader) == 1), second, best)
 
 
 def group_rank(values: Values, key: Key, stat: Rows) -> Key:
-    """Place of the row among its group's members in the statistics, 0 for the smallest; B for the rest.
+    """Rank of the row among its group's members in the statistics, from 0 for the smallest; B for rows outside them.
 
     Ties are ordered by row.
     """
@@ -116,6 +116,6 @@ def group_first(key: Key, stat: Rows) -> Rows:
 
 
 def _shift(values: Values, key: Key, stat: Rows) -> Values:
-    """The group's largest value: measured from it, the mean of equal values is exact and their spread zero."""
+    """The group's largest value: relative to it, the mean of equal values is exact and their spread 0."""
     best = group_max(values.double(), key, stat)
     return torch.where(torch.isfinite(best), best, 0.0)

@@ -1,7 +1,7 @@
-"""What the centred reward is divided by. Each function gives the scaled [B] advantages.
+"""Scales: what the centred reward is divided by. Each function returns the scaled advantages, [B].
 
-``values`` are the rewards themselves, ``centred`` is reward minus baseline. A group (or batch) whose
-divisor has no spread gets 0, whatever the baseline was: a number over an epsilon is not an advantage.
+``values`` are the rewards, ``centred`` is reward minus baseline. Where the divisor is 0, the advantages of the
+group (or batch) are 0 for any baseline: a difference divided by an epsilon is not an advantage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmgrpo.registry import Block
 
 
 def none(centred: Values) -> Values:
-    """Nothing is divided (Dr. GRPO, arXiv:2503.20783)."""
+    """No division (Dr. GRPO, arXiv:2503.20783)."""
     return centred
 
 
@@ -27,7 +27,7 @@ def group_std(centred: Values, values: Values, key: Key, stat: Rows, ddof: int =
 def group_std_floor(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 0, floor: float = 1e-6
 ) -> Values:
-    """centred / max(std, floor): as ``group_std`` where the floor is not added but a lower bound."""
+    """centred / max(std, floor): ``group_std`` with a lower bound of the std in place of an added epsilon."""
     std = groups.group_std(values, key, stat, ddof)
     return torch.where(std > 0, centred / std.clamp(min=floor), 0.0)
 
@@ -41,15 +41,15 @@ def virtual_max_std(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Values:
-    """``group_std`` over the group and one virtual member of the largest reward (NGRPO, arXiv:2509.18851)."""
+    """``group_std`` over the group and one virtual member of the largest possible reward (NGRPO, arXiv:2509.18851)."""
     std = groups.group_std(*with_virtual(values, key, stat, maximum), ddof)[: values.numel()]
     return _over(centred, std, eps)
 
 
 def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
-    """centred / (std of the other members + eps), not divided where the others are all equal (as in NeMo-RL).
+    """centred / (std of the other members + eps), and centred itself where the others are equal (as in NeMo-RL).
 
-    Unlike everywhere else in this file, equal others do not make the advantage 0.
+    It is the only scale for which a divisor of 0 does not make the advantage 0.
     """
     std = groups.others_std(values, key, stat)
     return torch.where(std > 0, centred / (std + eps), centred)
@@ -61,13 +61,13 @@ def batch_std(centred: Values, values: Values, stat: Rows, ddof: int = 1, eps: f
 
 
 def batch_std_centred(centred: Values, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
-    """centred / (std of all centred values of the batch + eps): differences between groups do not count."""
+    """centred / (std of all centred values of the batch + eps), without the spread between groups."""
     return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
 
 
 def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) -> Values:
     """(centred - m) / sqrt(v + eps), m and v (n - 1) over all decisions of the batch (REINFORCE++,
-    arXiv:2501.03262): a row counts as often as it has decisions.
+    arXiv:2501.03262): each row is weighted by its number of decisions.
     """
     weight = torch.where(stat, length, 0).to(centred.dtype)
     number = weight.sum()
@@ -88,8 +88,8 @@ def mean(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-
 
 
 def mapo(centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 1, eps: float = 1e-6) -> Values:
-    """L * centred / std + (1 - L) * centred / mean with L = 4 p (1 - p), p the share of rewards equal to 1
-    (MAPO, arXiv:2509.18849): by the mean where a prompt is nearly always or nearly never solved.
+    """L * centred / std + (1 - L) * centred / mean with L = 4 p (1 - p), p the fraction of rewards equal to 1
+    (MAPO, arXiv:2509.18849): division by the mean where a prompt is nearly always or nearly never solved.
     """
     fraction = groups.group_mean((values == 1).to(values.dtype), key, stat)
     mixture = 4 * fraction * (1 - fraction)
@@ -110,7 +110,7 @@ def beta_pdf(
 
     With m, v the mean and sample variance of p over groups and c = m (1 - m) / v - 1,
     a = max(1 + c m / 3, 1) and b = max(1 + c (1 - m) / 3, 1). Rewards in [low, high] are first mapped to
-    [0, 1]. With one group a = b = 1: nothing is divided.
+    [0, 1]. With one group a = b = 1, and nothing is divided.
     """
     width = high - low
     rate = groups.group_mean((values - low) / width, key, stat)
@@ -122,15 +122,15 @@ def beta_pdf(
     b = (1 + c * (1 - m) / 3).clamp(min=1)
     log_norm = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
     log_pdf = log_norm + torch.xlogy(a - 1, rate) + torch.xlogy(b - 1, 1 - rate)
-    made = centred / width * torch.exp(-log_pdf).clamp(max=limit)
-    return torch.where(groups.group_spread(values, key, stat), made, 0.0)
+    scaled = centred / width * torch.exp(-log_pdf).clamp(max=limit)
+    return torch.where(groups.group_spread(values, key, stat), scaled, 0.0)
 
 
 def valid_fraction(centred: Values, values: Values, key: Key, stat: Rows) -> Values:
     """centred * (rows in the statistics / rows of groups with spread) (GPG, arXiv:2504.02546).
 
-    It makes up for groups that give no gradient but are counted in the loss's mean; with a selector that
-    drops these groups from the mean as well, it would count them twice.
+    It compensates for groups without gradient that count in the mean of the loss; with a selector that
+    drops these groups from the mean as well, it would compensate twice.
     """
     informative = stat & groups.group_spread(values, key, stat)
     return centred * stat.sum() / informative.sum().clamp(min=1)

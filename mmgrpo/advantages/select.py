@@ -1,9 +1,9 @@
-"""Which samples make the statistics and which are trained.
+"""Selectors: which samples enter the statistics and which are trained.
 
-Two tables, for two different acts. A selector in ``BEFORE`` removes rows from the statistics and from
-training: the rest is as if they had never been sampled (GFPO). One in ``AFTER`` leaves the statistics
-alone and only says what is trained (Reinforce-Ada). Every function gives True for what it keeps:
-[B] rows, or [B, T] single decisions. ``keep`` are the rows that earlier selectors have left over.
+A selector in ``BEFORE`` removes rows from the statistics and from training, as if they had never been
+sampled (GFPO). One in ``AFTER`` leaves the statistics unchanged and restricts training only
+(Reinforce-Ada). Every function returns True for what it selects: rows [B], or single decisions [B, T].
+``keep`` are the rows that all previous selectors have selected.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ def gfpo(values: Values, key: Key, keep: Rows, length: Key, count: int, metric: 
 
     ``length``: the shortest; ``efficiency``: the largest reward per decision; ``reward``: the largest reward.
     """
-    worth = {
+    metrics = {
         "length": -length.to(values.dtype),
         "efficiency": values / length.clamp(min=1),
         "reward": values,
     }
-    if metric not in worth:
-        raise ValueError(f"gfpo: metric must be one of {', '.join(worth)}, got '{metric}'")
-    return groups.group_rank(-worth[metric], key, keep) < count
+    if metric not in metrics:
+        raise ValueError(f"gfpo: got metric '{metric}', expected one of {', '.join(metrics)}")
+    return groups.group_rank(-metrics[metric], key, keep) < count
 
 
 def max_variance(values: Values, key: Key, keep: Rows, count: int) -> Rows:
     """The ``count`` rows of each group with the largest variance of rewards (Pro-GRPO, CVPR 2026).
 
-    The best subset is always some smallest and some largest rewards, so count + 1 splits are tried.
+    The best subset always consists of some of the smallest and some of the largest rewards, which leaves count + 1
+    candidates.
     """
-    chosen = torch.zeros_like(keep)
+    selected = torch.zeros_like(keep)
     for name in torch.unique(key[keep]):
         members = torch.nonzero(keep & (key == name)).flatten()
         members = members[values[members].argsort(stable=True)]
@@ -47,44 +48,44 @@ def max_variance(values: Values, key: Key, keep: Rows, count: int) -> Rows:
                 torch.cat([members[:low], members[members.numel() - (count - low) :]]) for low in range(count + 1)
             ]
             members = max(subsets, key=lambda subset: float(values[subset].double().var(correction=0)))
-        chosen[members] = True
-    return chosen
+        selected[members] = True
+    return selected
 
 
 def drop_zero_spread(values: Values, key: Key, stat: Rows, least: float = 0.0) -> Rows:
-    """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others teach nothing.
+    """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others have no gradient.
 
-    With ``least`` their largest and smallest differ by more than that: rewards that are the noise of a float are none.
+    Largest and smallest reward must differ by more than ``least``, which excludes differences of floating-point noise.
     """
     return groups.group_max(values, key, stat) + groups.group_max(-values, key, stat) > least
 
 
 def drop_truncated(truncated: Shaped[Tensor, "B"]) -> Rows:
-    """Rows that ended by themselves (DAPO's overlong filtering, arXiv:2503.14476): ``truncated`` is 0."""
+    """Rows that ended before the length limit (DAPO's overlong filtering, arXiv:2503.14476): ``truncated`` is 0."""
     return truncated == 0
 
 
 def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: int = 4) -> Rows:
     """The rows of highest and of lowest advantage in each group (DanceGRPO, arXiv:2505.07818).
 
-    All rows stay in the statistics. A group of at most best + worst rows is kept whole.
+    All rows stay in the statistics. A group of at most best + worst rows is selected whole.
     """
     return (groups.group_rank(advantages, key, keep) < worst) | (groups.group_rank(-advantages, key, keep) < best)
 
 
 def balanced(values: Values, key: Key, keep: Rows, count: int, threshold: float = 0.5) -> Rows:
-    """``count`` rows a group, half of them with rewards above the threshold (Reinforce-Ada, arXiv:2510.04996).
+    """``count`` rows per group, half of them with rewards above the threshold (Reinforce-Ada, arXiv:2510.04996).
 
-    What one half lacks the other fills. Samples of one half are alike, so the first are taken.
+    Where one half has too few rows, the other has more. The rows of a half are exchangeable: the first are selected.
     """
     right, wrong = keep & (values > threshold), keep & (values <= threshold)
     number_right, number_wrong = groups.group_count(key, right), groups.group_count(key, wrong)
     half = (count + 1) // 2
-    share = torch.minimum((count - number_wrong).clamp(min=half), number_right)
-    place = torch.arange(key.numel(), device=key.device).double()
-    chosen_right = groups.group_rank(place, key, right) < share
-    chosen_wrong = groups.group_rank(place, key, wrong) < count - share
-    return (right & chosen_right) | (wrong & chosen_wrong)
+    quota = torch.minimum((count - number_wrong).clamp(min=half), number_right)
+    order = torch.arange(key.numel(), device=key.device).double()
+    first_right = groups.group_rank(order, key, right) < quota
+    first_wrong = groups.group_rank(order, key, wrong) < count - quota
+    return (right & first_right) | (wrong & first_wrong)
 
 
 def parent_top1(
@@ -98,15 +99,16 @@ def parent_top1(
 ) -> Bool[Tensor, "B T"]:
     """After the last split of a tree only the better child of each parent (BranchGRPO, arXiv:2509.06040).
 
-    That is its width pruning; the decisions of the split itself stay trained, in both children. The tree
+    This is its width pruning; the decisions of the split itself stay trained, in both children. The tree
     of 20 steps with binary splits at steps 0, 3, 6, 9 has 218 edges, of which the 16 of the last,
-    deterministic step are not trained; of the other 202 pruning leaves 130. A group whose rows never
-    shared a decision has no split and stays whole.
+    deterministic step are not trained; of the other 202 pruning leaves 130. A group whose rows share no
+    decision has no split and is selected whole.
     """
     tail = tails(log_probs, decision_mask)
     last = torch.full_like(key, node.shape[1])
     winner = torch.ones_like(keep)
     _, dense = torch.unique(node, return_inverse=True)
+    # A parent of its own per row, so that the first decision of a group's trees is not taken for a split.
     parent = -1 - torch.arange(key.numel(), device=key.device)
     for t in range(node.shape[1]):
         rows = decision_mask[:, t] & keep

@@ -1,7 +1,7 @@
-"""What is done to the advantages after the scale, in the order of the list. [B] to [B].
+"""Shapes: maps of the scaled advantages, [B] to [B], applied in the order of the list.
 
-What is to survive standardization belongs here and not in a reward: a factor or a summand that is
-constant in a group cancels there.
+What has to survive standardization belongs here and not in a reward, where a factor or summand that is
+constant within a group cancels.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def drop_outliers(advantages: Values, stat: Rows, limit: float = 3.0, eps: float
 
 
 def sign_weights(advantages: Values, positive: float = 0.1, negative: float = 1.0) -> Values:
-    """Positive advantages times ``positive``, negative ones times ``negative``: their sizes stay."""
+    """Positive advantages times ``positive``, negative ones times ``negative``."""
     return torch.where(advantages > 0, positive * advantages, negative * advantages)
 
 
 def right_or_wrong(advantages: Values, right: float = 0.1, wrong: float = -1.0) -> Values:
-    """``right`` where the advantage is above 0 and ``wrong`` elsewhere, whatever its size (arXiv:2506.01347).
+    """``right`` where the advantage is above 0 and ``wrong`` elsewhere, whatever its magnitude (arXiv:2506.01347).
 
-    After the baseline ``constant(value=0.5)`` rewards of 0 and 1 and rewards of -1 and 1 are told apart alike:
+    After the baseline ``constant(value=0.5)`` it serves rewards of 0 and 1 as well as rewards of -1 and 1:
     [1, 0, 0, 1] gives [.1, -1, -1, .1]. 0.1 and -1 is W-REINFORCE, 1 and 0 is PSR, 0 and -1 is NSR.
     """
     return torch.full_like(advantages, wrong).masked_fill(advantages > 0, right)
@@ -46,14 +46,14 @@ def right_or_wrong(advantages: Values, right: float = 0.1, wrong: float = -1.0) 
 def noise_weight(advantages: Values, values: Values, key: Key, stat: Rows, flip: float = 0.1) -> Values:
     """Shrink groups that a noisy 0/1 reward may have mislabelled (noise-aware S-GRPO, arXiv:2508.05928).
 
-    With q the observed success rate, flipped with probability p, t = clip((q - p) / (1 - 2p), 0, 1) is
-    the true one; w = (1 - 2p) sqrt(t (1 - t)) / sqrt(q (1 - q)), and 0 where that is degenerate.
+    With q the observed success rate and p the probability of a flip, t = clip((q - p) / (1 - 2p), 0, 1) is
+    the true rate; w = (1 - 2p) sqrt(t (1 - t)) / sqrt(q (1 - q)), and 0 where q is 0 or 1.
     """
     rate = groups.group_mean(values, key, stat)
     true = ((rate - flip) / (1 - 2 * flip)).clamp(0, 1)
-    seen = rate * (1 - rate)
-    weight = (1 - 2 * flip) * (true * (1 - true)).sqrt() / torch.where(seen > 0, seen, 1.0).sqrt()
-    return torch.where(seen > 0, weight, 0.0) * advantages
+    variance = rate * (1 - rate)
+    weight = (1 - 2 * flip) * (true * (1 - true)).sqrt() / torch.where(variance > 0, variance, 1.0).sqrt()
+    return torch.where(variance > 0, weight, 0.0) * advantages
 
 
 def difficulty_weight(
@@ -92,22 +92,22 @@ def entropy_ratio(
 def momentum(
     advantages: Values, values: Values, reference_value: Values, low: float = -0.2, high: float = 0.28
 ) -> Values:
-    """A + clip(r - r_reference, low, high): better than the reference answer is good, whatever the group
-    did (AAPO, arXiv:2505.14264). r_reference is the prompt's ``reference_value``, a column of the data set."""
+    """A + clip(r - r_reference, low, high): improving on the reference answer is rewarded even where all samples of
+    the group do (AAPO, arXiv:2505.14264). r_reference is the prompt's ``reference_value``, a column of the data set."""
     return advantages + (values - reference_value).clamp(low, high)
 
 
 def anchor(advantages: Values, key: Key, stat: Rows, origin: Key, factor: float = 1.2) -> Values:
-    """Rows that are not the policy's own get ``factor`` times their group's best own advantage
+    """``factor`` times the group's best own advantage for rows that the policy did not sample itself
     (TempSamp-R1, arXiv:2509.18056)."""
     best = groups.group_max(advantages, key, stat & (origin == OWN))
     return torch.where(origin == OWN, advantages, factor * torch.where(torch.isfinite(best), best, 0.0))
 
 
 def noisy_backward(values: Values, false_positive: float, false_negative: float) -> Values:
-    """(r - e0) / (1 - e0 - e1) in place of the advantage: on average the reward of a verifier that errs with
-    probability e0 on wrong and e1 on right answers (backward correction of "RL with verifiable yet noisy
-    rewards"). As a reward it would cancel in a standardized group, being affine.
+    """(r - e0) / (1 - e0 - e1) in place of the advantage, an unbiased estimate of the true reward under a verifier
+    that errs with probability e0 on wrong and e1 on correct answers (backward correction of "RL with verifiable
+    yet noisy rewards"). As a reward it would cancel in a standardized group, since it is affine.
     """
     return (values - false_positive) / (1 - false_positive - false_negative)
 
@@ -115,7 +115,7 @@ def noisy_backward(values: Values, false_positive: float, false_negative: float)
 def noisy_forward(values: Values, false_negative: float) -> Values:
     """e1 - 1 for reward 0 and e1 for reward 1 in place of the advantage (forward correction of the same paper).
 
-    Only the rate e1 of false negatives must be known.
+    It needs only the rate e1 of false negatives.
     """
     return false_negative - (values <= 0.5).to(values.dtype)
 

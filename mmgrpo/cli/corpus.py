@@ -113,14 +113,14 @@ def scores(
 
 def compare(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]:
     """Paired differences of the error rates of two models on the same clips."""
-    from mmgrpo.evaluation import Counted
+    from mmgrpo.evaluation import ErrorCounts
     from mmgrpo.report.comparison import compare_rates
 
     rates = {}
     for name, errors, units in (("wer", "word_errors", "words"), ("cer", "letter_errors", "letters")):
         if before:
             sides = [
-                Counted([getattr(c, errors) for c in side], [getattr(c, units) for c in side])
+                ErrorCounts([getattr(c, errors) for c in side], [getattr(c, units) for c in side])
                 for side in (before, after)
             ]
             rates[name] = compare_rates(*sides)

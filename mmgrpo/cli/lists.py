@@ -72,8 +72,8 @@ def rewards(arguments: Sequence[str]) -> None:
     """Rewards and the functions that compute them."""
 
     def read() -> Iterable[tuple[str, str]]:
-        from mmgrpo.rewards import known
+        from mmgrpo.rewards import entries
 
-        return ((name, entry.function) for name, entry in known().items())
+        return ((name, entry.function) for name, entry in entries().items())
 
     show(read, arguments, "rewards")

@@ -63,12 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = prompts_of(args, config, model_family)
     else:
         raise ValueError('there are no prompts; give --prompts "a red circle", --file or --run')
-    from mmgrpo.rewards import known, scorer, scorers
+    from mmgrpo.rewards import entries, scorer, scorers
 
     accelerator = start(args)
     scoring = scorers(args.rewards, str(accelerator.device)) if args.rewards else []
     # The run's rewards annotate samples (aligned words, boxes) even when they are not computed.
-    annotators = [spec for spec in config.rewards if (entry := known().get(spec.partition("(")[0])) and entry.annotate]
+    table = entries()
+    annotators = [spec for spec in config.rewards if (row := table.get(spec.partition("(")[0])) and row.annotate]
     annotating = [*scoring, *map(scorer, annotators)]
     device = str(accelerator.device)
     sets = {"": draw_all(args, config, model_family, prompts, scoring, annotating, device)}
@@ -99,7 +100,7 @@ def draw_all(
     device: str,
 ) -> Shown:
     """All samples of all prompts, with their rewards and annotations."""
-    from mmgrpo.evaluation import Shown, draw, notes_of
+    from mmgrpo.evaluation import Shown, annotate, draw
 
     policy = load_weights(args, config, model_family, device)
     slots = range(len(prompts))
@@ -107,7 +108,7 @@ def draw_all(
     rows = [prompt for batch in batches for prompt in batch.prompts]
     outputs = [output for batch in batches for output in batch.outputs]
     values = [dict(zip([s.name for s in scorers], row)) for batch in batches for row in batch.values.tolist()]
-    return Shown(rows, outputs, values, notes_of(annotating, rows, outputs))
+    return Shown(rows, outputs, values, annotate(annotating, rows, outputs))
 
 
 def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> None:

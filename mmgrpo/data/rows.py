@@ -27,7 +27,7 @@ def as_prompts(rows: Iterable[Any], name: str = "prompts") -> list[Prompt]:
             columns = {key: in_memory(value) for key, value in row.items() if value is not None}
             prompts.append(prompt_of(columns, f"{name}[{number}]", f"prompt-{number}"))
         else:
-            raise TypeError(f"{name}[{number}] is a {type(row).__name__}; expected a string, a dict or a Prompt")
+            raise TypeError(f"{name}[{number}]: got a {type(row).__name__}, expected a string, a dict or a Prompt")
     return prompts
 
 

@@ -1,8 +1,8 @@
 """One reverse step of a flow or diffusion model: stochastic kernels and deterministic solvers.
 
-A kernel is a pure function ``(x, output, step, grid) -> Transition`` where ``output`` is what the
-network predicted for ``x``. Sampling and scoring call the same kernel, so that the ratio is one
-before the first update. Everything is at least fp32, whatever the network computes in.
+A kernel is a pure function ``(x, output, step, grid) -> Transition``, where ``output`` is the
+network's prediction for ``x``. Sampling and scoring call the same kernel, so that the ratio is one
+before the first update. All arithmetic is in fp32 or wider, whatever the network's precision.
 
     >>> import torch
     >>> from mmgrpo.diffusion.schedules import flow_grid
@@ -43,7 +43,7 @@ class Transition:
     """The Gaussian N(mean, std^2) that one step draws from.
 
     ``std`` broadcasts against ``mean``; where it is 0 the step is deterministic and has no
-    likelihood. ``scaled=False`` states the likelihood as the plain squared distance (see ``cps``).
+    density. With ``scaled=False`` the log-likelihood is the negative squared distance (see ``cps``).
     """
 
     mean: Latent
@@ -52,7 +52,7 @@ class Transition:
 
     @property
     def likelihood_std(self) -> Level:
-        """The std that differences of ``log_prob`` obey: ``std``, or sqrt(1/2) for a plain distance."""
+        """The std of the Gaussian whose log-ratios ``log_prob`` gives: ``std``, or sqrt(1/2) if unscaled."""
         return self.std if self.scaled else torch.full_like(self.std, math.sqrt(0.5))
 
     def sample(self, noise: Latent) -> Latent:
@@ -62,7 +62,7 @@ class Transition:
     def log_prob(self, x: Latent) -> Float[Tensor, " N"]:
         """MEAN over latent dimensions of ``-(x - mean)^2 / (2 std^2) - ln std - ln(2 pi) / 2``.
 
-        Gradients reach the mean only: x is a sample that was drawn. Unscaled: ``-mean((x - mean)^2)``.
+        The gradient reaches the mean only: x is a fixed sample. Unscaled: ``-mean((x - mean)^2)``.
         Raises where std is 0 (a deterministic step has no density).
         """
         self.refuse_zero_std("log_prob")
@@ -82,12 +82,11 @@ class Transition:
         gap = ((self.mean - other.mean) / other.std).square()
         return over_latent(0.5 * (ratio - 1 - ratio.log() + gap))
 
-    def refuse_zero_std(self, asked: str) -> None:
+    def refuse_zero_std(self, operation: str) -> None:
         if not bool((self.std > 0).all()):
             raise ValueError(
-                f"{asked} was asked of a deterministic step (std 0), which has no density; "
-                "train only steps with noise: the kernel's noise level must be above 0 and the "
-                "last step (to sigma 0) must not be trained"
+                f"{operation}: got a deterministic step (std 0), which has no density, expected std above 0; "
+                "set the kernel's noise level above 0 and do not train the last step (to sigma 0)"
             )
 
 
@@ -138,15 +137,15 @@ def cps(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scale
 
 
 def flow_ddim(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.7) -> Transition:
-    """DDIM with noise eta, carried over to flows; the total noise after the step is exactly s'.
+    """DDIM with noise eta for flows; the total noise after the step is exactly s'.
 
     ``std = eta s' sqrt(1 - s'^2 (1 - s)^2 / (s^2 (1 - s')^2))``,
     ``mean = (1 - s') x0 + sqrt(s'^2 - std^2) x1``; the solver of DiffusionNFT, arXiv:2509.16117.
     """
     now, then = flow_levels(x, step, grid)
     clean, noise = estimates(x, output, now)
-    kept = then * (1 - now) / (now * (1 - then))
-    std = eta * then * (1 - kept.square()).sqrt()
+    correlation = then * (1 - now) / (now * (1 - then))  # of the noises at s and s', if eta = 1
+    std = eta * then * (1 - correlation.square()).sqrt()
     return Transition((1 - then) * clean + (then.square() - std.square()).sqrt() * noise, std)
 
 
@@ -172,7 +171,7 @@ def ddim(
     prediction: str = "epsilon",
     clip: float = math.inf,
 ) -> Transition:
-    """DDIM with noise eta, for networks that predict the noise, v or the clean sample; eta = 0 is the ODE.
+    """DDIM with noise eta for networks that predict the noise, v or the clean sample; eta = 0 is the ODE.
 
     ``var = (1 - abar') / (1 - abar) (1 - abar / abar')``, ``std = eta sqrt(var)``,
     ``mean = sqrt(abar') x0 + sqrt(1 - abar' - std^2) e``; ``clip`` bounds x0 to [-clip, clip] and
@@ -207,16 +206,17 @@ KERNELS: dict[str, Block] = {
 
 
 def kernel(text: str) -> Kernel:
-    """The kernel that ``name(parameter=value)`` names, with the noise level it is given."""
+    """The kernel that ``name(parameter=value)`` names, with its parameters bound."""
     bound = bind(text, KERNELS, "kernel")
     return lambda x, output, step, grid: bound({"x": x, "output": output, "step": step, "grid": grid})
 
 
 def noise_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
     """The std of the noise that the kernel injects at each step of a grid."""
-    nothing = torch.zeros(grid.steps, 1, dtype=grid.levels.dtype, device=grid.levels.device)
+    # No kernel's std depends on the state, so that any state serves.
+    zeros = torch.zeros(grid.steps, 1, dtype=grid.levels.dtype, device=grid.levels.device)
     step = torch.arange(grid.steps, device=grid.levels.device)
-    return kernel(nothing, nothing, step, grid).std.flatten()
+    return kernel(zeros, zeros, step, grid).std.flatten()
 
 
 def level_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
@@ -227,26 +227,26 @@ def level_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
 def sibling_noise(shared: Latent, own: Latent, scale: float) -> Latent:
     """Noise of siblings at a split: ``(shared + s own) / sqrt(1 + s^2)``; s = inf leaves them independent.
 
-    Each is N(0, I); two siblings correlate by 1 / (1 + s^2). BranchGRPO, arXiv:2509.06040.
+    Each is N(0, I); the correlation of two siblings is 1 / (1 + s^2). BranchGRPO, arXiv:2509.06040.
     """
     return own if math.isinf(scale) else (shared + scale * own) / math.sqrt(1 + scale**2)
 
 
 @dataclass(frozen=True)
 class History:
-    """What a multistep solver remembers: the clean estimate of the step before, and its level."""
+    """The state of a multistep solver: the clean estimate of the previous step, and its level."""
 
     clean: Latent
     level: Float[Tensor, " N"]
 
 
 def no_history(x: Latent) -> History:
-    """The state before the first step. Level 1 is infinitely far in log-SNR, so that it weighs nothing."""
+    """The state before the first step. Its level 1 marks it as absent, so that the first step is Euler's."""
     return History(torch.zeros_like(x), torch.ones_like(x.flatten(1)[:, 0]))
 
 
 def estimate_of(x: Latent, output: Latent, step: Step, grid: Grid) -> History:
-    """The clean estimate at a step that another kernel takes, for a multistep solver that goes on from there."""
+    """The clean estimate at a step that another kernel takes, for a multistep solver that continues from it."""
     now, _ = flow_levels(x, step, grid)
     return History(estimates(x, output, now)[0], now.flatten())
 
@@ -275,10 +275,12 @@ def dpmpp_2m(x: Latent, output: Latent, step: Step, grid: Grid, history: History
 
 
 def over_latent(values: Latent) -> Float[Tensor, " N"]:
+    """Mean over the latent dimensions of each entry."""
     return values.flatten(1).mean(1)
 
 
 def log_snr(sigma: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """ln((1 - s) / s), half the log-SNR of a flow at level s."""
     return ((1 - sigma) / sigma).log()
 
 
@@ -291,9 +293,9 @@ def at(x: Latent, step: Step, grid: Grid, process: str) -> tuple[Level, Level]:
     """Levels before and after each step, shaped to broadcast against x, in fp32 or wider."""
     if grid.process != process:
         raise ValueError(
-            f"this kernel or solver is for a {process} process, the model's noise grid is of a "
-            f"{grid.process} process; flows take flow_sde, dance, cps, flow_ddim or edm_churn and the "
-            "solvers euler and dpmpp_2m, diffusion models take ddim"
+            f"got a noise grid of a {grid.process} process, this kernel or solver expected one of a {process} "
+            "process; flows take the kernels flow_sde, dance, cps, flow_ddim and edm_churn and the solvers euler "
+            "and dpmpp_2m, diffusion models take ddim"
         )
     levels = grid.levels.to(torch.promote_types(x.dtype, grid.levels.dtype))
     return like(levels[step], x), like(levels[step + 1], x)

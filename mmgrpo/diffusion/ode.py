@@ -1,4 +1,4 @@
-"""What every policy over a denoising network shares: the family's questions, and the deterministic solver."""
+"""What all policies over a denoising network share: the interface to a model family, and the deterministic solver."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from mmgrpo.types import Output, Prompt, Reference, Request
 
 @runtime_checkable
 class Conditioning(Protocol):
-    """What a family made of the prompts, one entry each."""
+    """Encoded prompts, one entry per prompt."""
 
-    def take(self, index: Int[Tensor, "N"]) -> Conditioning: ...
+    def take(self, index: Int[Tensor, "N"]) -> Conditioning:
+        """The entries at these indices; an index may occur several times."""
+        ...
 
 
 @runtime_checkable
 class DenoisingModel(Protocol):
-    """One model family made to answer what this policy asks (pipelines/visual/)."""
+    """The interface of a model family to denoising policies (implemented in pipelines/visual/)."""
 
     network: nn.Module
     prediction: str
     """What the network predicts: flow, or epsilon, v or sample of a diffusion process."""
     reference: Reference
     evaluations_per_row: int
-    """2 where guidance runs two branches, else 1."""
+    """Network evaluations per forward pass and row: 2 with classifier-free guidance, else 1."""
 
     def encode(self, prompts: Sequence[Prompt]) -> Any: ...
     def latent_shape(self) -> tuple[int, ...]: ...
@@ -45,7 +47,7 @@ class DenoisingModel(Protocol):
 
 @dataclass(frozen=True)
 class Solver:
-    """Runs a family's network without noise; ``forward_batch_size`` bounds a forward pass without gradient."""
+    """Deterministic solver; ``forward_batch_size`` is the largest batch of a forward pass without gradient."""
 
     model: DenoisingModel
     forward_batch_size: int
@@ -63,7 +65,7 @@ class Solver:
         return list(self.model.decode(latents)), latents, conditioning
 
     def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
-        """``count`` noises for each prompt of the request, each prompt from its own stream."""
+        """``count`` initial noises per prompt of the request, each prompt's from its own random stream."""
         shape = (count, *self.model.latent_shape())
         noises = [torch.randn(shape, generator=stream(request.seed, "start", slot)) for slot in request.slots]
         return torch.cat(noises).to(self.device)
@@ -76,7 +78,7 @@ class Solver:
         grid: Grid,
         start: int = 0,
     ) -> Float[Tensor, "N *latent"]:
-        """Solve the ODE by first-order steps from step ``start`` of a grid to its end."""
+        """Solve the ODE with first-order steps from step ``start`` of a grid to its end."""
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
             x = self.step(x, self.predict(network, x, step, conditioning, grid), step, grid)
@@ -91,20 +93,20 @@ class Solver:
         start: int,
         history: History,
     ) -> Float[Tensor, "N *latent"]:
-        """The same by ``dpmpp_2m``; ``history`` is the clean estimate at the step before ``start``."""
+        """The same with ``dpmpp_2m``; ``history`` is the clean estimate at the step before ``start``."""
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
             x, history = dpmpp_2m(x, self.predict(network, x, step, conditioning, grid), step, grid, history)
         return x
 
     def step(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:
-        """One first-order step."""
+        """One first-order step: Euler for a flow, DDIM without noise for a diffusion process."""
         if grid.process == "flow":
             return euler(x, output, step, grid)
         return ddim(x, output, step, grid, eta=0.0, prediction=self.model.prediction).mean
 
     def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
-        """The network's output in fp32; without gradient in chunks that fit in memory."""
+        """The network's output in fp32; without gradient in chunks of ``forward_batch_size``."""
         times = grid.network_time(step)
         if torch.is_grad_enabled() or len(x) <= self.forward_batch_size:
             return self.model.predict(network, x, times, conditioning).float()

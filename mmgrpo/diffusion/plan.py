@@ -1,4 +1,4 @@
-"""The plan of a denoising policy: at each step the ODE or noise, trained or not, with or without branches.
+"""The plan of a denoising policy: each step is deterministic or stochastic, trained or not, branching or not.
 
 One object expresses full SDE (Flow-GRPO), random subsets (DanceGRPO), windows (MixGRPO), one-step
 branches (Granular-GRPO, TempFlow-GRPO, E-GRPO) and trees (BranchGRPO, TreeGRPO).
@@ -23,10 +23,10 @@ from mmgrpo.diffusion.schedules import Grid
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one group's rollout. Fields are indexed by the steps of ``plan.grid(base)``."""
+    """The steps of one group's rollout; per-step fields are indexed by the steps of ``plan.grid(base)``."""
 
     stochastic: tuple[bool, ...]
-    """True where the step draws noise; elsewhere it follows the ODE. The last step never draws."""
+    """True where the step draws noise; elsewhere it follows the ODE. The last step never draws noise."""
     trained: tuple[bool, ...]
     """Steps whose transitions are decisions to train; all of them stochastic."""
     branches: tuple[int, ...]
@@ -34,27 +34,27 @@ class Plan:
     roots: int
     """Distinct initial noises of a group."""
     sibling_scale: float = math.inf
-    """Noise of siblings: (xi_0 + s eta_b) / sqrt(1 + s^2), correlation 1 / (1 + s^2); inf: independent."""
+    """s in the noise of siblings, (xi_0 + s eta_b) / sqrt(1 + s^2); correlation 1 / (1 + s^2), inf: independent."""
     fraction: float = 1.0
-    """Every row trains int(n * fraction) of the n trained steps, drawn at random for itself."""
+    """Every row trains int(n * fraction) of the n trained steps, drawn at random per row."""
     jump: int = 1
     """Steps of the base grid that the single stochastic step spans."""
     tail: str = "euler"
-    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always Euler.
+    """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always euler.
 
-    dpmpp_2m goes on from the clean estimate of the last stochastic step, so that already its first step is of second
+    dpmpp_2m continues from the clean estimate of the last stochastic step, so that its first step is already of second
     order (MixGRPO, arXiv:2507.21802, equation 19).
     """
     tail_steps: int = 0
     """Number of those steps on a re-spaced grid; 0 keeps the base grid."""
     intervals: tuple[int, ...] = (1,)
-    """Grid intervals of deterministic completions after the last stochastic step: 1 is the output
-    itself, each further one is a preview from fewer steps."""
+    """Grid intervals of the deterministic completions after the last stochastic step: 1 is the output
+    itself, each further one a preview with fewer steps."""
 
     def __post_init__(self) -> None:
         steps = len(self.stochastic)
         if not (steps == len(self.trained) == len(self.branches)) or steps == 0:
-            self.refuse("needs one entry of stochastic, trained and branches for each step")
+            self.refuse("needs one entry of stochastic, trained and branches per step")
         if min((self.roots, self.jump, *self.branches, *self.intervals)) < 1:
             self.refuse("needs roots, jump, branches and intervals of at least 1")
         if self.stochastic[-1]:
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def forwards(self) -> tuple[int, ...]:
-        """Distinct network evaluations at each step, when a split shares its parent's."""
+        """Distinct network evaluations at each step; the children of a split share their parent's."""
         return tuple(self.roots * math.prod(self.branches[:step]) for step in range(self.steps))
 
     @property
@@ -116,14 +116,14 @@ class Plan:
 
     @property
     def trained_edges(self) -> int:
-        """Decisions that a group trains."""
+        """Trained decisions per group."""
         if self.fraction < 1:
             return self.rows * self.trained_per_row
         return sum(width for width, trained in zip(self.edges, self.trained, strict=True) if trained)
 
     @property
     def training_evaluations(self) -> int:
-        """Most network evaluations of training a group once; a random fraction may need fewer."""
+        """Network evaluations to train a group once, at most; a random fraction may need fewer."""
         trained = [width for width, trained in zip(self.forwards, self.trained, strict=True) if trained]
         return min(sum(trained), self.trained_edges)
 
@@ -149,26 +149,26 @@ class Plan:
         if self.fraction < 1:
             order = torch.rand(self.rows, self.steps, generator=generator)
             order = order.masked_fill(~trained, -1).argsort(dim=1, descending=True)
-            kept = torch.zeros(self.rows, self.steps, dtype=torch.bool)
-            return kept.scatter(1, order[:, : self.trained_per_row], True)
+            nowhere = torch.zeros(self.rows, self.steps, dtype=torch.bool)
+            return nowhere.scatter(1, order[:, : self.trained_per_row], True)
         edges = torch.stack([self.edge(step) for step in range(self.steps)], dim=1)
         first = torch.ones(self.rows, self.steps, dtype=torch.bool)
         first[1:] = edges[1:] != edges[:-1]
         return first & trained
 
     def points(self, interval: int) -> tuple[int, ...]:
-        """Points of the plan's grid that the completion with this interval visits, from ``end`` on."""
+        """Indices into the plan's grid that the completion with this interval visits, from ``end`` on."""
         return (*range(self.end, self.steps, interval), self.steps)
 
     def grid(self, base: Grid) -> Grid:
-        """The grid this plan runs on: the base grid, with its jump merged and its tail re-spaced."""
-        head = self.end + self.jump - 1
+        """The grid of this plan: the base grid with the steps of its jump merged and its tail re-spaced."""
+        head = self.end + self.jump - 1  # on the base grid, where the last stochastic step spans ``jump`` steps
         if self.tail_steps:
             base = base.with_tail(head, self.tail_steps)
         points = [*range(self.end), *range(head, base.steps + 1)]
         if len(points) != self.steps + 1:
             raise ValueError(
-                f"this plan has {self.steps} steps (one of them spanning {self.jump}), "
-                f"the noise grid has {base.steps}; make both from the same number of steps"
+                f"got a noise grid of {base.steps} steps, expected the {self.steps} of this plan (one of them spanning "
+                f"{self.jump}); build both from the same number of steps"
             )
         return base.pick(points)

@@ -1,8 +1,8 @@
-"""Planners: pure functions of steps, group size, round and a generator to the plans of a round.
+"""Planners: pure functions of steps, group size, round and a generator that return the plans of a round.
 
 Plans are drawn once per round from a generator that is equal on all ranks, so that all members of
 a group, and all groups, share one window; with a window per sample, rewards within a group would
-differ for a reason other than the policy. A round of several plans samples as many groups per prompt.
+differ for a reason other than the policy. A round with several plans samples one group per prompt and plan.
 
     >>> import torch
     >>> from mmgrpo.diffusion.planners import planner
@@ -44,7 +44,7 @@ def random_subset(
 ) -> list[Plan]:
     """Draw noise in all steps but the last; each row trains a random fraction of them.
 
-    The rows of a prompt start from one noise; DanceGRPO, arXiv:2505.07818.
+    With shared noise the rows of a group start from one initial noise. DanceGRPO, arXiv:2505.07818.
     """
     return [replace(spread(steps, range(steps - 1), group_size, shared_noise), fraction=fraction)]
 
@@ -86,14 +86,14 @@ def sliding_window(
 
     ``progressive`` moves by ``stride`` every ``interval`` rounds, ``decay`` stays
     max(floor(10 - 9 start / (T - 2)), 1) rounds at a start, ``exp_decay`` ceil(interval exp(-0.1 max(start - 13, 0))),
-    ``random`` draws the start every round, ``frozen`` stays at step 0. At the last place the window
-    stays, or starts again with ``roll_back``; the last of the T steps is never in it. With
+    ``random`` draws the start every round, ``frozen`` stays at step 0. At the last start the window
+    stays, or returns to step 0 with ``roll_back``; the last of the T steps is never in it. With
     ``tail_ratio`` r < 1 the n steps after the window become ceil(n r) on a re-spaced grid (Flash: tail
     dpmpp_2m, ratio 0.4; Flash*: frozen, 0.2). MixGRPO, arXiv:2507.21802, equations 11 and 23.
 
-    The paper's window may hold the last step too. The released code takes floor((n + 1) r) - 1 steps
-    after the window, two fewer at most, and its window shrinks as it leaves the steps. ``decay`` is
-    that of the released code with its scripts' 10 and 1; the paper gives no formula for it.
+    The paper's window may include the last step. The released code takes floor((n + 1) r) - 1 steps
+    after the window, at most two fewer, and its window shrinks at the end of the grid. ``decay`` is
+    that of the released code, with the 10 and 1 of its scripts; the paper gives no formula for it.
     """
     last = last_start(steps, size)
     starts = range(0, last + 1, stride)
@@ -111,12 +111,12 @@ def sliding_window(
         start = start_at(starts, stays, round, roll_back)
     else:
         raise ValueError(
-            f"sliding_window: there is no schedule '{schedule}'; known: progressive, decay, exp_decay, random, frozen"
+            f"sliding_window: got schedule '{schedule}', expected progressive, decay, exp_decay, random or frozen"
         )
     end = start + size
     if not 0 < tail_ratio <= 1:
         raise ValueError(f"sliding_window: got tail_ratio {tail_ratio}, expected 0 < tail_ratio <= 1")
-    # Less a billionth, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
+    # Minus 1e-9, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
     after = math.ceil((steps - end) * tail_ratio - 1e-9) if tail_ratio < 1 else steps - end
     plan = spread(end + after, range(start, end), group_size, shared_noise)
     return [replace(plan, tail=tail, tail_steps=after if tail_ratio < 1 else 0)]
@@ -133,10 +133,10 @@ def one_step_branch(
     jump: int = 1,
     intervals: Sequence[int] = (1,),
 ) -> list[Plan]:
-    """Branch at one step, the only one that draws noise, so that the reward depends on that noise alone.
+    """Branch at one step, the only stochastic one, so that rewards within a tree differ by its noise alone.
 
-    The step is in the first fraction ``first`` of all; ``draw`` "one" draws one step each round, "all"
-    makes a plan of each. ``intervals`` add previews from coarser completions (Granular-GRPO,
+    The step is within the first fraction ``first`` of all steps; ``draw`` "one" draws one step per round,
+    "all" makes one plan per step. ``intervals`` add previews from coarser completions (Granular-GRPO,
     arXiv:2510.01982: first=0.5, intervals=[1, 2, 3]); roots=4 is TempFlow-GRPO (arXiv:2508.04324);
     ``jump`` merges steps into a longer one (E-GRPO, arXiv:2601.00423).
     """
@@ -147,19 +147,19 @@ def one_step_branch(
             "raise first or the number of steps, or lower jump"
         )
     if draw == "all":
-        places = list(range(eligible))
+        starts = list(range(eligible))
     elif draw == "one":
-        places = [int(torch.randint(eligible, (), generator=generator))]
+        starts = [int(torch.randint(eligible, (), generator=generator))]
     else:
         raise ValueError(f"one_step_branch: got draw '{draw}', expected 'one' or 'all'")
     children = children_per_root(group_size, roots)
     return [
         replace(
-            tree(steps - jump + 1, [place], [place], {place: children}, roots),
+            tree(steps - jump + 1, [start], [start], {start: children}, roots),
             jump=jump,
             intervals=tuple(intervals),
         )
-        for place in places
+        for start in starts
     ]
 
 
@@ -175,11 +175,11 @@ def branch_tree(
     prune_every: int = 30,
     prune_stop: int = 16,
 ) -> list[Plan]:
-    """A tree that splits ``factor``-fold at each of ``splits``; all steps but the last draw noise and train.
+    """A tree that splits ``factor``-fold at each of ``splits``; all steps but the last are stochastic and trained.
 
-    ``prune`` > 0 (the paper: 4) leaves a window of that many depths untrained; it starts at the last
-    split and moves one depth every ``prune_every`` rounds until it starts at ``prune_stop``.
-    The forward tree is always complete. BranchGRPO, arXiv:2509.06040.
+    ``prune`` > 0 (4 in the paper) leaves a window of that many depths untrained; it starts at the last
+    split and moves by one depth every ``prune_every`` rounds until it starts at ``prune_stop``.
+    The tree is always sampled completely. BranchGRPO, arXiv:2509.06040.
     """
     require_size(group_size, factor ** len(splits), f"branch_tree(splits={list(splits)}, factor={factor})")
     stochastic = range(steps - 1)
@@ -205,7 +205,7 @@ def branch_mix(
 ) -> list[Plan]:
     """The same tree with noise only at the splits and in a sliding window; both are trained.
 
-    The window starts after the last split and moves one step every ``interval`` rounds
+    The window starts after the last split and moves by one step every ``interval`` rounds
     (BranchGRPO-Mix, arXiv:2509.06040).
     """
     require_size(group_size, factor ** len(splits), f"branch_mix(splits={list(splits)}, factor={factor})")
@@ -224,7 +224,7 @@ def tree_window(
     depth: int = 3,
     r: float = 0.5,
 ) -> list[Plan]:
-    """Split every frontier sample into ``children`` at ``depth`` steps in a row, the ODE elsewhere.
+    """Split every frontier sample into ``children`` at ``depth`` consecutive steps; the ODE elsewhere.
 
     The window starts at i with probability (1 - r) r^i / (1 - r^(steps - depth)), i < steps - depth
     (TreeGRPO, ICLR 2026).
@@ -267,12 +267,12 @@ def planner(text: str) -> Planner:
 
 
 def tree(steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: Mapping[int, int], roots: int) -> Plan:
-    """A plan from sets of steps and the children at each split."""
+    """A plan from the sets of stochastic and trained steps and the number of children at each split."""
     noise, training = set(stochastic), set(trained)
     outside = sorted(step for step in noise | training | set(splits) if not 0 <= step < steps - 1)
     if outside:
         raise ValueError(
-            f"got noise at steps {outside}, expected it at steps 0 to {steps - 2} of {steps} (the last one is "
+            f"got noise at steps {outside}, expected it within steps 0 to {steps - 2} of {steps} (the last one is "
             "deterministic); use more sampling steps or earlier splits and windows"
         )
     return Plan(
@@ -284,16 +284,16 @@ def tree(steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: 
 
 
 def spread(steps: int, window: Sequence[int], group_size: int, shared_noise: bool) -> Plan:
-    """A plan that draws noise in, and trains, one window; with shared noise the group branches at its first step."""
+    """A plan that draws noise in and trains one window; with shared noise the group branches at its first step."""
     if not window:
-        raise ValueError(f"a plan of {steps} steps with a window of {len(window)} trains nothing; use at least 2 steps")
+        raise ValueError(f"got steps={steps}, expected at least 2, since the last one is deterministic; use more steps")
     if shared_noise:
         return tree(steps, window, window, {window[0]: group_size}, 1)
     return tree(steps, window, window, {}, group_size)
 
 
 def start_at(starts: Sequence[int], stays: Sequence[int], round: int, roll_back: bool) -> int:
-    """Start, in a round, of a window that stays ``stays[i]`` rounds at ``starts[i]``."""
+    """Start in the given round of a window that stays ``stays[i]`` rounds at ``starts[i]``."""
     if roll_back:
         round %= sum(stays)
     for start, stay in zip(starts, stays, strict=True):
@@ -304,7 +304,7 @@ def start_at(starts: Sequence[int], stays: Sequence[int], round: int, roll_back:
 
 
 def last_start(steps: int, size: int) -> int:
-    """The last start of a window that leaves out the last step."""
+    """The last start at which a window of this size leaves out the last step."""
     if not 1 <= size <= steps - 1:
         raise ValueError(
             f"got a window of {size} steps, expected 1 to {steps - 1}: of {steps} steps all but the last can draw noise"
@@ -313,14 +313,14 @@ def last_start(steps: int, size: int) -> int:
 
 
 def children_per_root(group_size: int, roots: int) -> int:
-    """Children of each root."""
+    """Children per root."""
     if roots < 1 or group_size % roots:
-        raise ValueError(f"group_size={group_size} does not divide into {roots} roots; use a multiple of {roots}")
+        raise ValueError(f"got group_size={group_size} with roots={roots}, expected a multiple of roots; change either")
     return group_size // roots
 
 
 def require_size(group_size: int, rows: int, what: str) -> None:
     if group_size != rows:
         raise ValueError(
-            f"{what} makes groups of {rows}, got group_size={group_size}; set group_size={rows} or change the tree"
+            f"{what}: got group_size={group_size}, expected {rows}; set group_size={rows} or change the tree"
         )

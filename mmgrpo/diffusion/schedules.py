@@ -1,4 +1,4 @@
-"""Noise levels of a reverse process: computed once, in fp32, and looked up by step.
+"""Noise levels of a reverse process: computed once, stored in fp32, and indexed by step.
 
 Rectified flows (SD3, FLUX, Wan, ...): ``x_s = (1 - s) x0 + s e`` with level s from 1 (noise) to 0
 (data); the network predicts ``v = e - x0``. Denoising diffusion (SD1.x, SDXL):
@@ -21,28 +21,28 @@ from mmgrpo.registry import Block
 
 @dataclass(frozen=True)
 class Grid:
-    """The noise levels that T steps go through; step i leads from ``levels[i]`` to ``levels[i + 1]``."""
+    """The noise levels of T steps; step i leads from ``levels[i]`` to ``levels[i + 1]``."""
 
     levels: Float[Tensor, " points"]
-    """T + 1 levels: sigma for flows, cumulative alpha for diffusion, the final one included."""
+    """T + 1 levels, the final one included: sigma for flows, cumulative alpha for diffusion."""
     times: Real[Tensor, " T"]
-    """T times as the network is given them: sigma itself for flows, integer timesteps for diffusion."""
+    """T inputs of the network: sigma itself for flows, integer timesteps for diffusion."""
     process: Literal["flow", "diffusion"]
     cap: float
-    """What stands for sigma = 1 where 1 - sigma is divided by: the second level of the whole grid."""
+    """Replaces sigma = 1 in denominators 1 - sigma: the second level of the whole grid."""
     shift: float = 1.0
-    """The time shift the levels were made with; a re-spaced tail uses it again."""
+    """The time shift of the levels, which a re-spaced tail uses too."""
 
     @property
     def steps(self) -> int:
         return self.times.shape[0]
 
     def network_time(self, step: Int[Tensor, " N"]) -> Real[Tensor, " N"]:
-        """The time to give the network at each step."""
+        """The network's time input at each step."""
         return self.times[step]
 
     def dt(self, step: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Time covered by each step, positive: sigma - sigma' for flows, 1 for diffusion."""
+        """Length of each step, positive: sigma - sigma' for flows, 1 for diffusion."""
         if self.process == "flow":
             return self.levels[step] - self.levels[step + 1]
         return torch.ones_like(self.levels[step])
@@ -60,10 +60,10 @@ class Grid:
         """
         if self.process != "flow":
             raise ValueError(
-                "a re-spaced tail is defined for flows; this grid is of a diffusion process: use tail_steps=0"
+                f"tail_steps: got a grid of a {self.process} process, expected a flow; use tail_steps=0 (tail_ratio=1)"
             )
-        begin = unshifted(self.levels[start].double().cpu(), self.shift)
-        even = begin * torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        head = unshifted(self.levels[start].double().cpu(), self.shift)
+        even = head * torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         tail = shifted(even, self.shift)[1:].to(self.levels)
         levels = torch.cat([self.levels[: start + 1], tail])
         return replace(self, levels=levels, times=levels[:-1])
@@ -83,18 +83,20 @@ def unshifted(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*s
 
 
 def flow(levels: Float[Tensor, " points"], shift: float = 1.0) -> Grid:
-    """A grid of given flow levels, falling from at most 1 to 0."""
+    """A grid of flow levels, strictly decreasing from at most 1 to 0."""
     falling = bool((levels[1:] < levels[:-1]).all())
     if levels.shape[0] < 2 or not falling or levels[0] > 1 or levels[-1] != 0:
-        raise ValueError(f"flow levels must fall from at most 1 to 0, got {levels.tolist()}")
+        raise ValueError(
+            f"flow levels: got {levels.tolist()}, expected at least two that decrease strictly from at most 1 to 0"
+        )
     return Grid(levels, levels[:-1], "flow", float(levels[1]), shift)
 
 
 def flow_grid(steps: int, shift: float = 3.0) -> Grid:
     """``linspace(1, 0, T + 1)``, then the time shift.
 
-    It is not what diffusers' pipelines use: their last level above 0 is smaller, e.g. .0089 and not .25 with shift 3
-    and 10 steps. Shift 3 is used for SD3, FLUX and Wan images, 5 for HunyuanVideo, 7 for SkyReels (DanceGRPO,
+    It differs from the grids of diffusers' pipelines, whose last level above 0 is smaller: e.g. .0089, here .25, with
+    shift 3 and 10 steps. Shift 3 is used for SD3, FLUX and Wan images, 5 for HunyuanVideo, 7 for SkyReels (DanceGRPO,
     arXiv:2505.07818; MixGRPO, arXiv:2507.21802).
     """
     at_least_one(steps)
@@ -132,13 +134,13 @@ def ddim_grid(
     at_least_one(steps)
     train = alphas_cumprod.shape[0]
     if steps > train:
-        raise ValueError(f"steps={steps} exceeds the {train} timesteps that the network was trained with")
+        raise ValueError(f"got steps={steps}, expected at most the {train} timesteps that the network was trained with")
     if spacing == "leading":
         times = torch.arange(steps - 1, -1, -1) * (train // steps) + offset
     elif spacing == "trailing":
         times = torch.arange(train, 0, -train / steps, dtype=torch.float64)[:steps].round().long() - 1
     else:
-        raise ValueError(f"spacing must be 'leading' or 'trailing', got '{spacing}'")
+        raise ValueError(f"ddim_grid: got spacing '{spacing}', expected 'leading' or 'trailing'")
     times = times.clamp(0, train - 1)
     final = torch.ones(1) if clean_end else alphas_cumprod[:1]
     levels = torch.cat([alphas_cumprod.cpu()[times], final.to("cpu", alphas_cumprod.dtype)]).float()
@@ -147,11 +149,11 @@ def ddim_grid(
 
 def at_least_one(steps: int) -> None:
     if steps < 1:
-        raise ValueError(f"a sampler needs at least one step, got steps={steps}")
+        raise ValueError(f"got steps={steps}, expected at least 1")
 
 
 GRIDS: dict[str, Block] = {
     "shifted_linspace": Block(flow_grid, ("steps",)),
     "flux": Block(flux_grid, ("steps",)),
 }
-"""Grids of flows by name, for those who do not want the checkpoint's own."""
+"""Grids of flows by name, as alternatives to the checkpoint's own."""

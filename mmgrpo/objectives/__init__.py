@@ -1,7 +1,7 @@
-"""The tables of objectives, terms, weights and mismatch corrections.
+"""The tables of objectives, terms, aggregations and mismatch corrections.
 
 A recipe names them: ``objective: "ppo(low=0.2, high=0.28)"``. To add one, write one pure function and one
-row here; the common tests then hold for it. ``needs`` are the names of its inputs, ``level`` what it
+row here; the common tests then cover it. ``needs`` are the names of its inputs, ``level`` is what it
 must see together: single decisions, whole rows, or whole groups.
 
 >>> import torch
@@ -68,7 +68,7 @@ OBJECTIVES = {
     "drpo": Block(discriminative.drpo, _GROUP, "group"),
     "n_best": Block(expectation.n_best, ("log_probs", "advantages", "loss_mask", "decision_mask", "key"), "group"),
 }
-"""Functions to ``Loss``, to minimise."""
+"""Functions that return a ``Loss`` to minimize."""
 
 OFF_POLICY_OBJECTIVES = {
     "importance": Block(surrogates.importance, _RATIO),
@@ -88,7 +88,7 @@ TERMS = {
     "entropy_bonus": Block(divergences.entropy_bonus, ("entropy",)),
     "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "loss_mask"), "group"),
 }
-"""Functions to a penalty per decision, added to the loss."""
+"""Functions that return a penalty per decision, which is added to the loss."""
 
 AGGREGATIONS = {
     "per_decision": Block(aggregation.per_decision, ("loss_mask",), "group"),
@@ -98,7 +98,7 @@ AGGREGATIONS = {
     "per_prompt": Block(aggregation.per_prompt, ("loss_mask", "key"), "group"),
     "noise_aware": Block(aggregation.noise_aware, ("loss_mask", "std"), "group"),
 }
-"""Functions to the weight of each decision, over the whole optimizer step."""
+"""Functions that return the weight of each decision of the whole optimizer step."""
 
 MISMATCH = {
     "none": Block(mismatch.none, ("old_log_probs",)),
@@ -109,4 +109,4 @@ MISMATCH = {
         mismatch.off_policy_mask, ("log_probs", "sampler_log_probs", "advantages", "decision_mask"), "row"
     ),
 }
-"""Functions to a detached factor of each decision's loss."""
+"""Functions that return a detached factor of each decision's loss."""

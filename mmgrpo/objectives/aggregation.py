@@ -1,8 +1,8 @@
-"""Weights: how much each trained decision of one optimizer step counts.
+"""Aggregations: the weight of each trained decision in the loss of one optimizer step.
 
-They are computed once from the mask of the whole gathered step, before it is cut into parts, so that
-denominators are those of the step and no split of rows or decisions changes the gradient. Zero
-outside ``loss_mask``; a row or prompt without a trained decision counts nowhere.
+They are computed once from the loss mask of the whole gathered step, before it is split into parts, so
+that denominators are those of the step and no split of rows or decisions changes the gradient. They are
+zero outside ``loss_mask``; a row or prompt without a trained decision is in no denominator.
 
 ``per_decision``, ``per_sample``, ``per_prompt`` and ``noise_aware`` sum to one. ``sample_sum`` sums to the
 mean number of decisions of a row and ``constant_horizon`` to that over ``length``: both keep the
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def per_decision(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Mean over all decisions of the step: 1 / sum(mask). DAPO (2503.14476); "token-mean"."""
+    """Mean over all decisions of the step: 1 / sum(loss_mask). DAPO (2503.14476); "token-mean"."""
     return loss_mask / loss_mask.sum().clamp_min(1)
 
 
@@ -32,7 +32,7 @@ def sample_sum(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 
 
 def constant_horizon(loss_mask: Bool[Tensor, "B T"], *, length: float) -> Float[Tensor, "B T"]:
-    """``sample_sum`` over a constant: 1 / (rows length). Dr.GRPO (2503.20783), longest allowed."""
+    """``sample_sum`` over a constant: 1 / (rows length). Dr. GRPO (2503.20783): length is the generation budget."""
     return sample_sum(loss_mask) / length
 
 
@@ -48,8 +48,8 @@ def per_prompt(loss_mask: Bool[Tensor, "B T"], key: Int[Tensor, " B"]) -> Float[
 def noise_aware(loss_mask: Bool[Tensor, "B T"], std: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """``per_sample`` in proportion to each transition's std, rescaled to sum to one.
 
-    std / mean(std) / (rows T_b) where rows are equally long: transitions that explore count more, nearly
-    deterministic ones less. TempFlow-GRPO (2508.04324), its noise-aware weighting.
+    std / mean(std) / (rows T_b) where rows are equally long: transitions with more noise count more, nearly
+    deterministic ones less. Noise-aware weighting of TempFlow-GRPO (2508.04324).
     """
     weights = per_sample(loss_mask) * torch.where(loss_mask, std, 0.0)
     return weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)

@@ -1,8 +1,8 @@
-"""What an objective returns, and the sums over rows and groups that objectives are made of.
+"""The value of an objective, and the sums over rows and groups that objectives consist of.
 
 Ratios stay logarithms until the last exponential: Gaussian decisions have clip ranges near 1e-6,
-which the log-ratio resolves in fp32 and ``1 + 1e-6`` hardly does, and a ratio that overflows sends
-back NaN (zero times infinity) even where the clip discards it.
+which the log-ratio resolves in fp32 and ``1 + 1e-6`` hardly does, and a ratio that overflows has the
+gradient NaN (zero times infinity) even where the clip discards it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LARGEST_LOG_RATIO = 80.0
 
 
 class Loss(NamedTuple):
-    """A loss per decision, to minimise, and the decisions that a clip holds from below or above.
+    """A loss per decision, to minimize, and the decisions that are clipped from below or above.
 
-    The update is the gradient of ``sum(weights * values)``. ``low`` and ``high`` are False
-    everywhere where the method has no clip; they are for reporting.
+    The update is the gradient of ``sum(weights * values)``. ``low`` and ``high`` are for reporting,
+    and False everywhere for an objective without a clip.
     """
 
     values: Float[Tensor, "*shape"]
@@ -30,18 +30,18 @@ class Loss(NamedTuple):
 
 
 def unclipped(values: Float[Tensor, "*shape"]) -> Loss:
-    """A loss without any clip."""
+    """A loss without a clip."""
     nowhere = torch.zeros_like(values, dtype=torch.bool)
     return Loss(values, nowhere, nowhere)
 
 
 def exp_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """exp(log_ratio), held at e^80 so that value and gradient stay finite."""
+    """exp(log_ratio), bounded by e^80 so that value and gradient stay finite."""
     return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
 
 
 def row_sum(values: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """Sum over the decisions of each row; what stands elsewhere, NaN too, has no part in it."""
+    """Sum over the decisions of each row; values outside the mask, NaN included, have no effect."""
     return torch.where(decision_mask, values, 0.0).sum(1)
 
 
@@ -51,7 +51,7 @@ def row_mean(values: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"]) -
 
 
 def row_advantage(advantages: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """The advantage of each row, read at its first decision (it is the same at all of them)."""
+    """The advantage of each row, taken from its first decision (it is the same at all of them)."""
     first = decision_mask.int().argmax(1, keepdim=True)
     return advantages.gather(1, first).squeeze(1)
 
@@ -62,10 +62,10 @@ def peers(key: Int[Tensor, " B"], members: Bool[Tensor, " B"]) -> Bool[Tensor, "
 
 
 def at_decisions(group_loss: Float[Tensor, " B"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Put the loss of each row's group at every trained decision of the row.
+    """The loss of each row's group at every trained decision of the row.
 
-    The whole loss stands at each decision, so that weights say only how much a group counts and
-    never distort its gradient: under ``per_sample`` groups of one size count equally (the mean over
+    Each decision has the whole loss, so that weights determine only how much a group counts and
+    never distort its gradient: under ``per_sample`` groups of equal size count equally (the mean over
     groups) and ragged ones by their size, under ``per_prompt`` all count equally.
     """
     return torch.where(loss_mask, group_loss[:, None], 0.0)

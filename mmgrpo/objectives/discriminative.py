@@ -1,8 +1,8 @@
-"""Objectives that tell good samples of a group from bad ones, whatever the share of each.
+"""Discriminative objectives: positive samples of a group are scored above negative ones, whatever their fractions.
 
 Positives are members with advantage > 0, negatives the other members; a group that lacks either has
-loss 0. Rows without a trained decision are no members. Groups count equally under ``per_sample``
-weights, however hard their prompt: that is the point of DisCO (2505.12366). Pair these with the
+loss 0. Rows without a trained decision are not members. Groups count equally under ``per_sample``
+weights, however hard their prompt: the motivation of DisCO (2505.12366). They are combined with the
 ``kl_hinge`` term, which keeps the policy near the one that sampled.
 """
 
@@ -21,25 +21,25 @@ def row_score(
     decision_mask: Bool[Tensor, "B T"],
     score: str,
 ) -> Float[Tensor, " B"]:
-    """How much the policy likes each row: its mean log-prob ("log") or its mean ratio ("ratio")."""
+    """The score of each row: its mean log-prob ("log") or its mean ratio ("ratio")."""
     if score == "log":
         return row_mean(log_probs, decision_mask)
     if score == "ratio":
         return row_mean(exp_ratio(log_probs - old_log_probs), decision_mask)
-    raise ValueError(f"there is no score '{score}'; known are 'log' (mean log-prob) and 'ratio' (mean ratio)")
+    raise ValueError(f"got score '{score}', expected 'log' (mean log-prob) or 'ratio' (mean ratio)")
 
 
-def share_mean(
-    values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], log_share: Float[Tensor, " B"]
+def weighted_mean(
+    values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], log_weight: Float[Tensor, " B"]
 ) -> Float[Tensor, " B"]:
-    """For each row: the mean of values over ``among``, with shares proportional to exp(log_share)."""
+    """For each row: the mean of values over ``among``, with weights proportional to exp(log_weight)."""
     lowest = torch.finfo(values.dtype).min
-    return log_share.expand_as(among).masked_fill(~among, lowest).softmax(1) @ values
+    return log_weight.expand_as(among).masked_fill(~among, lowest).softmax(1) @ values
 
 
 def soft_mean(values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], tau: float) -> Float[Tensor, " B"]:
-    """For each row: tau log mean exp(values / tau) over ``among``; the maximum of them as tau shrinks."""
-    # Finite, so that an empty set gives a number whose gradient the caller can drop.
+    """For each row: tau log mean exp(values / tau) over ``among``; their maximum in the limit of tau to 0."""
+    # Finite in place of -inf, so that an empty set has a number with a gradient that the caller can discard.
     lowest = torch.finfo(values.dtype).min
     scaled = (values / tau).expand_as(among).masked_fill(~among, lowest)
     return tau * (scaled.logsumexp(1) - among.sum(1).clamp_min(1).to(values.dtype).log())
@@ -55,14 +55,14 @@ def disco(
     tau: float = 10.0,
     score: str = "log",
 ) -> Loss:
-    """Raise positives over the hardest negatives: -(mean s+ - tau log mean exp(s- / tau)).
+    """Score positives above the hardest negatives: -(mean s+ - tau log mean exp(s- / tau)).
 
     s is the row's mean log-prob (``score="log"``, tau 10) or mean ratio (``score="ratio"``, tau 1).
-    DisCO (2505.12366), its L-ratio and log-L scores.
+    DisCO (2505.12366) with its log-L and L-ratio scores.
     """
     values = row_score(log_probs, old_log_probs, decision_mask, score)
     positive, negative = _sides(advantages, loss_mask, decision_mask, key)
-    gap = share_mean(values, positive, torch.zeros_like(values)) - soft_mean(values, negative, tau)
+    gap = weighted_mean(values, positive, torch.zeros_like(values)) - soft_mean(values, negative, tau)
     return _contrast(gap, positive, negative, loss_mask)
 
 
@@ -75,14 +75,14 @@ def disco_basic(
     key: Int[Tensor, " B"],
     score: str = "log",
 ) -> Loss:
-    """Raise positives over the average negative: -(mean s+ - mean s-).
+    """Score positives above the average negative: -(mean s+ - mean s-).
 
-    DisCO-b (2505.12366): ``disco`` for tau to infinity.
+    DisCO-b (2505.12366): ``disco`` in the limit of tau to infinity.
     """
     values = row_score(log_probs, old_log_probs, decision_mask, score)
     positive, negative = _sides(advantages, loss_mask, decision_mask, key)
     equal = torch.zeros_like(values)
-    gap = share_mean(values, positive, equal) - share_mean(values, negative, equal)
+    gap = weighted_mean(values, positive, equal) - weighted_mean(values, negative, equal)
     return _contrast(gap, positive, negative, loss_mask)
 
 
@@ -99,15 +99,15 @@ def drpo(
     tau: float = 10.0,
     score: str = "log",
 ) -> Loss:
-    """``disco`` that prefers short positives: a long right answer counts less, never as wrong.
+    """``disco`` with more weight on short positives: a long correct answer counts less, but never as a negative.
 
-    Positives have shares proportional to exp((1 - T / length) / lam), T their number of decisions
-    and ``length`` the longest allowed. DRPO (2510.04474); lam to infinity is ``disco``.
+    Positives have weights proportional to exp((1 - T / length) / lam), T their number of decisions
+    and ``length`` the longest allowed. DRPO (2510.04474); ``disco`` in the limit of lam to infinity.
     """
     values = row_score(log_probs, old_log_probs, decision_mask, score)
     positive, negative = _sides(advantages, loss_mask, decision_mask, key)
     brevity = (1 - decision_mask.sum(1) / length).to(values.dtype) / lam
-    gap = share_mean(values, positive, brevity) - soft_mean(values, negative, tau)
+    gap = weighted_mean(values, positive, brevity) - soft_mean(values, negative, tau)
     return _contrast(gap, positive, negative, loss_mask)
 
 
@@ -117,9 +117,9 @@ def _sides(
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
 ) -> tuple[Bool[Tensor, "B B"], Bool[Tensor, "B B"]]:
-    """[b, j]: row j is a positive, a negative of row b's group."""
-    members, good = loss_mask.any(1), row_advantage(advantages, decision_mask) > 0
-    return peers(key, members & good), peers(key, members & ~good)
+    """[b, j]: row j is a positive (first) or a negative (second) of row b's group."""
+    members, positive = loss_mask.any(1), row_advantage(advantages, decision_mask) > 0
+    return peers(key, members & positive), peers(key, members & ~positive)
 
 
 def _contrast(
@@ -128,6 +128,6 @@ def _contrast(
     negative: Bool[Tensor, "B B"],
     loss_mask: Bool[Tensor, "B T"],
 ) -> Loss:
-    """The negated gap at every trained decision of groups that have both sides."""
+    """The negative gap at every trained decision of groups with both positives and negatives."""
     mixed = positive.any(1) & negative.any(1)
     return unclipped(at_decisions(torch.where(mixed, -gap, 0.0), loss_mask))

@@ -1,16 +1,16 @@
-"""Terms: what is added to the objective at each decision, already multiplied by its coefficient.
+"""Terms: penalties that are added to the objective of each decision, multiplied by their coefficients.
 
 With d = reference_log_probs - log_probs at decisions drawn from the policy:
 
     name          value              unbiased for        gradient, on policy, is that of
-    kl_k1         -d                 KL(policy||ref)     nothing: it has mean zero. For reporting
+    kl_k1         -d                 KL(policy||ref)     none: its mean is zero. For reporting
     kl_k2         d^2 / 2            (biased)            KL(policy||ref)
     kl_k3         e^d - d - 1        KL(policy||ref)     KL(ref||policy)
     kl_unbiased   r (e^d - d - 1)    KL(policy||ref)     KL(policy||ref), off policy too
     kl_forward    d e^d - e^d + 1    KL(ref||policy)     neither
 
-A coefficient without the name of its estimator says nothing, so none has a default. Gaussian
-decisions have their divergences in closed form, and there too the three in use differ by orders.
+A coefficient has no meaning without its estimator, so that none has a default. For Gaussian decisions
+the divergence has a closed form; the three variants in use differ by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def kl_gaussian_dt_free(
 
 
 def kl_velocity(reference_velocity_gap: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
-    """coef mean((v - v_ref)^2): a hundred times larger than the others, so coef is near 4e-4."""
+    """coef mean((v - v_ref)^2): about a hundred times larger than the others, so that coef is near 4e-4."""
     return coef * reference_velocity_gap
 
 
@@ -101,9 +101,9 @@ def kl_hinge(
     coef: float = 1e3,
     delta: float = 1e-4,
 ) -> Float[Tensor, "*shape"]:
-    """A squared-hinge constraint on KL(old||new): no force up to ``delta``, then a growing one.
+    """A squared-hinge constraint on KL(old||new): no gradient up to ``delta``, then a linearly growing one.
 
-    sg[max(coef (K - delta), 0)] (old_log_probs - log_probs), K the mean of the latter over all
+    sg[max(coef (K - delta), 0)] (old_log_probs - log_probs), K the mean of the last factor over all
     trained decisions of the step: under ``per_decision`` weights it sums to the
     sg[max(coef (K - delta), 0)] K of DisCO (2505.12366).
     """

@@ -1,4 +1,4 @@
-"""Objectives for Gaussian decisions (transitions of a flow or diffusion), which know their distance.
+"""Objectives for Gaussian decisions (transitions of a flow or diffusion), between which the distance is known.
 
 Throughout, log-probs are means over latent dimensions, ``shift`` is mean((mean_new - mean_old)^2) with
 gradient, ``std`` the transition's standard deviation and ``dt`` > 0 its length in noise level.
@@ -22,7 +22,7 @@ def grpo_guard(
     dt: Float[Tensor, "*shape"],
     clip: float = 2e-6,
 ) -> Loss:
-    """The clipped surrogate of a ratio without bias and with one scale for all transitions.
+    """The clipped surrogate of an unbiased ratio with one scale for all transitions.
 
     log r = std [log_probs - old_log_probs + shift / (2 std^2)], loss ``ppo(r) / dt``. With
     x' = mean_old + std z this is mean((mean_new - mean_old) z), whose expectation over z is 0, while
@@ -30,8 +30,8 @@ def grpo_guard(
     GRPO-Guard (2510.22319).
     """
     log_ratio = std * (log_probs - old_log_probs + shift / (2 * std.square()))
-    held = clipped(log_ratio, advantages, clip, clip)
-    return held._replace(values=held.values / dt)
+    loss = clipped(log_ratio, advantages, clip, clip)
+    return loss._replace(values=loss.values / dt)
 
 
 def flow_dppo(
@@ -42,10 +42,10 @@ def flow_dppo(
     std: Float[Tensor, "*shape"],
     threshold: float = 1e-5,
 ) -> Loss:
-    """-r A without a clip, and nothing from transitions that are far off and still moving away.
+    """-r A without a clip, and 0 for transitions that have left the trust region and still move away.
 
-    Zero where D = shift / (2 std^2) exceeds ``threshold`` and (A > 0 and r > 1) or (A < 0 and r < 1).
-    D is the KL between the two transitions, so the trust region is measured, not guessed from the
+    Zero where D = shift / (2 std^2) exceeds ``threshold`` and ((A > 0 and r > 1) or (A < 0 and r < 1)).
+    D is the KL between the two transitions, so that the trust region is exact and not estimated from the
     ratio of one sample. Flow-DPPO (2606.11025).
     """
     log_ratio = log_probs - old_log_probs

@@ -1,8 +1,8 @@
-"""Mismatch: detached factors for samples drawn by another engine, or another precision, than the trainer's.
+"""Mismatch corrections: detached factors for samples of another engine, or in another precision, than the trainer's.
 
-Throughout, w = exp(old_log_probs - sampler_log_probs): how likely the trainer's old policy was to make
-the decision, over how likely the sampler said it was. The factor multiplies the objective of a decision and not the
-terms beside it, so that a KL still holds a decision whose factor is 0, as in DeepSeek-V3.2 (2512.02556), TRL and verl.
+Throughout, w = exp(old_log_probs - sampler_log_probs): the probability of the decision under the trainer's
+old policy over that under the sampler. The factor multiplies the objective of a decision and not its terms,
+so that a KL still acts on a decision whose factor is 0, as in DeepSeek-V3.2 (2512.02556), TRL and verl.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmgrpo.objectives.base import exp_ratio, row_mean
 
 
 def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """One everywhere: sampler and trainer are taken to agree."""
+    """One everywhere: no correction."""
     return torch.ones_like(old_log_probs)
 
 
@@ -34,7 +34,7 @@ def mis(
     low: float = 0.5,
     high: float = 2.0,
 ) -> Float[Tensor, "*shape"]:
-    """Masked importance sampling: w where it lies in [low, high], else 0. IcePop (high 5) is this too."""
+    """Masked importance sampling: w where it lies in [low, high], else 0. With high 5 it is IcePop."""
     weight = exp_ratio(old_log_probs - sampler_log_probs).detach()
     return weight.masked_fill((weight < low) | (weight > high), 0.0)
 
@@ -48,12 +48,12 @@ def sequence_mask(
 ) -> Float[Tensor, "B T"]:
     """w in rows whose geometric mean of w lies in [low, high], 0 in the others.
 
-    The "seq-mask-tis" of OpenRLHF and NeMo-RL: the row decides, the decision keeps its own weight.
+    The "seq-mask-tis" of OpenRLHF and NeMo-RL: the mask is per row, the weight per decision.
     """
     gap = old_log_probs - sampler_log_probs
     mean = row_mean(gap, decision_mask)
-    kept = (mean >= (math.log(low) if low > 0 else -math.inf)) & (mean <= math.log(high))
-    return torch.where(decision_mask & kept[:, None], exp_ratio(gap), 0.0).detach()
+    inside = (mean >= (math.log(low) if low > 0 else -math.inf)) & (mean <= math.log(high))
+    return torch.where(decision_mask & inside[:, None], exp_ratio(gap), 0.0).detach()
 
 
 def off_policy_mask(
@@ -64,11 +64,11 @@ def off_policy_mask(
     *,
     delta: float,
 ) -> Float[Tensor, "B T"]:
-    """0 where A < 0 in a row that the present policy has left behind, else 1.
+    """0 where A < 0 in a row that is far off policy, else 1.
 
-    Left behind: mean_t (sampler_log_probs - log_probs) > delta, in nats a decision. Off-policy sequence masking of
-    DeepSeek-V3.2 (2512.02556), which does not state delta; TRL proposes 0.5. It changes with every update, so that it
-    is computed with the present scores, of whole rows.
+    Far off policy: mean_t (sampler_log_probs - log_probs) > delta, in nats per decision. Off-policy sequence masking
+    of DeepSeek-V3.2 (2512.02556), which does not state delta; TRL proposes 0.5. It changes with every update, so that
+    it is computed from the present scores, of whole rows.
     """
     far = row_mean(sampler_log_probs - log_probs.detach(), decision_mask) > delta
     return torch.where(far[:, None] & (advantages < 0), 0.0, 1.0).to(log_probs.dtype)

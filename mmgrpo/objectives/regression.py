@@ -1,11 +1,11 @@
 """Objectives that regress log-ratios on rewards, within a group and without a ratio clip.
 
-All of them are means over pairs of one group of (d_i - d_j)^2, where the residual d of a row is what
-its log-ratios imply minus what its reward says. Pairs cancel whatever is common to the group, so
+All of them are means of (d_i - d_j)^2 over the pairs of a group, where the residual d of a row is the
+reward that its log-ratios imply minus its reward. Pairs cancel what the group has in common, so that
 the target is the row's advantage, centred or not.
 
-Rows without a trained decision are no members of their group. ``decision_mask`` decisions make the sum
-L = sum_t (log_probs - old_log_probs) of a row.
+Rows without a trained decision are not members of their group. L = sum_t (log_probs - old_log_probs) of a
+row is over all its decisions (``decision_mask``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def regression_group(
     key: Int[Tensor, " B"],
     beta: float = 0.1,
 ) -> Loss:
-    """Match centred implicit rewards to centred rewards over the whole group.
+    """Regress centred implicit rewards on centred rewards over the whole group.
 
     1/2 sum_i [(beta L_i - mean beta L) - (A_i - mean A)]^2 / (G - 1), a quarter of the pair mean.
     GVPO (2504.19599). At L = 0 the gradient is -beta / (G - 1) sum_i (A_i - mean A) grad sum_t log_probs.
@@ -76,11 +76,11 @@ def regression_standardized(
     key: Int[Tensor, " B"],
     eps: float = 1e-4,
 ) -> Loss:
-    """Match standardized log-ratios to standardized advantages: mean_i [z(L)_i - A_i]^2, both centred.
+    """Regress standardized log-ratios on standardized advantages: mean_i [z(L)_i - A_i]^2, both centred.
 
     z(L) = (L - mean) / (std + eps) over the group, std with ddof 1. Reg-GRPO (DeepVideo-R1,
     2506.07464). On policy all L are 0 and the gradient is that of the group policy gradient times
-    2 / eps, so ``eps`` must fit the size of log-ratios.
+    2 / eps, so that ``eps`` must fit the magnitude of log-ratios.
     """
     members = loss_mask.any(1)
     same = peers(key, members).to(log_probs.dtype)
@@ -88,7 +88,7 @@ def regression_standardized(
     total = row_sum(log_probs - old_log_probs, decision_mask)
     centred = total - same @ total / size.clamp_min(1)
     variance = same @ centred.square() / (size - 1).clamp_min(1)
-    # The root has no derivative at 0, where all log-ratios of a group start.
+    # Two ``where``, since the root has no derivative at 0, the variance of every group before the first update.
     spread = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
     residual = centred / (spread + eps) - row_advantage(advantages, decision_mask)
     half_share = (size - 1).clamp_min(0) / (2 * size.clamp_min(1))
@@ -107,16 +107,16 @@ def regression_proximal(
     clip: float,
     beta: float = 10.0,
 ) -> Loss:
-    """Regress reward differences on log-ratios to a reference, each step held near where it was.
+    """Regress reward differences on log-ratios to a reference, with a proximal clip of each step.
 
     mean over pairs of max(g, g'), g = ((R_i - R_j) - (A_i - A_j) / beta)^2, R the sum over steps of
     log_probs - reference_log_probs; g' clips each step's term to within ``clip`` of its value under
     the old log-probs. PRDP (2402.08714), beta 10; the paper does not state ``clip``.
     """
-    moved = log_probs - old_log_probs
+    change = log_probs - old_log_probs
     start = (
         row_sum(old_log_probs - reference_log_probs, decision_mask) - row_advantage(advantages, decision_mask) / beta
     )
-    residuals = torch.stack([start + row_sum(step, decision_mask) for step in (moved, moved.clamp(-clip, clip))])
+    residuals = torch.stack([start + row_sum(step, decision_mask) for step in (change, change.clamp(-clip, clip))])
     loss = pair_mean(residuals, loss_mask.any(1), key)
-    return Loss(at_decisions(loss, loss_mask), moved < -clip, moved > clip)
+    return Loss(at_decisions(loss, loss_mask), change < -clip, change > clip)

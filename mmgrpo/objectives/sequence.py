@@ -1,6 +1,6 @@
-"""Ratios of whole rows: what has moved is the sample, not the single decision.
+"""Objectives of sequence ratios: the unit of importance sampling is the row, not the decision.
 
-A row's ratio uses all decisions that the row passed, also those that it does not own or train.
+A row's ratio is over all its decisions, also those that it does not own or train.
 Throughout, l_t = log_probs - old_log_probs at decision t of a row.
 """
 
@@ -55,7 +55,7 @@ def gmpo(
     decision_mask: Bool[Tensor, "B T"],
     clip: float = 0.4,
 ) -> Loss:
-    """The geometric mean of one-sidedly clipped ratios: one outlier cannot carry the sample away.
+    """The geometric mean of one-sidedly clipped ratios, robust to the outlier of a single decision.
 
     -A exp(mean_t l'_t) with l'_t = min(l_t, clip) where A > 0 and max(l_t, -clip) where A < 0.
     GMPO (2507.20673). ``clip`` is on the log-ratio: 0.4 is the range (0.67, 1.49).
@@ -75,7 +75,7 @@ def sequence_sum(
     """The clipped surrogate of the exact sequence ratio W = exp(sum_t l_t).
 
     -min(W A, clip(W, 1 - low, 1 + high) A), the same at every decision of a row: the row is one
-    action, as in RLOO (2402.14740). Its variance grows with the length of the row. Under
+    action, as in RLOO (2402.14740). The variance of W grows with the length of the row. Under
     ``per_sample`` weights the gradient at W = 1 is that of ``policy_gradient`` under ``sample_sum``.
     """
     total = row_sum(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)

@@ -1,7 +1,7 @@
 """Surrogates: one loss per decision from its log-ratio and its advantage, elementwise on any shape.
 
 Throughout, r = exp(log_probs - old_log_probs) and A is the advantage. At r = 1 every one of them has
-the gradient -A grad log_probs; they differ in what happens to decisions that have moved away.
+the gradient -A grad log_probs; they differ in their treatment of decisions whose ratio has left one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def stop(
     roof: float,
     ceiling: float = math.inf,
 ) -> tuple[Float[Tensor, "*shape"], Bool[Tensor, "*shape"], Bool[Tensor, "*shape"]]:
-    """Log-ratios stopped, value and gradient, where moving on would only exploit the old sample.
+    """Log-ratios clipped, value and gradient, in the direction in which A would move them further.
 
-    All bounds are logarithms: ``roof`` holds where A > 0, ``floor`` (from below) and ``ceiling``
-    (from above) where A < 0. Returns the log-ratios, and where they were stopped below and above.
+    All bounds are logarithms: ``roof`` applies where A > 0, ``floor`` (from below) and ``ceiling``
+    (from above) where A < 0. Returns the log-ratios, and where they are clipped below and above.
     """
     upper = torch.full_like(advantages, math.inf).masked_fill(advantages > 0, roof).masked_fill(advantages < 0, ceiling)
     lower = torch.full_like(advantages, -math.inf).masked_fill(advantages < 0, floor)
@@ -33,7 +33,7 @@ def stop(
 
 
 def band(low: float, high: float) -> tuple[float, float]:
-    """The logarithms of 1 - low and 1 + high; ``low`` of one or more is no lower bound."""
+    """The logarithms of 1 - low and 1 + high; with ``low`` of one or more there is no lower bound."""
     return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
 
 
@@ -44,9 +44,9 @@ def clipped(
     high: float,
     ceiling: float = math.inf,
 ) -> Loss:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), with r held at ``ceiling`` where A < 0."""
+    """-min(r A, clip(r, 1 - low, 1 + high) A), with r bounded by ``ceiling`` where A < 0."""
     if ceiling < 1 + high:
-        raise ValueError(f"the ratio's ceiling is {ceiling}; it must not be below 1 + high = {1 + high}, e.g. 3.0")
+        raise ValueError(f"got a ratio ceiling of {ceiling}, expected at least 1 + high = {1 + high}, e.g. 3.0")
     floor, roof = band(low, high)
     stopped, below, above = stop(log_ratio, advantages, floor, roof, math.log(ceiling))
     return Loss(-advantages * exp_ratio(stopped), below, above)
@@ -59,11 +59,11 @@ def ppo(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Loss:
-    """The clipped surrogate: a decision stops once it has moved as far as its sample can vouch for.
+    """The clipped surrogate: a decision has no gradient once its ratio has left the clip range in the direction of A.
 
     -min(r A, clip(r, 1 - low, 1 + high) A). PPO (Schulman et al. 2017), eq. 7; two different bounds
     are the clip-higher of DAPO (2503.14476; low 0.2, high 0.28). Gaussian decisions, whose
-    log-probs are means over dimensions, want 1e-3 ... 1e-5 (Flow-GRPO 2505.05470).
+    log-probs are means over dimensions, need 1e-3 to 1e-5 (Flow-GRPO, 2505.05470).
     """
     return clipped(log_probs - old_log_probs, advantages, low, high)
 
@@ -76,7 +76,7 @@ def dual_clip(
     high: float = 0.2,
     dual: float = 3.0,
 ) -> Loss:
-    """``ppo`` whose loss for A < 0 is bounded too: min(ppo, -dual A).
+    """``ppo`` with a bounded loss for A < 0: min(ppo, -dual A).
 
     Dual-clip PPO (Ye et al., 1912.09729); its authors and verl use 3, DAPO runs use 10.
     """
@@ -124,10 +124,10 @@ def cispo_band(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Loss:
-    """Policy gradient with a clipped, detached ratio: every decision keeps a gradient.
+    """Policy gradient with a clipped, detached ratio: every decision has a gradient.
 
-    -sg[clip(r, 1 - low, 1 + high)] A log_probs. CISPO (MiniMax-M1, 2506.13585); ``low`` of one
-    or more is no lower bound. Bounds here are distances from one: ``high=4`` is ``cispo_cap(cap=5)``.
+    -sg[clip(r, 1 - low, 1 + high)] A log_probs. CISPO (MiniMax-M1, 2506.13585); with ``low``
+    of one or more there is no lower bound. Bounds here are distances from one: ``high=4`` is ``cispo_cap(cap=5)``.
     """
     log_ratio = log_probs - old_log_probs
     floor, roof = band(low, high)
@@ -155,7 +155,7 @@ def sapo(
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
 ) -> Loss:
-    """A soft gate in place of the clip: the gradient fades as the ratio leaves one.
+    """A soft gate in place of the clip: the gradient decays as the ratio leaves one.
 
     -A f(r), f(r) = 4 sigmoid(tau (r - 1)) / tau, with tau_positive where A > 0 and tau_negative
     elsewhere; f'(1) = 1 for any tau, while the value f(1) = 2 / tau depends on it. SAPO (2511.20347).
@@ -171,7 +171,7 @@ def simple_policy(
     advantages: Float[Tensor, "*shape"],
     eps: float = 0.2,
 ) -> Loss:
-    """A quadratic leash in place of the clip: its optimum lies at the edge r = 1 +- eps.
+    """A quadratic penalty in place of the clip, with its optimum at the edge r = 1 +- eps.
 
     -(r A - |A| (r - 1)^2 / (2 eps)). Simple Policy Optimization (2401.16025).
     """
@@ -191,11 +191,11 @@ def mini_rl(
     low: float = 0.2,
     high: float = 0.28,
 ) -> Loss:
-    """Policy gradient with a detached ratio, and nothing from decisions that ``ppo`` would clip.
+    """Policy gradient with a detached ratio, and 0 for decisions that ``ppo`` would clip.
 
     -M sg[r] A log_probs, M = 0 where (A > 0 and r > 1 + high) or (A < 0 and r < 1 - low). MiniRL
-    (2512.01374). The paper's weight is against the sampling engine; here that is this r
-    times a ``mismatch`` weight.
+    (2512.01374). The paper's weight is relative to the sampling engine, which is this r times a
+    ``mismatch`` weight.
     """
     log_ratio = log_probs - old_log_probs
     _, below, above = stop(log_ratio, advantages, *band(low, high))
@@ -208,10 +208,10 @@ def importance(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
 ) -> Loss:
-    """-r A, without a clip: for decisions that another than the policy made.
+    """-r A, without a clip: for decisions that the policy did not sample.
 
-    Where their old log-probs are 0, r is the policy's own probability p and the gradient -A p grad log p: it fades for
-    what the policy thinks impossible. Mixed-policy GRPO (2509.16990), section 2.
+    Where their old log-probs are 0, r is the policy's probability p and the gradient -A p grad log p, which vanishes
+    for decisions that are improbable under the policy. Mixed-policy GRPO (2509.16990), section 2.
     """
     return unclipped(-exp_ratio(log_probs - old_log_probs) * advantages)
 
@@ -222,9 +222,9 @@ def luffy(
     advantages: Float[Tensor, "*shape"],
     gamma: float = 0.1,
 ) -> Loss:
-    """``importance`` that still learns what is unlikely: -A r / (r + gamma), whose slope at r = 0 is 1 / gamma.
+    """``importance`` with more gradient for improbable decisions: -A r / (r + gamma), of slope -A / gamma at r = 0.
 
-    Policy shaping of LUFFY (2504.14945), its gamma 0.1.
+    Policy shaping of LUFFY (2504.14945), with its gamma of 0.1.
     """
     ratio = exp_ratio(log_probs - old_log_probs)
     return unclipped(-advantages * ratio / (ratio + gamma))

@@ -1,1 +1,1 @@
-"""Policies: what makes T random decisions per sample and can score them again."""
+"""Policies: models that make T stochastic decisions per sample and can score them again."""

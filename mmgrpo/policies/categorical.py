@@ -1,8 +1,8 @@
-"""A policy that makes one choice a sample: one of a few classes, which something else then turns into an output.
+"""A policy with one decision per sample: one of a few classes, which a renderer turns into an output.
 
-A renderer behind the choice is a black box: nothing flows back through it but a reward. The choice has a likelihood,
-and so it is trained like any other decision, with T = 1. The duration policy of DMOSpeech 2 (arXiv:2507.14988) is
-one: it says how long an utterance is to be, and a synthesizer says it.
+The renderer is a black box: no gradient flows through it, only its reward counts. The choice has a likelihood, so that
+it is trained like any other decision, with T = 1. The duration policy of DMOSpeech 2 (arXiv:2507.14988) is one: it
+predicts the length of an utterance, which a synthesizer then speaks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rol
 
 @runtime_checkable
 class CategoricalModel(Protocol):
-    """What a policy asks of a network that chooses, and of what its choices become."""
+    """The interface of a classifier and its renderer to the policy."""
 
     network: nn.Module
     reference: Reference
 
     def logits(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
-        """Unscaled scores of the classes. A prompt's do not depend on the other prompts."""
+        """Logits of the classes; those of a prompt do not depend on the other prompts."""
         ...
 
     def render(self, prompt: Prompt, choice: int) -> Output:
-        """What the choice becomes: the same output for the same prompt and class, or an error."""
+        """The output of a choice: always the same for the same prompt and class; raises if it cannot be rendered."""
         ...
 
     def save(self, folder: Path, network: nn.Module) -> None:
@@ -51,17 +51,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """What was asked and what was chosen."""
+    """Prompts and the sampled classes."""
 
     prompts: Sequence[Prompt]
-    """One a group."""
+    """One per group."""
     prompt: Int[Tensor, "B"]
-    """Which of them a row answers."""
-    chosen: Int[Tensor, "B"]
+    """Index of each row's prompt."""
+    classes: Int[Tensor, "B"]
     """The class of each row."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
-        """Parts of at most ``limit`` rows; those of one prompt share its forward pass."""
+        """Parts of at most ``limit`` rows; within a part, the rows of one prompt share its forward pass."""
         rows = loss_mask[:, 0].nonzero()[:, 0]
         for start in range(0, len(rows), limit):
             chunk = rows[start : start + limit]
@@ -69,7 +69,7 @@ class Choices:
 
 
 class CategoricalPolicy:
-    """Samples one class a row and scores the same class again.
+    """Samples one class per row and scores the same class again.
 
     log_prob = log_softmax(logits / temperature)[class]
     """
@@ -83,7 +83,7 @@ class CategoricalPolicy:
         self, model: CategoricalModel, *, temperature: float = 1.0, device: torch.device | str = "cpu"
     ) -> None:
         if temperature <= 0:
-            raise ValueError(f"temperature must be above 0 to sample a group, got {temperature}")
+            raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
         self.model = model
         self.network = model.network
         self.settings: Any = None
@@ -92,50 +92,54 @@ class CategoricalPolicy:
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
-        """``group_size`` choices a prompt, each group from its own stream, and what they become."""
-        spread = self._log_softmax(self.network, request.prompts)
-        drawn = [torch.rand(request.group_size, generator=stream(request.seed, "choice", s)) for s in request.slots]
+        """``group_size`` choices per prompt, each group from its own random stream, and their outputs."""
+        uniform = [torch.rand(request.group_size, generator=stream(request.seed, "choice", s)) for s in request.slots]
         prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
-        spread = spread[prompt]
-        chosen = draw_tokens(spread, torch.cat(drawn).to(self.device))
-        kept = Choices(request.prompts, prompt, chosen)
-        decided = torch.ones(len(chosen), 1, dtype=torch.bool, device=self.device)
+        distribution = self._log_softmax(self.network, request.prompts)[prompt]
+        classes = draw_tokens(distribution, torch.cat(uniform).to(self.device))
+        mask = torch.ones(len(classes), 1, dtype=torch.bool, device=self.device)
         decisions = Decisions(
-            log_probs=spread.gather(1, chosen[:, None]),
-            loss_mask=decided,
-            decision_mask=decided,
-            node=torch.arange(len(chosen), device=self.device)[:, None],
-            origin=torch.full_like(chosen, OWN),
+            log_probs=distribution.gather(1, classes[:, None]),
+            loss_mask=mask,
+            decision_mask=mask,
+            node=torch.arange(len(classes), device=self.device)[:, None],
+            origin=torch.full_like(classes, OWN),
             keys={"prompt": torch.tensor(request.slots, device=self.device)[prompt]},
-            fields={"entropy": entropy_of(spread)[:, None], "choice": chosen.float()},
+            fields={"entropy": entropy_of(distribution)[:, None], "choice": classes.float()},
         )
-        prompts = [request.prompts[place] for place in prompt.tolist()]
-        return Rollout(prompts, self._rendered(prompts, chosen), decisions, kept, evaluations=len(request.prompts))
+        prompts = [request.prompts[index] for index in prompt.tolist()]
+        return Rollout(
+            prompts,
+            self._render(prompts, classes),
+            decisions,
+            Choices(request.prompts, prompt, classes),
+            evaluations=len(request.prompts),
+        )
 
     def score(self, rollout: Rollout, part: Choice, names: frozenset[str]) -> Scores:
         """Score the part's choices again under the present parameters."""
-        kept: Choices = rollout.steps  # type: ignore[assignment]
-        groups, place = torch.unique(kept.prompt[part.rows], return_inverse=True)
-        prompts = [kept.prompts[group] for group in groups.tolist()]
-        chosen = kept.chosen[part.rows, None]
-        spread = self._log_softmax(self.network, prompts)[place]
-        scores: Scores = {"log_probs": spread.gather(1, chosen)[:, 0]}
+        choices: Choices = rollout.steps  # type: ignore[assignment]
+        groups, index = torch.unique(choices.prompt[part.rows], return_inverse=True)
+        prompts = [choices.prompts[group] for group in groups.tolist()]
+        classes = choices.classes[part.rows, None]
+        distribution = self._log_softmax(self.network, prompts)[index]
+        scores: Scores = {"log_probs": distribution.gather(1, classes)[:, 0]}
         if "entropy" in names:
-            scores["entropy"] = entropy_of(spread)
+            scores["entropy"] = entropy_of(distribution)
         if "reference_log_probs" in names:
             with torch.no_grad(), self.model.reference() as network:
-                scores["reference_log_probs"] = self._log_softmax(network, prompts)[place].gather(1, chosen)[:, 0]
+                scores["reference_log_probs"] = self._log_softmax(network, prompts)[index].gather(1, classes)[:, 0]
         return scores
 
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
-        """What the most likely class of each prompt becomes, ``group_size`` times the same."""
-        chosen = self._log_softmax(self.network, request.prompts).argmax(1).repeat_interleave(request.group_size)
+        """The output of each prompt's most likely class, ``group_size`` times the same."""
+        classes = self._log_softmax(self.network, request.prompts).argmax(1).repeat_interleave(request.group_size)
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
-        return self._rendered(prompts, chosen)
+        return self._render(prompts, classes)
 
     def keep_reference(self) -> None:
-        """Keep the network as it is now, for terms that compare with it."""
+        """Store the present network as the reference of KL terms."""
         self.model.reference.keep()
 
     def save(self, folder: Path) -> None:
@@ -145,10 +149,10 @@ class CategoricalPolicy:
     def _log_softmax(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
         return torch.log_softmax(self.model.logits(network, prompts).float() / self.temperature, -1)
 
-    def _rendered(self, prompts: Sequence[Prompt], chosen: Int[Tensor, "B"]) -> list[Output]:
-        """A choice that cannot be rendered stops the run: no number stands for what was never heard."""
+    def _render(self, prompts: Sequence[Prompt], classes: Int[Tensor, "B"]) -> list[Output]:
+        """The outputs of the choices; one that cannot be rendered stops the run, since it has no reward."""
         outputs = []
-        for prompt, choice in zip(prompts, chosen.tolist(), strict=True):
+        for prompt, choice in zip(prompts, classes.tolist(), strict=True):
             try:
                 outputs.append(self.model.render(prompt, choice))
             except Exception as error:

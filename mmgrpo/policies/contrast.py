@@ -1,7 +1,7 @@
-"""Changes of a prompt under which further completions are sampled, only to be compared with.
+"""Contrasts: changes of a prompt under which further completions are sampled for comparison, never for training.
 
-T-GRPO (Video-R1, arXiv:2503.21776, section 3.2) asks the same question about the same frames in another
-order: a model that answers as well then did not use the order, and earns no bonus for being right.
+T-GRPO (Video-R1, arXiv:2503.21776, section 3.2) asks the same question about the same frames in shuffled order: a
+model that answers as well then has not used the order, and correct answers earn no bonus.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from mmgrpo.types import Media, Prompt
 
 
 def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, fraction: float = 0.5) -> tuple[Prompt, int]:
-    """The prompt with the frames of its videos shuffled, and ``fraction`` of the group size; none without a video."""
+    """The prompt with the frames of its videos shuffled, and the number of its samples: ``fraction`` of the group size,
+    0 for a prompt without video."""
     if not 0 < fraction <= 1:
-        raise ValueError(f"shuffled_frames: fraction must lie in (0, 1], got {fraction}")
+        raise ValueError(f"shuffled_frames: got fraction {fraction}, expected 0 < fraction <= 1")
     if not any(media.kind == "video" for media in prompt.media):
         return prompt, 0
     order = derive(seed, "shuffle", prompt.id)
 
-    def changed(part: str | Media) -> str | Media:
+    def shuffle(part: str | Media) -> str | Media:
         if isinstance(part, str) or part.kind != "video":
             return part
         return replace(part, options={**part.options, "shuffle": order})
 
-    turns = tuple(replace(turn, parts=tuple(changed(part) for part in turn.parts)) for turn in prompt.turns)
+    turns = tuple(replace(turn, parts=tuple(shuffle(part) for part in turn.parts)) for turn in prompt.turns)
     meta = {**prompt.meta, "contrast": "shuffled_frames"}
     return replace(prompt, turns=turns, meta=meta), max(1, round(fraction * group_size))
 

@@ -1,8 +1,8 @@
 """A policy whose decisions are the Gaussian transitions of a denoising process.
 
-A rollout walks a tree per group: it starts from ``plan.roots`` initial noises and splits where the
-plan says so; a group that never splits is ``group_size`` single branches. What branches share is
-computed once, stored once and trained once:
+A rollout samples a forest per group: ``plan.roots`` trees, each from one initial noise, that split where
+the plan states it; a group that never splits has ``group_size`` trees of one branch each. What branches
+share is computed once, stored once and trained once:
 
     roots --ODE--> x_k --split into G--> x_{k+1} --ODE--> G outputs        (one-step branch)
 
@@ -45,7 +45,7 @@ from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32
-"""Decision numbers of different walks of a rollout never meet."""
+"""Offset between the decision numbers of different walks of a rollout, so that they never coincide."""
 
 
 @dataclass(frozen=True)
@@ -59,43 +59,48 @@ class Entries:
 
 @dataclass(frozen=True)
 class Walk:
-    """What is kept of the trees of one plan: the states that decisions lead from and to."""
+    """The trees of one plan, as scoring needs them: the states at both ends of every decision."""
 
     grid: Grid
     std: Float[Tensor, " T"]
     level: Float[Tensor, " T"]
     first_row: int
-    """Place of its first row in the rollout; the indices below count from there."""
+    """Index of its first row in the rollout; the rows of the fields below count from it."""
     states: Float[Tensor, "S *latent"]
+    """Distinct states in fp32; rows that share one refer to the same entry."""
     means: Float[Tensor, "S *latent"]
-    """Mean of the transition that drew each state; unused where no decision did."""
-    before: Int[Tensor, "rows T"]
-    after: Int[Tensor, "rows T"]
+    """Mean of the transition that drew each state; unused for states that no decision drew."""
+    source: Int[Tensor, "rows T"]
+    """Index of the state before each decision."""
+    target: Int[Tensor, "rows T"]
+    """Index of the state after each decision."""
     prompt: Int[Tensor, " rows"]
+    """Index of each row's prompt in ``conditioning``."""
     conditioning: Any
 
 
 @dataclass(frozen=True)
 class Walks:
-    """The walks of a rollout, one for each plan of the round."""
+    """The walks of a rollout, one per plan of the round."""
 
     walks: Sequence[Walk]
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Entries]:
-        """Parts of at most ``limit`` distinct states; decisions that lead from one state stay together."""
+        """Parts of at most ``limit`` distinct source states; decisions with one source state stay together."""
         for number, walk in enumerate(self.walks):
-            own = slice(walk.first_row, walk.first_row + len(walk.before))
+            own = slice(walk.first_row, walk.first_row + len(walk.source))
             rows, positions = loss_mask[own].nonzero(as_tuple=True)
             if len(rows) == 0:
                 continue
-            _, state = torch.unique(walk.before[rows, positions], return_inverse=True)
+            # The limit counts forward passes: all decisions from one state share its network output.
+            _, state = torch.unique(walk.source[rows, positions], return_inverse=True)
             for start in range(0, int(state.max()) + 1, limit):
                 chosen = (state >= start) & (state < start + limit)
                 yield Entries(rows[chosen] + walk.first_row, positions[chosen], number)
 
 
 class DenoisingPolicy:
-    """Samples by a plan and a kernel, and scores the same transitions again."""
+    """Samples with a plan and a kernel, and scores the same transitions again."""
 
     provides = frozenset(
         {"log_probs", "shift", "std", "dt", "level"}
@@ -127,7 +132,7 @@ class DenoisingPolicy:
         self.solver = Solver(model, forward_batch_size, self.device)
 
     def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
-        """The plans of a round: the same on all ranks."""
+        """The plans of a round, equal on all ranks since no slot enters the random stream."""
         inputs = {
             "steps": self.grid.steps,
             "group_size": group_size,
@@ -138,7 +143,7 @@ class DenoisingPolicy:
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
-        """One group per prompt and plan; the prompt key numbers (slot, plan)."""
+        """One group per prompt and plan; the key ``prompt`` numbers the pairs (slot, plan)."""
         plans = self.plans(request.group_size, request.round, request.seed)
         conditioning = self.model.encode(request.prompts)
         walks: list[Walk] = []
@@ -147,7 +152,7 @@ class DenoisingPolicy:
         decisions: list[Decisions] = []
         for number, plan in enumerate(plans):
             first_row = sum(len(final) for final in finals)
-            walk, made, end, history = self._walk(request, plan, number, len(plans), first_row, conditioning)
+            walk, log_probs, end, history = self._walk(request, plan, number, first_row, conditioning)
             rows = conditioning.take(walk.prompt)
             if plan.tail == "dpmpp_2m":
                 finals.append(self.solver.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history))
@@ -157,7 +162,7 @@ class DenoisingPolicy:
                 coarse = self.solver.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse))
             walks.append(walk)
-            decisions.append(made)
+            decisions.append(self._decisions(request, plan, number, len(plans), walk, log_probs))
         prompts = [request.prompts[i] for walk in walks for i in walk.prompt.tolist()]
         evaluations = len(request.prompts) * sum(plan.evaluations for plan in plans)
         return Rollout(
@@ -170,105 +175,125 @@ class DenoisingPolicy:
         )
 
     def _walk(
-        self, request: Request, plan: Plan, number: int, plans: int, first_row: int, conditioning: Any
-    ) -> tuple[Walk, Decisions, Float[Tensor, "rows *latent"], History]:
-        """Walk the trees of all prompts to the plan's last stochastic step.
+        self, request: Request, plan: Plan, number: int, first_row: int, conditioning: Any
+    ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], History]:
+        """Sample the trees of all prompts up to the plan's last stochastic step.
 
-        Also the samples after it and, for a tail by ``dpmpp_2m``, the clean estimates that it drew them from.
+        Returns the walk, the log-prob of each decision, the states after that step, and the history from which a tail
+        by ``dpmpp_2m`` continues.
+
+        ``x`` holds the distinct states of the current step, in the order of the rows that descend from them: with n
+        states for ``rows`` leaves, state i belongs to the leaves i * rows / n to (i + 1) * rows / n.
         """
         groups, rows = len(request.prompts), len(request.prompts) * plan.rows
         grid = plan.grid(self.grid)
-        std, level = noise_table(self.kernel, grid), level_table(self.kernel, grid)
+        # One stream per prompt and plan, so that a group's noise depends neither on its rank nor on other groups.
         streams = [stream(request.seed, "noise", slot, number) for slot in request.slots]
+        states: list[Tensor] = []
+        means: list[Tensor] = []
+
+        def store(x: Tensor, mean: Tensor) -> Int[Tensor, "n"]:
+            """Append states and return their indices."""
+            first = sum(map(len, states))
+            states.append(x)
+            means.append(mean)
+            return torch.arange(first, first + len(x), device=self.device)
+
+        def per_leaf(values: Tensor) -> Tensor:
+            """The value of each leaf's state, from those of the distinct states."""
+            return values.repeat_interleave(rows // len(values))
+
         x = self.solver.initial_noise(request, plan.roots)
-        states, means = [x], [x]
-        count, here = len(x), torch.arange(len(x), device=self.device)
-        before, after = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
+        index, history = store(x, x), no_history(x)
+        source, target = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
         log_probs = torch.zeros(rows, plan.steps, device=self.device)
-        kept, history = True, no_history(x)
+        after_ode = False
         for t in range(plan.end):
             forwards, edges = plan.forwards[t], plan.edges[t]
             step = torch.full((len(x),), t, device=self.device)
             prompt = torch.arange(groups, device=self.device).repeat_interleave(forwards)
+            # Before the split, so that the children of a state share one network evaluation.
             output = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
             if not plan.stochastic[t]:
-                x, kept = self.solver.step(x, output, step, grid), False
+                x, after_ode = self.solver.step(x, output, step, grid), True
                 continue
-            if not kept:
-                states.append(x)
-                means.append(x)
-                here = torch.arange(count, count + len(x), device=self.device)
-                count += len(x)
-            before[:, t] = here.repeat_interleave(rows // len(here))
-            drawn = self.kernel(x, output, step, grid)
+            if after_ode:
+                # States along the ODE are never scored, so that only the last one before a decision is stored.
+                index, after_ode = store(x, x), False
+            source[:, t] = per_leaf(index)
             children = torch.arange(len(x), device=self.device).repeat_interleave(plan.branches[t])
-            drawn = Transition(drawn.mean[children], drawn.std[children], drawn.scaled)
+            parents = self.kernel(x, output, step, grid)
+            transition = Transition(parents.mean[children], parents.std[children], parents.scaled)
             if t == plan.end - 1 and plan.tail == "dpmpp_2m":
+                # The tail's first step needs the clean estimate of this one, whose network output ends here.
                 history = estimate_of(x[children], output[children], step[children], grid)
-            x = drawn.sample(self._noise(streams, plan, forwards, edges))
-            states.append(x)
-            means.append(drawn.mean)
-            here = torch.arange(count, count + len(x), device=self.device)
-            count, kept = count + len(x), True
-            after[:, t] = here.repeat_interleave(rows // len(here))
-            log_probs[:, t] = drawn.log_prob(x).repeat_interleave(rows // len(here))
+            x = transition.sample(self._noise(streams, plan, forwards, edges))
+            # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
+            index = store(x, transition.mean)
+            target[:, t] = per_leaf(index)
+            log_probs[:, t] = per_leaf(transition.log_prob(x))
         walk = Walk(
             grid=grid,
-            std=std,
-            level=level,
+            std=noise_table(self.kernel, grid),
+            level=level_table(self.kernel, grid),
             first_row=first_row,
             states=torch.cat(states),
             means=torch.cat(means),
-            before=before,
-            after=after,
+            source=source,
+            target=target,
             prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows),
             conditioning=conditioning,
         )
+        return walk, log_probs, x, history
+
+    def _decisions(
+        self, request: Request, plan: Plan, number: int, plans: int, walk: Walk, log_probs: Float[Tensor, "rows T"]
+    ) -> Decisions:
+        """The decisions of a walk, the ``number``-th of ``plans`` in the round."""
+        rows = len(log_probs)
         stochastic = torch.tensor(plan.stochastic, device=self.device).expand(rows, -1)
         loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
-        slots = torch.tensor(list(request.slots), device=self.device)
-        steps = torch.arange(plan.steps, device=self.device)
-        trees = (
-            (slots * plans + number)[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)
-        ).flatten()
-        made = Decisions(
+        # Each plan explores another step, so that the samples of a prompt under several plans are separate groups.
+        groups = torch.tensor(list(request.slots), device=self.device) * plans + number
+        trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
+        return Decisions(
             log_probs=log_probs,
             loss_mask=loss_mask.to(self.device),
             decision_mask=stochastic,
-            node=torch.where(stochastic, after + number * NODES_PER_WALK, 0),
+            # Rows that share a transition share the state that it drew, so that its index numbers the decision.
+            node=torch.where(stochastic, walk.target + number * NODES_PER_WALK, 0),
             origin=torch.full((rows,), OWN, device=self.device),
             keys={
-                "prompt": (slots * plans + number).repeat_interleave(plan.rows),
+                "prompt": groups.repeat_interleave(plan.rows),
                 "tree": trees.repeat_interleave(plan.rows // plan.roots),
             },
             fields={
-                "std": std.expand(rows, -1),
-                "level": level.expand(rows, -1),
-                "dt": grid.dt(steps).expand(rows, -1),
+                "std": walk.std.expand(rows, -1),
+                "level": walk.level.expand(rows, -1),
+                "dt": walk.grid.dt(torch.arange(plan.steps, device=self.device)).expand(rows, -1),
             },
         )
-        return walk, made, x, history
 
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> Scores:
         """Score the part's transitions again; one forward pass per distinct state."""
         walk: Walk = rollout.steps.walks[part.walk]  # type: ignore[attr-defined]
         rows = part.rows - walk.first_row
-        before, after = walk.before[rows, part.positions], walk.after[rows, part.positions]
-        distinct, inverse = torch.unique(before, return_inverse=True)
-        # Any decision that leads from a state tells its step and its prompt.
-        some = torch.empty_like(distinct).scatter_(0, inverse, torch.arange(len(before), device=before.device))
-        step, conditioning = part.positions[some], walk.conditioning.take(walk.prompt[rows[some]])
-        x, reached = walk.states[distinct], walk.states[after]
+        source, target = walk.source[rows, part.positions], walk.target[rows, part.positions]
+        distinct, inverse = torch.unique(source, return_inverse=True)
+        # All decisions from one state have its step and its prompt, so that any of them may represent it.
+        entry = torch.empty_like(distinct).scatter_(0, inverse, torch.arange(len(source), device=source.device))
+        step, conditioning = part.positions[entry], walk.conditioning.take(walk.prompt[rows[entry]])
+        x, next_state = walk.states[distinct], walk.states[target]
 
         def transition(output: Tensor) -> Transition:
-            made = self.kernel(x, output, step, walk.grid)
-            return Transition(made.mean[inverse], made.std[inverse], made.scaled)
+            parents = self.kernel(x, output, step, walk.grid)
+            return Transition(parents.mean[inverse], parents.std[inverse], parents.scaled)
 
         output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
         now = transition(output)
-        scores: Scores = {"log_probs": now.log_prob(reached)}
+        scores: Scores = {"log_probs": now.log_prob(next_state)}
         if "shift" in names:
-            scores["shift"] = over_latent((now.mean - walk.means[after]).square())
+            scores["shift"] = over_latent((now.mean - walk.means[target]).square())
         if "std" in names:
             scores["std"] = walk.std[part.positions]
         if "level" in names:
@@ -279,17 +304,17 @@ class DenoisingPolicy:
             with torch.no_grad(), self.model.reference() as network:
                 original = self.solver.predict(network, x, step, conditioning, walk.grid)
             reference = transition(original)
-            scores["reference_log_probs"] = reference.log_prob(reached)
+            scores["reference_log_probs"] = reference.log_prob(next_state)
             scores["reference_shift"] = over_latent((now.mean - reference.mean).square())
             scores["reference_velocity_gap"] = over_latent((output - original).square())[inverse]
         return scores
 
     def sample(self, request: Request) -> list[Output]:
-        """Draw by the deterministic solver, from noise that depends on the seed and the slot."""
+        """Sample with the deterministic solver from noise that depends on the seed and the slot."""
         return self.solver.sample(self.network, request, self.evaluation_grid)[0]
 
     def keep_reference(self) -> None:
-        """Keep the network as it is now, for terms that compare with it."""
+        """Store the present network as the reference of KL terms."""
         self.model.reference.keep()
 
     def save(self, folder: Path) -> None:
@@ -299,13 +324,13 @@ class DenoisingPolicy:
     def _noise(
         self, streams: Sequence[torch.Generator], plan: Plan, forwards: int, edges: int
     ) -> Float[Tensor, "edges *latent"]:
-        """Noise of one stochastic step, each prompt from its own stream; siblings share some of it."""
+        """Noise of one stochastic step, each prompt's from its own stream; correlated among the children of a split."""
         shape = self.model.latent_shape()
-        drawn = []
+        noises = []
         for generator in streams:
-            own = torch.randn(edges, *shape, generator=generator)
+            own = torch.randn(edges, *shape, generator=generator)  # on the CPU, so that devices do not matter
             if edges > forwards:
                 shared = torch.randn(forwards, *shape, generator=generator)
                 own = sibling_noise(shared.repeat_interleave(edges // forwards, 0), own, plan.sibling_scale)
-            drawn.append(own)
-        return torch.cat(drawn).to(self.device)
+            noises.append(own)
+        return torch.cat(noises).to(self.device)

@@ -1,16 +1,16 @@
-"""A policy whose decisions are drawn noise levels: its pseudo-likelihood is the flow-matching error there.
+"""A policy whose decisions are sampled noise levels, with the negative flow-matching error as pseudo-log-likelihood.
 
-Samples come from any solver (here the ODE) and only their clean latents are kept. A decision is a draw of
+Samples come from any solver (here the ODE); only their clean latents are stored. A decision is a draw of
 (t, noise): x_t = (1 - t) x_0 + t noise, target v* = noise - x_0, and
 
     log_prob = -error(v(x_t, t) - v*)
 
 which a policy-gradient objective raises for good samples and lowers for bad ones. There is no trajectory, no
-transition density and no SDE. Advantage Weighted Matching (AWM) trains it so; so does DiffusionNFT
+transition density and no SDE. This is the training of Advantage Weighted Matching (AWM), and of DiffusionNFT
 (arXiv:2509.16117) at its first update, where its two branches coincide with the sampling policy and the
 gradient becomes (2 rho - 1) = A / 5 times that of the self-normalized error.
 
-All samples of a group share their draws, as in DGPO, so that what is common to a group cancels.
+All samples of a group share their draws, as in DGPO, so that what the group has in common cancels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def velocity_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -
 def weighted_error(
     gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"], power: float = 1.0
 ) -> Float[Tensor, " N"]:
-    """t^power mean((v - v*)^2): early (noisy) levels count more."""
+    """t^power mean((v - v*)^2): high noise levels count more."""
     return time**power * over_latent(gap.square())
 
 
@@ -61,7 +61,7 @@ ERRORS: dict[str, Block] = {
 
 @dataclass(frozen=True)
 class Draws:
-    """Decisions that are scored together."""
+    """Entries of a part: decisions that are scored together."""
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
@@ -69,7 +69,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Matches:
-    """Clean samples and the draws at which their error is taken."""
+    """Clean samples, and the draws (t, noise) of each group at which their error is evaluated."""
 
     clean: Float[Tensor, "B *latent"]
     noise: Float[Tensor, "groups T *latent"]
@@ -78,14 +78,14 @@ class Matches:
     conditioning: Any
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
-        """Parts of at most ``limit`` draws; each is one network evaluation."""
+        """Parts of at most ``limit`` decisions, each of which is one network evaluation."""
         rows, positions = loss_mask.nonzero(as_tuple=True)
         for start in range(0, len(rows), limit):
             yield Draws(rows[start : start + limit], positions[start : start + limit])
 
 
 class FlowMatchingPolicy:
-    """Samples by the ODE, scores by the flow-matching error at drawn noise levels."""
+    """Samples with the ODE and scores with the flow-matching error at sampled noise levels."""
 
     provides = frozenset({"log_probs", "reference_log_probs", "reference_velocity_gap"})
     fields: frozenset[str] = frozenset()
@@ -113,29 +113,34 @@ class FlowMatchingPolicy:
         self.error = bind(error, ERRORS, "sampling.error")
         self.draws = draws
         if self.grid.process != "flow":
-            raise ValueError("flow-matching errors need a flow model; this family's network is of a diffusion process")
+            raise ValueError(
+                f"flow-matching errors: got a network of a {self.grid.process} process, expected a flow; "
+                "choose sampling.policy transitions, or a family of flow models"
+            )
         if not 1 <= draws <= steps:
             raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {draws}")
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
-        """``group_size`` ODE samples a prompt, and the draws of each group."""
+        """``group_size`` ODE samples per prompt, and the draws of each group."""
         outputs, clean, conditioning = self.solver.sample(self.network, request, self.grid)
         streams = [stream(request.seed, "matching", slot) for slot in request.slots]
         step = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
         rows = len(clean)
         group = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
-        kept = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
-        every = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
+        matches = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
+        mask = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
         log_probs = torch.zeros(rows, self.draws, device=self.device)
-        for part in kept.split(every, self.solver.forward_batch_size):
-            log_probs[part.rows, part.positions] = self._log_probs(kept, part, self._velocity(self.network, kept, part))
+        for part in matches.split(mask, self.solver.forward_batch_size):
+            log_probs[part.rows, part.positions] = self._log_probs(
+                matches, part, self._velocity(self.network, matches, part)
+            )
         slots = torch.tensor(list(request.slots), device=self.device)
         decisions = Decisions(
             log_probs=log_probs,
-            loss_mask=every,
-            decision_mask=every,
+            loss_mask=mask,
+            decision_mask=mask,
             node=torch.arange(rows * self.draws, device=self.device).view(rows, self.draws),
             origin=torch.full((rows,), OWN, device=self.device),
             keys={"prompt": slots.repeat_interleave(request.group_size)},
@@ -144,44 +149,44 @@ class FlowMatchingPolicy:
             prompts=[prompt for prompt in request.prompts for _ in range(request.group_size)],
             outputs=outputs,
             decisions=decisions,
-            steps=kept,
+            steps=matches,
             evaluations=rows * (self.grid.steps + self.draws) * self.model.evaluations_per_row,
         )
 
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
         """The negative errors at the part's draws, under the present parameters."""
-        kept: Matches = rollout.steps  # type: ignore[assignment]
-        velocity = self._velocity(self.network, kept, part)
-        scores: Scores = {"log_probs": self._log_probs(kept, part, velocity)}
+        matches: Matches = rollout.steps  # type: ignore[assignment]
+        velocity = self._velocity(self.network, matches, part)
+        scores: Scores = {"log_probs": self._log_probs(matches, part, velocity)}
         if any(name.startswith("reference_") for name in names):
             with torch.no_grad(), self.model.reference() as network:
-                original = self._velocity(network, kept, part)
-            scores["reference_log_probs"] = self._log_probs(kept, part, original)
+                original = self._velocity(network, matches, part)
+            scores["reference_log_probs"] = self._log_probs(matches, part, original)
             scores["reference_velocity_gap"] = over_latent((velocity - original).square())
         return scores
 
     def sample(self, request: Request) -> list[Output]:
-        """Draw by the deterministic solver."""
+        """Sample with the deterministic solver."""
         return self.solver.sample(self.network, request, self.evaluation_grid)[0]
 
     def keep_reference(self) -> None:
-        """Keep the network as it is now, for terms that compare with it."""
+        """Store the present network as the reference of KL terms."""
         self.model.reference.keep()
 
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.model.save(folder, self.network)
 
-    def _velocity(self, network: Any, kept: Matches, part: Draws) -> Float[Tensor, "N *latent"]:
-        clean, noise, step = self._drawn(kept, part)
+    def _velocity(self, network: Any, matches: Matches, part: Draws) -> Float[Tensor, "N *latent"]:
+        clean, noise, step = self._draws(matches, part)
         time = self.grid.levels[step].view(-1, *[1] * (clean.dim() - 1))
         noisy = (1 - time) * clean + time * noise
-        return self.solver.predict(network, noisy, step, kept.conditioning.take(part.rows), self.grid)
+        return self.solver.predict(network, noisy, step, matches.conditioning.take(part.rows), self.grid)
 
-    def _log_probs(self, kept: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
-        clean, noise, step = self._drawn(kept, part)
+    def _log_probs(self, matches: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
+        clean, noise, step = self._draws(matches, part)
         return -self.error({"gap": velocity - (noise - clean), "time": self.grid.levels[step]})
 
-    def _drawn(self, kept: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor]:
-        group = kept.group[part.rows]
-        return kept.clean[part.rows], kept.noise[group, part.positions], kept.step[group, part.positions]
+    def _draws(self, matches: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor]:
+        group = matches.group[part.rows]
+        return matches.clean[part.rows], matches.noise[group, part.positions], matches.step[group, part.positions]

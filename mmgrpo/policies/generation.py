@@ -1,4 +1,4 @@
-"""How completions come about, token by token: drawn at random, or by a beam search for the most likely ones."""
+"""Autoregressive generation with a cache: random sampling, greedy decoding and beam search."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ NextToken: TypeAlias = Callable[[Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Completions on their way: what the network remembers of each, and the state before its next token."""
+class DecodingState:
+    """Unfinished completions: the network's cache of each, and the hidden state before its next token."""
 
     model: TokenModel
     network: nn.Module
     hidden: Float[Tensor, "rows width"]
     cache: Any
     real: Bool[Tensor, "rows total"]
-    """Which of the cached places are read."""
-    following: Int[Tensor, "rows"]
+    """The attention mask over the cached tokens."""
+    position: Int[Tensor, "rows"]
     """The position of the next token, the same on all of the network's ``axes``."""
     axes: int
 
-    def keep(self, rows: Int[Tensor, "kept"]) -> Reading:
-        """Row i of the new one goes on from ``rows[i]`` of this."""
+    def select(self, rows: Int[Tensor, "selected"]) -> DecodingState:
+        """The state whose row i continues row ``rows[i]`` of this one."""
         return replace(
             self,
             hidden=self.hidden[rows],
             cache=self.model.spread(self.cache, rows),
             real=self.real[rows],
-            following=self.following[rows],
+            position=self.position[rows],
         )
 
-    def go_on(self, tokens: Int[Tensor, "rows"], alive: Bool[Tensor, "rows"]) -> Reading:
-        """Read one token more; later ones do not see it where the completion is not ``alive``."""
+    def advance(self, tokens: Int[Tensor, "rows"], alive: Bool[Tensor, "rows"]) -> DecodingState:
+        """The state after one more token per row; later tokens do not attend to it where a row is not ``alive``."""
         real = torch.cat([self.real, alive[:, None]], 1)
-        places = self.following[:, None, None].expand(-1, self.axes, 1)
-        hidden, cache = self.model.hidden(self.network, tokens[:, None], real, places, (), self.cache)
-        return replace(self, hidden=hidden[:, -1], cache=cache, real=real, following=self.following + 1)
+        positions = self.position[:, None, None].expand(-1, self.axes, 1)
+        hidden, cache = self.model.hidden(self.network, tokens[:, None], real, positions, (), self.cache)
+        return replace(self, hidden=hidden[:, -1], cache=cache, real=real, position=self.position + 1)
 
 
 @dataclass(frozen=True)
-class Written:
-    """Finished completions, padded on the right."""
+class Completions:
+    """Completions with the log-prob and entropy of each token, padded on the right."""
 
     ids: Int[Tensor, "B T"]
     real: Bool[Tensor, "B T"]
@@ -60,114 +60,120 @@ class Written:
 
 
 def draw(
-    reading: Reading,
+    state: DecodingState,
     next_token: NextToken,
     streams: Sequence[tuple[torch.Generator, int]],
     ends: Int[Tensor, "_"],
     *,
-    most: int,
+    max_tokens: int,
     greedy: bool,
     top_p: float,
-) -> Written:
-    """At most ``most`` tokens a row. ``streams`` are one a prompt, with how many of the rows are drawn from it.
+) -> Completions:
+    """Sample at most ``max_tokens`` tokens per row; ``streams`` has one generator per prompt and its number of rows.
 
-    Rows that have ended are read on with the others until they are half of them, and then no longer.
+    Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
     """
-    count, device = len(reading.hidden), reading.hidden.device
-    ids = torch.full((count, most), reading.model.pad_id, device=device)
-    real = torch.zeros(count, most, dtype=torch.bool, device=device)
-    log_probs, entropy = torch.zeros(count, most, device=device), torch.zeros(count, most, device=device)
+    count, device = len(state.hidden), state.hidden.device
+    ids = torch.full((count, max_tokens), state.model.pad_id, device=device)
+    real = torch.zeros(count, max_tokens, dtype=torch.bool, device=device)
+    log_probs, entropy = torch.zeros(count, max_tokens, device=device), torch.zeros(count, max_tokens, device=device)
     rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
-    for position in range(most):
-        spread = next_token(reading.hidden, position == 0)
-        # A number is drawn for finished rows too, so that a row's stream does not depend on its neighbours.
-        drawn = torch.cat([torch.rand(number, generator=stream) for stream, number in streams]).to(device)[rows]
-        chosen = spread.argmax(-1) if greedy else draw_tokens(spread, drawn, top_p)
-        token = torch.where(alive, chosen, reading.model.pad_id)
+    for position in range(max_tokens):
+        distribution = next_token(state.hidden, position == 0)
+        # A number is drawn for finished rows too, so that a row's tokens do not depend on when the others end.
+        uniform = torch.cat([torch.rand(number, generator=stream) for stream, number in streams]).to(device)[rows]
+        choice = distribution.argmax(-1) if greedy else draw_tokens(distribution, uniform, top_p)
+        token = torch.where(alive, choice, state.model.pad_id)
         ids[rows, position], real[rows, position] = token, alive
-        log_probs[rows, position] = spread.gather(1, chosen[:, None])[:, 0] * alive
-        entropy[rows, position] = entropy_of(spread) * alive
-        going = alive & ~torch.isin(token, ends)
-        if position + 1 == most or not bool(going.any()):
+        log_probs[rows, position] = distribution.gather(1, choice[:, None])[:, 0] * alive
+        entropy[rows, position] = entropy_of(distribution) * alive
+        open_rows = alive & ~torch.isin(token, ends)
+        if position + 1 == max_tokens or not bool(open_rows.any()):
             break
-        if 2 * int(going.sum()) <= len(rows):
-            left = going.nonzero()[:, 0]
-            reading, rows, token, alive, going = reading.keep(left), rows[left], token[left], alive[left], going[left]
-        reading, alive = reading.go_on(token, alive), going
-    return Written(*(value[:, : position + 1] for value in (ids, real, log_probs, entropy)))
+        if 2 * int(open_rows.sum()) <= len(rows):
+            rest = open_rows.nonzero()[:, 0]
+            state, rows, token = state.select(rest), rows[rest], token[rest]
+            alive, open_rows = alive[rest], open_rows[rest]
+        state, alive = state.advance(token, alive), open_rows
+    return Completions(*(value[:, : position + 1] for value in (ids, real, log_probs, entropy)))
 
 
 @dataclass(frozen=True)
 class Beam:
-    """One completion of a beam search, so far."""
+    """A partial or finished completion of a beam search."""
 
     score: float = 0.0
-    """The sum of its log-probabilities."""
+    """The sum of its log-probs."""
     ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
     entropy: tuple[float, ...] = ()
 
-    def then(self, token: int, log_prob: float, entropy: float) -> Beam:
-        """The same with one token more."""
+    def extend(self, token: int, log_prob: float, entropy: float) -> Beam:
+        """The same with one more token."""
         return Beam(self.score + log_prob, (*self.ids, token), (*self.log_probs, log_prob), (*self.entropy, entropy))
 
 
-def search(
-    reading: Reading, next_token: NextToken, width: int, ends: Int[Tensor, "_"], *, most: int
+def beam_search(
+    state: DecodingState, next_token: NextToken, width: int, ends: Int[Tensor, "_"], *, max_tokens: int
 ) -> list[list[Beam]]:
-    """For each prompt the ``width`` completions that a beam search of that width finds most likely, best first.
+    """The ``width`` most likely completions of each prompt under a beam search of that width, best first.
 
-    ``reading`` has one row a prompt. A completion counts by the sum of its log-probabilities, that of its end included,
-    without a bonus for length, so that they are the N-best list of arXiv:1712.01818, section 3. Where fewer have ended
-    within ``most`` tokens, the most likely unfinished ones fill up. Raises ValueError where there are not so many
-    different completions at all.
+    ``state`` has one row per prompt. The score of a completion is the sum of its log-probs, that of its end token
+    included, without a length bonus: the N-best list of arXiv:1712.01818, section 3. Where fewer have ended within
+    ``max_tokens`` tokens, the most likely unfinished ones complete the list. Raises ValueError for a prompt with fewer
+    than ``width`` different completions.
     """
     last = set(ends.tolist())
-    alive: list[list[Beam]] = [[Beam()] for _ in range(len(reading.hidden))]
+    alive: list[list[Beam]] = [[Beam()] for _ in range(len(state.hidden))]
     finished: list[list[Beam]] = [[] for _ in alive]
-    for position in range(most):
-        spread = next_token(reading.hidden, position == 0)
-        # The best open continuations of a prompt are among so many of each of its beams, ends taken away.
-        best, tokens = (found.tolist() for found in spread.topk(min(width + len(last), spread.shape[1]), dim=1))
-        entropy = entropy_of(spread).tolist()
-        row, rows, read = 0, [], []
-        for place, beams in enumerate(alive):
-            grown = []
+    for position in range(max_tokens):
+        distribution = next_token(state.hidden, position == 0)
+        # The ``width`` best unfinished continuations of a prompt are among this many of each of its beams, since at
+        # most len(last) of these are end tokens.
+        count = min(width + len(last), distribution.shape[1])
+        top, tokens = (values.tolist() for values in distribution.topk(count, dim=1))
+        entropy = entropy_of(distribution).tolist()
+        row, rows, inputs = 0, [], []
+        for prompt, beams in enumerate(alive):
+            candidates = []
             for beam in beams:
-                pairs = zip(tokens[row], best[row], strict=True)
-                grown += [(row, beam.then(token, p, entropy[row])) for token, p in pairs if p > -math.inf]
+                pairs = zip(tokens[row], top[row], strict=True)
+                candidates += [(row, beam.extend(token, p, entropy[row])) for token, p in pairs if p > -math.inf]
                 row += 1
-            grown.sort(key=lambda one: -one[1].score)
-            ended = finished[place] + [beam for _, beam in grown if beam.ids[-1] in last]
-            finished[place] = sorted(ended, key=lambda beam: -beam.score)[:width]
-            # Scores only fall: what is no better than the last of a full list will never enter it.
-            bar = finished[place][-1].score if len(finished[place]) == width else -math.inf
-            going = [one for one in grown if one[1].ids[-1] not in last and one[1].score > bar][:width]
-            alive[place] = [beam for _, beam in going]
-            rows += [before for before, _ in going]
-            read += [beam.ids[-1] for _, beam in going]
-        if position + 1 == most or not rows:
+            candidates.sort(key=lambda one: -one[1].score)
+            ended = finished[prompt] + [beam for _, beam in candidates if beam.ids[-1] in last]
+            finished[prompt] = sorted(ended, key=lambda beam: -beam.score)[:width]
+            # A score can only decrease, so that a beam no better than the last of a full list can never enter it.
+            threshold = finished[prompt][-1].score if len(finished[prompt]) == width else -math.inf
+            best = [one for one in candidates if one[1].ids[-1] not in last and one[1].score > threshold][:width]
+            alive[prompt] = [beam for _, beam in best]
+            rows += [parent for parent, _ in best]
+            inputs += [beam.ids[-1] for _, beam in best]
+        if position + 1 == max_tokens or not rows:
             break
-        device = reading.hidden.device
-        reading = reading.keep(torch.tensor(rows, device=device))
-        reading = reading.go_on(
-            torch.tensor(read, device=device), torch.ones(len(read), dtype=torch.bool, device=device)
+        device = state.hidden.device
+        state = state.select(torch.tensor(rows, device=device))
+        state = state.advance(
+            torch.tensor(inputs, device=device), torch.ones(len(inputs), dtype=torch.bool, device=device)
         )
-    found = [(done + going)[:width] for done, going in zip(finished, alive, strict=True)]
-    if (fewest := min(map(len, found))) < width:
-        raise ValueError(f"a prompt has only {fewest} different completions, fewer than the {width} of a group")
-    return found
+    lists = [(complete + partial)[:width] for complete, partial in zip(finished, alive, strict=True)]
+    if (fewest := min(map(len, lists))) < width:
+        raise ValueError(
+            f"beam search: got a prompt with only {fewest} different completions, expected at least the {width} of a "
+            "group; lower data.group_size or raise sampling.max_tokens"
+        )
+    return lists
 
 
-def written(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Written:
-    """Completions as tensors."""
+def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Completions:
+    """Beams as tensors, padded on the right."""
     width = max(len(beam.ids) for beam in beams)
 
     def table(rows: Sequence[Sequence[Any]], filler: int, dtype: torch.dtype) -> Tensor:
         padded = [[*row, *([filler] * (width - len(row)))] for row in rows]
         return torch.tensor(padded, dtype=dtype, device=device)
 
-    return Written(
+    return Completions(
         table([beam.ids for beam in beams], pad_id, torch.long),
         table([[1] * len(beam.ids) for beam in beams], 0, torch.bool),
         table([beam.log_probs for beam in beams], 0, torch.float32),
@@ -176,24 +182,24 @@ def written(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Written
 
 
 def draw_tokens(
-    spread: Float[Tensor, "N vocabulary"], drawn: Float[Tensor, "N"], top_p: float = 1.0
+    distribution: Float[Tensor, "N vocabulary"], uniform: Float[Tensor, "N"], top_p: float = 1.0
 ) -> Int[Tensor, "N"]:
-    """The token at which the cumulative probability passes a uniform number.
+    """Inverse-transform sampling: the token at which the cumulative probability exceeds a uniform number.
 
-    With ``top_p`` below one only the most likely tokens that together reach it can be drawn (nucleus sampling,
-    Holtzman et al. 2019).
+    ``distribution`` holds log-probs. With ``top_p`` below one only the most likely tokens that together reach it can
+    be drawn (nucleus sampling, Holtzman et al. 2019).
     """
-    probabilities = spread.exp()
+    probabilities = distribution.exp()
     if top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
         beyond = ordered.cumsum(-1, dtype=torch.double) - ordered >= top_p
         probabilities = probabilities.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
-    # In double precision, because over a large vocabulary fp32 sums lose the tail.
+    # In double precision, since fp32 sums over a large vocabulary lose the tail.
     total = probabilities.cumsum(-1, dtype=torch.double)
-    token = torch.searchsorted(total, drawn.double()[:, None] * total[:, -1:], right=True)[:, 0]
-    return token.clamp(max=spread.shape[1] - 1)
+    token = torch.searchsorted(total, uniform.double()[:, None] * total[:, -1:], right=True)[:, 0]
+    return token.clamp(max=distribution.shape[1] - 1)
 
 
-def entropy_of(spread: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
-    """-sum p log p; a token without probability adds nothing."""
-    return -(spread.exp() * spread.clamp(min=torch.finfo(spread.dtype).min)).sum(-1)
+def entropy_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
+    """-sum p log p in nats, from log-probs; a token of probability 0 contributes 0."""
+    return -(distribution.exp() * distribution.clamp(min=torch.finfo(distribution.dtype).min)).sum(-1)

@@ -1,4 +1,4 @@
-"""Completions as a token policy keeps them, sampled or given."""
+"""Completions as a token policy stores them, sampled or from the data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmgrpo.types import REFERENCE, Prompt
 
 @dataclass(frozen=True)
 class Tokens:
-    """Entries of a part: all decisions of some rows, in the order of ``rows`` and ``positions``."""
+    """Entries of a part: the decisions of some rows, in the order of ``rows`` and ``positions``."""
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
@@ -23,13 +23,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and completions as they were sampled."""
+    """Prompts and completions in token ids."""
 
     context: Context
     features: Features | None
-    """Of the context's media; None when the encoder is trained, so that they are computed anew."""
+    """Features of the context's media; None when the encoder is trained, so that every score computes them again."""
     prompt: Int[Tensor, "B"]
-    """Which row of the context a completion answers."""
+    """Index of each completion's prompt in the context."""
     ids: Int[Tensor, "B T"]
     """Completions, padded on the right."""
     real: Bool[Tensor, "B T"]
@@ -39,45 +39,45 @@ class Sequences:
         rows = loss_mask.any(1).nonzero()[:, 0]
         for start in range(0, len(rows), limit):
             chunk = rows[start : start + limit]
-            picked = torch.zeros_like(loss_mask)
-            picked[chunk] = loss_mask[chunk]
-            yield Tokens(*picked.nonzero(as_tuple=True))
+            entries = torch.zeros_like(loss_mask)
+            entries[chunk] = loss_mask[chunk]
+            yield Tokens(*entries.nonzero(as_tuple=True))
 
 
 def with_answers(
-    kept: Sequences,
+    sequences: Sequences,
     numbers: Mapping[str, Shaped[Tensor, "B T"]],
     origin: Int[Tensor, "B"],
     answers: Sequence[Sequence[int]],
     pad_id: int,
 ) -> tuple[Sequences, dict[str, Tensor], Int[Tensor, "rows"]]:
-    """Put the data set's answer to prompt i, ``answers[i]``, after the completions of that prompt.
+    """Insert the data set's answer to prompt i, ``answers[i]``, after the completions of that prompt.
 
-    All numbers of an answer are 0, its old log-probabilities too, as if its author always said just that: the
-    importance weight of a token is then its probability (arXiv:2509.16990).
+    All ``numbers`` of an answer are 0. Old log-probs of 0 take it for certain under its author, so that the importance
+    weight of a token is its probability under the policy (arXiv:2509.16990).
     """
-    device = kept.ids.device
-    width = max(kept.ids.shape[1], *map(len, answers))
+    device = sequences.ids.device
+    width = max(sequences.ids.shape[1], *map(len, answers))
     ids = torch.tensor([[*answer, *[pad_id] * (width - len(answer))] for answer in answers], device=device)
     length = torch.tensor([[len(answer)] for answer in answers], device=device)
-    prompt = torch.cat([kept.prompt, torch.arange(len(answers), device=device)])
-    order = prompt.argsort(stable=True)
+    prompt = torch.cat([sequences.prompt, torch.arange(len(answers), device=device)])
+    order = prompt.argsort(stable=True)  # members of a group stay adjacent
 
-    def joined(own: Tensor, given: Tensor) -> Tensor:
-        return torch.cat([nn.functional.pad(own, (0, width - own.shape[1])), given])[order]
+    def join(sampled: Tensor, reference: Tensor) -> Tensor:
+        return torch.cat([nn.functional.pad(sampled, (0, width - sampled.shape[1])), reference])[order]
 
     real = torch.arange(width, device=device) < length
-    sequences = replace(kept, prompt=prompt[order], ids=joined(kept.ids, ids), real=joined(kept.real, real))
-    nothing = torch.zeros(len(answers), width, device=device)
+    joint = replace(sequences, prompt=prompt[order], ids=join(sequences.ids, ids), real=join(sequences.real, real))
+    zeros = torch.zeros(len(answers), width, device=device)
     origins = torch.cat([origin, torch.full((len(answers),), REFERENCE, device=device)])[order]
-    return sequences, {name: joined(value, nothing) for name, value in numbers.items()}, origins
+    return joint, {name: join(value, zeros) for name, value in numbers.items()}, origins
 
 
 def answer_of(prompt: Prompt) -> str:
-    """The words of the answer; an error where a prompt has none."""
+    """The text of the prompt's answer; a prompt without one is an error."""
     if not isinstance(prompt.answer, str) or not prompt.answer:
         raise ValueError(
-            f"prompt '{prompt.id}': its answer is {prompt.answer!r}; wanted the words of a right completion, since "
-            "data.reference_in_group trains on it"
+            f"prompt '{prompt.id}': got answer {prompt.answer!r}, expected the text of a correct completion, which "
+            "data.reference_in_group trains on; add the column answer, or leave data.reference_in_group out"
         )
     return prompt.answer

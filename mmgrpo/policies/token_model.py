@@ -1,4 +1,4 @@
-"""What a token policy asks of a language model, whatever that sees or hears."""
+"""The interface of a language model to the token policy, whatever media its prompts show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.types import Prompt, Reference
 
 Features: TypeAlias = Sequence[Float[Tensor, "_ width"]]
-"""What a prompt's media say, one row per place that the network reads it at; no row where there are no media."""
+"""Encoded media of each prompt, one row per placeholder that they replace; no row for a prompt without media."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Context:
     media: Sequence[Any]
     """The media of each prompt as the family's encoder takes them; opaque."""
     seen: Sequence[tuple[tuple[int, int], ...]] = ()
-    """(height, width) of each prompt's media as the network sees them; empty where no prompt has any."""
+    """(height, width) in pixels of each prompt's media as the network sees them; empty if no prompt has any."""
 
     def take(self, rows: Sequence[int]) -> Context:
         """Some of the prompts, without the padding that none of them needs."""
-        picked = torch.tensor(rows, device=self.ids.device)
-        real = self.real[picked]
+        index = torch.tensor(rows, device=self.ids.device)
+        real = self.real[index]
         start = int(real.any(0).long().argmax())
         return Context(
-            self.ids[picked, start:],
+            self.ids[index, start:],
             real[:, start:],
-            self.positions[picked, :, start:],
+            self.positions[index, :, start:],
             [self.media[row] for row in rows],
             [self.seen[row] for row in rows] if self.seen else (),
         )
@@ -46,7 +46,7 @@ class Context:
 
 @runtime_checkable
 class TokenModel(Protocol):
-    """One language model family made to answer what this policy asks (pipelines/)."""
+    """The interface of a language model family (implemented in pipelines/)."""
 
     network: nn.Module
     reference: Reference
@@ -54,20 +54,22 @@ class TokenModel(Protocol):
     """Tokens that end a completion."""
     pad_id: int
     suppress_tokens: frozenset[int]
-    """Tokens that are never said: placeholders of media and the like."""
+    """Tokens that are never sampled: placeholders of media and the like."""
     begin_suppress_tokens: frozenset[int]
-    """Further tokens that are not said at the beginning of a completion."""
+    """Further tokens that are not sampled as the first of a completion."""
     media_tokens: frozenset[int]
-    """Those that stand where features of media go; empty for an encoder-decoder, whose text looks at its media."""
+    """Placeholders that features of media replace; empty for an encoder-decoder, which attends to its media."""
     frozen_media: bool
     """True when no gradient flows into the features of media, so that they are computed once per rollout."""
     checkpointing: bool
-    """True when activations are computed again under gradient: no keys and values are kept then, so none are shared."""
+    """True under gradient checkpointing, which keeps no keys and values, so that no prefix is shared in training."""
 
-    def encode(self, prompts: Sequence[Prompt]) -> Context: ...
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Token ids, positions and media of the prompts."""
+        ...
 
     def features(self, network: nn.Module, context: Context) -> Features:
-        """What the media of each prompt say."""
+        """The encoded media of each prompt."""
         ...
 
     def hidden(
@@ -79,57 +81,58 @@ class TokenModel(Protocol):
         features: Features,
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states of ``ids``, given the cache of what came before (None at first); the grown cache.
-        ``real`` covers the cached positions too; ``features`` are those of the placeholders in ``ids``, row by
-        row, and empty where there are none."""
+        """Last hidden states of ``ids`` given the cache of the tokens before them (None at first), and the extended
+        cache. ``real`` covers the cached tokens too; ``features`` are those of the placeholders in ``ids``, row by row,
+        and empty if there are none."""
         ...
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """A cache whose row i is row ``rows[i]`` of the given one, which stays as it is."""
+        """A cache whose row i is row ``rows[i]`` of ``cache``, which stays as it is."""
         ...
 
     def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def spell(self, text: str) -> list[int]:
-        """Ids of a whole completion that says ``text``, its end included."""
+        """Ids of a complete completion with this text, its end token included."""
         ...
 
     def save(self, folder: Path, network: nn.Module) -> None: ...
 
 
-class KeptFeatures:
-    """Features of frozen media, prompt by prompt, so that a prompt that comes again is not looked at again.
+class FeatureCache:
+    """Features of frozen media by prompt, so that a recurring prompt is encoded once.
 
-    At most ``most`` prompts are kept, the oldest forgotten first. A prompt is known by identity: a data set holds
-    the same objects as long as a run lasts.
+    It holds at most ``capacity`` prompts and drops the oldest first. Prompts are identified by object identity: a data
+    set holds the same objects for the whole run.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.kept: dict[int, tuple[Prompt, Float[Tensor, "_ width"]]] = {}
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        # The prompt is stored beside its features, so that its id is not given to another object meanwhile.
+        self.entries: dict[int, tuple[Prompt, Float[Tensor, "_ width"]]] = {}
 
-    def of(
-        self, prompts: Sequence[Prompt], compute: Callable[[list[int]], Features], again: Sequence[bool]
+    def features(
+        self, prompts: Sequence[Prompt], compute: Callable[[list[int]], Features], recurring: Sequence[bool]
     ) -> Features:
-        """The features of all prompts; ``compute`` makes those of the places that it is given. Only those of prompts
-        that may come ``again`` are kept."""
-        missing = [place for place, prompt in enumerate(prompts) if prompt.media and id(prompt) not in self.kept]
-        made = dict(zip(missing, compute(missing), strict=True)) if missing else {}
-        found = {
-            place: made[place] if place in made else self.kept[id(prompt)][1]
-            for place, prompt in enumerate(prompts)
+        """The features of all prompts. ``compute`` returns those of the prompts at some indices; only those of
+        ``recurring`` prompts are stored."""
+        missing = [index for index, prompt in enumerate(prompts) if prompt.media and id(prompt) not in self.entries]
+        new = dict(zip(missing, compute(missing), strict=True)) if missing else {}
+        features = {
+            index: new[index] if index in new else self.entries[id(prompt)][1]
+            for index, prompt in enumerate(prompts)
             if prompt.media
         }
-        self.kept.update({id(prompts[i]): (prompts[i], features) for i, features in made.items() if again[i]})
-        while len(self.kept) > self.most:
-            del self.kept[next(iter(self.kept))]
-        if not found:
+        self.entries.update({id(prompts[i]): (prompts[i], value) for i, value in new.items() if recurring[i]})
+        while len(self.entries) > self.capacity:
+            del self.entries[next(iter(self.entries))]
+        if not features:
             return ()
-        nothing = next(iter(found.values()))[:0]
-        return [found.get(place, nothing) for place in range(len(prompts))]
+        empty = next(iter(features.values()))[:0]
+        return [features.get(index, empty) for index in range(len(prompts))]
 
 
-def following_position(context: Context) -> Int[Tensor, "P"]:
-    """The position of the first token after each prompt, the same on all axes: one after the largest."""
+def next_position(context: Context) -> Int[Tensor, "P"]:
+    """The position of the first token after each prompt, the same on all axes: the largest of the prompt plus one."""
     return torch.where(context.real[:, None], context.positions, -1).amax((1, 2)) + 1

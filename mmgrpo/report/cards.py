@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mmgrpo.evaluation import HELDOUT, parted
+from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.audio_player import KINDS, MIME, Word, error_summary, errors, sound, words
 from mmgrpo.report.figures import is_number, number
 from mmgrpo.report.media import Medium, contained, picture
@@ -94,8 +94,8 @@ def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
     """
     order = {"before": (0, ""), "after": (2, "")}
     rows: dict[str, dict[str, list[Row]]] = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: order.get(parted(path.stem)[0], (1, path.stem))):
-        moment, name = parted(path.stem)
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: order.get(split_title(path.stem)[0], (1, path.stem))):
+        moment, name = split_title(path.stem)
         if path.is_file() and contained(folder, path.name):
             # Not splitlines: texts may contain Unicode line separators.
             lines = enumerate(path.read_text("utf-8").split("\n"), start=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.evaluation import HELDOUT, Counted, Evaluation
+from mmgrpo.evaluation import HELDOUT, ErrorCounts, Evaluation
 from mmgrpo.report.statistics import bootstrap_ratio, paired_difference, paired_ratio_difference
 
 
@@ -24,7 +24,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[s
     return {"before": before.intervals(), "after": after.intervals(), "difference": difference}
 
 
-def compare_rates(before: Counted, after: Counted) -> dict[str, Any]:
+def compare_rates(before: ErrorCounts, after: ErrorCounts) -> dict[str, Any]:
     """An error rate before and after, with intervals over prompts, and the paired difference.
 
     ``relative`` is the difference divided by the rate before; None if there was no error before. The result is empty

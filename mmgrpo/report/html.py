@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.evaluation import HELDOUT, parted
+from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import sections as prompt_files
 from mmgrpo.report.figures import duration
 from mmgrpo.report.media import Medium, contained, picture, picture_uri
@@ -112,7 +112,7 @@ def curves(run: RunFolder) -> list[Medium]:
 def grids(run: RunFolder, samples: Path) -> list[Grids]:
     """Grids of samples: before and after, then those of further files of prompts, then those during the run."""
     titles = {"": [title for title in run.samples if title in ("before", "after")]}
-    titles["prompts of further files"] = [title for title in run.samples if parted(title)[1] != HELDOUT]
+    titles["prompts of further files"] = [title for title in run.samples if split_title(title)[1] != HELDOUT]
     rest = {title for group in titles.values() for title in group}
     titles["during the run"] = [title for title in run.samples if title not in rest]
     return [

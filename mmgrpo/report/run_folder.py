@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from mmgrpo.evaluation import HELDOUT, parted
+from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.figures import is_number
 from mmgrpo.report.media import contained
 from mmgrpo.report.statistics import bootstrap_mean
@@ -113,7 +113,7 @@ def _rates(folder: Path) -> list[dict[str, Any]]:
     """Held-out corpus error rates, sum of errors / sum of units, at every evaluated step."""
     rates: dict[int, dict[str, float]] = {}
     for path in _files(folder, "evaluations/*.json"):
-        moment, name = parted(path.stem)
+        moment, name = split_title(path.stem)
         if name != HELDOUT or not (moment in ("before", "after") or moment.startswith("step-")):
             continue
         evaluation = mapping(json.loads(path.read_text("utf-8")), path)
@@ -129,7 +129,7 @@ def _rates(folder: Path) -> list[dict[str, Any]]:
 
 def _order(path: Path) -> tuple[str, int, str]:
     """Sort key: file of prompts, then before, steps in between, after."""
-    moment, name = parted(path.stem)
+    moment, name = split_title(path.stem)
     return name, {"before": 0, "after": 2}.get(moment, 1), moment
 
 

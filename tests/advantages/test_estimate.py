@@ -238,7 +238,7 @@ def test_groups_of_one_and_groups_that_failed_altogether_are_harmless():
 
 
 def test_all_rewards_without_weight_is_an_error_that_says_what_to_do():
-    with pytest.raises(ValueError, match="give at least one reward a weight"):
+    with pytest.raises(ValueError, match="got weight 0 for all, expected at least one other weight"):
         made([1, 0, 0, 1], four(), weights=[0.0])
 
 
@@ -376,8 +376,8 @@ def test_branch_grpo_with_pruning_trains_130_of_the_202_decisions_of_the_papers_
         ({"shape": ["clamp(limits=5)"]}, "algorithm.shape: 'clamp' has no parameter 'limits'"),
         ({"credit": "tree"}, "algorithm.credit: there is no 'tree'"),
         ({"select": ["gfpo"]}, "algorithm.select: 'gfpo' needs the parameter 'count'"),
-        ({"keys": []}, "algorithm.keys is empty"),
-        ({"keys": ["prompt(wait=2)"]}, "algorithm.keys: 'prompt' has no 'wait'"),
+        ({"keys": []}, "algorithm.keys: got an empty list, expected at least one"),
+        ({"keys": ["prompt(wait=2)"]}, "algorithm.keys: 'prompt' has no parameter 'wait'"),
     ],
 )
 def test_a_mistake_in_the_recipe_is_found_at_the_start(blocks, message):
@@ -398,5 +398,5 @@ def test_a_recipe_knows_the_fields_and_keys_it_needs():
 def test_a_field_or_key_that_the_rollout_lacks_is_named():
     with pytest.raises(KeyError, match="reference_value"):
         made([1, 0, 0, 1], four(), baseline="static_reference")
-    with pytest.raises(KeyError, match="'tree', a key that this policy's rollouts do not have"):
+    with pytest.raises(KeyError, match="got 'tree', expected a key of this policy's rollouts"):
         made([1, 0, 0, 1], four(), keys=["tree"])

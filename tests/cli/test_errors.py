@@ -16,7 +16,7 @@ def test_an_error_that_this_project_raises_on_purpose_is_one_line(monkeypatch, c
     with pytest.raises(SystemExit) as end:
         enter(lambda: parse("not a name") and None)
     assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("error: 'not a name' is not of the form")
+    assert capsys.readouterr().err.startswith("error: got 'not a name', expected the form")
 
 
 def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):
@@ -37,5 +37,5 @@ def test_a_mistake_of_the_program_keeps_its_traceback(mistake, monkeypatch):
 
 def test_debugging_shows_the_traceback_of_every_error(monkeypatch):
     monkeypatch.setenv("MMGRPO_DEBUG", "1")
-    with pytest.raises(ValueError, match="is not of the form"):
+    with pytest.raises(ValueError, match="expected the form"):
         enter(lambda: parse("not a name") and None)

@@ -11,13 +11,13 @@ import pytest
 from mmgrpo.cli import main
 from mmgrpo.family import families
 from mmgrpo.presets import CATALOGUE
-from mmgrpo.rewards import known
+from mmgrpo.rewards import entries
 from mmgrpo.runtime.plugins import recipes
 from tests import ROOT
 from tests.cli.running import COMMAND, refused, run, script
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
-LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": known}
+LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": entries}
 
 
 # ---- help
@@ -99,6 +99,6 @@ def test_a_list_has_a_line_for_everything(what, capsys):
 def test_a_list_can_be_of_the_names_that_contain_something(capsys):
     main.run(["rewards", "wer"])
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == [name for name in known() if "wer" in name] and "neg_wer" in names
+    assert names == [name for name in entries() if "wer" in name] and "neg_wer" in names
     with pytest.raises(ValueError, match="mmgrpo families: none contains 'sd4'. Did you mean 'sd3'?"):
         main.run(["families", "sd4"])

@@ -87,7 +87,7 @@ EARLY = {
     "groups of one": (["--data.group-size", 1], "data.group_size must be at least 2, got 1"),
     "a tree that does not fit": (
         ["--sampling.plan", "branch_tree(splits=[0,1])", "--data.group-size", 6],
-        "makes groups of 4, got group_size=6; set group_size=4",
+        "got group_size=6, expected 4; set group_size=4",
     ),
     "unknown plan": (["--sampling.plan", "branchtree"], "there is no 'branchtree'. Did you mean 'branch_tree'?"),
     "more updates than groups": (["--optim.updates", 9], "raise data.prompts_per_step or lower optim.updates"),

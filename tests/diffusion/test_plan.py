@@ -161,7 +161,7 @@ def test_a_fraction_draws_all_steps_equally_often():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"trained": (True, True)}, "one entry of stochastic, trained and branches for each step"),
+        ({"trained": (True, True)}, "one entry of stochastic, trained and branches per step"),
         ({"trained": (False,) * 4}, "trains no step"),
         ({"trained": (True, False, True, False)}, "trains step 2, which is deterministic"),
         ({"branches": (2, 1, 2, 1)}, "branches at step 2, which is deterministic"),
@@ -192,14 +192,14 @@ def test_a_refused_plan_shows_its_arguments():
 @pytest.mark.parametrize(
     ("text", "steps", "group_size", "reason"),
     [
-        ("branch_tree", 20, 12, r"makes groups of 16, got group_size=12; set group_size=16"),
-        ("branch_mix(factor=3)", 20, 16, "makes groups of 81"),
-        ("tree_window", 10, 16, "makes groups of 27, got group_size=16"),
-        ("one_step_branch(roots=4)", 10, 6, "does not divide into 4 roots; use a multiple of 4"),
-        ("branch_tree", 9, 16, r"got noise at steps \[9\], expected it at steps 0 to 7 of 9"),
-        ("every_step", 1, 4, "use at least 2 steps"),
+        ("branch_tree", 20, 12, r"got group_size=12, expected 16; set group_size=16"),
+        ("branch_mix(factor=3)", 20, 16, "got group_size=16, expected 81"),
+        ("tree_window", 10, 16, "got group_size=16, expected 27"),
+        ("one_step_branch(roots=4)", 10, 6, "got group_size=6 with roots=4, expected a multiple of roots"),
+        ("branch_tree", 9, 16, r"got noise at steps \[9\], expected it within steps 0 to 7 of 9"),
+        ("every_step", 1, 4, "got steps=1, expected at least 2"),
         ("sliding_window(size=10)", 10, 4, "got a window of 10 steps, expected 1 to 9"),
-        ("sliding_window(schedule='spiral')", 10, 4, "no schedule 'spiral'; known: progressive"),
+        ("sliding_window(schedule='spiral')", 10, 4, "got schedule 'spiral', expected progressive"),
         ("sliding_window(tail_ratio=0.0)", 10, 4, "got tail_ratio 0.0, expected 0 < tail_ratio <= 1"),
         ("one_step_branch(draw='two')", 10, 4, "got draw 'two', expected 'one' or 'all'"),
         ("one_step_branch(jump=10)", 10, 4, "leaves no step of 10"),
@@ -321,5 +321,5 @@ def test_the_window_of_a_tree_splits_at_each_of_its_steps():
 
 
 def test_a_plan_for_another_number_of_steps_is_refused():
-    with pytest.raises(ValueError, match=r"this plan has 20 steps .* the noise grid has 12"):
+    with pytest.raises(ValueError, match=r"got a noise grid of 12 steps, expected the 20 of this plan"):
         one("every_step").grid(flow_grid(12))

@@ -133,18 +133,18 @@ def test_ddim_times_are_integers_and_levels_grow():
 
 def test_levels_that_do_not_fall_to_zero_are_refused():
     for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.5, 0.1], [1.2, 0.5, 0.0], [1.0]):
-        with pytest.raises(ValueError, match="must fall from at most 1 to 0"):
+        with pytest.raises(ValueError, match="expected at least two that decrease strictly from at most 1 to 0"):
             flow(torch.tensor(levels))
 
 
 def test_impossible_grids_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match="at least one step, got steps=0"):
+    with pytest.raises(ValueError, match="got steps=0, expected at least 1"):
         flow_grid(0)
-    with pytest.raises(ValueError, match="exceeds the 1000 timesteps"):
+    with pytest.raises(ValueError, match="expected at most the 1000 timesteps"):
         ddim_grid(stable_diffusion_alphas(), 1001)
-    with pytest.raises(ValueError, match="'leading' or 'trailing', got 'linspace'"):
+    with pytest.raises(ValueError, match="got spacing 'linspace', expected 'leading' or 'trailing'"):
         ddim_grid(stable_diffusion_alphas(), 10, spacing="linspace")
-    with pytest.raises(ValueError, match="defined for flows"):
+    with pytest.raises(ValueError, match="got a grid of a diffusion process, expected a flow"):
         ddim_grid(stable_diffusion_alphas(), 10).with_tail(2, 2)
 
 

@@ -13,7 +13,7 @@ import yaml
 from accelerate import Accelerator
 from torch import Tensor
 
-from mmgrpo.api import Loaded, make_trainer
+from mmgrpo.api import RunInputs, make_trainer
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import Family, families
 from mmgrpo.runtime.config import Config, config_class
@@ -153,7 +153,7 @@ def test_two_steps_change_all_that_trains_and_nothing_else(name, rank, tiny, tmp
     config.algorithm = replace(config.algorithm, preset="rloo", objective="policy_gradient", terms=[], keys=["prompt"])
     policy = family(name).policy(config, "cpu", EXAMPLES[name].prompts)
     before = {key: value.clone() for key, value in policy.network.named_parameters()}
-    start = lambda accelerator: Loaded(policy, Splits(EXAMPLES[name].prompts))  # noqa: E731
+    start = lambda accelerator: RunInputs(policy, Splits(EXAMPLES[name].prompts))  # noqa: E731
     trainer = make_trainer(config, family(name), start, [unlike], Accelerator(cpu=True))
     trainer.run_round()
     trainer.run_round()

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from mmgrpo.evaluation import Shown, notes_of
+from mmgrpo.evaluation import Shown, annotate
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.completions import completions_html
 from mmgrpo.rewards import scorer
@@ -47,7 +47,7 @@ def test_the_page_plays_the_clip_and_aligns_both_transcripts(tmp_path):
     reward = scorer("one_minus_wer")
     for title, text in (("before", "the bat sat"), ("after", "The cat sat")):
         outputs = [Text(text, 3)]
-        notes = notes_of([reward], [prompt], outputs)
+        notes = annotate([reward], [prompt], outputs)
         write_texts(tmp_path / "samples" / title, Shown([prompt], outputs, [{"one_minus_wer": 1.0}], notes))
     html = completions_html(tmp_path / "samples")
     assert html.count("<audio") == 1 and html.index("<audio") < html.index("before · 3 tokens")

@@ -42,7 +42,7 @@ def test_log_probs_and_entropies_are_those_of_the_softmax(temperature):
     kept = rolled.steps
     assert isinstance(kept, Choices)
     wanted = torch.distributions.Categorical(logits=made.network.weight[kept.prompt] / temperature)
-    torch.testing.assert_close(rolled.decisions.log_probs[:, 0], wanted.log_prob(kept.chosen), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rolled.decisions.log_probs[:, 0], wanted.log_prob(kept.classes), rtol=0, atol=1e-6)
     torch.testing.assert_close(rolled.decisions.fields["entropy"][:, 0], wanted.entropy(), rtol=0, atol=1e-6)
     torch.testing.assert_close(rescored(made, rolled, "entropy")[:, 0], wanted.entropy(), rtol=0, atol=1e-6)
 
@@ -52,7 +52,7 @@ def test_classes_are_drawn_with_their_probabilities():
     with torch.no_grad():
         made.network.weight.copy_(torch.tensor([[0.2, 0.5, 0.3]]).log())
     rolled = made.rollout(Request(PROMPTS[:1], [0], 20_000, 0))
-    shares = torch.bincount(rolled.steps.chosen, minlength=3) / 20_000
+    shares = torch.bincount(rolled.steps.classes, minlength=3) / 20_000
     assert (shares - torch.tensor([0.2, 0.5, 0.3])).abs().max() < 0.012  # three sigmas are 0.0106
 
 
@@ -66,10 +66,10 @@ def test_the_ratio_is_one_and_the_kl_zero_before_the_first_update():
 def test_a_group_does_not_depend_on_its_neighbours_but_on_slot_and_seed():
     made = policy()
     together, alone = rollout(made), made.rollout(Request(PROMPTS[1:2], [1], 8, 3))
-    assert torch.equal(together.steps.chosen[8:16], alone.steps.chosen)
+    assert torch.equal(together.steps.classes[8:16], alone.steps.classes)
     moved, other = made.rollout(Request(PROMPTS[1:2], [0], 8, 3)), made.rollout(Request(PROMPTS[1:2], [1], 8, 4))
-    assert not torch.equal(alone.steps.chosen, moved.steps.chosen)
-    assert not torch.equal(alone.steps.chosen, other.steps.chosen)
+    assert not torch.equal(alone.steps.classes, moved.steps.classes)
+    assert not torch.equal(alone.steps.classes, other.steps.classes)
 
 
 def test_parts_hold_every_decision_once_and_leave_the_gradient_unchanged(tmp_path):
@@ -113,7 +113,7 @@ def test_a_choice_that_cannot_be_rendered_stops_the_run_and_is_told():
         RuntimeError, match=r"class \d of prompt '0' \('prompt 0'\) could not be rendered: OSError: the"
     ):
         rollout(made)
-    with pytest.raises(ValueError, match="temperature must be above 0"):
+    with pytest.raises(ValueError, match="expected above 0"):
         policy(temperature=0.0)
 
 

@@ -61,7 +61,7 @@ def test_every_trained_decision_is_in_exactly_one_part_and_no_part_exceeds_the_l
     seen = torch.zeros_like(made.decisions.node)
     for part in made.steps.split(made.decisions.loss_mask, 3):
         walk = made.steps.walks[part.walk]
-        assert len(walk.before[part.rows - walk.first_row, part.positions].unique()) <= 3
+        assert len(walk.source[part.rows - walk.first_row, part.positions].unique()) <= 3
         seen[part.rows, part.positions] += 1
     assert torch.equal(seen, made.decisions.loss_mask.long())
 
@@ -143,11 +143,11 @@ def test_a_decision_is_a_draw_from_the_stated_gaussian():
     policy = toy_policy("one_step_branch(first=0.125)", steps=8)
     made = rollout(policy, group_size=4000, prompts=1)
     walk = made.steps.walks[0]
-    drawn = walk.states[walk.after[:, 0]]
+    drawn = walk.states[walk.target[:, 0]]
     # 12,000 numbers: the std of their mean is std / sqrt(12000), of their std std / sqrt(24000).
     std = float(walk.std[0])
-    assert abs(float((drawn - walk.means[walk.after[:, 0]]).mean())) < 4 * std / 12_000**0.5
-    assert abs(float((drawn - walk.means[walk.after[:, 0]]).std()) - std) < 4 * std / 24_000**0.5
+    assert abs(float((drawn - walk.means[walk.target[:, 0]]).mean())) < 4 * std / 12_000**0.5
+    assert abs(float((drawn - walk.means[walk.target[:, 0]]).std()) - std) < 4 * std / 24_000**0.5
 
 
 def test_memory_chunks_of_a_rollout_do_not_change_it():

@@ -20,7 +20,7 @@ from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
-NO_TREES = {"tree_grpo": "algorithm.keys names tree"}
+NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy"}
 """Presets that need samples in trees, which only denoising policies grow."""
 REFUSED = {"gaussian": {}, "tokens": NO_TREES, "matching": NO_TREES}
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.token import Sequences, TokenPolicy
-from mmgrpo.policies.token_model import KeptFeatures
+from mmgrpo.policies.token_model import FeatureCache
 from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm.causal_lm import load, toy
@@ -253,7 +253,7 @@ def test_a_model_without_a_reference_says_how_to_keep_one():
 def test_features_are_kept_of_the_newest_prompts_that_may_come_again():
     seen = [Prompt("", str(n), turns=(Turn("user", (Media("image", f"{n}.png"),)),)) for n in range(3)]
     asked: list[str] = []
-    kept = KeptFeatures(2)
+    cache = FeatureCache(2)
 
     def features(*numbers: int, changed: int = -1) -> list[float]:
         prompts = [seen[n] for n in numbers]
@@ -262,12 +262,12 @@ def test_features_are_kept_of_the_newest_prompts_that_may_come_again():
             asked.extend(prompts[place].id for place in missing)
             return [torch.full((1, 1), float(prompts[place].id)) for place in missing]
 
-        return [float(one) for one in kept.of(prompts, compute, [n != changed for n in numbers])]
+        return [float(one) for one in cache.features(prompts, compute, [n != changed for n in numbers])]
 
     assert features(0, 1) == [0, 1] and asked == ["0", "1"]
     assert features(1, 2, changed=2) == [1, 2] and asked == ["0", "1", "2"]
     assert features(0, 2) == [0, 2] and asked == ["0", "1", "2", "2"]  # 0 is still there, 2 was not kept
-    assert features(1, 0) == [1, 0] and asked[4:] == ["0"] and len(kept.kept) == 2  # 2 has pushed the oldest out
+    assert features(1, 0) == [1, 0] and asked[4:] == ["0"] and len(cache.entries) == 2  # 2 has pushed the oldest out
 
 
 def test_evaluation_is_greedy_and_the_same_for_every_seed():
@@ -298,7 +298,7 @@ def test_a_saved_policy_is_an_ordinary_folder_with_equal_logits(tmp_path):
 
 
 def test_what_a_user_can_get_wrong_is_said():
-    with pytest.raises(ValueError, match="temperature must be above 0 to sample a group, got 0"):
+    with pytest.raises(ValueError, match="got temperature 0.0, expected above 0"):
         token_policy(temperature=0.0)
     with pytest.raises(ValueError, match=r"prompt 'empty' .* has no tokens"):
         rollout(token_policy(), [Prompt("", "empty")])

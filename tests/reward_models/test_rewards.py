@@ -45,7 +45,7 @@ def test_weight_and_parameters_are_read_from_the_text():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ocrr", r"rewards: there is no 'ocrr'\. Did you mean 'ocr'\? Known: .* written package\.module:function"),
+        ("ocrr", r"rewards: there is no 'ocrr'\. Did you mean 'ocr'\? Known: .* named package\.module:function"),
         ("ocr(size=3)", r"'ocr' has no parameter 'size'\."),
         (
             "jpeg_compressibility(qualty=3)",
@@ -53,9 +53,9 @@ def test_weight_and_parameters_are_read_from_the_text():
         ),
         ("no_such_package.rewards:best", r"needs the module 'no_such_package', which cannot be imported.*PYTHONPATH"),
         ("reward_models.ocr:orc", r"module 'reward_models\.ocr' has no 'orc'\. Did you mean 'ocr'"),
-        ("ocr(weight=high)", r"'ocr\(weight=high\)' is not of the form"),
-        ("ocr(weight='high')", r"rewards: 'ocr' needs a number as weight, got 'high'"),
-        ("ocr(1)", r"is not of the form name or name\(parameter=value, \.\.\.\)"),
+        ("ocr(weight=high)", r"got 'ocr\(weight=high\)', expected the form"),
+        ("ocr(weight='high')", r"rewards: 'ocr': got weight 'high', expected a number"),
+        ("ocr(1)", r"expected the form name or name\(parameter=value, \.\.\.\)"),
     ],
 )
 def test_a_reward_that_cannot_be_found_is_told_with_what_is_known(text, message):
@@ -66,9 +66,9 @@ def test_a_reward_that_cannot_be_found_is_told_with_what_is_known(text, message)
 def test_several_rewards_keep_their_order_and_have_names_of_their_own():
     made = scorers(["ocr(weight=0.3)", "jpeg_compressibility"])
     assert [(one.name, one.weight) for one in made] == [("ocr", 0.3), ("jpeg_compressibility", 1.0)]
-    with pytest.raises(ValueError, match="'ocr' is named twice"):
+    with pytest.raises(ValueError, match="got 'ocr' twice"):
         scorers(["ocr", "ocr(weight=0)"])
-    with pytest.raises(ValueError, match="none is named; give at least one of box_giou, "):
+    with pytest.raises(ValueError, match="got none, expected at least one of box_giou, "):
         scorers([])
 
 

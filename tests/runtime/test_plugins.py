@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.family import families, family
-from mmgrpo.rewards import known, scorer
+from mmgrpo.rewards import entries, scorer
 from mmgrpo.runtime import plugins
 from mmgrpo.types import Prompt, Text
 
@@ -77,7 +77,7 @@ def test_a_package_offers_a_family_with_recipes_and_files_by_entry_point(package
 
 
 def test_a_package_offers_a_reward_by_entry_point(package):
-    assert known()["politeness"].function == "greeting_package:politeness" and "scene_all" in known()
+    assert entries()["politeness"].function == "greeting_package:politeness" and "scene_all" in entries()
     reward = scorer("politeness(weight=2, word='thanks')")
     assert (reward.name, reward.weight) == ("politeness", 2.0)
     assert reward.fn([Prompt("")], [Text("thanks, thanks")]) == [2.0]
@@ -89,14 +89,14 @@ def test_a_name_that_two_packages_offer_is_an_error(package, tmp_path):
     with pytest.raises(
         ValueError, match=r"two packages register 'scene_all' as mmgrpo\.rewards; uninstall one, or rename"
     ):
-        known()
+        entries()
     sys.modules.pop("other_package", None)
 
 
 def test_the_same_row_of_two_entry_points_counts_once(package, tmp_path):
     """As where a package is installed twice, in a checkout and elsewhere."""
     write_entry_points(tmp_path, "again", GREETING.replace("greeting = ", "again = "))
-    assert {"greeter", "sd3"} < set(families()) and "politeness" in known()
+    assert {"greeter", "sd3"} < set(families()) and "politeness" in entries()
 
 
 def test_without_any_package_the_error_says_what_to_install(monkeypatch, fresh):

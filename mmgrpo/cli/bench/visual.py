@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import statistics
@@ -143,7 +144,8 @@ def _trainer(config: Config, folder: Path) -> Any:
 
     sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
     accelerator = Accelerator(cpu=True)
-    return make_trainer(config, sd3, lambda _: load(config, sd3, "cpu"), config.rewards, accelerator)
+    policy = functools.partial(sd3.policy, config, "cpu")
+    return make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
 
 
 def _record(model: Any, calls: list[tuple[int, bool]]) -> None:

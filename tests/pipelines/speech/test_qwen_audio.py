@@ -189,7 +189,7 @@ def test_what_cannot_be_heard_is_refused_by_the_name_of_its_prompt(loaded, folde
 def test_places_without_features_and_clips_without_places_are_errors(loaded, folder):
     short = dataclasses.replace(loaded)
     short.features = lambda network, context: [rows[:-1] for rows in loaded.features(network, context)]  # type: ignore
-    with pytest.raises(ValueError, match=r"prompt 'one': its text has places for 25 features .* make 24"):
+    with pytest.raises(ValueError, match=r"prompt 'one': got 24 features of its media, expected 25"):
         rollout(TokenPolicy(short, max_tokens=2), [ONE])
     deaf = qwen_audio.load(folder)
     deaf.tokenizer.chat_template = "{% for message in messages %}{{ message['role'] }}{% endfor %}"

@@ -240,7 +240,9 @@ def test_a_text_that_holds_a_mark_of_media_is_refused(name, loaded):
 def test_features_that_do_not_fill_their_places_are_an_error(loaded):
     copied = dataclasses.replace(loaded)
     copied.features = lambda network, context: [rows[:-1] for rows in loaded.features(network, context)]
-    with pytest.raises(ValueError, match=r"prompt 'picture': its text has places for \d+ .*encode and features"):
+    with pytest.raises(
+        ValueError, match=r"prompt 'picture': got \d+ features of its media, expected \d+.*encode and features"
+    ):
         rollout(TokenPolicy(copied, max_tokens=2), [PICTURE])
 
 

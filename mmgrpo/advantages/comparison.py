@@ -1,0 +1,47 @@
+"""What samples are compared with beyond their group: their prompt's greedy output, or a value of the data set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmgrpo.advantages.groups import Rows, Values
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import Prompt
+
+COMPARISON_FIELDS = frozenset({"greedy_value", "reference_value"})
+"""Fields of decisions that a round adds to those of the policy, for recipes that need them."""
+
+
+def reference_values(prompts: Sequence[Prompt]) -> list[float]:
+    """``meta.reference_value`` of each prompt, in units of the weighted sum of rewards; an error names one without.
+
+    It is the mean reward of a frozen policy's samples, computed once before the run (PVPO, arXiv:2508.21104), or the
+    reward of the data set's own answer (AAPO, arXiv:2505.14264).
+    """
+    values = []
+    for prompt in prompts:
+        value = prompt.meta.get("reference_value")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(
+                f"prompt '{prompt.id}': got reference_value {value!r}, expected a number, the reward that samples of "
+                "this prompt are compared with; add the column reference_value to the data set (e.g. the mean reward "
+                "of a frozen policy's samples, see docs/data.md), or choose another baseline or shape"
+            )
+        values.append(float(value))
+    return values
+
+
+def greedy_values(greedy: RewardScores, group: Int[Tensor, "B"], weights: Float[Tensor, "R"]) -> tuple[Values, Rows]:
+    """For each row the weighted reward of its prompt's greedy output, and whether that could be scored.
+
+    ``greedy`` has one row per prompt, ``group`` is the index of each row's prompt. ``weights`` may have several times
+    the columns of ``greedy``: those of previews, which have no greedy output of their own and share that of the output.
+    """
+    columns = len(weights) // greedy.values.shape[1]
+    valid = (greedy.valid.repeat(1, columns) | (weights.cpu() == 0)).all(1)
+    total = greedy.values.repeat(1, columns) @ weights.cpu()
+    return total[group].to(weights.device), valid[group]
