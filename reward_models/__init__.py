@@ -1,6 +1,6 @@
-"""Rewards by name: one scorer per file, ``rules`` for verifiers without weights, ``speech`` for judges of sounds.
+"""Rewards by name: one scorer per file, ``rules`` for verifiers without weights, ``speech`` for generated speech.
 
-How a reward is named, bound and called is in ``mmgrpo.rewards``; this table is what the package offers there.
+``mmgrpo.rewards`` documents how a reward is named, bound and called; this table is what the package contributes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TASKS = (
     *("detection_visual_rft", "detection_ap", "detection_ap50", "detection_od_length", "detection_weighted"),
     *("temporal_iou", "temporal_time_r1", "temporal_multi", "tracking_iou", "tracking_frames", "spatio_temporal"),
 )
-"""Verifiable answers: each is a reward of its own, and what the reward ``task`` looks up for a row of that task."""
+"""Verifiers of answers: each is a reward by itself, and the one that ``task`` applies to rows that name it."""
 
 SPEECH = (
     *("neg_wer", "one_minus_wer", "neg_errors", "exact_transcript", "one_minus_cer", "cer_wer_blend", "exp_wer"),
     *("tanh_cer", "hallucination", "keywords", "transcript_length"),
 )
-"""Transcripts against what was said."""
+"""Rewards of transcripts against the reference."""
 
 BOXES = "reward_models.rules.drawn_boxes:annotate"
 
@@ -81,4 +81,4 @@ REWARDS: dict[str, RewardEntry] = {
     "length_bonus": RewardEntry("reward_models.rules.groups:length_bonus"),
     "temporal_bonus": RewardEntry("reward_models.rules.groups:temporal_bonus"),
 }
-"""Name to the function, and to what belongs to it."""
+"""Name to the reward's function, corpus rates and annotations."""

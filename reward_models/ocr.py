@@ -1,7 +1,7 @@
-"""Does the picture show the text that was asked for? Read by RapidOCR, offline.
+"""Accuracy of rendered text, read by RapidOCR offline.
 
-The reward of Flow-GRPO (arXiv:2505.05470, section 4.1): 1 - edit distance / length of the text, at
-least 0, after removing spaces and lowering case.
+The reward of Flow-GRPO (arXiv:2505.05470, section 4.1): max(0, 1 - edit distance / length of the text), both texts in
+lower case and without spaces.
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ import numpy as np
 from mmgrpo.types import Image, Output, Prompt
 
 SHORTEST_SIDE = 128
-"""Smaller pictures are enlarged (nearest pixel) before reading; the detector misses tiny letters."""
+"""Pictures with a shorter side are enlarged (nearest pixel) first, since the detector misses small letters."""
 
 
 def ocr(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """Similarity in [0, 1] of the text read in each picture and ``prompt.answer`` (or ``prompt.meta["text"]``).
+    """Similarity in [0, 1] of the text recognized in each picture and ``prompt.answer`` (or ``prompt.meta["text"]``).
 
-    A picture with pixels that are no numbers is NaN; an unreadable picture reads as the empty text,
-    which is 0. A prompt without a text to compare with is an error.
+    A picture without recognizable text scores 0, one with non-finite pixels NaN. A prompt without a text to compare
+    with is an error.
     """
-    return [_similarity(wanted_text(p), output) for p, output in zip(prompts, outputs, strict=True)]
+    return [_similarity(target_text(p), output) for p, output in zip(prompts, outputs, strict=True)]
 
 
-def wanted_text(prompt: Prompt) -> str:
+def target_text(prompt: Prompt) -> str:
     """The text that the picture should show."""
     text = prompt.meta.get("text", prompt.answer)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"ocr: prompt '{prompt.id}' ({prompt.text!r}) has no text in answer or meta.text")
+        raise ValueError(
+            f"ocr: prompt '{prompt.id}' ({prompt.text!r}): got {text!r}, expected the text to render in answer or "
+            "meta.text"
+        )
     return text
 
 
-def _similarity(wanted: str, output: Output) -> float:
+def _similarity(text: str, output: Output) -> float:
     if not isinstance(output, Image):
-        raise TypeError(f"ocr scores pictures, got {type(output).__name__}")
+        raise TypeError(f"ocr: got an output of kind {type(output).__name__}, expected an Image")
     if not bool(output.pixels.isfinite().all()):
         return float("nan")
     from rapidfuzz.distance import Levenshtein
 
-    target, seen = _plain(wanted), _plain(read(output))
-    return max(0.0, 1 - Levenshtein.distance(target, seen) / len(target))
+    target, recognized = _plain(text), _plain(read(output))
+    return max(0.0, 1 - Levenshtein.distance(target, recognized) / len(target))
 
 
 def read(image: Image) -> str:

@@ -1,4 +1,4 @@
-"""What is reported of all transcripts of a file at once, and of each for people: error rates, and aligned words.
+"""What reports show of transcripts: error rates of a whole file, and the alignment of each transcript.
 
 Word and character error rates divide all errors by all words (or characters) of the references, as papers report them;
 neither is the mean of the sentences' rates.
@@ -14,12 +14,12 @@ from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.speech import pairs, transcript
 from reward_models.rules.transcripts import aligned, letters_of, word_errors
 
-Cut = Callable[[str], Sequence[str]]
+Split = Callable[[str], Sequence[str]]
 Count = Callable[[Sequence[Prompt], Sequence[Output]], list[float]]
 
 
 def rates(normal: str = "english", **others: Any) -> list[ErrorRate]:
-    """Word and character error rate, both sides normalized as the reward does it."""
+    """Word and character error rate, both sides normalized as in the reward."""
     letters = letters_of(normal)
     return [
         ErrorRate("wer", errors_in(str.split, normal), units_in(str.split, normal)),
@@ -41,20 +41,20 @@ def annotate(normal: str = "english", **others: Any) -> Callable[..., list[Mappi
     return note
 
 
-def errors_in(cut: Cut, normal: str) -> Count:
-    """Substitutions, deletions and insertions of each transcript, in what ``cut`` makes of it."""
+def errors_in(split: Split, normal: str) -> Count:
+    """Substitutions + deletions + insertions of each transcript, in the units into which ``split`` divides a text."""
 
     def count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         rows = pairs(prompts, outputs, "an error rate", normal)
-        return [float(word_errors(cut(reference), cut(hypothesis))) for _, reference, hypothesis in rows]
+        return [float(word_errors(split(reference), split(hypothesis))) for _, reference, hypothesis in rows]
 
     return count
 
 
-def units_in(cut: Cut, normal: str) -> Count:
-    """Words (or characters) of each reference."""
+def units_in(split: Split, normal: str) -> Count:
+    """Number of words (or characters) of each reference."""
 
     def count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        return [float(len(cut(reference))) for _, reference, _ in pairs(prompts, outputs, "an error rate", normal)]
+        return [float(len(split(reference))) for _, reference, _ in pairs(prompts, outputs, "an error rate", normal)]
 
     return count

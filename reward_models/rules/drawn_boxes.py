@@ -1,4 +1,4 @@
-"""Boxes that a completion names, and those of the right answer, for people to see in the picture."""
+"""Predicted and gold boxes, which reports draw into the picture."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reward_models.rules.reading import literal
 from reward_models.rules.tags import answer_of
 
 TASKS = ("box_", "detection_")
-"""How the names of tasks begin whose answers are boxes in the first picture."""
+"""Prefixes of the tasks whose answers are boxes in the first picture."""
 
 
 def annotate(**others: Any) -> Callable[..., list[Mapping[str, Any]]]:
-    """``boxes``: the ``gold`` ones and those that were ``said``, as fractions of the first picture's sides."""
+    """``boxes``: the ``gold`` and the predicted ones (``said``), as fractions of the first picture's sides."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         return [boxes_of(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -25,13 +25,13 @@ def annotate(**others: Any) -> Callable[..., list[Mapping[str, Any]]]:
 
 
 def boxes_of(prompt: Prompt, output: Output) -> Mapping[str, Any]:
-    """The boxes of one prompt and its completion; nothing where the task is about something else."""
-    about_boxes = prompt.task.startswith(TASKS) and prompt.media and prompt.media[0].kind == "image"
-    if not about_boxes or not isinstance(output, Text):
+    """The boxes of one prompt and its completion; empty for a task whose answers are no boxes."""
+    has_boxes = prompt.task.startswith(TASKS) and prompt.media and prompt.media[0].kind == "image"
+    if not has_boxes or not isinstance(output, Text):
         return {}
     answer = answer_of(output.text) or output.text
     first = read_box(answer) if prompt.task.startswith("box_") else None
-    named = [first] if first else list(boxes_in(literal(answer)))
+    predictions = [first] if first else list(boxes_in(literal(answer)))
     gold = boxes_in(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)
     height, width = size_of(prompt.media[0])
 
@@ -41,13 +41,13 @@ def boxes_of(prompt: Prompt, output: Output) -> Mapping[str, Any]:
     return {
         "boxes": {
             "gold": [fraction(box) for box in gold],
-            "said": [fraction(to_original(box, prompt, output)) for box in named],
+            "said": [fraction(to_original(box, prompt, output)) for box in predictions],
         }
     }
 
 
 def boxes_in(value: Any) -> Iterator[Box]:
-    """The boxes in a list of boxes, or of objects that have one."""
+    """The boxes in a list of boxes, or of objects with a box."""
     if box := as_box(value):
         yield box
     elif isinstance(value, dict):

@@ -48,8 +48,8 @@ def temporal_bonus(
 ) -> list[float]:
     """``bonus`` for correct completions of prompts whose order of frames matters (T-GRPO).
 
-    Rows whose prompt has ``meta.contrast`` were given shuffled frames; they are scored in the same call, under the id
-    of their prompt. Where mean value(ordered) >= ratio * mean value(shuffled), by the row's own task, every ordered row
+    Rows whose prompt has ``meta.contrast`` saw shuffled frames; they are scored in the same call, under the id of their
+    prompt. Where mean value(ordered) >= ratio * mean value(shuffled), by the row's own task, every ordered row
     with a value above ``right`` gets the bonus. All other rows get 0, contrast rows and prompts without them included.
     Where a value of either side is NaN, the ordered rows of the prompt are NaN.
     """

@@ -3,8 +3,8 @@
 Objects are detected without the prompt. Connected pixels that differ from the background form an object; its colour
 is that of its median pixel; its shape is the ideal template, stretched to its bounding box, with the largest
 intersection over union with its soft mask, if that is at least 0.75. Where an object matches no shape, all of them
-together are compared with the words. The detections are then compared with the scene in ``Prompt.answer``. Under a
-millisecond per picture; no weights, no network.
+together are compared with the words. The detections are then compared with the scene in ``Prompt.answer``. A picture
+takes less than a millisecond, without weights or network access.
 
 Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN. ``scene_clean``
 monitors quality and should not be trained on.
@@ -57,20 +57,21 @@ def see(pixels: Float[np.ndarray, "32 32 3"]) -> list[Detection]:
     strength = ((1 - pixels.min(-1)) / _STRENGTH).clip(0, 1)
     labels, count = _components(strength > 0.5)
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
-    kept = [label for label in range(1, count + 1) if sizes[label] >= SMALLEST]
+    objects = [label for label in range(1, count + 1) if sizes[label] >= SMALLEST]
     detections = []
-    for label in kept:
+    for label in objects:
         own = labels == label
-        detections.append(_look(pixels, strength * (own | (labels == 0)), own, SHAPES))
-    if kept and not all(one.shape for one in detections):
-        word = _look(pixels, strength, np.isin(labels, kept), WORDS)
+        # Background stays in the soft mask, since antialiased edges are below the threshold of connected pixels.
+        detections.append(_classify(pixels, strength * (own | (labels == 0)), own, SHAPES))
+    if objects and not all(one.shape for one in detections):
+        word = _classify(pixels, strength, np.isin(labels, objects), WORDS)
         if word.shape:
             return [word]
     return detections
 
 
 def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "height width"], int]:
-    """Label 4-connected regions from 1, by joining the runs of each row to those above."""
+    """Label 4-connected regions from 1, by joining the runs of each row to those above (union-find)."""
     height, width = on.shape
     edges = np.diff(np.pad(on, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(edges == 1)
@@ -83,6 +84,7 @@ def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "
             i = parent[i]
         return i
 
+    # Runs are ordered by row and start, so that the first run above which may touch run i only moves forward.
     above = 0
     for i, (row, start, end) in enumerate(runs):
         while runs[above][0] < row - 1 or (runs[above][0] == row - 1 and runs[above][2] <= start):
@@ -98,7 +100,7 @@ def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "
     return labels, len(numbers)
 
 
-def _look(
+def _classify(
     pixels: Float[np.ndarray, "height width 3"],
     soft: Float[np.ndarray, "height width"],
     own: Bool[np.ndarray, "height width"],

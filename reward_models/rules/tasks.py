@@ -78,14 +78,14 @@ MAXIMA: Mapping[str, float] = {
 
 
 def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
-    """The value of every row by the task that its own prompt names; NaN where that task gives no verdict.
+    """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 
     The answer is the content of the last ``<answer>`` after the thought, and empty if there is none. With
     ``tags=False`` it is the whole completion, with ``tags='final_answer'`` the line after "### The final answer is:"
     (R1-VL). ``meta.tags`` of a row takes precedence.
     """
     rows = zip(prompts, texts(outputs, "task"), strict=True)
-    return [find(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
+    return [task_of(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
 
 
 def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
@@ -94,8 +94,8 @@ def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], ta
     return [TASKS[name](answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
 
 
-def find(prompt: Prompt) -> Task:
-    """The task that a prompt names; an unknown one is an error that lists the known ones."""
+def task_of(prompt: Prompt) -> Task:
+    """The task that a prompt names; an unknown one is an error that lists all of them."""
     if prompt.task not in TASKS:
         problem = f"there is no task '{prompt.task}'" if prompt.task else "names no task"
         raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {problem}.{nearest(prompt.task, TASKS)}")

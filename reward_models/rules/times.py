@@ -32,7 +32,7 @@ def temporal_overlap(a: Span, b: Span) -> float:
 def time_r1(prediction: Span, gold: Span, duration: float) -> float:
     """Overlap * (1 - |start - start'| / duration) * (1 - |end - end'| / duration) (Time-R1, arXiv:2503.13377).
 
-    Factors are at least 0, so that two negative ones, of ends further off than the clip is long, give no reward.
+    Factors are at least 0: two negative ones, of ends further off than the clip is long, would give a positive reward.
     """
     start, end = (max(0.0, 1 - abs(s - g) / duration) for s, g in zip(prediction, gold))
     return temporal_overlap(prediction, gold) * start * end

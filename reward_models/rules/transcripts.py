@@ -91,7 +91,7 @@ def error_rate(reference: Sequence[str], hypothesis: Sequence[str], cap: float =
 
 
 def aligned(reference: str, hypothesis: str, normal: str = "english") -> list[Pair]:
-    """The alignment of reference and hypothesis with the fewest errors, as reports show it.
+    """The alignment of reference and hypothesis with the fewest errors, in the form that reports show.
 
     >>> [tuple(pair) for pair in aligned("the cat sat", "a cat sat down", "raw")]
     [('replace', 'the', 'a'), ('equal', 'cat', 'cat'), ('equal', 'sat', 'sat'), ('insert', '', 'down')]

@@ -1,1 +1,1 @@
-"""Rewards of what is spoken: recognizers, speakers, listeners and clocks judge sounds."""
+"""Rewards of generated speech: recognizers, speaker encoders, predictors of opinion scores, and speaking rates."""

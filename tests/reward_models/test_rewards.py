@@ -172,7 +172,10 @@ def test_a_picture_without_text_gets_nothing(read):
 
 def test_a_prompt_without_text_is_an_error_that_names_it():
     for prompt in (Prompt("a sign", "7"), Prompt("a sign", "7", answer=3), Prompt("a sign", "7", answer="  ")):
-        with pytest.raises(RuntimeError, match=r"ocr: prompt '7' \('a sign'\) has no text in answer or meta.text"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"ocr: prompt '7' \('a sign'\): got .*, expected the text to render in answer or meta.text",
+        ):
             score_outputs([scorer("ocr")], [prompt], [GREY])
 
 

@@ -1,10 +1,9 @@
-"""Judges of sounds, on real voices and on sounds whose answer is known."""
+"""Rewards of sounds, on real voices and on sounds with a known answer."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +14,16 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Prompt, Text
 from pipelines.speech import whisper
+from pipelines.speech.whisper_weights import CACHE
 from reward_models.speech import recognizer, sounds, speaker
-from reward_models.speech.dnsmos import dnsmos, opinion
+from reward_models.speech.dnsmos import dnsmos, mean_opinion_scores
 from reward_models.speech.rate import seconds, speaking_rate, syllables, words_a_second
 from reward_models.speech.speaker import speaker_similarity
 from tests import ROOT
 
 SPEECH = ROOT / "pipelines" / "speech" / "assets"
 needs_whisper = pytest.mark.skipif(
-    not Path(recognizer.TINY_EN).expanduser().is_dir(),
+    not CACHE.expanduser().is_dir(),
     reason="Whisper tiny.en is not there; fetch it: pipelines.speech.whisper_weights.whisper_tiny_en()",
 )
 needs_speaker = pytest.mark.skipif(
@@ -49,8 +49,8 @@ def noisy(clean: Audio, level: float) -> Audio:
     return Audio((clean.samples + level * noise).clamp(-1, 1), clean.rate)
 
 
-SAID = Prompt("One two three four five six", "said")
-UNHEARABLE = {
+PROMPT = Prompt("One two three four five six", "one")
+UNSCORABLE = {
     "silent": Audio(torch.zeros(1, 8000), 8_000),
     "empty": Audio(torch.zeros(1, 0), 8_000),
     "NaN": Audio(torch.full((1, 8000), math.nan), 8_000),
@@ -59,16 +59,16 @@ UNHEARABLE = {
 
 
 def test_the_rate_is_words_over_seconds_and_its_score_a_log_ratio():
-    assert words_a_second([SAID], [hum(2.0)]) == [3.0]
-    assert seconds([SAID], [hum(2.0)]) == [2.0]
-    assert speaking_rate([SAID] * 3, [hum(2.0), hum(1.0), hum(6.0)], low=2, high=3) == pytest.approx(
+    assert words_a_second([PROMPT], [hum(2.0)]) == [3.0]
+    assert seconds([PROMPT], [hum(2.0)]) == [2.0]
+    assert speaking_rate([PROMPT] * 3, [hum(2.0), hum(1.0), hum(6.0)], low=2, high=3) == pytest.approx(
         [0, -math.log(2), -math.log(2)]  # 3, 6 and 1 words a second
     )
-    assert speaking_rate([SAID], [hum(2.0)], low=3, high=3, unit="syllables") == [0.0]  # 6 syllables
-    with pytest.raises(ValueError, match="0 < low <= high"):
-        speaking_rate([SAID], [hum(1.0)], low=3, high=2)
-    with pytest.raises(ValueError, match="unit must be words or syllables, got 'letters'"):
-        words_a_second([SAID], [hum(1.0)], unit="letters")
+    assert speaking_rate([PROMPT], [hum(2.0)], low=3, high=3, unit="syllables") == [0.0]  # 6 syllables
+    with pytest.raises(ValueError, match="got low=3 and high=2, expected 0 < low <= high"):
+        speaking_rate([PROMPT], [hum(1.0)], low=3, high=2)
+    with pytest.raises(ValueError, match="words_a_second: got unit 'letters', expected words or syllables"):
+        words_a_second([PROMPT], [hum(1.0)], unit="letters")
 
 
 @pytest.mark.parametrize(("text", "count"), [("little table", 4), ("made", 1), ("the", 1), ("banana", 3), ("hmm", 1)])
@@ -76,7 +76,7 @@ def test_syllables_are_groups_of_vowels_without_the_silent_e(text, count):
     assert syllables(text) == count
 
 
-@pytest.mark.parametrize("kind", UNHEARABLE)
+@pytest.mark.parametrize("kind", UNSCORABLE)
 @pytest.mark.parametrize(
     "reward",
     [
@@ -89,60 +89,66 @@ def test_syllables_are_groups_of_vowels_without_the_silent_e(text, count):
         pytest.param(f"speaker_similarity(reference='{SPEECH}/voice.opus')", marks=needs_speaker),
     ],
 )
-def test_what_cannot_be_heard_is_no_number(reward, kind):
-    (value,) = scorer(reward).fn([SAID], [UNHEARABLE[kind]])
+def test_a_sound_that_cannot_be_scored_is_nan(reward, kind):
+    (value,) = scorer(reward).fn([PROMPT], [UNSCORABLE[kind]])
     assert math.isnan(value)
 
 
 def test_samples_on_another_scale_and_outputs_that_are_no_sound_are_errors():
     loud = Audio(hum(1.0).samples * 3, 8_000)
-    with pytest.raises(ValueError, match=r"seconds: the sound has samples up to 1.5; wanted \[-1, 1\]"):
-        seconds([SAID], [loud])
-    with pytest.raises(TypeError, match="judges sounds, got Text"):
-        seconds([SAID], [Text("hello")])
+    with pytest.raises(ValueError, match=r"seconds: got a sound with samples up to 1.5, expected samples in \[-1, 1\]"):
+        seconds([PROMPT], [loud])
+    with pytest.raises(TypeError, match="'seconds' scores sounds: got an output of kind Text, expected Audio"):
+        seconds([PROMPT], [Text("hello")])
     with pytest.raises(ValueError, match="prompt 'empty' has no text"):
         words_a_second([Prompt(" ", "empty")], [hum(1.0)])
 
 
-def test_a_sound_is_judged_once_for_each_thing_that_was_to_be_said():
-    asked = []
+def test_a_sound_is_scored_once_per_text_to_be_spoken():
+    texts = []
 
-    def judge(samples: np.ndarray, prompt: Prompt) -> float:
-        asked.append(prompt.text)
+    def length(samples: np.ndarray, prompt: Prompt) -> float:
+        texts.append(prompt.text)
         return float(len(samples))
 
-    def judged(prompts, outputs, longest=math.inf):
-        return sounds.judged(
-            prompts, outputs, judge, rate=8_000, reward="counted", asked=lambda p: (p.text, longest), longest=longest
+    def score(prompts, outputs, longest=math.inf):
+        return sounds.score_sounds(
+            prompts,
+            outputs,
+            length,
+            rate=8_000,
+            reward="length",
+            prompt_key=lambda p: (p.text, longest),
+            longest=longest,
         )
 
     one, two = Prompt("one"), Prompt("two")
-    assert judged([one, one, two], [hum(1.0), hum(1.0), hum(2.0)]) == [8_000, 8_000, 16_000]
-    assert judged([two, one], [hum(1.0), hum(1.0)]) == [8_000, 8_000]  # the second is known
-    assert sorted(asked) == ["one", "two", "two"]
-    assert judged([one], [hum(1.0, loud=0.4)]) == [8_000] and len(asked) == 4  # another sound
-    assert math.isnan(*judged([one], [hum(1.0)], longest=0.9))
+    assert score([one, one, two], [hum(1.0), hum(1.0), hum(2.0)]) == [8_000, 8_000, 16_000]
+    assert score([two, one], [hum(1.0), hum(1.0)]) == [8_000, 8_000]  # the second is cached
+    assert sorted(texts) == ["one", "two", "two"]
+    assert score([one], [hum(1.0, loud=0.4)]) == [8_000] and len(texts) == 4  # another sound
+    assert math.isnan(*score([one], [hum(1.0)], longest=0.9))
 
 
 def test_channels_are_averaged_and_rates_changed():
     stereo = Audio(torch.cat([hum(1.0).samples, -hum(1.0).samples]), 8_000)
-    assert sounds.heard(stereo, 8_000) is None  # the two cancel
-    found = sounds.heard(hum(1.0), 16_000)
-    assert found is not None and len(found) == 16_000 and found.dtype == np.float32
+    assert sounds.waveform(stereo, 8_000) is None  # the two cancel
+    resampled = sounds.waveform(hum(1.0), 16_000)
+    assert resampled is not None and len(resampled) == 16_000 and resampled.dtype == np.float32
 
 
 @needs_dnsmos
 @pytest.mark.slow
-def test_noise_lowers_the_opinion():
+def test_noise_lowers_the_opinion_score():
     clean = sound("natural/natural-0890.flac")
-    values = dnsmos([SAID] * 3, [clean, noisy(clean, 0.01), noisy(clean, 0.1)])
+    values = dnsmos([PROMPT] * 3, [clean, noisy(clean, 0.01), noisy(clean, 0.1)])
     assert 2.5 < values[0] < 4.0 and values[0] > values[1] > values[2] and values[2] < 2.0
-    assert dnsmos([SAID], [clean], part="bak")[0] > dnsmos([SAID], [noisy(clean, 0.1)], part="bak")[0] + 1
-    # what speechmos 0.0.1.1 itself says of this sound
-    told = opinion(np.resize(sound("natural/natural-0870.flac").samples[0].numpy(), 160_000))
-    assert told == pytest.approx({"sig": 3.60339, "bak": 3.92126, "ovrl": 3.23463}, abs=1e-3)
-    with pytest.raises(ValueError, match="part must be one of sig, bak, ovrl, got 'all'"):
-        dnsmos([SAID], [clean], part="all")
+    assert dnsmos([PROMPT], [clean], part="bak")[0] > dnsmos([PROMPT], [noisy(clean, 0.1)], part="bak")[0] + 1
+    # the scores that speechmos 0.0.1.1 itself gives this sound
+    scores = mean_opinion_scores(np.resize(sound("natural/natural-0870.flac").samples[0].numpy(), 160_000))
+    assert scores == pytest.approx({"sig": 3.60339, "bak": 3.92126, "ovrl": 3.23463}, abs=1e-3)
+    with pytest.raises(ValueError, match="got part 'all', expected one of sig, bak, ovrl"):
+        dnsmos([PROMPT], [clean], part="all")
 
 
 @needs_speaker
@@ -150,17 +156,17 @@ def test_the_same_speaker_is_more_alike_than_another():
     reader = [sound(f"natural/natural-{number}.flac") for number in ("0870", "0890", "0930")]
     robot, voice = sound("clips/train-000.opus"), sound("voice.opus")
     same, again, other, another = speaker_similarity(
-        [SAID] * 4, [reader[1], reader[2], robot, voice], reference=str(SPEECH / "natural" / "natural-0870.flac")
+        [PROMPT] * 4, [reader[1], reader[2], robot, voice], reference=str(SPEECH / "natural" / "natural-0870.flac")
     )
     assert min(same, again) > 0.8 and max(other, another) < 0.7
 
 
 @needs_speaker
-def test_a_voice_that_is_not_there_is_told():
-    with pytest.raises(ValueError, match="prompt 'said' .* shows no file of a voice"):
-        speaker_similarity([SAID], [hum(1.0)])
+def test_a_missing_recording_is_named():
+    with pytest.raises(ValueError, match="prompt 'one' .* has no recording of a voice"):
+        speaker_similarity([PROMPT], [hum(1.0)])
     with pytest.raises(FileNotFoundError, match="there is no file 'nobody.flac'"):
-        speaker_similarity([SAID], [hum(1.0)], reference="nobody.flac")
+        speaker_similarity([PROMPT], [hum(1.0)], reference="nobody.flac")
 
 
 def test_parts_of_a_voice_cover_it():
@@ -199,8 +205,8 @@ def test_a_recognizer_that_is_not_there_is_named_with_the_default(tmp_path):
         recognizer.recognizer(str(tmp_path / "nothing"))
 
 
-def test_a_text_that_the_recognizer_cannot_write_is_named(tmp_path):
-    judge = recognizer.recognizer(whisper.tiny(tmp_path))
+def test_a_text_too_long_for_the_recognizer_is_named(tmp_path):
+    whisper_tiny = recognizer.recognizer(whisper.tiny(tmp_path))
     long = Prompt("eleven " * 40, "long")
-    with pytest.raises(ValueError, match=r"'eleven eleven.*tokens long, and the recognizer writes at most 64"):
-        judge.log_prob(hum(0.5, 16_000).samples[0].numpy(), long.text)
+    with pytest.raises(ValueError, match=r"'eleven eleven.* tokens, expected at most 64"):
+        whisper_tiny.log_prob(hum(0.5, 16_000).samples[0].numpy(), long.text)
