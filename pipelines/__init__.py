@@ -1,8 +1,8 @@
-"""Model families: each file makes one family of models answer the few questions of a policy.
+"""Model families: each file implements the interface of a policy for one family of models.
 
 A family is a module with ``load(path, ...)``, which reads an ordinary checkpoint, and ``tiny(folder)``, which writes a
-random checkpoint of the same architecture that loads in a blink. The packages ``visual``, ``vlm`` and ``speech`` list
-theirs in ``FAMILIES``, and make policies:
+small random checkpoint of the same architecture. The packages ``visual``, ``vlm`` and ``speech`` list theirs in
+``FAMILIES`` and construct policies:
 
     from pipelines import visual
     policy = visual.policy("stabilityai/stable-diffusion-3.5-medium", lora_rank=32, plan="sliding_window")
@@ -14,12 +14,12 @@ import importlib
 
 
 def require(extra: str, *libraries: str) -> None:
-    """Import the libraries of an extra, or say which one is missing and how to install it."""
+    """Import the libraries of an extra; ModuleNotFoundError names the missing one and how to install it."""
     for library in libraries:
         try:
             importlib.import_module(library)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"'{error.name}' is not installed; this needs it: pip install 'mmgrpo[{extra}]'",
+                f"'{error.name}' is not installed, which this model needs; install it: pip install 'mmgrpo[{extra}]'",
                 name=error.name,
             ) from error

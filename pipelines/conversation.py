@@ -1,4 +1,4 @@
-"""Tokenizers, and prompts as the token ids of a conversation."""
+"""Tokenizers, and prompts as token ids of conversations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from mmgrpo.types import Media, Prompt, Turn
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer as it was saved. AutoTokenizer reads one without a class of its own as the model's own class,
-    which cuts words by rules that were not saved."""
+    """The tokenizer as it was saved.
+
+    AutoTokenizer replaces a tokenizer without a class of its own by the model's class, whose pre-tokenization rules are
+    not those of the file.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    own = get_tokenizer_config(path).get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (AutoTokenizer if own else PreTrainedTokenizerFast).from_pretrained(path)
+    generic = get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(path)
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:
-    """Rows of ids in one tensor, padded on the left, and which of them are real."""
+    """Rows of ids in one tensor, padded on the left, and the mask of ids that are no padding."""
     length = max(map(len, rows))
     ids = torch.tensor([[pad_id] * (length - len(row)) + list(row) for row in rows])
     real = torch.tensor([[False] * (length - len(row)) + [True] * len(row) for row in rows])
@@ -31,17 +34,17 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Int[Tensor, "P
 
 
 def turns_of(prompt: Prompt) -> tuple[Turn, ...]:
-    """The conversation of a prompt; one that is only a text is what the user says."""
+    """The conversation of a prompt; a prompt without turns is one turn of the user."""
     return prompt.turns or (Turn("user", (prompt.text,)),)
 
 
 def conversation_ids(
     tokenizer: Any, prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
 ) -> list[int]:
-    """Ids of the prompt in the tokenizer's chat template, up to where the answer begins.
+    """Ids of the prompt in the tokenizer's chat template, up to the beginning of the answer.
 
-    ``content`` says as which parts of the template a medium appears. Words of the user that look like one of
-    ``marks`` (the placeholders of media) are refused: they would pass for media.
+    ``content`` returns the parts of the template that represent a medium. Text that contains one of ``marks`` (the
+    placeholders of media) is refused, since the network could not distinguish it from a medium.
     """
     messages = []
     for turn in turns_of(prompt):
@@ -50,49 +53,54 @@ def conversation_ids(
             if isinstance(part, Media):
                 parts += content(part)
                 continue
-            if found := [mark for mark in marks if mark in part]:
-                raise ValueError(f"prompt '{prompt.id}': its text holds {found[0]}, which stands for media; remove it")
+            for mark in marks:
+                if mark in part:
+                    raise ValueError(
+                        f"prompt '{prompt.id}': its text contains {mark}, the placeholder of a medium; remove it"
+                    )
             parts.append({"type": "text", "text": part})
         messages.append({"role": turn.role, "content": parts})
     if tokenizer.chat_template is None:
-        raise ValueError("this model's tokenizer has no chat template; add chat_template.jinja to its folder")
+        raise ValueError("the model's tokenizer has no chat template; add chat_template.jinja to its folder")
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def refuse_long(prompts: Sequence[Prompt], rows: Sequence[Sequence[int]], limit: int, less: str) -> None:
-    """ValueError for a prompt of more than ``limit`` tokens (0 takes any); ``less`` says how to show less."""
+def check_prompt_lengths(prompts: Sequence[Prompt], rows: Sequence[Sequence[int]], limit: int, remedy: str) -> None:
+    """ValueError for a prompt of more than ``limit`` tokens (0: no limit); ``remedy`` names what shortens prompts."""
     for prompt, row in zip(prompts, rows, strict=True):
         if 0 < limit < len(row):
             raise ValueError(
-                f"prompt '{prompt.id}' has {len(row)} tokens with its media, more than max_prompt_tokens={limit}; show "
-                f"less ({less}) or leave it out (data.too_long=filter). Cutting it would cut its media"
+                f"prompt '{prompt.id}' has {len(row)} tokens with its media, more than max_prompt_tokens={limit}; "
+                f"shorten it ({remedy}) or skip it (data.too_long=filter). It is not truncated, which would cut its "
+                "media"
             )
 
 
 def repeat_marks(ids: Sequence[int], counts: Sequence[int], marks: Sequence[int]) -> list[int]:
-    """Ids in which the i-th mark stands ``counts[i]`` times, as often as there are features to put in its place."""
-    left, made = list(counts), []
-    for one in ids:
-        made += [one] * (left.pop(0) if one in marks else 1)
-    return made
+    """Ids in which the i-th mark is repeated ``counts[i]`` times, once per feature that replaces it."""
+    remaining, expanded = list(counts), []
+    for token in ids:
+        expanded += [token] * (remaining.pop(0) if token in marks else 1)
+    return expanded
 
 
 def suppressed_tokens(tokenizer: Any, vocabulary: int, marks: Sequence[str], end_ids: frozenset[int]) -> frozenset[int]:
-    """Ids that are never said: marks of media, padding, and rows of the vocabulary that no token has."""
-    known = {tokenizer.convert_tokens_to_ids(mark) for mark in marks if mark in tokenizer.get_vocab()}
-    known |= {tokenizer.pad_token_id} if tokenizer.pad_token_id is not None else set()
-    return frozenset(known | set(range(len(tokenizer), vocabulary))) - end_ids
+    """Ids that are never generated: marks of media, padding, and rows of the embedding without a token."""
+    ids = {tokenizer.convert_tokens_to_ids(mark) for mark in marks if mark in tokenizer.get_vocab()}
+    ids |= {tokenizer.pad_token_id} if tokenizer.pad_token_id is not None else set()
+    # Embeddings are often padded to a round size; padding may double as an end token, which must stay possible.
+    return frozenset(ids | set(range(len(tokenizer), vocabulary))) - end_ids
 
 
 def end_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end a completion: the generation config's and the tokenizer's."""
+    """All ids that end a completion: those of the generation config and that of the tokenizer."""
     ends = network.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     return frozenset(ends + ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]))
 
 
-def spelled(tokenizer: Any, text: str, end_ids: frozenset[int]) -> list[int]:
-    """Ids of a completion that says ``text``, with the tokenizer's own end, or the first of the ends."""
+def completion_ids(tokenizer: Any, text: str, end_ids: frozenset[int]) -> list[int]:
+    """Ids of the completion ``text`` and its end: the tokenizer's end token, or the smallest id of ``end_ids``."""
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids)
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], end]

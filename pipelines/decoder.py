@@ -1,4 +1,4 @@
-"""What all decoder-only language models do alike, whatever they see or hear."""
+"""What all decoder-only language models have in common, whatever their media."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Features
-from pipelines.conversation import spelled
+from pipelines.conversation import completion_ids
 from pipelines.kv import spread_cache
 from pipelines.pretrained import save_network
-from pipelines.training import computing, recompute
+from pipelines.training import autocast, checkpoint_layers
 
 
 class Decoder(ABC):
-    """The half of a ``TokenModel`` that does not depend on what is shown: a family adds how prompts are encoded,
-    what their media say (``features``), and which part of its network reads embeddings (``body``)."""
+    """The part of a ``TokenModel`` that does not depend on the media. A family adds the encoding of prompts, the
+    features of their media (``features``), and the part of its network that reads embeddings (``body``)."""
 
     tokenizer: Any
     dtype: torch.dtype
-    """What the network computes in."""
+    """Precision of the forward pass."""
     checkpointing: bool
-    """Activations are made again in the backward pass instead of being kept."""
+    """Recompute activations in the backward pass instead of storing them."""
     end_ids: frozenset[int]
     media_tokens: frozenset[int]
     begin_suppress_tokens: frozenset[int] = frozenset()
@@ -35,12 +35,12 @@ class Decoder(ABC):
     def body(self, network: Any) -> Any:
         """The part of the network that reads embeddings."""
 
-    def saved(self) -> Sequence[Any]:
-        """What is saved beside the network: tokenizer, processor."""
+    def preprocessors(self) -> Sequence[Any]:
+        """What is saved with the network: tokenizer, processor."""
         return (self.tokenizer,)
 
-    def embedded(self, network: Any, features: Float[Tensor, "N _"]) -> Float[Tensor, "N width"]:
-        """Features as they stand among the embeddings of words."""
+    def project(self, network: Any, features: Float[Tensor, "N _"]) -> Float[Tensor, "N width"]:
+        """Features of media as input embeddings of the language model."""
         return features
 
     def hidden(
@@ -52,31 +52,32 @@ class Decoder(ABC):
         features: Features,
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
-        """Last hidden states, features of media in their places."""
+        """Last hidden states; features of media replace the embeddings of their placeholders."""
         body = self.body(network)
-        again = recompute(body, self.checkpointing and torch.is_grad_enabled())
-        words = network.get_input_embeddings()(ids)
-        with computing(self.dtype, ids.device):
+        checkpointed = checkpoint_layers(body, self.checkpointing and torch.is_grad_enabled())
+        embeddings = network.get_input_embeddings()(ids)
+        with autocast(self.dtype, ids.device):
             if len(features):
-                places = torch.isin(ids, torch.tensor(sorted(self.media_tokens), device=ids.device))
-                seen = self.embedded(network, torch.cat(list(features)))
-                words = words.masked_scatter(places[..., None], seen.to(words.dtype))
+                placeholders = torch.isin(ids, torch.tensor(sorted(self.media_tokens), device=ids.device))
+                media = self.project(network, torch.cat(list(features)))
+                embeddings = embeddings.masked_scatter(placeholders[..., None], media.to(embeddings.dtype))
             out = body(
-                inputs_embeds=words,
+                inputs_embeds=embeddings,
                 attention_mask=real.long(),
+                # One axis is the ordinary [rows, length]; several are [axes, rows, length] in transformers.
                 position_ids=positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2),
                 past_key_values=cache,
-                use_cache=not again,
+                use_cache=not checkpointed,  # a recomputed layer would append its keys a second time
             )
         return out.last_hidden_state, out.past_key_values
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of a group's prompt, once for each of its members."""
+        """The cache of a group's prompt, repeated for each of its members."""
         return spread_cache(cache, rows)
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-        """Unscaled scores of the next token."""
-        with computing(self.dtype, hidden.device):
+        """Logits of the next token."""
+        with autocast(self.dtype, hidden.device):
             return network.get_output_embeddings()(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -84,9 +85,9 @@ class Decoder(ABC):
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def spell(self, text: str) -> list[int]:
-        """Ids of a whole answer, its end included."""
-        return spelled(self.tokenizer, text, self.end_ids)
+        """Ids of a whole completion, its end included."""
+        return completion_ids(self.tokenizer, text, self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
-        """Adapters in peft's format, or an ordinary folder."""
-        save_network(folder, network, self.saved())
+        """Adapters in peft's format, or an ordinary model folder."""
+        save_network(folder, network, self.preprocessors())

@@ -1,4 +1,4 @@
-"""What all families of models that answer in words reply to commands, whatever they see or hear."""
+"""The interface of commands for all families of models that generate text, whatever their media."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmgrpo.family import Arithmetic
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
-from pipelines.making import with_settings
+from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -26,28 +26,28 @@ Check = Callable[[Config, "list[Prompt]", str], "tuple[list[Prompt], list[Skippe
 
 @dataclass(frozen=True)
 class LanguageFamily:
-    """A family of models that answer in words; ``module`` has its ``load`` and ``tiny``."""
+    """A family of models that generate text; ``module`` has its ``load`` and ``tiny``."""
 
     name: str
     about: str
     modality: str
     module: str
     architectures: tuple[str, ...]
-    """What its checkpoints call themselves (``pipelines.pretrained.architecture``)."""
+    """The architectures that its checkpoints declare (``pipelines.pretrained.architecture``)."""
     sections: Sections
     check_media: Check
-    """Prompts of a named file to those whose media can be read, and the others."""
+    """Splits the prompts of a file into those whose media can be read, and the skipped ones."""
     from_files: Callable[[Sequence[str]], list[Prompt]] | None = None
-    """How a command line names prompts that are no texts."""
+    """Reads prompts of a command line as files; None where they are texts."""
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for options that are not one of the known words, and for a missing path."""
-        for name, value, known in (
+        """Raise ValueError for an option with an unknown value, and for a missing path."""
+        for name, value, choices in (
             ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
             ("data.too_long", getattr(config.data, "too_long", "refuse"), ("refuse", "filter")),
         ):
-            if value not in known:
-                raise ValueError(f"{name}: there is no '{value}'.{nearest(value, known)}")
+            if value not in choices:
+                raise ValueError(f"{name}: there is no '{value}'.{nearest(value, choices)}")
         if not config.model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
 
@@ -85,9 +85,10 @@ class LanguageFamily:
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
             **own,
         )
-        named = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
-        further = {named[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in named}
-        made = TokenPolicy(
+        # Options that only some families offer, and the policy's names of them.
+        optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
+        extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
+        policy = TokenPolicy(
             model,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -99,27 +100,27 @@ class LanguageFamily:
             logits_chunk_size=sampling.logits_chunk_size,
             features_kept=sampling.features_kept,
             device=device,
-            **further,
+            **extra,
         )
-        return with_settings(made, self, config)
+        return with_settings(policy, self, config)
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts of a file whose media can be read, and the others."""
+        """The prompts of a file whose media can be read, and the skipped ones."""
         from pipelines.hub import load_prompts
 
         return self.check_media(config, load_prompts(locate(path), config.data.media_root), path)
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts of at most ``model.max_prompt_tokens`` tokens, where longer ones are to be left out."""
-        most = getattr(config.model, "max_prompt_tokens", 0)
-        if not most or config.data.too_long != "filter":
+        """With ``data.too_long=filter`` the prompts of at most ``model.max_prompt_tokens`` tokens, and the skipped."""
+        limit = getattr(config.model, "max_prompt_tokens", 0)
+        if not limit or config.data.too_long != "filter":
             return list(prompts), []
-        from pipelines.reading import short_enough
+        from pipelines.reading import filter_by_length
 
-        return short_enough(prompts, policy.model.prompt_length, most)  # type: ignore[attr-defined]
+        return filter_by_length(prompts, policy.model.prompt_length, limit)  # type: ignore[attr-defined]
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line, or files for a model that hears."""
+        """Texts of a command line, or files for a model that takes sounds."""
         from mmgrpo.types import Prompt
 
         if self.from_files is not None:
@@ -127,25 +128,25 @@ class LanguageFamily:
         return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """All prompts, with grey pictures and clips instead of theirs; nothing where none shows any."""
-        from pipelines.vlm.blank import blanked
+        """All prompts with their pictures and clips replaced by grey ones; empty where no prompt has any."""
+        from pipelines.vlm.blank import with_blank_media
 
-        return blanked(prompts)
+        return with_blank_media(prompts)
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Completions with what their prompts show and play, ``<stem>.jsonl``."""
+        """Completions with the media of their prompts, ``<stem>.jsonl``."""
         from pipelines.samples import write_texts
 
         write_texts(stem, shown)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` and the same as lines of JSON."""
+        """``completions.html``, and its content as JSON lines."""
         from pipelines.samples import write_completions_page
 
         return write_completions_page(folder, sets, samples, self.write_samples)
 
     def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """``blind``: the held-out rewards after training when all pictures and clips are blank."""
+        """``blind``: held-out rewards after training with all pictures and clips blank."""
         if not getattr(config.eval, "blind", False) or not (blank := self.blank(trainer.evaluation.prompts)):
             return {}
         return {"blind": trainer.measure("blind", blank).intervals()}

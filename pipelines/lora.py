@@ -1,4 +1,4 @@
-"""Low-rank adapters: added with a seed, checked that they train something, switched off for a reference.
+"""Low-rank adapters: injected from a seed, checked to adapt at least one module, disabled for the reference policy.
 
 Hu et al. 2021 (arXiv:2106.09685): W x becomes W x + (alpha / rank) B A x, with B = 0 at the start.
 """
@@ -21,17 +21,17 @@ from pipelines import require
 ADAPTER = "default"
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
-"""Where diffusers keeps adapters; rank, alpha and targets are in the file's metadata."""
+"""The adapter file of diffusers, whose metadata holds rank, alpha and targets."""
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""Where peft, and with it transformers, keeps them."""
+"""The adapter files of peft, and so of transformers."""
 
 
 def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[nn.Parameter]:
     """Inject adapters into a diffusers model in place; return their parameters, the only ones that train.
 
-    A ~ N(0, 1 / rank^2) (peft's ``gaussian``) drawn from ``seed``, B = 0, both fp32 whatever the base is.
-    A target is the end of a module's name (``attn.to_q``). Raises ValueError for a target that no module
-    has: an adapter on nothing would train nothing and say nothing.
+    A ~ N(0, 1 / rank^2) (peft's ``gaussian``) from ``seed``, B = 0, both in fp32 whatever the precision of the base.
+    A target is the suffix of a module's name (``attn.to_q``). Raises ValueError for a target that matches no module,
+    which peft ignores silently as long as another one matches.
     """
     require("visual", "peft")
     from peft import LoraConfig
@@ -39,8 +39,8 @@ def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed
     if rank < 1:
         raise ValueError(f"lora rank must be at least 1, got {rank}")
     check_targets(network, targets)
-    make: Any = LoraConfig  # annotates alpha as an integer, and only divides by the rank
-    config = make(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
+    config_class: Any = LoraConfig  # annotates alpha as an integer, but only divides it by the rank
+    config = config_class(r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network.add_adapter(config, adapter_name=ADAPTER)  # freezes everything else
@@ -51,22 +51,22 @@ def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed
 
 
 def check_targets(network: Any, targets: Sequence[str]) -> None:
-    """Every target must name at least one module of the network."""
+    """Every target must match at least one module of the network."""
     names = [name for name, _ in network.named_modules()]
     if not targets:
-        raise ValueError("lora targets: got none, expected the ends of module names, e.g. attn.to_q")
+        raise ValueError("lora targets: got none, expected suffixes of module names, e.g. attn.to_q")
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             linear = (name for name, module in network.named_modules() if isinstance(module, nn.Linear))
-            ends = {".".join([part for part in name.split(".") if not part.isdigit()][-2:]) for name in linear}
-            raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, ends)}")
+            suffixes = {".".join([part for part in name.split(".") if not part.isdigit()][-2:]) for name in linear}
+            raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, suffixes)}")
 
 
 @contextmanager
 def adapters_off(network: Any) -> Iterator[nn.Module]:
-    """The network without its adapters, for the length of the block; restored even after an error.
+    """The network without its adapters inside the block; restored even after an error.
 
-    Which parameters train is restored too: peft freezes adapters while they are off.
+    ``requires_grad`` is restored too, since peft freezes adapters while it disables them.
     """
     trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.disable_adapters()
@@ -80,7 +80,7 @@ def adapters_off(network: Any) -> Iterator[nn.Module]:
 
 
 def lora_weights(network: Any) -> tuple[dict[str, nn.Module | Tensor], dict[str, Any]]:
-    """The adapters' tensors and their configuration, without which a loader guesses alpha = rank."""
+    """The adapters' tensors and their configuration, without which a loader assumes alpha = rank."""
     from peft import get_peft_model_state_dict
 
     weights: dict[str, nn.Module | Tensor] = dict(get_peft_model_state_dict(network, adapter_name=ADAPTER))
@@ -88,7 +88,7 @@ def lora_weights(network: Any) -> tuple[dict[str, nn.Module | Tensor], dict[str,
 
 
 def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[nn.Parameter]:
-    """Put saved adapters into a network without any, bit for bit, and return their parameters."""
+    """Add saved adapters, bit for bit, to a network without any, and return their parameters."""
     require("visual", "peft")
     from peft import set_peft_model_state_dict
 
@@ -97,20 +97,20 @@ def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, 
     missing = [name for name in result.missing_keys if ".lora_" in name]
     if missing or result.unexpected_keys:
         raise ValueError(
-            f"the adapters do not fit this network: {len(missing)} of its adapter weights are not in the "
-            f"file {missing[:2]}, {len(result.unexpected_keys)} weights of the file have no place "
-            f"{result.unexpected_keys[:2]}"
+            f"the adapters do not fit this network: {len(missing)} of its adapter weights are missing from the file "
+            f"{missing[:2]}, {len(result.unexpected_keys)} weights of the file match no module "
+            f"{result.unexpected_keys[:2]}; load them into the model that they were trained with"
         )
     return adapters
 
 
-def holds_adapters(folder: str | Path) -> bool:
-    """True for a folder of saved adapters, of diffusers' format or of peft's."""
+def has_adapters(folder: str | Path) -> bool:
+    """True for a folder of saved adapters in the format of diffusers or of peft."""
     return bool(str(folder)) and any((Path(folder) / name).is_file() for name in (DIFFUSERS_FILE, *PEFT_FILES))
 
 
 def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of saved adapters, by their names in the network, and their configuration."""
+    """The tensors of saved adapters by their names in the network, and their configuration."""
     if (folder / DIFFUSERS_FILE).is_file():
         file, prefix = folder / DIFFUSERS_FILE, "transformer."
         with safe_open(file, framework="pt") as opened:
@@ -118,20 +118,22 @@ def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     else:
         missing = [name for name in PEFT_FILES if not (folder / name).is_file()]
         if missing:
-            raise FileNotFoundError(f"'{folder}' holds no adapters: it lacks {' and '.join(missing)}")
+            raise FileNotFoundError(
+                f"'{folder}' contains no adapters: {' and '.join(missing)} missing; name a folder that a run saved"
+            )
         file, prefix = folder / PEFT_FILES[1], "base_model.model."
         header = json.loads((folder / PEFT_FILES[0]).read_text(encoding="utf-8"))
     with safe_open(file, framework="pt") as opened:
         weights = {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     config = {name.removeprefix(prefix): value for name, value in header.items()}
     if not {"r", "lora_alpha", "target_modules"} <= set(config):
-        raise ValueError(f"'{file}' does not say its rank, alpha and targets; expected adapters saved by this library")
+        raise ValueError(f"'{file}' does not state rank, alpha and targets; expected adapters saved by this library")
     return weights, config
 
 
 def continue_adapters(network: Any, folder: Path, rank: int) -> None:
-    """Put saved adapters into the network; ``rank`` 0 takes theirs."""
+    """Add saved adapters to the network; ``rank`` must be theirs, or 0."""
     weights, config = read_adapters(folder)
     if rank not in (0, config["r"]):
-        raise ValueError(f"lora_rank must be {config['r']}, as the adapters of '{folder}' have it, or 0; got {rank}")
+        raise ValueError(f"lora_rank: got {rank}, expected {config['r']}, the rank of the adapters in '{folder}', or 0")
     load_lora(network, weights, config)

@@ -1,4 +1,4 @@
-"""Models in folders and on the hub: where they are, of which architecture, read and saved as they were."""
+"""Models in folders and on the hub: location, architecture, loading and saving."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ if TYPE_CHECKING:
     from pipelines.training import Training
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
-"""Files that say which architecture a folder holds; the first that is there counts."""
+"""Files that declare the architecture of a folder; the first that exists counts."""
 
 
 def locate(path: str | Path, example: str, *marks: str) -> str:
-    """A folder that holds one of ``marks``, or a hub id where there is no such folder; ``example`` is one of those."""
+    """The folder, which must contain one of ``marks``, or the hub id; ``example`` is a hub id for the error."""
     text = str(path)
     marks = marks or ("config.json",)
     if Path(path).is_dir():
         if any((Path(path) / mark).exists() for mark in marks):
             return text
-        inside = ", ".join(sorted(entry.name for entry in Path(path).iterdir())) or "nothing"
-        raise FileNotFoundError(f"'{text}' is no model folder: it holds {inside}; expected {' or '.join(marks)}")
+        content = ", ".join(sorted(entry.name for entry in Path(path).iterdir())) or "nothing"
+        raise FileNotFoundError(
+            f"'{text}' is no model folder: got {content}, expected {' or '.join(marks)}; name a model folder or a hub "
+            f"id, e.g. {example}"
+        )
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text):
         return text
     raise FileNotFoundError(
@@ -33,7 +36,7 @@ def locate(path: str | Path, example: str, *marks: str) -> str:
 
 
 def architecture(path: str) -> str:
-    """What a checkpoint says it is: the pipeline's class (diffusers) or the model's type (transformers)."""
+    """The architecture that a checkpoint declares: a pipeline's class (diffusers) or a model type (transformers)."""
     for name in INDEX:
         file = Path(path) / name
         if not Path(path).is_dir():
@@ -51,24 +54,30 @@ def architecture(path: str) -> str:
 
 
 def read_network(kind: Any, source: str, training: Training, subfolder: str = "") -> Any:
-    """A network of a class (or auto class) of transformers or diffusers; a file that lacks weights is an error."""
+    """A network of a class (or auto class) of transformers or diffusers; missing weights are an error, which the
+    libraries replace by random ones with a warning."""
     path = str(training.network or source)
     try:
         network, report = kind.from_pretrained(
-            path, dtype=training.stored, output_loading_info=True, subfolder=subfolder
+            path, dtype=training.storage_dtype, output_loading_info=True, subfolder=subfolder
         )
     except OSError as error:
         part = f"{subfolder}/ of " if subfolder else ""
         raise FileNotFoundError(
-            f"no model could be read from {part}'{path}' (a folder, or a hub id that this machine can reach): {error}"
+            f"no model could be read from {part}'{path}', expected a model folder, or a hub id that can be reached: "
+            f"{error}"
         ) from error
     if report["missing_keys"]:
-        raise ValueError(f"'{path}': the model's file lacks weights, e.g. {sorted(report['missing_keys'])[:3]}")
+        raise ValueError(
+            f"'{path}': the checkpoint lacks {len(report['missing_keys'])} weights, e.g. "
+            f"{sorted(report['missing_keys'])[:3]}; download or save it again"
+        )
     return network.eval().to(training.device)
 
 
 def save_network(folder: Path, network: Any, parts: Sequence[Any]) -> None:
-    """Adapters in peft's format where there are any, else an ordinary folder with tokenizer and processor."""
+    """Adapters in peft's format where there are any, otherwise an ordinary model folder; and ``parts`` (tokenizer,
+    processor)."""
     from accelerate.utils import extract_model_from_parallel
 
     network = extract_model_from_parallel(network)

@@ -1,6 +1,6 @@
-"""Which prompts of a file a run can show: those whose media can be read, and which are not too long.
+"""Selection of prompts: those whose media can be read, and whose length is within the limit.
 
-What is left out is counted aloud and listed with its reason; nothing is ever put in its place.
+Skipped prompts are counted and listed with a reason; they are never replaced.
 """
 
 from __future__ import annotations
@@ -19,60 +19,61 @@ from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Media, Prompt
 
 WORKERS = 4
-"""Media that are opened at a time."""
+"""Threads that open media."""
 
 R = TypeVar("R")
 
 
 def same_medium(media: Media) -> Hashable:
-    """Equal for media that are read alike."""
+    """A key that is equal for media with the same content and options."""
     in_memory = not isinstance(media.source, str | tuple)
     return media.kind, id(media.source) if in_memory else media.source, json.dumps(dict(media.options), sort_keys=True)
 
 
-def open_each(media: Sequence[Media], look: Callable[[Media], R], workers: int = 1, title: str = "") -> list[R]:
-    """What is seen of each medium, several opened at a time; with a title a progress bar is shown."""
+def open_each(media: Sequence[Media], inspect: Callable[[Media], R], workers: int = 1, title: str = "") -> list[R]:
+    """``inspect`` of each medium, on several threads; a title shows a progress bar."""
     with ThreadPoolExecutor(workers) as pool:
-        return list(tqdm(pool.map(look, media), title, len(media), unit="file", disable=not title))
+        return list(tqdm(pool.map(inspect, media), title, len(media), unit="file", disable=not title))
 
 
-def readable(
-    prompts: Sequence[Prompt], look: Callable[[Media], object], workers: int = WORKERS, title: str = ""
+def filter_readable(
+    prompts: Sequence[Prompt], inspect: Callable[[Media], object], workers: int = WORKERS, title: str = ""
 ) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts whose media ``look`` can open, and the others with the first reason (``Unreadable``).
+    """The prompts whose media ``inspect`` can open, and the others with their first reason (``Unreadable``).
 
-    A medium that many prompts show is opened once, by one of the processes of a run; all of them know the result.
+    A medium of several prompts is opened once, by one process of a run; all processes receive the result.
     """
-    media = {same_medium(one): one for prompt in prompts for one in prompt.media}
+    media = {same_medium(medium): medium for prompt in prompts for medium in prompt.media}
 
-    def reason(one: Media) -> str:
+    def reason(medium: Media) -> str:
         try:
-            look(one)
+            inspect(medium)
         except Unreadable as error:
             return str(error)
         return ""
 
-    reasons = dict(zip(media, _shared(list(media.values()), reason, workers, title), strict=True))
-    kept, skipped = [], []
+    reasons = dict(zip(media, _on_all_ranks(list(media.values()), reason, workers, title), strict=True))
+    usable, skipped = [], []
     for prompt in prompts:
-        bad = [one for one in prompt.media if reasons[same_medium(one)]]
-        if bad:
-            skipped.append(Skipped(prompt.id, file_of(bad[0]), reasons[same_medium(bad[0])]))
+        unreadable = [medium for medium in prompt.media if reasons[same_medium(medium)]]
+        if unreadable:
+            skipped.append(Skipped(prompt.id, file_of(unreadable[0]), reasons[same_medium(unreadable[0])]))
         else:
-            kept.append(prompt)
-    return kept, skipped
+            usable.append(prompt)
+    return usable, skipped
 
 
-def _shared(media: Sequence[Media], reason: Callable[[Media], str], workers: int, title: str) -> list[str]:
-    """The reason of each medium, asked by one process each."""
+def _on_all_ranks(media: Sequence[Media], reason: Callable[[Media], str], workers: int, title: str) -> list[str]:
+    """``reason`` of each medium, computed on one rank each and gathered on all of them."""
     if not is_initialized():
         return open_each(media, reason, workers, title)
     from mmgrpo.runtime.distributed import gather_texts
 
     state = PartialState()
     world = state.num_processes
-    own = open_each(media[state.process_index :: world], reason, workers, title if state.is_main_process else "")
-    gathered = iter(gather_texts(own, state))
+    local = open_each(media[state.process_index :: world], reason, workers, title if state.is_main_process else "")
+    gathered = iter(gather_texts(local, state))
+    # Gathering concatenates rank by rank, and rank r has every world-th medium from the r-th on.
     reasons = [""] * len(media)
     for rank in range(world):
         for place in range(rank, len(media), world):
@@ -80,27 +81,29 @@ def _shared(media: Sequence[Media], reason: Callable[[Media], str], workers: int
     return reasons
 
 
-def refuse_many(skipped: Sequence[Skipped], of: int, limit: float, file: str, what: str) -> None:
-    """ValueError where more than the fraction ``limit`` of a file is left out, or all; ``what`` is wrong with them."""
+def check_skip_limit(skipped: Sequence[Skipped], of: int, limit: float, file: str, problem: str) -> None:
+    """ValueError where more than the fraction ``limit`` of a file, or all of it, is skipped for ``problem``."""
     if len(skipped) > limit * of or (of and len(skipped) == of):
         raise ValueError(
-            f"{file}: {len(skipped)} of {of} {what}, more than data.skip_limit={limit:g} allows; the first: "
+            f"{file}: {len(skipped)} of {of} {problem}, more than data.skip_limit={limit:g} allows; the first: "
             f"{'; '.join(one.reason for one in skipped[:3])}"
         )
 
 
-def short_enough(
-    prompts: Sequence[Prompt], length: Callable[[Prompt], int], most: int
+def filter_by_length(
+    prompts: Sequence[Prompt], length: Callable[[Prompt], int], limit: int
 ) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts of at most so many tokens, media included, and the others; an error where none is left."""
-    kept, skipped = [], []
+    """The prompts of at most ``limit`` tokens, media included, and the others; an error where none remains."""
+    usable, skipped = [], []
     for prompt in tqdm(prompts, "lengths of prompts", leave=False):
         tokens = length(prompt)
-        if tokens <= most:
-            kept.append(prompt)
+        if tokens <= limit:
+            usable.append(prompt)
         else:
             file = file_of(prompt.media[0]) if prompt.media else ""
-            skipped.append(Skipped(prompt.id, file, f"{tokens} tokens, more than max_prompt_tokens={most}"))
-    if prompts and not kept:
-        raise ValueError(f"no prompt has at most model.max_prompt_tokens={most} tokens; the first: {skipped[0].reason}")
-    return kept, skipped
+            skipped.append(Skipped(prompt.id, file, f"{tokens} tokens, more than max_prompt_tokens={limit}"))
+    if prompts and not usable:
+        raise ValueError(
+            f"no prompt has at most model.max_prompt_tokens={limit} tokens; the first: {skipped[0].reason}"
+        )
+    return usable, skipped

@@ -1,4 +1,4 @@
-"""Texts and sounds that policies made, as files that reports read: with thumbnails, players and what rewards noted."""
+"""Generated texts and sounds as files for reports, with thumbnails, players and the annotations of rewards."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
 
 SMALL = 64 * 1024
-"""Bytes of a sound file that is kept as it is; a larger one is written anew."""
+"""Largest sound file in bytes that is copied; a larger one is encoded again."""
 
 
 def write_texts(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl``, and beside it what the prompts show and play."""
+    """``<stem>.jsonl``, and beside it the media of the prompts."""
     media = [[displayed(medium) for medium in prompt.media] for prompt in shown.prompts]
     notes = shown.annotations
     write_completions(
@@ -39,7 +39,7 @@ def write_texts(stem: Path, shown: Shown) -> None:
 
 
 def write_speech(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl``, and beside it the sounds that a policy made, with what was understood where one listens."""
+    """``<stem>.jsonl``, and beside it the generated sounds, with their transcripts where a reward recognizes them."""
     sounds = [small_sound(output) for output in shown.outputs if isinstance(output, Audio)]
     notes = shown.annotations
     write_sounds(
@@ -52,8 +52,8 @@ def write_speech(stem: Path, shown: Shown) -> None:
 
 
 def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int, write: Any) -> Path:
-    """``completions.html`` of sets that ``write`` has written; samples of a prompt are numbered."""
-    (folder / "before.jsonl").unlink(missing_ok=True)  # of an earlier call
+    """``completions.html`` of sets, each written by ``write``; several samples of a prompt are numbered."""
+    (folder / "before.jsonl").unlink(missing_ok=True)  # an earlier call may have had a set that this one lacks
     for title, shown in sets.items():
         prompts = [
             replace(prompt, id=f"{prompt.id} ({place % samples + 1})") if samples > 1 else prompt
@@ -65,7 +65,7 @@ def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int
 
 
 def displayed(media: Media) -> Pil.Image | Sound:
-    """A thumbnail of a picture, a strip of a few frames of a clip, or a small file of a sound."""
+    """A thumbnail of a picture, a strip of a few frames of a video, or a small file of a sound."""
     from PIL import Image as Pil
 
     from pipelines.vlm.media import read_image, read_video
@@ -79,7 +79,7 @@ def displayed(media: Media) -> Pil.Image | Sound:
 
 
 def sound_of(media: Media) -> Sound:
-    """The file itself where it is small and browsers play it, else a small one of the same sound."""
+    """The file itself where it is small and browsers play it, otherwise a small encoding of the same sound."""
     from pipelines.speech.audio import read_audio
 
     file = Path(media.source) if isinstance(media.source, str) else Path()
@@ -95,6 +95,6 @@ def small_sound(audio: Audio) -> Sound:
 
     samples, buffer = audio.samples.T.numpy(), BytesIO()
     with soundfile.SoundFile(buffer, "w", audio.rate, samples.shape[1], format="OGG", subtype="VORBIS") as file:
-        for start in range(0, len(samples), audio.rate):  # libsndfile's Vorbis overflows the stack on long ones
+        for start in range(0, len(samples), audio.rate):  # libsndfile's Vorbis overflows the stack on long writes
             file.write(samples[start : start + audio.rate])
     return Sound(buffer.getvalue(), ".ogg")

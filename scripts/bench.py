@@ -1,4 +1,4 @@
-"""Run a benchmark: the same as 'mmgrpo bench', whose --help explains it."""
+"""Run a benchmark; equivalent to 'mmgrpo bench', whose --help lists the options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a data set: the same as 'mmgrpo check-data', whose --help explains it."""
+"""Check a data set; equivalent to 'mmgrpo check-data', whose --help lists the options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure a model: the same as 'mmgrpo evaluate', whose --help explains it."""
+"""Evaluate a model; equivalent to 'mmgrpo evaluate', whose --help lists the options."""
 
 from __future__ import annotations
 

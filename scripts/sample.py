@@ -1,4 +1,4 @@
-"""Draw samples: the same as 'mmgrpo sample', whose --help explains it."""
+"""Generate samples; equivalent to 'mmgrpo sample', whose --help lists the options."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Group-relative RL for models that hear and write: recognition, translation, questions about what is said.
+"""Group-relative RL for speech recognition, speech translation and spoken question answering.
 
     python scripts/train_speech.py                                      # the real Whisper tiny.en, minutes on a laptop
     python scripts/train_speech.py --recipe speech/whisper_adapt
-    python scripts/train_speech.py --recipe speech/ibm_sqa         # Qwen2-Audio, on a GPU
-    python scripts/train_speech.py --dry-run                            # the arithmetic of a run, nothing loaded
+    python scripts/train_speech.py --recipe speech/ibm_sqa              # Qwen2-Audio, on a GPU
+    python scripts/train_speech.py --dry-run                            # the arithmetic of a run, nothing is loaded
 
-Two families: whisper transcribes one clip (or translates it into English) and cannot be asked anything; qwen_audio is
-a language model that hears, and a row says in words what it is asked about its clips.
+Two families: whisper transcribes one clip (or translates it into English) and takes no instruction; qwen_audio is an
+audio language model, and the text of a row is its instruction or question.
 
-What its GRPO is: transcripts of a clip are compared with each other by what the word error rate says of them (or
-translations and answers by BLEU); each token is a decision whose likelihood is that of the distribution it was sampled
-from, without the tokens that the model never says (--sampling.search beam compares the likeliest transcripts instead).
-A clip is encoded once, for all its transcripts and, while the encoder is frozen, for the whole run.
-What it is not: clips are at most 30 seconds long, and one that is longer or cannot be heard is left out and listed, or
-stops the run; it is never cut, nor replaced.
+What its GRPO is: a group is several transcripts of a clip, scored by their word error rate (or several translations or
+answers, by BLEU); each token is a decision whose likelihood is that of the sampling distribution, without suppressed
+tokens (--sampling.search beam compares the most likely transcripts instead). A clip is encoded once for all its
+transcripts and, with a frozen encoder, once per run.
+What it is not: clips have at most 30 seconds; a longer or unreadable one is skipped and listed, or stops the run, but
+is never truncated or replaced.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     python scripts/train_visual.py --recipe visual/flow_grpo
     accelerate launch scripts/train_visual.py --config ...              # several GPUs, data parallel
 
-What its GRPO is: samples of a prompt are compared with each other; each stochastic denoising step is
-a decision with a Gaussian likelihood; PPO's clipped ratio per step (or the objective you name).
-What it is not: there is no value network, no reward gradient, and no separate sampling engine, so
-old log-probabilities are those of the rollout. Weights are replicated on every process (data
-parallel); sharding a model that does not fit one GPU is not built yet.
+What its GRPO is: a group is several samples of a prompt; each stochastic denoising step is a decision with a Gaussian
+likelihood; PPO's clipped ratio per step (or the objective of your choice).
+What it is not: there is no value network, no reward gradient, and no separate sampling engine, so that old
+log-probabilities are those of the rollout. Weights are replicated on every process (data parallel); sharding of models
+that do not fit one GPU is not implemented.
 """
 
 from __future__ import annotations

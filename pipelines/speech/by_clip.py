@@ -1,7 +1,7 @@
-"""Attention of transcripts to the clip that they are of: its keys and values are there once, for all of them.
+"""Cross-attention of a group's transcripts to the keys and values of their clip, which are stored once per clip.
 
-A group of transcripts has one clip, and 30 seconds of it are 1500 states: copied for every transcript they would be
-most of the memory, and reading the copies most of the time.
+A group of transcripts shares one clip, and 30 seconds of it are 1500 encoder states. Copies for every transcript would
+take most of the memory, and reading the copies most of the time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from torch import Tensor, nn
 from pipelines.kv import spread_cache
 
 NAME = "by_clip"
-"""What the attention is called in a config."""
+"""Name of the attention implementation in a config."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a decoder keeps of its transcripts, and of which clip each of them is."""
+class ClipCache:
+    """The decoder's cache with one row of keys and values per clip, and the clip of each transcript."""
 
     cache: Any
-    """A cache of transformers: keys and values of the transcripts row by row, those of the clips clip by clip."""
+    """A cache of transformers: self-attention has a row per transcript, cross-attention a row per clip."""
     clip: Int[Tensor, "rows"]
+    """Number of each transcript's clip."""
 
-    def spread(self, rows: Int[Tensor, "kept"]) -> Heard:
-        """Row i of the new one goes on from ``rows[i]`` of this; the clips stay where they are."""
-        made = copy.copy(self.cache)
-        made.self_attention_cache = spread_cache(self.cache.self_attention_cache, rows)
-        made.is_updated = dict(self.cache.is_updated)
-        return Heard(made, self.clip[rows])
+    def spread(self, rows: Int[Tensor, "continuations"]) -> ClipCache:
+        """A cache whose transcript i continues transcript ``rows[i]`` of this one; the clips are shared."""
+        cache = copy.copy(self.cache)
+        cache.self_attention_cache = spread_cache(self.cache.self_attention_cache, rows)
+        cache.is_updated = dict(self.cache.is_updated)
+        return ClipCache(cache, self.clip[rows])
 
 
 def attend(
@@ -45,25 +46,29 @@ def attend(
     clip: Int[Tensor, "rows"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "rows T heads width"], None]:
-    """The library's own attention; that to clips, where ``clip`` says of which one each row is, clip by clip."""
+    """Scaled dot-product attention; cross-attention of row i reads keys and values number ``clip[i]``.
+
+    The queries of all transcripts of a clip are concatenated along the time axis, so that its keys and values are read
+    once and never copied.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if clip is None or module.is_causal:  # a transcript's attention to itself
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    places, parts = [], []
+    order, outputs = [], []
     for number in clip.unique().tolist():
         rows = (clip == number).nonzero()[:, 0]
         count, heads, length, width = len(rows), *query.shape[1:]
-        asked = query[rows].transpose(0, 1).reshape(1, heads, count * length, width)
+        queries = query[rows].transpose(0, 1).reshape(1, heads, count * length, width)
         one = slice(number, number + 1)
-        found = nn.functional.scaled_dot_product_attention(asked, key[one], value[one], scale=kwargs["scaling"])
-        parts.append(found.view(heads, count, length, width).permute(1, 2, 0, 3))
-        places.append(rows)
-    return torch.cat(parts)[torch.cat(places).argsort()], None
+        output = nn.functional.scaled_dot_product_attention(queries, key[one], value[one], scale=kwargs["scaling"])
+        outputs.append(output.view(heads, count, length, width).permute(1, 2, 0, 3))
+        order.append(rows)
+    return torch.cat(outputs)[torch.cat(order).argsort()], None
 
 
 def attend_by_clip(network: Any) -> None:
-    """Make a network of transformers that uses its scaled dot product attention use ``attend``."""
+    """Replace the scaled dot-product attention of a network of transformers by ``attend``."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 

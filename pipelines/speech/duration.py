@@ -1,13 +1,13 @@
-"""How long an utterance is to be: the duration policy of DMOSpeech 2 (arXiv:2507.14988), before any synthesizer.
+"""The duration policy of DMOSpeech 2 (arXiv:2507.14988): a text to a distribution over the duration of its utterance.
 
-A text goes in, one of a few classes comes out; class k is k * ``frames_a_class`` frames of ``HOP`` samples at ``RATE``
-(the paper: 301 classes of 10 frames, 0.107 s each), and a renderer speaks the text in that time. The network is an
-encoder over characters that ends in a question; its answer is the logits. Unlike the paper's it reads the text only,
-not the spectrogram of a voice that is to be imitated.
+Class k stands for k * ``frames_a_class`` frames of ``HOP`` samples at ``RATE`` (the paper: 301 classes of 10 frames,
+0.107 s each), and a renderer speaks the text in that time. The network is a transformer encoder over characters and a
+query token, whose last state is projected to the logits. Unlike the paper's network it reads the text only, not the
+spectrogram of a reference voice.
 
-    load(path, renderer=...)   a folder that ``save`` or ``tiny`` wrote
-    tiny(folder)               a random one of the same architecture
-    pretrain(network, ...)     cross-entropy to how long texts are at a given pace
+    load(path, renderer_name=...)   a folder that ``save`` or ``tiny`` wrote
+    tiny(folder)                    a random network of the same architecture
+    pretrain(network, ...)          cross-entropy to the durations of texts at a given pace
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pipelines.training import FrozenCopy
 __all__ = ["Duration", "DurationNetwork", "Shape", "load", "pretrain", "tiny"]
 
 RATE, HOP = 24_000, 256
-"""Samples a second, and samples a frame."""
+"""Sampling rate in Hz, and samples per frame."""
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,?!;:'-"
-PAD, QUESTION, UNKNOWN, FIRST = 0, 1, 2, 3
-"""Numbers of what is no character; those of the alphabet follow."""
+PAD, QUERY, UNKNOWN, FIRST = 0, 1, 2, 3
+"""Ids of padding, query and unknown characters, and of the first character of the alphabet."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Shape:
     classes: int = 301
     frames_a_class: int = 10
     frames_of_zero: int = 50
-    """Frames of class 0, since nothing can be said in no time."""
+    """Frames of class 0, since no text can be spoken in 0 seconds."""
     width: int = 256
     layers: int = 4
     heads: int = 8
@@ -58,16 +58,16 @@ class Shape:
         smallest = min(self.classes - 1, self.frames_a_class, self.frames_of_zero, self.layers, self.heads, self.inner)
         if smallest < 1 or self.width % (2 * self.heads):
             raise ValueError(
-                f"a duration network needs at least 2 classes, sizes of at least 1, and a width that 2 x heads "
-                f"divides; got {asdict(self)}"
+                f"duration network: got {asdict(self)}, expected at least 2 classes, sizes of at least 1, and a width "
+                "that is a multiple of 2 x heads"
             )
 
     def seconds(self, choice: int) -> float:
-        """How long a class is."""
+        """The duration of a class."""
         return (choice * self.frames_a_class or self.frames_of_zero) * HOP / RATE
 
     def choice(self, seconds: float) -> int:
-        """The class that a duration falls into: floor(frames / frames_a_class), at most the last."""
+        """The class of a duration: floor(frames / frames_a_class), at most the last one."""
         return min(int(seconds * RATE / HOP / self.frames_a_class), self.classes - 1)
 
 
@@ -86,7 +86,7 @@ class DurationNetwork(nn.Module):
         self.head = nn.Linear(shape.width, shape.classes)
 
     def forward(self, ids: Int[Tensor, "rows length"]) -> Float[Tensor, "rows classes"]:
-        """Logits at the last character of each row, which is the question; rows are padded on the right."""
+        """Logits from the state of the query, the last token of each row; rows are padded on the right."""
         real: Bool[Tensor, "rows length"] = ids != PAD
         states = self.characters(ids) + positions(ids.shape[1], self.shape.width).to(ids.device)
         states = self.encoder(states, src_key_padding_mask=~real)
@@ -95,41 +95,41 @@ class DurationNetwork(nn.Module):
 
 
 def positions(length: int, width: int) -> Float[Tensor, "length width"]:
-    """Sines and cosines of places at geometric frequencies (arXiv:1706.03762, section 3.5)."""
+    """Sinusoidal position encodings (arXiv:1706.03762, section 3.5), sines and cosines interleaved."""
     place = torch.arange(length)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     return torch.stack([place.sin(), place.cos()], -1).flatten(1)
 
 
 def encode(texts: Sequence[str], alphabet: str) -> Int[Tensor, "rows length"]:
-    """Numbers of the characters (small letters), the question behind them, padded on the right."""
-    number = {character: FIRST + place for place, character in enumerate(alphabet)}
-    rows = [[*(number.get(c, UNKNOWN) for c in " ".join(text.lower().split())), QUESTION] for text in texts]
+    """Ids of the characters (in lower case) and the query, padded on the right."""
+    ids = {character: FIRST + place for place, character in enumerate(alphabet)}
+    rows = [[*(ids.get(c, UNKNOWN) for c in " ".join(text.lower().split())), QUERY] for text in texts]
     longest = max(map(len, rows))
     return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
 
 
 @dataclass
 class Duration:
-    """The answers of a duration network and a renderer to a choice policy's questions; ``load`` makes one."""
+    """A duration network and a renderer as the model of a categorical policy; ``load`` returns one."""
 
     network: nn.Module
     shape: Shape
     voice: Renderer
     reference: Reference
     device: torch.device
-    kept: dict[tuple[str, int], Audio] = field(default_factory=dict)
-    """Every rendering by text and class: renderings repeat, and are the same every time."""
+    renderings: dict[tuple[str, int], Audio] = field(default_factory=dict)
+    """Cache of renderings by text and class: a rendering is deterministic, and a policy repeats its choices."""
 
     def logits(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
-        """Unscaled scores of the classes."""
+        """Logits of the classes."""
         return network(encode([prompt.text for prompt in prompts], self.shape.alphabet).to(self.device))
 
     def render(self, prompt: Prompt, choice: int) -> Audio:
-        """The text, spoken in the time of the class."""
-        name = (prompt.text, choice)
-        if name not in self.kept:
-            self.kept[name] = self.voice.render(prompt, self.shape.seconds(choice))
-        return self.kept[name]
+        """The text, spoken in the duration of the class."""
+        key = (prompt.text, choice)
+        if key not in self.renderings:
+            self.renderings[key] = self.voice.render(prompt, self.shape.seconds(choice))
+        return self.renderings[key]
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Write config.json and model.safetensors."""
@@ -156,18 +156,21 @@ def tiny(folder: str | Path, seed: int = 0, **sizes: Any) -> str:
 
 
 def create(shape: Shape, seed: int) -> DurationNetwork:
-    """A random network; the seed alone decides its weights."""
+    """A random network, a function of shape and seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "duration"))
         return DurationNetwork(shape)
 
 
 def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch.device = "cpu") -> Duration:
-    """Read a duration network for training, with the renderer that speaks for it."""
+    """Load a duration network for training, with the renderer of its choices."""
     folder = Path(path)
     missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"'{folder}' is no folder of a duration network: it lacks {' and '.join(missing)}")
+        raise FileNotFoundError(
+            f"'{folder}' is no folder of a duration network: {' and '.join(missing)} missing; name a folder that a run "
+            "saved, or none for a new network"
+        )
     from safetensors.torch import load_file
 
     network = DurationNetwork(read_shape(folder / "config.json"))
@@ -176,10 +179,10 @@ def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch
 
 
 def read_shape(path: Path) -> Shape:
-    """Sizes from a config.json; a key that is no size is an error."""
+    """The shape in a config.json; an unknown key is an error."""
     settings = json.loads(path.read_text(encoding="utf-8"))
-    if settings.pop("family", "") != "duration":
-        raise ValueError(f"{path}: is not of a duration network; its family is not 'duration'")
+    if (declared := settings.pop("family", "")) != "duration":
+        raise ValueError(f"{path}: got the family '{declared}', expected 'duration'; name the folder of such a network")
     for name in settings:
         if name not in Shape.__dataclass_fields__:
             raise ValueError(f"{path}: a duration network has no '{name}'.{nearest(name, Shape.__dataclass_fields__)}")
@@ -187,7 +190,7 @@ def read_shape(path: Path) -> Shape:
 
 
 def family(network: DurationNetwork, voice: Renderer, *, device: str | torch.device = "cpu") -> Duration:
-    """A network and a renderer as the two stand."""
+    """The model of a network and a renderer."""
     network = network.to(device).eval()
     return Duration(network, network.shape, voice, FrozenCopy(network), torch.device(device))
 
@@ -203,27 +206,30 @@ def pretrain(
     lr: float = 1e-3,
     seed: int = 0,
 ) -> float:
-    """Teach a network how long texts are at ``pace`` characters a second; returns the last cross-entropy in nats.
+    """Fit a network to durations at ``pace`` characters per second; returns the last cross-entropy in nats.
 
-        seconds = characters / pace * exp(spread * standard normal)
+        seconds = characters / pace * exp(spread * N(0, 1))
 
-    The examples are pieces of the texts of every length, so that lengths are learnt and not texts. Speakers differ,
-    and a ``spread`` of 0 would teach a policy that tries nothing. ``pace`` may be wrong on purpose.
+    The examples are pieces of the texts of all lengths, so that the network learns durations rather than texts. A
+    ``spread`` of 0 would leave a policy without exploration. ``pace`` may be wrong on purpose.
     """
     if pace <= 0 or spread < 0 or not texts:
-        raise ValueError(f"pretraining needs texts, a pace above 0 and a spread of at least 0; got {pace=}, {spread=}")
+        raise ValueError(
+            f"pretraining: got pace={pace:g}, spread={spread:g} and {len(texts)} texts, expected pace > 0, spread >= 0 "
+            "and at least one text"
+        )
     shape, random = network.shape, stream(seed, "pretrain")
     device = next(network.parameters()).device
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr)
     loss = torch.tensor(math.nan)
     for step in range(steps):
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups:  # warm-up over a tenth of the steps, linear decay over the second half
             group["lr"] = lr * min(1.0, 10 * (step + 1) / steps, 2 * (steps - step) / steps)
-        picked = [piece(texts, random) for _ in range(batch)]
+        pieces = [piece(texts, random) for _ in range(batch)]
         factors = (spread * torch.randn(batch, generator=random)).exp().tolist()
-        wanted = [shape.choice(len(text) / pace * factor) for text, factor in zip(picked, factors, strict=True)]
-        logits = network(encode(picked, shape.alphabet).to(device))
-        loss = nn.functional.cross_entropy(logits, torch.tensor(wanted, device=device))
+        targets = [shape.choice(len(text) / pace * factor) for text, factor in zip(pieces, factors, strict=True)]
+        logits = network(encode(pieces, shape.alphabet).to(device))
+        loss = nn.functional.cross_entropy(logits, torch.tensor(targets, device=device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -231,7 +237,7 @@ def pretrain(
 
 
 def piece(texts: Sequence[str], random: torch.Generator) -> str:
-    """The first words of two texts in a row, as many as chance wants."""
+    """A random number of the first words of two concatenated random texts."""
     first, second = (texts[place] for place in torch.randint(len(texts), (2,), generator=random).tolist())
     words = f"{first} {second}".split()
     return " ".join(words[: 1 + int(torch.randint(len(words), (), generator=random))])

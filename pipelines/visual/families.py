@@ -1,4 +1,4 @@
-"""The families of image generators, and what all of them answer to commands."""
+"""The families of image generators, and the interface of commands that all of them share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.family import Arithmetic
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
-from pipelines.making import with_settings
+from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
 from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, VisualData, VisualEval
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from mmgrpo.types import Policy, Prompt
 
 DECISIONS = {"transitions": "gaussian", "matching": "matching"}
-"""``sampling.policy`` and the kind of decisions it makes, which presets are made for."""
+"""``sampling.policy`` to the kind of its decisions, for which presets are defined."""
 
 
 @dataclass(frozen=True)
 class VisualFamily:
-    """A family of flow models that draw pictures; ``module`` has its ``load`` and ``tiny``."""
+    """A family of flow models of images; ``module`` has its ``load`` and ``tiny``."""
 
     name: str
     about: str
     module: str
     architectures: tuple[str, ...]
-    """What its checkpoints call themselves (``pipelines.pretrained.architecture``)."""
+    """The architectures that its checkpoints declare (``pipelines.pretrained.architecture``)."""
     options: type = FlowOptions
     guidance: str = "guidance"
-    """The option that doubles the evaluations where it is not 1."""
+    """The option that doubles the network evaluations where it is not 1."""
     modality: str = "visual"
 
     @property
@@ -50,15 +50,15 @@ class VisualFamily:
         )
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for settings that make no sense together."""
+        """Raise ValueError for an unknown ``sampling.policy``."""
         self.decisions(config)
 
     def decisions(self, config: Config) -> str:
-        """``gaussian`` transitions, or flow-``matching`` errors at drawn noise levels."""
-        chosen = config.sampling.policy
-        if chosen not in DECISIONS:
-            raise ValueError(f"sampling.policy must be one of {', '.join(DECISIONS)}, got '{chosen}'")
-        return DECISIONS[chosen]
+        """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
+        name = config.sampling.policy
+        if name not in DECISIONS:
+            raise ValueError(f"sampling.policy: got '{name}', expected one of {', '.join(DECISIONS)}")
+        return DECISIONS[name]
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Prompts x samples x branch points -> samples, network evaluations and decisions."""
@@ -71,6 +71,7 @@ class VisualFamily:
         if self.decisions(config) == "matching":
             branch_points, samples = 1, data.prompts_per_step * data.group_size
             per_prompt = data.group_size * sampling.draws
+            # A rollout also evaluates the old errors, at every sampled noise level.
             sampled = passes * (data.group_size * sampling.steps + per_prompt)
             decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
         else:
@@ -101,7 +102,7 @@ class VisualFamily:
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:
-        """Load the model as a policy over transitions or over drawn noise levels."""
+        """Load the model as a policy over transitions or over sampled noise levels."""
         from mmgrpo.policies.denoising import DenoisingPolicy
         from mmgrpo.policies.flow_matching import FlowMatchingPolicy
         from pipelines.training import Training
@@ -124,13 +125,13 @@ class VisualFamily:
         if options.forget_encoders:
             model.forget_encoders(prompts)
         if sampling.policy == "matching":
-            made: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)
+            policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)
         else:
-            made = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **arguments)
-        return with_settings(made, self, config)
+            policy = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **arguments)
+        return with_settings(policy, self, config)
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts of a file; none is left out."""
+        """The prompts of a file; none is skipped."""
         from mmgrpo.data.prompts import load_prompts
 
         return load_prompts(locate(path)), []
@@ -146,7 +147,7 @@ class VisualFamily:
         return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Prompts of words show nothing that could be blank."""
+        """Prompts have no media."""
         return []
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
@@ -156,7 +157,7 @@ class VisualFamily:
         write_grid(stem, shown)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """A PNG for each picture and ``grid.png`` with all of them, the sets side by side."""
+        """A PNG per picture and ``grid.png`` with all of them, the sets side by side."""
         from pipelines.visual.pictures import write_pictures
 
         return write_pictures(folder, sets, samples, columns)

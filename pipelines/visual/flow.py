@@ -1,12 +1,12 @@
-"""What all flow-matching image models have in common; a family's file adds only what differs.
+"""What all flow-matching image models have in common; the file of a family adds what differs.
 
 Conventions: x_sigma = (1 - sigma) x0 + sigma eps, the network predicts v = eps - x0. With classifier-free guidance g
 (Ho & Salimans 2022, arXiv:2207.12598, in diffusers' scaling)
 
     v = v_empty + g (v_prompt - v_empty)
 
-where v_empty is the prediction for the empty prompt; both come from one doubled batch, in rollout and training alike,
-so that the likelihood is that of the guided policy.
+where v_empty is the prediction for the empty prompt; both come from one batch of double size, in rollout and training
+alike, so that the likelihood is that of the guided policy.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
 
 CHECKPOINT = "checkpoint"
-"""The noise levels of the checkpoint's own scheduler."""
+"""Name of the noise levels of the checkpoint's own scheduler."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the network is told about the prompts: tensors with one row per prompt each."""
+    """The network's conditioning on the prompts: tensors with one row per prompt."""
 
     tensors: tuple[Float[Tensor, "N *_"], ...]
 
     def take(self, index: Int[Tensor, "M"]) -> Conditioning:
-        """Rows by number, repeated as asked."""
+        """Rows by number, possibly repeated."""
         return Conditioning(tuple(tensor[index] for tensor in self.tensors))
 
 
 class Architecture(Protocol):
-    """What a family of flow models answers for itself."""
+    """What differs between families of flow models."""
 
     def encode(self, text: str) -> tuple[Tensor, ...]:
-        """What the network is told about one text, without a batch axis."""
+        """The conditioning on one text, without a batch axis."""
         ...
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
@@ -57,11 +57,11 @@ class Architecture(Protocol):
         ...
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
-        """Pixels in [0, 1] of finished latents, up to what the decoder overshoots."""
+        """Pixels of denoised latents in [0, 1], which the decoder may slightly exceed."""
         ...
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        """With which arguments the pipeline calls the scheduler's ``set_timesteps``."""
+        """The arguments with which the pipeline calls the scheduler's ``set_timesteps``."""
         ...
 
     def save(self, folder: Path, network: Any) -> None:
@@ -71,27 +71,27 @@ class Architecture(Protocol):
 
 @dataclass
 class FlowModel:
-    """The answers of a flow model to a denoising policy's questions."""
+    """A flow model as the model of a denoising policy."""
 
     network: nn.Module
-    """The trained transformer, adapters inside when there are any."""
+    """The transformer that trains, with its adapters where there are any."""
     architecture: Architecture
     pipeline: Any
-    """The class of diffusers' pipeline, which writes adapters in its own format."""
+    """The class of diffusers' pipeline, which saves adapters in its format."""
     shape: tuple[int, int, int]
     """Channels, height and width of one latent."""
     scheduler: Any
-    """The checkpoint's own, which says at which noise levels its pipeline samples."""
+    """The checkpoint's scheduler, which defines the noise levels of its pipeline."""
     training: Training
     reference: Reference
     guidance: float = 1.0
-    """Scale of classifier-free guidance; 1 is none, and one evaluation instead of two."""
+    """Scale of classifier-free guidance; 1 is none, with one network evaluation instead of two."""
     levels: str = CHECKPOINT
     """Noise levels: ``checkpoint``, or another grid by name (``mmgrpo.diffusion.schedules.GRIDS``)."""
     decode_batch_size: int = 8
-    """Memory limit of decoding, in pictures."""
+    """Memory limit: pictures that are decoded at one time."""
     encodings_kept: int = 1024
-    """Memory limit of the cache of encoded prompts; the oldest go first."""
+    """Memory limit: encoded prompts in the cache; the oldest are dropped first."""
     encodings: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     encoder: Callable[[str], tuple[Tensor, ...]] = field(init=False)
     prediction: str = "flow"
@@ -129,11 +129,11 @@ class FlowModel:
         return Conditioning(tuple(torch.stack(column) for column in columns))
 
     def forget_encoders(self, prompts: Iterable[Prompt]) -> None:
-        """Encode these prompts and the empty one, keep that, and free the memory of the text encoders."""
-        needed = {prompt.text: prompt for prompt in (Prompt(""), *prompts)}
-        self.encodings_kept = len(self.encodings) + len(needed)
-        self.encode(list(needed.values()))
-        self.encoder = forgotten
+        """Encode these prompts and the empty one into the cache, and free the memory of the text encoders."""
+        distinct = {prompt.text: prompt for prompt in (Prompt(""), *prompts)}
+        self.encodings_kept = len(self.encodings) + len(distinct)
+        self.encode(list(distinct.values()))
+        self.encoder = missing_encoder
 
     def predict(
         self,
@@ -148,34 +148,34 @@ class FlowModel:
             empty = self.encode([Prompt("")]).take(torch.zeros(len(x), dtype=torch.long, device=self.device))
             tensors = tuple(torch.cat(pair) for pair in zip(empty.tensors, tensors, strict=True))
             x, time = torch.cat([x, x]), torch.cat([time, time])
-        with self._computing(self.training.compute):
+        with self._autocast(self.training.compute_dtype):
             velocity = self.architecture.velocity(network, x, time, tensors).float()
         if self.guidance == 1:
             return velocity
-        without, prompted = velocity.chunk(2)
-        return without + self.guidance * (prompted - without)
+        unconditional, conditional = velocity.chunk(2)
+        return unconditional + self.guidance * (conditional - unconditional)
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "N c h w"]) -> list[Image]:
-        """Pictures of finished latents, a few at a time."""
-        with self._computing(torch.float32):
+        """Pictures of denoised latents, ``decode_batch_size`` at a time, in fp32."""
+        with self._autocast(torch.float32):
             batches = latents.to(self.device).split(self.decode_batch_size)
             pieces = [self.architecture.pixels(batch) for batch in batches]
         return [to_image(pixels) for piece in pieces for pixels in piece]
 
     def grid(self, steps: int) -> Grid:
-        """The noise levels of ``steps`` steps; the checkpoint's are those of diffusers' pipeline, bit for bit."""
+        """The noise levels of ``steps`` steps; those of the checkpoint equal diffusers' pipeline bit for bit."""
         if self.levels != CHECKPOINT:
             return bind(self.levels, GRIDS, "sampling.grid")({"steps": steps})
-        own = type(self.scheduler).from_config(self.scheduler.config)
-        arguments = self.architecture.spacing(own, steps)
-        own.set_timesteps(**arguments)
-        return flow(own.sigmas.float(), time_shift(own.config, arguments.get("mu")))
+        scheduler = type(self.scheduler).from_config(self.scheduler.config)  # set_timesteps changes its state
+        arguments = self.architecture.spacing(scheduler, steps)
+        scheduler.set_timesteps(**arguments)
+        return flow(scheduler.sigmas.float(), time_shift(scheduler.config, arguments.get("mu")))
 
     def save(self, folder: Path | str, network: nn.Module) -> None:
-        """Adapters as ``pytorch_lora_weights.safetensors`` with their rank and alpha, or a full network.
+        """Adapters as ``pytorch_lora_weights.safetensors`` with rank and alpha, or the full network.
 
-        Both are diffusers' own formats.
+        Both are formats of diffusers.
         """
         from accelerate.utils import extract_model_from_parallel
 
@@ -188,13 +188,16 @@ class FlowModel:
             folder, transformer_lora_layers=weights, transformer_lora_adapter_metadata=config
         )
 
-    def _computing(self, dtype: torch.dtype) -> torch.autocast:
+    def _autocast(self, dtype: torch.dtype) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def forgotten(text: str) -> NoReturn:
-    """Stands where the encoders were."""
-    raise KeyError(f"prompt '{text}' was not among those given to forget_encoders, and the encoders are gone")
+def missing_encoder(text: str) -> NoReturn:
+    """Replaces the encoder after ``forget_encoders``."""
+    raise KeyError(
+        f"prompt '{text}' was not encoded before the text encoders were freed; pass all prompts to forget_encoders, or "
+        "set model.forget_encoders=False"
+    )
 
 
 def time_shift(config: Any, mu: float | None) -> float:
@@ -206,7 +209,7 @@ def time_shift(config: Any, mu: float | None) -> float:
 
 
 def image_shift(config: Any, tokens: int, most: float) -> float:
-    """mu, linear in the number of image tokens, as in diffusers' pipelines; ``most`` is their default at 4096."""
+    """mu, linear in the number of image tokens as in diffusers' pipelines; ``most`` is their default at 4096 tokens."""
     few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", most)
     slope = (high - low) / (many - few)
@@ -214,34 +217,34 @@ def image_shift(config: Any, tokens: int, most: float) -> float:
 
 
 def at_least_one(name: str, scale: float) -> float:
-    """A scale of guidance of at least 1, which is none."""
+    """The scale of guidance, which must be at least 1 (none)."""
     if scale < 1:
-        raise ValueError(f"{name} must be 1 (none) or more, got {scale}")
+        raise ValueError(f"{name}: got {scale}, expected 1 (no guidance) or more")
     return float(scale)
 
 
 def latent_size(
     height: int, width: int, *, unit: int, factor: int, default: int, most: int = 1 << 30
 ) -> tuple[int, int]:
-    """Height and width of latents, one place for ``factor`` pixels; a size that does not fit raises.
+    """Height and width of latents, ``factor`` pixels per side of a position; ValueError for an unsupported size.
 
-    A height or width of 0 is that of ``default`` places.
+    A height or width of 0 is that of ``default`` positions.
     """
     height, width = height or default * factor, width or default * factor
     for name, size in (("height", height), ("width", width)):
         if size < unit or size % unit or size > most:
-            raise ValueError(f"{name} must be a multiple of {unit} pixels and at most {most}, got {size}")
+            raise ValueError(f"{name}: got {size} pixels, expected a multiple of {unit}, at most {most}")
     return height // factor, width // factor
 
 
 def freeze(modules: Iterable[Any], device: torch.device | str) -> None:
-    """Move what does not train to its device, in evaluation mode."""
+    """Freeze modules and move them to the device, in evaluation mode."""
     for module in modules:
         if module is not None:
             module.to(device).eval().requires_grad_(False)
 
 
 def pixels_of_latents(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
-    """Pixels in [0, 1], up to what the VAE overshoots."""
+    """Pixels in [0, 1], which the VAE may slightly exceed."""
     scaled = latents.float() / vae.config.scaling_factor + vae.config.shift_factor
     return vae.decode(scaled, return_dict=False)[0] / 2 + 0.5

@@ -1,8 +1,8 @@
 """FLUX.1 dev and schnell (Black Forest Labs 2024): packed latents, embedded guidance, a dynamic time shift.
 
-Latents are kept as [channels, height, width]; the network reads them packed, two by two neighbours as one token. FLUX
-dev is distilled: it is told the scale of guidance (``guidance``) and predicts the guided velocity in one evaluation.
-``true_cfg_scale`` adds classifier-free guidance proper, with two evaluations.
+Latents are [channels, height, width] outside the network, which reads them packed, 2 x 2 neighbours per token. FLUX dev
+is distilled: the scale of guidance (``guidance``) is an input, and the network predicts the guided velocity in one
+evaluation. ``true_cfg_scale`` adds classifier-free guidance proper, with two evaluations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LORA_TARGETS = tuple(
 
 @dataclass(frozen=True)
 class Flux:
-    """Text encoders and VAE of a checkpoint, and the form in which its network reads latents."""
+    """Text encoders and VAE of a checkpoint, and the packing of latents."""
 
     pipeline: Any
     max_sequence_length: int
@@ -50,7 +50,7 @@ class Flux:
     """Height and width of latents."""
 
     def encode(self, text: str) -> tuple[Tensor, ...]:
-        """Hidden states of T5 and the pooled vector of CLIP, as diffusers makes them."""
+        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
         hidden, pooled, _ = self.pipeline.encode_prompt(
             prompt=text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
         )
@@ -63,7 +63,7 @@ class Flux:
         guided = network.config.guidance_embeds
         (predicted,) = network(
             hidden_states=pack(x),
-            # As the pipeline computes it: the scheduler's time in thousandths, divided again.
+            # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
             timestep=time * 1000 / 1000,
             guidance=torch.full((len(x),), self.guidance, device=x.device) if guided else None,
             pooled_projections=pooled,
@@ -78,7 +78,7 @@ class Flux:
         return pixels_of_latents(self.pipeline.vae, latents)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        """Evenly spaced levels down to 1 / steps, shifted by the number of image tokens."""
+        """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
         config = scheduler.config
         mu = image_shift(config, self.size[0] * self.size[1] // 4, 1.15)
         if config.get("use_flow_sigmas"):
@@ -90,7 +90,7 @@ class Flux:
 
 
 def pack(latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N tokens values"]:
-    """Two by two neighbours as one token: [c, h, w] to [h/2 * w/2, 4 c]."""
+    """2 x 2 neighbours as one token: [c, h, w] to [h/2 * w/2, 4 c]."""
     n, c, h, w = latents.shape
     return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, 4 * c)
 
@@ -98,12 +98,12 @@ def pack(latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N tokens values"]:
 def unpack(tokens: Float[Tensor, "N tokens values"], height: int, width: int) -> Float[Tensor, "N c h w"]:
     """The inverse of ``pack``."""
     n, _, values = tokens.shape
-    cut = tokens.view(n, height // 2, width // 2, values // 4, 2, 2)
-    return cut.permute(0, 3, 1, 4, 2, 5).reshape(n, values // 4, height, width)
+    blocks = tokens.view(n, height // 2, width // 2, values // 4, 2, 2)
+    return blocks.permute(0, 3, 1, 4, 2, 5).reshape(n, values // 4, height, width)
 
 
 def places(height: int, width: int) -> Float[Tensor, "tokens 3"]:
-    """Row and column of every token, behind a first axis that is 0."""
+    """(0, row, column) of every token: the first of FLUX's three position axes is unused for images."""
     grid = torch.zeros(height, width, 3)
     grid[..., 1] += torch.arange(height)[:, None]
     grid[..., 2] += torch.arange(width)[None]
@@ -120,12 +120,13 @@ def load(
     true_cfg_scale: float = 1.0,
     max_sequence_length: int = 512,
 ) -> FlowModel:
-    """Read a FLUX.1 model for training; text encoders and VAE are frozen.
+    """Load a FLUX.1 model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
-    ``width`` in pixels, 0 for the pipeline's own; T5 reads ``max_sequence_length`` tokens (512 at most, schnell 256).
+    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; T5 reads ``max_sequence_length`` tokens (at
+    most 512, schnell 256).
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
@@ -135,7 +136,7 @@ def load(
     device = torch.device(training.device)
     network = read_network(FluxTransformer2DModel, source, training, TRANSFORMER)
     vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
-    pipeline: Any = FluxPipeline.from_pretrained(source, transformer=network, vae=vae, dtype=training.compute)
+    pipeline: Any = FluxPipeline.from_pretrained(source, transformer=network, vae=vae, dtype=training.compute_dtype)
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
     size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
@@ -152,10 +153,10 @@ def load(
 
 
 def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True) -> Path:
-    """Write a whole ``FluxPipeline`` folder (a fresh temporary one if none is named); return it.
+    """Write a complete ``FluxPipeline`` folder (by default a new temporary one) and return it.
 
-    Shaped like FLUX.1 dev (like schnell, unless ``guided``), one block of each kind, 32 wide; latents of 4 channels at
-    half the size of the pictures.
+    The architecture of FLUX.1 dev (of schnell, unless ``guided``) with one block of each kind and width 32; latents of
+    4 channels at half the resolution of the pictures.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel

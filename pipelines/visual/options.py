@@ -1,4 +1,4 @@
-"""The options of image generators. No torch is imported here, so that ``--help`` is quick."""
+"""The options of image generators. This file imports no torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.options import ModelOptions
 
 @dataclass
 class FlowOptions(ModelOptions):
-    """Which model is trained, and what of it."""
+    """The model, and which of its weights are trained."""
 
     family: str = "sd3"
     """Model family; 'mmgrpo families' lists them."""
@@ -23,14 +23,14 @@ class FlowOptions(ModelOptions):
     guidance: float = 1.0
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
     max_sequence_length: int = 256
-    """Tokens that T5 reads of a prompt."""
+    """Tokens of a prompt that T5 reads."""
     forget_encoders: bool = False
-    """Encode all prompts at the start and free the text encoders' memory."""
+    """Encode all prompts at the start and free the memory of the text encoders."""
 
 
 @dataclass
 class FluxOptions(FlowOptions):
-    """Which model is trained, and what of it."""
+    """The model, and which of its weights are trained."""
 
     family: str = "flux"
     """Model family; 'mmgrpo families' lists them."""
@@ -41,33 +41,33 @@ class FluxOptions(FlowOptions):
     width: int = 512
     """Width of the pictures in pixels."""
     guidance: float = 3.5
-    """Scale of guidance that FLUX dev is told, in one evaluation; schnell takes none."""
+    """Embedded guidance scale of FLUX dev, in one evaluation; schnell takes none."""
     true_cfg_scale: float = 1.0
-    """Classifier-free guidance beside it, in two evaluations; 1 is none."""
+    """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 512
-    """Tokens that T5 reads of a prompt; schnell 256."""
+    """Tokens of a prompt that T5 reads; schnell 256."""
 
 
 @dataclass
 class DenoisingSampling:
-    """How samples are drawn in rollouts and in evaluation."""
+    """Sampling in rollouts and in evaluation."""
 
     steps: int = 10
     """Denoising steps of a rollout."""
     kernel: str = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...)."""
     policy: str = "transitions"
-    """What a decision is: transitions (Gaussian steps of the reverse SDE, by kernel and plan) or matching
-    (flow-matching error at drawn noise levels; rollouts by the ODE, by draws and error)."""
+    """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan) or matching
+    (flow-matching errors at sampled noise levels, with rollouts by the ODE; options draws and error)."""
     plan: str = "every_step"
-    """What happens at each step: every_step, random_subset, random_window, sliding_window,
+    """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
     draws: int = 2
-    """matching: noise levels drawn for each group."""
+    """matching: noise levels sampled per group."""
     error: str = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
     grid: str = "checkpoint"
-    """Noise levels: checkpoint (the scheduler's own, as diffusers' pipeline uses it) or shifted_linspace(shift=...)."""
+    """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: int = 10
     """Denoising steps of an evaluation sample (deterministic)."""
     forward_batch_size: int = 256
@@ -76,10 +76,10 @@ class DenoisingSampling:
 
 @dataclass
 class VisualData(Data):
-    """Which prompts."""
+    """The data sets of prompts."""
 
     train: str = "embedded:visual/scenes/train.jsonl"
-    """Training prompts: JSONL (text, answer, meta), text (a prompt per line), or an embedded file,
+    """Training prompts: JSONL (text, answer, meta), plain text (a prompt per line), or an embedded file,
     embedded:<modality>/<file>."""
     heldout: str = "embedded:visual/scenes/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
@@ -90,4 +90,4 @@ class VisualEval(Eval):
     """Evaluation on prompts that are never trained on."""
 
     batch_size: int = 256
-    """Memory limit: samples drawn at one time in evaluation."""
+    """Memory limit: samples generated at one time in evaluation."""

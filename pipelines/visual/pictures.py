@@ -1,4 +1,4 @@
-"""Pictures that policies drew, as files: grids for reports, and one file each."""
+"""Generated pictures as files: grids for reports, and one file per picture."""
 
 from __future__ import annotations
 

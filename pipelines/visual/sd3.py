@@ -1,8 +1,8 @@
 """Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206), and small models of their architecture.
 
-Two kinds of folder load. An ordinary diffusers ``StableDiffusion3Pipeline`` folder or hub id: two CLIP encoders and
-T5, pictures through a VAE. And a small one of three parts: ``transformer/`` (the same ``SD3Transformer2DModel``),
-``words/`` (``WordEncoder``) and ``scheduler/``, whose latents are the pixels themselves, in [-1, 1].
+Two kinds of folder load: an ordinary ``StableDiffusion3Pipeline`` of diffusers (folder or hub id; two CLIP encoders, T5
+and a VAE), and a small one of three parts, ``transformer/`` (the same ``SD3Transformer2DModel``), ``words/``
+(``WordEncoder``) and ``scheduler/``, whose latents are the pixels themselves, in [-1, 1].
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ LORA_TARGETS = tuple(
     f"attn.{name}"
     for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
-"""The joint attention's projections, as Flow-GRPO trains them (Liu et al. 2025, arXiv:2505.05470)."""
+"""Projections of the joint attention, as in Flow-GRPO (Liu et al. 2025, arXiv:2505.05470)."""
 
 
 def velocity(network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-    """The transformer's prediction; it is given 1000 sigma, unrounded."""
+    """The transformer's prediction at time 1000 sigma, which is not rounded."""
     hidden, pooled = conditioning
     (predicted,) = network(
         hidden_states=x,
@@ -53,7 +53,7 @@ def velocity(network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, 
 
 
 def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
-    """The scheduler's own levels, shifted by the number of image tokens where it asks for that."""
+    """The scheduler's own levels, shifted according to the number of image tokens if it uses dynamic shifting."""
     dynamic = scheduler.config.get("use_dynamic_shifting")
     return {"num_inference_steps": steps} | ({"mu": image_shift(scheduler.config, tokens, 1.16)} if dynamic else {})
 
@@ -66,10 +66,10 @@ class Pretrained:
     max_sequence_length: int
     device: torch.device
     tokens: int
-    """Places of the transformer in one latent."""
+    """Image tokens of one latent."""
 
     def encode(self, text: str) -> tuple[Tensor, ...]:
-        """Hidden states and pooled vector of one prompt by CLIP, CLIP and T5, as diffusers makes them."""
+        """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers."""
         hidden, _, pooled, _ = self.pipeline.encode_prompt(
             prompt=text,
             prompt_2=None,
@@ -95,15 +95,15 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Small:
-    """A model of words and pixels. It is saved whole, so that it loads by itself."""
+    """A model in pixel space with a word encoder. All parts are saved, so that the folder loads by itself."""
 
     words: WordEncoder
     scheduler: Any
     tokens: int
-    """Places of the transformer in one latent."""
+    """Image tokens of one latent."""
 
     def encode(self, text: str) -> tuple[Tensor, ...]:
-        """Hidden states and pooled vector of one prompt by word vectors."""
+        """Hidden states and pooled vector of one prompt from word vectors."""
         hidden, pooled = self.words(self.words.tokenize([text]))
         return hidden[0], pooled[0]
 
@@ -131,12 +131,12 @@ def load(
     guidance: float = 1.0,
     max_sequence_length: int = 256,
 ) -> FlowModel:
-    """Read a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
+    """Load a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in what is computed in, the VAE in fp32. ``height`` and
-    ``width`` in pixels, 0 for the checkpoint's own; T5 reads ``max_sequence_length`` tokens.
+    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default; T5 reads ``max_sequence_length`` tokens.
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for sizes or settings it cannot do.
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import (
@@ -156,7 +156,7 @@ def load(
     if not small:
         vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            source, transformer=network, vae=vae, dtype=training.compute
+            source, transformer=network, vae=vae, dtype=training.compute_dtype
         )
         freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
     config, factor = network.config, 1 if small else pipeline.vae_scale_factor

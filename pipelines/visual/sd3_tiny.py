@@ -14,14 +14,14 @@ from pipelines.visual import tiny_parts
 from pipelines.visual.words import WordEncoder
 
 WORDS = ("a", "red", "green", "blue", "circle", "square", "and", "left", "right", "of", ".")
-"""What ``tiny_words`` reads."""
+"""Vocabulary of ``tiny_words``."""
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a whole ``StableDiffusion3Pipeline`` folder (a fresh temporary one if none is named); return it.
+    """Write a complete ``StableDiffusion3Pipeline`` folder (by default a new temporary one) and return it.
 
-    Shaped like SD 3.5 medium (q and k normalized, dual attention in the first layer), 2 layers 32 wide;
-    pictures of up to 64 x 64 pixels in steps of 4, latents of 16 channels at half the size.
+    The architecture of SD 3.5 medium (normalized queries and keys, dual attention in the first layer) with 2 layers of
+    width 32; pictures of up to 64 x 64 pixels in steps of 4, latents of 16 channels at half the resolution.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import StableDiffusion3Pipeline
@@ -46,7 +46,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
 
 
 def tiny_words(folder: str | Path = "", vocabulary: Sequence[str] = WORDS, seed: int = 0) -> Path:
-    """Write a folder without VAE (``transformer/``, ``words/``, ``scheduler/``); return it. Up to 64 x 64."""
+    """Write a folder without VAE (``transformer/``, ``words/``, ``scheduler/``) for up to 64 x 64 pixels; return it."""
     require("visual", "diffusers")
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-words-"))
     with torch.random.fork_rng():

@@ -1,6 +1,6 @@
 """The frozen parts of random checkpoints of a few hundred kilobytes, of the real classes: encoders, tokenizers, VAE.
 
-Nothing is downloaded: the tokenizers know the bytes (CLIP) and the printable characters (T5), no words.
+Nothing is downloaded: the vocabularies are the bytes (CLIP) and the printable characters (T5), without words.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def clip(projection: bool = True) -> Any:
-    """A CLIP text encoder 16 wide, with or without its projection."""
+    """A CLIP text encoder of width 16, with or without its projection."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     tokenizer = clip_tokenizer()
@@ -29,14 +29,14 @@ def clip(projection: bool = True) -> Any:
 
 
 def t5() -> Any:
-    """A T5 encoder 32 wide."""
+    """A T5 encoder of width 32."""
     from transformers import T5Config, T5EncoderModel
 
     return T5EncoderModel(T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4))
 
 
 def vae(channels: int, scaling_factor: float, shift_factor: float) -> Any:
-    """An autoencoder that halves the sides of a picture."""
+    """An autoencoder that halves height and width."""
     from diffusers import AutoencoderKL
 
     autoencoder: Any = AutoencoderKL  # diffusers' annotations allow one level only
@@ -56,7 +56,7 @@ def vae(channels: int, scaling_factor: float, shift_factor: float) -> Any:
 
 
 def clip_tokenizer() -> Any:
-    """A tokenizer that knows every byte."""
+    """A tokenizer over bytes."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
 
@@ -67,7 +67,7 @@ def clip_tokenizer() -> Any:
 
 
 def t5_tokenizer() -> Any:
-    """A tokenizer that knows the printable characters."""
+    """A tokenizer over printable characters."""
     from transformers import T5Tokenizer
 
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]

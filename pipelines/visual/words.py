@@ -1,7 +1,7 @@
-"""A text encoder for small worlds: one learned vector a word, one a place.
+"""A text encoder for small vocabularies: one learned vector per word and one per position.
 
-It stands where CLIP and T5 stand in Stable Diffusion 3, so that a model folder of a few megabytes is
-complete. Every word is known or the prompt is refused: nothing is guessed.
+It replaces CLIP and T5 of Stable Diffusion 3, so that a model folder of a few megabytes is complete. A prompt with a
+word outside the vocabulary is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmgrpo.registry import nearest
 
 PAD = 0
-"""Id of the places after the last word."""
+"""Id of the positions after the last word."""
 
 NULL = 1
 """Id of the only token of the empty prompt, the unconditional branch of classifier-free guidance."""
@@ -38,18 +38,21 @@ class WordEncoder(nn.Module):
 
     hidden[l] = (table[ids[l]] + place[l]) * real[l],    pooled = W mean over real l of hidden[l] + b
 
-    with real[l] = 1 where ids[l] is not padding, so that padding says nothing. ``vocabulary`` holds the
-    words only; word i has the id i + 2 (0 is padding, 1 the empty prompt).
+    with real[l] = 1 where ids[l] is not padding, so that padding has no effect. ``vocabulary`` contains the words only;
+    word i has the id i + 2 (0 is padding, 1 the empty prompt).
     """
 
     def __init__(self, vocabulary: Sequence[str], length: int = 16, width: int = 128, pooled_width: int = 128):
         super().__init__()
         for word in vocabulary:
             if split(word) != [word]:
-                raise ValueError(f"vocabulary: '{word}' is not one lower-case word or mark; it reads as {split(word)}")
+                raise ValueError(
+                    f"vocabulary: got '{word}', expected one lower-case word or punctuation mark; it splits into "
+                    f"{split(word)}"
+                )
         if len(set(vocabulary)) != len(vocabulary):
-            twice = sorted({word for word in vocabulary if list(vocabulary).count(word) > 1})
-            raise ValueError(f"vocabulary: words must differ, but these come twice: {', '.join(twice)}")
+            duplicates = sorted({word for word in vocabulary if list(vocabulary).count(word) > 1})
+            raise ValueError(f"vocabulary: got duplicates ({', '.join(duplicates)}), expected distinct words")
         self.vocabulary = tuple(vocabulary)
         self.length, self.width, self.pooled_width = length, width, pooled_width
         self.ids = {word: FIRST + i for i, word in enumerate(self.vocabulary)}
@@ -66,10 +69,13 @@ class WordEncoder(nn.Module):
         for row, text in zip(rows, texts, strict=True):
             words = split(text)
             if len(words) > self.length:
-                raise ValueError(f"prompt '{text}' has {len(words)} words and marks; at most {self.length} are read")
+                raise ValueError(
+                    f"prompt '{text}': got {len(words)} words and punctuation marks, expected at most {self.length}; "
+                    "shorten it"
+                )
             for word in words:
                 if word not in self.ids:
-                    raise ValueError(f"prompt '{text}': the word '{word}' was never learned.{nearest(word, self.ids)}")
+                    raise ValueError(f"prompt '{text}': the vocabulary lacks '{word}'.{nearest(word, self.ids)}")
             ids = [self.ids[word] for word in words] or [NULL]
             row[: len(ids)] = torch.tensor(ids)
         return rows.to(self.place.device)

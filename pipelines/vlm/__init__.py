@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.making import make_policy
+from pipelines.factory import make_policy
 from pipelines.vlm.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ __all__ = ["FAMILIES", "policy"]
 
 
 def policy(path: str, *, family: str = "", seed: int = 0, **options: Any) -> Policy:
-    """A model that answers in words as a policy over tokens.
+    """A vision-language or language model as a policy over tokens.
 
-    ``path`` is a folder or a hub id; its own files say of which family it is, unless ``family`` does. ``options`` are
-    those of the recipe sections ``model`` and ``sampling`` (lora_rank, max_pixels, max_tokens, temperature, ...).
-    ``seed`` draws new adapters.
+    ``path`` is a folder or a hub id; its configuration determines the family, unless ``family`` names one. ``options``
+    are those of the recipe sections ``model`` and ``sampling`` (lora_rank, max_pixels, max_tokens, temperature, ...).
+    ``seed`` initializes new adapters.
     """
     return make_policy(FAMILIES, path, family, seed, options)

@@ -1,8 +1,7 @@
-"""Prompts whose media are taken away: what a model still scores then, it guessed from the words alone.
+"""Prompts with blank media: rewards that a model still obtains come from the text alone.
 
-A blank picture or clip of the same size and length stands in each medium's place, so that the prompt keeps its form,
-its number of tokens and every position: only what there was to see is gone. Leaving the media out would ask another
-question, in a form that the model may never have met.
+Each picture or clip is replaced by a grey one of the same size and duration, so that the prompt keeps its form, its
+number of tokens and all positions. Prompts without any media would be out of distribution for the model.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ GREY = 0.5
 """Level of every pixel, the middle of [0, 1]."""
 
 
-def blanked(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts with blank media, those without as they are; nothing where none shows pictures or clips."""
+def with_blank_media(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts with their media replaced by blank ones; empty where no prompt has a picture or clip."""
     if not any(medium.kind != "audio" for prompt in prompts for medium in prompt.media):
         return []
     return [
@@ -35,7 +34,7 @@ def blanked(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def blank(media: Media) -> Media:
-    """A grey picture or clip of the same size, number of frames and duration."""
+    """A grey picture or clip with the same size, number of frames and duration."""
     import torch
 
     from mmgrpo.types import Image, Video
@@ -48,4 +47,4 @@ def blank(media: Media) -> Media:
     if media.kind == "video":
         frames = pixel.expand(size.frames, 3, size.height, size.width)
         return replace(media, source=Video(frames, size.frames / size.seconds))
-    raise ValueError(f"a blank {media.kind} cannot be made; expected image or video")
+    raise ValueError(f"blank media: got a medium of kind {media.kind}, expected image or video")

@@ -1,4 +1,4 @@
-"""Plain causal language models: text in, text out. One file of the token side of the house.
+"""Plain causal language models: text in, text out.
 
 load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-0.5B-Instruct
 tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of words
@@ -16,7 +16,7 @@ from torch import nn
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, load_tokenizer, pad_left, refuse_long
+from pipelines.conversation import check_prompt_lengths, conversation_ids, end_tokens, load_tokenizer, pad_left
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
@@ -28,7 +28,7 @@ TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </
 
 
 class CausalLm(Decoder):
-    """A Hugging Face causal language model as a token policy asks it."""
+    """A causal language model of transformers as the model of a token policy."""
 
     suppress_tokens: frozenset[int] = frozenset()
     media_tokens: frozenset[int] = frozenset()
@@ -53,41 +53,44 @@ class CausalLm(Decoder):
         self.checkpointing = checkpointing
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
-        """Token ids padded on the left; positions are counted over real tokens only.
+        """Token ids, padded on the left; positions do not count padding.
 
-        A model with a chat template is spoken to in it, one without reads the bare text.
+        With a chat template prompts are conversations, without one the bare text.
         """
         rows = [self._ids(prompt) for prompt in prompts]
-        refuse_long(prompts, rows, self.max_prompt_tokens, "a shorter text")
+        check_prompt_lengths(prompts, rows, self.max_prompt_tokens, "a shorter text")
         ids, real = pad_left(rows, self.pad_id)
         positions = (real.long().cumsum(1) - 1).clamp(min=0)
         return Context(ids, real, positions[:, None], [None] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
-        """How many tokens a prompt has."""
+        """Number of tokens of a prompt."""
         return len(self._ids(prompt))
 
     def features(self, network: Any, context: Context) -> Features:
-        """A text has none."""
+        """Texts have no media."""
         return ()
 
     def body(self, network: Any) -> Any:
-        """All but the head."""
+        """The network without its head."""
         return network.base_model
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if prompt.media:
-            raise ValueError(f"prompt '{prompt.id}' shows media, which a plain language model cannot take")
+            raise ValueError(
+                f"prompt '{prompt.id}': got a medium of kind {prompt.media[0].kind}, expected text only; choose a "
+                "family that takes media"
+            )
         if self.tokenizer.chat_template is not None:
             return conversation_ids(self.tokenizer, prompt, (), lambda medium: [])
         ids = self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}) has no tokens")
+            raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}): got no tokens, expected at least one")
         return ids
 
 
 def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int = 0) -> CausalLm:
-    """Read a language model for training; a prompt of more than ``max_prompt_tokens`` is refused (0 takes any).
+    """Load a language model for training; prompts of more than ``max_prompt_tokens`` are refused (0: no limit).
 
     Raises FileNotFoundError for a folder that is no model.
     """
@@ -101,7 +104,7 @@ def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int
         network,
         load_tokenizer(source),
         reference,
-        training.compute,
+        training.compute_dtype,
         max_prompt_tokens,
         checkpointing=training.gradient_checkpointing,
     )
@@ -115,7 +118,7 @@ def tiny(folder: str | Path) -> str:
 
 
 def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0) -> CausalLm:
-    """A real Qwen2 of a few thousand parameters over a vocabulary of words."""
+    """A random Qwen2 of a few thousand parameters over a vocabulary of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

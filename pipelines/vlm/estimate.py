@@ -1,4 +1,4 @@
-"""How many tokens media will cost, from their sizes alone: nothing is resized, and of a clip nothing decoded."""
+"""Number of tokens of media, computed from their sizes without resizing pictures or decoding clips."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipelines import require
 from pipelines.conversation import conversation_ids, load_tokenizer
 from pipelines.pretrained import locate
 from pipelines.vlm.frames import frame_indices
-from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_share, smart_resize, span_of
+from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, smart_resize, span_of
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides how large a model of the Qwen-VL kind sees a medium; the defaults are Qwen2.5-VL's."""
+    """The settings of a Qwen-VL model that determine the resolution of media; the defaults are Qwen2.5-VL's."""
 
     patch: int = 14
     merge: int = 2
@@ -26,14 +26,14 @@ class Sizes:
     max_pixels: int = 16384 * 28 * 28
     frame_pixels: int = 768 * 28 * 28
     clip_pixels: int = CLIP_PIXELS
-    """Of all frames of a clip together."""
+    """Limit for all frames of a clip together."""
     max_frames: int = 768
     fps: float = 2.0
 
 
 def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
-    """Places that a medium takes in the prompt: height * width / (patch * merge)^2, once for a picture, and of a
-    clip once for ``temporal`` frames. Source: qwen-vl-utils (github.com/QwenLM/Qwen3-VL)."""
+    """Tokens of a medium in the prompt: height * width / (patch * merge)^2, once for a picture and once per
+    ``temporal`` frames of a clip. Source: qwen-vl-utils (github.com/QwenLM/Qwen3-VL)."""
     factor = sizes.patch * sizes.merge
     low = media.options.get("min_pixels", sizes.min_pixels)
     high, layers = media.options.get("max_pixels", sizes.max_pixels), 1
@@ -42,16 +42,17 @@ def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
         source_fps = measure.frames / measure.seconds
         span: dict[str, Any] = dict(span_of(media.options))
         frames = len(frame_indices(measure.frames, source_fps, max_frames=sizes.max_frames, **number, **span))
-        share = frame_share(frames, low, sizes.frame_pixels, sizes.temporal, sizes.clip_pixels)
-        high, layers = media.options.get("max_pixels", share), math.ceil(frames / sizes.temporal)
+        limit = frame_pixel_limit(frames, low, sizes.frame_pixels, sizes.temporal, sizes.clip_pixels)
+        high, layers = media.options.get("max_pixels", limit), math.ceil(frames / sizes.temporal)
     height, width = smart_resize(measure.height, measure.width, factor, low, high)
     return layers * height * width // factor**2
 
 
 def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]]:
-    """The sizes of a model folder or hub id, some of them changed, and how it counts a prompt without its media.
+    """The sizes of a model (folder or hub id), with ``limits`` in place of some, and a function that counts the tokens
+    of a prompt without its media.
 
-    Its processor and tokenizer are read, its weights are not.
+    Only processor and tokenizer are loaded, no weights.
     """
     require("vlm", "transformers")
     from transformers import AutoImageProcessor
@@ -70,7 +71,7 @@ def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]
     }
 
     def words(prompt: Prompt) -> int:
-        # Each medium has one mark in the template, and its tokens will stand in the mark's place.
+        # Each medium has one mark in the template, which its tokens will replace.
         ids = conversation_ids(tokenizer, prompt, MARKS, lambda media: [{"type": media.kind}])
         return len(ids) - len(prompt.media)
 

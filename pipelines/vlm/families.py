@@ -1,4 +1,4 @@
-"""The families of models that look at pictures and clips, or only read, and answer in words."""
+"""The families of vision-language models and of plain language models."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def check_media(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts whose media can be read, and the others; an error if these are too many."""
+    """The prompts whose media can be read, and the skipped ones; an error if these are too many."""
     if not any(prompt.media for prompt in prompts):
         return prompts, []
     from mmgrpo.data.images import PICTURES
-    from pipelines.reading import readable, refuse_many
+    from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.vlm.media import measure
 
     PICTURES.limit = config.data.picture_cache << 20
-    kept, skipped = readable(prompts, measure, title=f"media of {path}")
-    refuse_many(skipped, len(prompts), config.data.skip_limit, path, "prompts show something that cannot be read")
-    return kept, skipped
+    usable, skipped = filter_readable(prompts, measure, title=f"media of {path}")
+    check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "prompts have media that cannot be read")
+    return usable, skipped
 
 
 def _family(name: str, about: str, architectures: tuple[str, ...], options: type) -> LanguageFamily:

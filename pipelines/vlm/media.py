@@ -1,6 +1,6 @@
-"""Pictures and clips of a prompt, from disk or memory to the frames and sizes that a model sees.
+"""Pictures and clips of prompts, from disk or memory, as frames at the resolution of a model's input.
 
-Nothing here needs torchvision: pictures are decoded and resized by Pillow, clips decoded by decord or av.
+Pictures are decoded and resized by Pillow, clips decoded by decord or av; torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from torch import Tensor
 from mmgrpo.data.images import PICTURES, Unreadable, read_picture
 from mmgrpo.types import Image, Media, Prompt, Video
 from pipelines.reading import open_each, same_medium
-from pipelines.vlm.frames import Choose, Decoded, decode, frame_indices, frame_range, shuffle
+from pipelines.vlm.frames import Choose, FrameSet, decode, frame_indices, frame_range, shuffle
 
 DEFAULT_FPS = 2.0
-"""Frames looked at per second of a clip where nothing else is said."""
+"""Default number of frames sampled per second of a clip."""
 
 
 CLIP_PIXELS = int(128_000 * 28 * 28 * 0.9)
-"""Pixels of all frames of a clip together, at most (qwen-vl-utils)."""
+"""Maximum number of pixels of all frames of a clip together (qwen-vl-utils)."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The frames of a clip that a model sees."""
+    """The sampled frames of a clip."""
 
     frames: UInt8[Tensor, "frames 3 height width"]
     sample_fps: float
-    """Frames seen per second of the clip."""
+    """Sampled frames per second of the clip."""
     seconds: tuple[float, ...]
-    """When each place of ``frames`` is shown, counted from the clip's beginning; ascending even where the frames
-    are shuffled."""
+    """Time of each position of ``frames``, relative to the beginning of the clip; ascending even where the frames are
+    shuffled."""
     reader: str
-    """What read it: ``decord``, ``av``, ``files`` (a picture a frame) or ``memory``."""
+    """The source: ``decord``, ``av``, ``files`` (one picture per frame) or ``memory``."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What is known of a medium before it is resized. A picture has one frame and lasts 0 seconds."""
+    """Size and duration of a medium before resizing. A picture has one frame and 0 seconds."""
 
     height: int
     width: int
@@ -59,13 +59,15 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
     With h, w the sides rounded to multiples: where h w > max, both are divided by b = sqrt(height width / max) and
     rounded down; where h w < min, multiplied by sqrt(min / (height width)) and rounded up. No side is below
-    ``factor``, so that a very long picture may stay above max. Sides more than 200 to 1 are refused.
+    ``factor``, so that a very elongated picture may exceed max. Aspect ratios above 200 are refused.
     Source: transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
     """
     if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
-        raise Unreadable(f"{height} x {width} pixels: sides of more than 200 to 1 cannot be shown to the model")
+        raise Unreadable(f"got a picture of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
     if not 0 < min_pixels <= max_pixels:
-        raise ValueError(f"min_pixels is {min_pixels} and max_pixels {max_pixels}; wanted 0 < min <= max")
+        raise ValueError(
+            f"got min_pixels={min_pixels} and max_pixels={max_pixels}, expected 0 < min_pixels <= max_pixels"
+        )
     sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
     if math.prod(sides) > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -76,10 +78,11 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return sides[0], sides[1]
 
 
-def frame_share(frames: int, low: int, frame_pixels: int, temporal: int, clip_pixels: int = CLIP_PIXELS) -> int:
-    """The most pixels of one of ``frames`` frames, of which ``temporal`` together are one step of time.
+def frame_pixel_limit(frames: int, low: int, frame_pixels: int, temporal: int, clip_pixels: int = CLIP_PIXELS) -> int:
+    """Maximum number of pixels per frame of a clip of ``frames`` frames, ``temporal`` of which are merged.
 
-    All frames of a clip share a budget, but none falls below 1.05 of the least size (qwen-vl-utils).
+    All frames of a clip share the budget ``clip_pixels``; the limit is at least 1.05 times the minimum size
+    (qwen-vl-utils).
     """
     return max(min(frame_pixels, clip_pixels * temporal // frames), int(1.05 * low))
 
@@ -87,8 +90,8 @@ def frame_share(frames: int, low: int, frame_pixels: int, temporal: int, clip_pi
 def resize(
     frames: Float[Tensor, "frames 3 _ _"] | UInt8[Tensor, "frames 3 _ _"], height: int, width: int
 ) -> Float[Tensor, "frames 3 {height} {width}"]:
-    """Every frame in another size, in [0, 1]; bicubic with antialiasing on 8 bits, as Pillow and so the processors
-    of transformers do. Each frame is resized by itself; frames that have the size already are not touched."""
+    """Every frame at another size, in [0, 1]: bicubic with antialiasing on 8 bits, as in Pillow and the processors of
+    transformers. Frames that already have the size are unchanged."""
     if frames.shape[-2:] == (height, width):
         return frames.float() / 255 if frames.dtype == torch.uint8 else frames.float()
     pixels = eight_bits(frames).permute(0, 2, 3, 1).numpy()
@@ -97,25 +100,25 @@ def resize(
 
 
 def eight_bits(pixels: Tensor) -> UInt8[Tensor, "..."]:
-    """Pixels in [0, 1] as whole numbers from 0 to 255; what is whole already stays."""
+    """Pixels in [0, 1] as integers from 0 to 255; integers are unchanged."""
     return pixels if pixels.dtype == torch.uint8 else (pixels.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
 
 
 def read_image(media: Media) -> Image:
-    """The picture, RGB in [0, 1], upright and on white where it is transparent. ``Unreadable`` says what is wrong."""
+    """The picture, RGB in [0, 1], upright, on white where it is transparent; ``Unreadable`` where it cannot be read."""
     if isinstance(media.source, Image):
         return media.source
     if not isinstance(media.source, str):
-        raise Unreadable(f"a picture is one file or an Image, not {type(media.source).__name__}")
+        raise Unreadable(f"got a picture of kind {type(media.source).__name__}, expected one file or an Image")
     return PICTURES.read(media.source)
 
 
 def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, max_frames: int = 768) -> Clip:
-    """The frames of a clip that a model sees (``frame_indices``); the medium's own options come before the arguments.
+    """The sampled frames of a clip (``frame_indices``); the medium's own options take precedence over the arguments.
 
     Options: ``fps`` or ``frames``, ``start`` and ``end`` in seconds, ``shuffle`` (a seed). The source is a video
-    file, a Video, or files of frames that are ``fps`` a second (the last is shown twice where their number is odd).
-    ``Unreadable`` says what is wrong; no other frames are ever given in place of the wanted ones.
+    file, a Video, or files of frames at ``fps`` per second (the last is repeated where their number is odd).
+    ``Unreadable`` where a selected frame cannot be read; it is not replaced by another.
     """
     options = media.options
     fps = options.get("fps", fps)
@@ -127,35 +130,35 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
         indices = view(total, source_fps)
         return shuffle(indices, options["shuffle"]) if "shuffle" in options else indices
 
-    decoded = _decode(media, choose, fps)
-    total = len(decoded.times)
-    first, last = frame_range(total, decoded.fps, **span)
-    indices = view(total, decoded.fps)
-    sample_fps = len(indices) / (last - first + 1) * decoded.fps
-    return Clip(decoded.frames, sample_fps, tuple(decoded.times[index] for index in indices), decoded.reader)
+    selected = _decode(media, choose, fps)
+    total = len(selected.times)
+    first, last = frame_range(total, selected.fps, **span)
+    indices = view(total, selected.fps)  # not shuffled: times stay those of the positions
+    sample_fps = len(indices) / (last - first + 1) * selected.fps
+    return Clip(selected.frames, sample_fps, tuple(selected.times[index] for index in indices), selected.reader)
 
 
-def _decode(media: Media, choose: Choose, fps: float) -> Decoded:
-    """The chosen frames of whatever a clip may come from; ``fps`` is that of frames in files."""
+def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
+    """The selected frames of a clip from any source; ``fps`` is the rate of frames in separate files."""
     source = media.source
     if isinstance(source, str):
         return decode(source, choose)
     if isinstance(source, Video):
         frames = source.frames[list(choose(len(source.frames), source.fps))]
-        return Decoded(eight_bits(frames), _times(len(source.frames), source.fps), source.fps, "memory")
+        return FrameSet(eight_bits(frames), _times(len(source.frames), source.fps), source.fps, "memory")
     if not isinstance(source, tuple) or not source:
-        raise Unreadable(f"a clip is one file, the files of its frames or a Video, not {type(source).__name__}")
+        raise Unreadable(f"got a clip of kind {type(source).__name__}, expected one file, files of frames or a Video")
     files = source + source[-1:] * (len(source) % 2)
-    wanted = [files[index] for index in choose(len(files), fps)]
-    pictures = {file: eight_bits(read_picture(file).pixels) for file in dict.fromkeys(wanted)}
-    size = pictures[wanted[0]].shape
+    selection = [files[index] for index in choose(len(files), fps)]
+    pictures = {file: eight_bits(read_picture(file).pixels) for file in dict.fromkeys(selection)}
+    size = pictures[selection[0]].shape
     for file, pixels in pictures.items():
         if pixels.shape != size:
             raise Unreadable(
-                f"{file}: has {pixels.shape[1]} x {pixels.shape[2]} pixels, but {wanted[0]} of the same clip has "
-                f"{size[1]} x {size[2]}; frames of a clip have one size"
+                f"{file}: got {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {size[1]} x {size[2]} as in "
+                f"{selection[0]} of the same clip; frames of a clip have one size"
             )
-    return Decoded(torch.stack([pictures[file] for file in wanted]), _times(len(files), fps), fps, "files")
+    return FrameSet(torch.stack([pictures[file] for file in selection]), _times(len(files), fps), fps, "files")
 
 
 def _times(frames: int, fps: float) -> tuple[float, ...]:
@@ -163,27 +166,27 @@ def _times(frames: int, fps: float) -> tuple[float, ...]:
 
 
 def span_of(options: Mapping[str, Any]) -> dict[str, float]:
-    """Between which seconds a clip is seen."""
+    """``start`` and ``end`` of a clip in seconds."""
     return {"start": options.get("start", 0.0), "end": options.get("end", math.inf)}
 
 
 def measure(media: Media) -> Measure:
-    """Open one medium: a picture is decoded whole, of a clip the first and the last frame that may be
-    seen, so that a file cut short is found; a sound is decoded whole.
+    """Size and duration of a medium; ``Unreadable`` where it cannot be opened.
 
-    What cannot be opened is ``Unreadable``.
+    Pictures and sounds are decoded completely, clips at the first and last frame of their range, which detects a
+    truncated file.
     """
     if media.kind == "image":
         height, width = read_image(media).pixels.shape[1:]
         return Measure(height, width)
     if media.kind == "video":
-        decoded = _decode(
+        ends = _decode(
             media,
             lambda total, fps: frame_range(total, fps, **span_of(media.options)),
             media.options.get("fps", DEFAULT_FPS),
         )
-        height, width = decoded.frames.shape[2:]
-        return Measure(height, width, len(decoded.times), len(decoded.times) / decoded.fps)
+        height, width = ends.frames.shape[2:]
+        return Measure(height, width, len(ends.times), len(ends.times) / ends.fps)
     from pipelines.speech.audio import read_audio
 
     sound = read_audio(media)
@@ -191,17 +194,16 @@ def measure(media: Media) -> Measure:
 
 
 def measure_all(prompts: Sequence[Prompt], workers: int = 1, title: str = "") -> list[tuple[Measure | Unreadable, ...]]:
-    """What is known of the media of each prompt, or why it is not; a file that many prompts show is opened once.
+    """``measure`` of the media of each prompt, or the error; a file of several prompts is opened once.
 
-    With a title a progress bar is shown.
+    A title shows a progress bar.
     """
     distinct = {same_medium(media): media for prompt in prompts for media in prompt.media}
-    measures = open_each(list(distinct.values()), _measure_or_reason, workers, title)
-    known = dict(zip(distinct, measures, strict=True))
-    return [tuple(known[same_medium(media)] for media in prompt.media) for prompt in prompts]
+    measures = dict(zip(distinct, open_each(list(distinct.values()), _measure_or_error, workers, title), strict=True))
+    return [tuple(measures[same_medium(media)] for media in prompt.media) for prompt in prompts]
 
 
-def _measure_or_reason(media: Media) -> Measure | Unreadable:
+def _measure_or_error(media: Media) -> Measure | Unreadable:
     try:
         return measure(media)
     except Unreadable as error:

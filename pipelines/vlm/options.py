@@ -1,4 +1,4 @@
-"""The options of models that look. No torch is imported here, so that ``--help`` is quick."""
+"""The options of (vision-)language models. This file imports no torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from pipelines.options import ModelOptions, TokenSampling
 
 @dataclass
 class TextOptions(ModelOptions):
-    """Which model is trained, and what of it."""
+    """The model, and which of its weights are trained."""
 
     max_prompt_tokens: int = 0
-    """The longest prompt, media included; 0 sets no limit. Prompts are never cut: see data.too_long."""
+    """Maximum length of a prompt, media included; 0: no limit. Prompts are never truncated: see data.too_long."""
 
 
 @dataclass
 class SmolVlmOptions(TextOptions):
-    """Which model is trained, what of it, and at which size it sees."""
+    """The model, which of its weights are trained, and the resolution of media."""
 
     freeze_vision: bool = True
-    """Train the language model only; the features of media are then computed once per prompt."""
+    """Train the language model only; features of media are then computed once per prompt."""
     max_pixels: int = 0
-    """Larger pictures are reduced to so many pixels; 0 takes the checkpoint's own."""
+    """Larger pictures are reduced to this number of pixels; 0: the checkpoint's limit."""
     max_frames: int = 0
-    """The most frames of a video; 0 takes the family's own."""
+    """Maximum number of frames of a video; 0: the family's default."""
     fps: float = 0.0
-    """Frames per second at which a video is looked at; 0 takes the family's own."""
+    """Sampled frames per second of a video; 0: the family's default."""
 
 
 @dataclass
 class QwenVlOptions(SmolVlmOptions):
-    """Which model is trained, what of it, and at which size it sees."""
+    """The model, which of its weights are trained, and the resolution of media."""
 
     family: str = "qwen_vl"
     """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
     min_pixels: int = 0
-    """Smaller pictures are enlarged to so many pixels; 0 takes the checkpoint's own."""
+    """Smaller pictures are enlarged to this number of pixels; 0: the checkpoint's limit."""
     frame_pixels: int = 0
-    """The most pixels of a video's frame; 0 takes the family's own."""
+    """Maximum number of pixels per frame of a video; 0: the family's default."""
 
 
 @dataclass
 class VlmData(Data):
-    """Which prompts."""
+    """The data sets of prompts."""
 
     train: str = "data/questions/train.jsonl"
     """Training prompts: JSONL (text or messages with image and video parts, answer, task, meta), or a data set
@@ -56,31 +56,32 @@ class VlmData(Data):
     group_size: int = 8
     """Samples per prompt."""
     media_root: str = ""
-    """Folder that relative paths of media start from; empty takes the prompt file's own folder."""
+    """Root of relative paths of media; empty: the folder of the prompt file."""
     reference_in_group: bool = False
-    """Make the row's own answer one of the group, off policy (preset mp_grpo compares it with the others)."""
+    """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
     skip_limit: float = 0.05
-    """The largest fraction of prompts that may be left out because their media cannot be read; each is listed in
+    """The largest fraction of prompts that may be skipped because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
     picture_cache: int = 1024
-    """Memory limit: MiB of decoded pictures that each process keeps between rounds; 0 decodes a picture anew whenever
-    it is shown."""
+    """Memory limit: MiB of decoded pictures that each process caches between rounds; 0 decodes a picture at each
+    use."""
     too_long: str = "refuse"
-    """What happens to prompts over model.max_prompt_tokens: refuse (stop when one is met) or filter (look at all of
-    them first, leave out and list)."""
+    """Prompts over model.max_prompt_tokens: refuse (stop at the first) or filter (check all of them at the start, skip
+    and list)."""
 
 
 @dataclass
 class VlmSampling(TokenSampling):
-    """How completions are drawn in rollouts and in evaluation."""
+    """Sampling of completions in rollouts and in evaluation."""
 
     top_p: float = 1.0
-    """Nucleus of rollouts; below 1 the gradient is biased, for likelihoods are of the whole distribution."""
+    """Nucleus of rollouts; below 1 the gradient is biased, since log-probabilities are of the full distribution."""
     contrast: str = ""
-    """Further samples of a changed prompt, scored and compared with but never trained on:
+    """Additional samples of a modified prompt, scored and compared with but never trained on:
     shuffled_frames(fraction=0.5) for T-GRPO."""
     dtype: str = ""
-    """Sample in bfloat16 or float16 though likelihoods are computed in model.dtype; empty samples in that too."""
+    """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty: that of
+    model.dtype."""
 
 
 @dataclass
@@ -88,4 +89,4 @@ class VlmEval(Eval):
     """Evaluation on prompts that are never trained on."""
 
     blind: bool = True
-    """After training, also evaluate with every picture and clip blank: what is left was not seen but guessed."""
+    """After training, also evaluate with blank pictures and clips; rewards that remain do not depend on the media."""

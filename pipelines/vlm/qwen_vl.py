@@ -1,9 +1,9 @@
 """Qwen2.5-VL (arXiv:2502.13923): text, pictures and video in one conversation, text out.
 
-Pictures keep their shape and become a grid of patches, two by two merged into one place of the text; a video is
-such a grid for every two frames. Positions have three axes (time, height, width), and time runs with the clock:
-one place for ``2 / fps`` seconds times the config's ``tokens_per_second``. They are computed once, when the prompt
-is encoded, so that sampling, old, new and reference likelihoods see the same ones.
+Pictures keep their aspect ratio and become a grid of patches, 2 x 2 of which are merged into one token; a video has
+such a grid for every two frames. Positions have three axes (time, height, width); along the time axis one grid is
+``2 / fps`` seconds times the config's ``tokens_per_second`` after the one before. They are computed once, when the
+prompt is encoded, so that sampling and old, new and reference log-probabilities share them.
 
     load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-VL-3B-Instruct
     tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_vl_tiny.py)
@@ -25,24 +25,24 @@ from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
+    check_prompt_lengths,
     conversation_ids,
     end_tokens,
     load_tokenizer,
     pad_left,
-    refuse_long,
     repeat_marks,
     suppressed_tokens,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
-from pipelines.training import PLAIN, Training, computing, make_trainable, recompute
-from pipelines.vlm.media import frame_share, read_image, read_video, resize, smart_resize
+from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
+from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize, smart_resize
 from pipelines.vlm.qwen_vl_tiny import tiny
 
 __all__ = ["LORA_TARGETS", "QwenVl", "load", "tiny"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-"""The attention of the language model; the vision tower's has other names."""
+"""Attention of the language model; that of the vision tower has other names."""
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 MARKS = (IMAGE, VIDEO, "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
@@ -50,7 +50,7 @@ MARKS = (IMAGE, VIDEO, "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes at which media are read, in pixels; the defaults are the field's (qwen-vl-utils)."""
+    """Limits of the resolution of media, in pixels."""
 
     min_pixels: int
     max_pixels: int
@@ -58,29 +58,30 @@ class Limits:
     max_frames: int
     fps: float
     max_prompt_tokens: int
-    """A longer prompt is refused, never cut; 0 takes any."""
+    """A longer prompt is refused, never truncated; 0: no limit."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One picture or clip as the network reads it."""
+class Patches:
+    """One picture or clip as the input of the vision tower."""
 
     patches: Float[Tensor, "n values"]
     grid: tuple[int, int, int]
     """Time, height and width in patches."""
     seconds: float
-    """Seconds between two places on the time axis; 0 for a picture."""
+    """Seconds per step of the time axis; 0 for a picture."""
     size: tuple[int, int]
+    """Height and width in pixels."""
 
 
 @dataclass
 class QwenVl(Decoder):
-    """The answers of a Qwen2.5-VL model to a token policy's questions; ``load`` makes one."""
+    """Qwen2.5-VL as the model of a token policy; ``load`` returns one."""
 
     network: nn.Module
     tokenizer: Any
     processor: Any
-    """The checkpoint's image processor, of which only the numbers are read."""
+    """The checkpoint's image processor, of which only the settings are used."""
     limits: Limits
     dtype: torch.dtype
     device: torch.device
@@ -97,17 +98,17 @@ class QwenVl(Decoder):
         self.frozen_media = not any(p.requires_grad for p in network.model.visual.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
-        """Conversations with a place for every feature of their media; a prompt that is too long is refused."""
+        """Conversations with a placeholder for every feature of their media; a prompt that is too long is refused."""
         network: Any = self.network
         media = [[self._read(medium, prompt) for medium in prompt.media] for prompt in prompts]
-        rows = [self._ids(prompt, shown) for prompt, shown in zip(prompts, media, strict=True)]
-        refuse_long(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
+        rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
+        check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
         kinds = torch.zeros_like(ids, dtype=torch.int)
         kinds[ids == network.config.image_token_id] = 1
         kinds[ids == network.config.video_token_id] = 2
-        pictures = [one.grid for shown in media for one in shown if not one.seconds]
-        clips = [one for shown in media for one in shown if one.seconds]
+        pictures = [one.grid for inputs in media for one in inputs if not one.seconds]
+        clips = [one for inputs in media for one in inputs if one.seconds]
         positions, _ = network.model.get_rope_index(
             ids,
             kinds,
@@ -116,50 +117,51 @@ class QwenVl(Decoder):
             torch.tensor([one.seconds for one in clips]) if clips else None,
             real.long(),
         )
-        sizes = [tuple(one.size for one in shown) for shown in media]
+        sizes = [tuple(one.size for one in inputs) for inputs in media]
         return Context(ids, real, positions.permute(1, 0, 2), media, sizes)
 
     def prompt_length(self, prompt: Prompt) -> int:
-        """How many tokens a prompt has with its media."""
+        """Number of tokens of a prompt, media included."""
         return len(self._ids(prompt, [self._read(medium, prompt) for medium in prompt.media]))
 
     def features(self, network: Any, context: Context) -> Features:
-        """What the vision tower says of each prompt's media, in the order in which they are shown."""
-        flat = [shown for media in context.media for shown in media]
-        if not flat:
+        """Output of the vision tower for each prompt's media, in order."""
+        inputs = [one for media in context.media for one in media]
+        if not inputs:
             return ()
-        recompute(network, self.checkpointing and torch.is_grad_enabled())
-        pixels = torch.cat([shown.patches for shown in flat]).to(self.device)
-        grids = torch.tensor([shown.grid for shown in flat], device=self.device)
-        with computing(self.dtype, self.device):
+        checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
+        pixels = torch.cat([one.patches for one in inputs]).to(self.device)
+        grids = torch.tensor([one.grid for one in inputs], device=self.device)
+        with autocast(self.dtype, self.device):
             merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
-        return list(merged.split([sum(self._places(shown) for shown in media) for media in context.media]))
+        return list(merged.split([sum(self._token_count(one) for one in media) for media in context.media]))
 
     def body(self, network: Any) -> Any:
         """The language model."""
         return network.model.language_model
 
-    def saved(self) -> Sequence[Any]:
+    def preprocessors(self) -> Sequence[Any]:
         """Tokenizer and image processor."""
         return (self.tokenizer, self.processor)
 
-    def _ids(self, prompt: Prompt, shown: Sequence[Shown]) -> list[int]:
+    def _ids(self, prompt: Prompt, media: Sequence[Patches]) -> list[int]:
         def content(medium: Media) -> list[dict[str, str]]:
             return [{"type": medium.kind}]
 
         ids = conversation_ids(self.tokenizer, prompt, MARKS, content)
-        marks = sum(one in self.media_tokens for one in ids)
-        if marks != len(shown):
+        marks = sum(token in self.media_tokens for token in ids)
+        if marks != len(media):
             raise ValueError(
-                f"prompt '{prompt.id}' shows {len(shown)} media, but the model's chat template makes places for {marks}"
+                f"prompt '{prompt.id}': got {marks} placeholders from the model's chat template, expected "
+                f"{len(media)}, one per medium; use the template of the checkpoint"
             )
-        return repeat_marks(ids, [self._places(one) for one in shown], sorted(self.media_tokens))
+        return repeat_marks(ids, [self._token_count(one) for one in media], sorted(self.media_tokens))
 
-    def _places(self, shown: Shown) -> int:
-        return math.prod(shown.grid) // self.processor.merge_size**2
+    def _token_count(self, patches: Patches) -> int:
+        return math.prod(patches.grid) // self.processor.merge_size**2
 
-    def _read(self, medium: Media, prompt: Prompt) -> Shown:
-        """Pixels of a medium at the size that the limits and its own options allow."""
+    def _read(self, medium: Media, prompt: Prompt) -> Patches:
+        """Patches of a medium at the resolution given by the limits and its own options."""
         limits, processor = self.limits, self.processor
         low = int(medium.options.get("min_pixels", limits.min_pixels))
         if medium.kind == "image":
@@ -168,10 +170,12 @@ class QwenVl(Decoder):
         elif medium.kind == "video":
             clip = read_video(medium, fps=limits.fps, max_frames=limits.max_frames)
             frames, seconds = clip.frames, processor.temporal_patch_size / clip.sample_fps
-            share = frame_share(len(frames), low, limits.frame_pixels, processor.temporal_patch_size)
-            high = int(medium.options.get("max_pixels", share))
+            limit = frame_pixel_limit(len(frames), low, limits.frame_pixels, processor.temporal_patch_size)
+            high = int(medium.options.get("max_pixels", limit))
         else:
-            raise ValueError(f"prompt '{prompt.id}' shows {medium.kind}, which Qwen2.5-VL cannot take")
+            raise ValueError(
+                f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected image or video (Qwen2.5-VL)"
+            )
         factor = processor.patch_size * processor.merge_size
         height, width = smart_resize(frames.shape[-2], frames.shape[-1], factor, low, high)
         frames = resize(frames, height, width)
@@ -179,21 +183,23 @@ class QwenVl(Decoder):
         patches, grid = patchify(
             (frames - mean) / std, processor.patch_size, processor.merge_size, processor.temporal_patch_size
         )
-        return Shown(patches, grid, seconds, (height, width))
+        return Patches(patches, grid, seconds, (height, width))
 
 
 def patchify(
     frames: Float[Tensor, "frames 3 height width"], patch: int, merge: int, temporal: int
 ) -> tuple[Float[Tensor, "n values"], tuple[int, int, int]]:
-    """Cut frames into patches of ``temporal`` frames, those that are merged next to each other; and the grid.
+    """Patches of ``temporal`` frames each, in an order in which the merge x merge patches of a token are adjacent, and
+    their grid (time, height, width).
 
     The last frame is repeated until their number is a multiple of ``temporal``; a picture is one frame.
     """
     missing = -len(frames) % temporal
     frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
     t, h, w = len(frames) // temporal, frames.shape[2] // patch, frames.shape[3] // patch
-    cut = frames.reshape(t, temporal, 3, h // merge, merge, patch, w // merge, merge, patch)
-    ordered = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    blocks = frames.reshape(t, temporal, 3, h // merge, merge, patch, w // merge, merge, patch)
+    # [time, block row, block column, row in block, column in block | channel, frame, y, x]
+    ordered = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
     return ordered.reshape(t * h * w, 3 * temporal * patch * patch), (t, h, w)
 
 
@@ -209,11 +215,11 @@ def load(
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
 ) -> QwenVl:
-    """Read a Qwen2.5-VL model for training.
+    """Load a Qwen2.5-VL model for training.
 
-    Where the network itself trains, the vision tower does not, if ``freeze_vision``. Sizes are in pixels of one
-    picture or frame; 0 takes the checkpoint's for pictures and qwen-vl-utils' for clips (768 merged patches a frame,
-    2 frames a second, at most 768). Raises FileNotFoundError for a folder that is no model.
+    ``freeze_vision`` freezes the vision tower where the network itself trains. Sizes are in pixels of one picture or
+    frame; 0 selects the checkpoint's limits for pictures and those of qwen-vl-utils for clips (768 tokens per frame,
+    2 frames per second, at most 768 frames). Raises FileNotFoundError for a folder that is no model.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
@@ -236,7 +242,7 @@ def load(
             fps or 2.0,
             max_prompt_tokens,
         ),
-        training.compute,
+        training.compute_dtype,
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,

@@ -20,7 +20,7 @@ SPECIAL = (
 )
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-"""Kept whole, but words like others: they are said and decoded."""
+"""Single tokens that are no special tokens: they are generated and decoded like words."""
 
 ROLES = ("system", "user", "assistant")
 
@@ -44,7 +44,7 @@ TEMPLATE = """\
 
 
 def tiny(folder: str | Path) -> str:
-    """Write a random model of some 60,000 parameters (pictures of 16 pixels are four places) and return its folder."""
+    """Write a random model of about 60,000 parameters (a picture of 16 x 16 pixels has 4 tokens); return its folder."""
     return write_model(
         folder, TINY_WORDS, width=32, layers=2, heads=2, vision_width=32, vision_layers=2, patch=4, min_pixels=64
     )
@@ -126,8 +126,7 @@ def word_tokenizer(
     end: str = "<|im_end|>",
     pad: str = "<|endoftext|>",
 ) -> Any:
-    """A tokenizer of whole words and single marks of punctuation; special tokens and chat template are Qwen's where
-    nothing else is said."""
+    """A tokenizer of words and single punctuation marks, by default with Qwen's special tokens and chat template."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -162,7 +161,7 @@ def image_processor(patch: int, min_pixels: int, max_pixels: int) -> Any:
 
 
 def _sections(head: int) -> list[int]:
-    """Rotary pairs of a head for time, height and width, in Qwen's shares of 1 : 1.5 : 1.5."""
+    """Rotary pairs of a head for time, height and width, in Qwen's proportions 1 : 1.5 : 1.5."""
     pairs = head // 2
     time = max(1, pairs // 4)
     height = (pairs - time) // 2

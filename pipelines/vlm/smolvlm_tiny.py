@@ -32,7 +32,7 @@ TEMPLATE = """\
 
 
 def tiny(folder: str | Path, kind: str = "smolvlm") -> str:
-    """Write a random model of some 60,000 parameters (tiles of 16 pixels are four places) and return its folder.
+    """Write a random model of about 60,000 parameters (a tile of 16 x 16 pixels has 4 tokens) and return its folder.
 
     ``kind`` is smolvlm or idefics3.
     """
@@ -54,12 +54,12 @@ def write_model(
     kind: str = "smolvlm",
     seed: int = 0,
 ) -> str:
-    """Write a model with random weights as an ordinary folder; pictures are cut into at most ``tiles`` squared tiles
-    of ``side`` pixels."""
+    """Write a model with random weights as an ordinary folder; pictures are split into at most ``tiles`` x ``tiles``
+    tiles of ``side`` pixels."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    asked = (*words, *CLIP_WORDS.split(), "User", "Assistant", "System")
-    tokenizer = word_tokenizer(asked, SPECIAL, TEMPLATE, end="<end_of_utterance>", pad="<|im_end|>")
+    vocabulary = (*words, *CLIP_WORDS.split(), "User", "Assistant", "System")
+    tokenizer = word_tokenizer(vocabulary, SPECIAL, TEMPLATE, end="<end_of_utterance>", pad="<|im_end|>")
     ids = tokenizer.get_vocab()
     config = AutoConfig.for_model(
         kind,
@@ -104,7 +104,7 @@ def image_processor(side: int, tiles: int) -> Any:
     """SmolVLM's image processor for small tiles."""
     from transformers.models.smolvlm import image_processing_pil_smolvlm as processing
 
-    processor: Any = processing.SmolVLMImageProcessorPil  # keeps what a checkpoint says of video
+    processor: Any = processing.SmolVLMImageProcessorPil  # saves video_sampling too, which it does not annotate
     return processor(
         size={"longest_edge": tiles * side},
         max_image_size={"longest_edge": side},

@@ -4,15 +4,15 @@
     python -m scripts.pretrain.questions --train 5000 --seed 1 --output /tmp/more
     python -m scripts.pretrain.questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
 
-The pictures and clips are those of mmgrpo/toy/questions.py and clips.py, which can be asked without any file;
-this script shows what a data set on disk looks like. A row:
+The pictures and clips are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
+in the format of a data set on disk. A row:
 
     {"id": "...", "messages": [{"role": "user", "content": [
         {"type": "image", "image": "media/x.png"}, {"type": "text", "text": "how many circles are there?"}]}],
      "answer": "3", "task": "numeric", "meta": {"kind": "count"}}
 
-Paths are relative to the JSONL file. The same arguments write the same rows and the same pixels, the number of a
-split's rows included: the first 100 of 1,000 questions are the 100 questions.
+Paths are relative to the JSONL file. Equal arguments write equal rows and pixels, and a smaller split is a prefix of a
+larger one: the first 100 of 1,000 questions are those of a split of 100.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:  # these import torch, which --help need not wait for
 
 @dataclass
 class Args:
-    """Which questions are written."""
+    """Which questions to write."""
 
     output: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: data/questions or data/easy_vqa)")] = (
         None
     )
-    """Folder that is written: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
+    """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
     train: int = 1600
-    """Questions to train on. Five of eight are about pictures, three about clips, all kinds equally often."""
+    """Training questions. Five of eight are about pictures, three about clips, all kinds equally often."""
     tune: int = 160
-    """Questions to choose settings with."""
+    """Questions for the choice of settings."""
     heldout: int = 320
-    """Questions to report on; no picture of theirs is in another split."""
+    """Questions for reports; no split shares a picture with another."""
     seed: int = 0
     """Seed of the pictures."""
     easy_vqa: bool = False
@@ -66,15 +66,15 @@ def main() -> None:
 
 
 def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
-    """Write the media of a split and then its rows; how many rows there are."""
+    """Write the media of a split and then its rows; returns the number of rows."""
     (folder / "media").mkdir(parents=True, exist_ok=True)
     lines = []
     for prompt in prompts:
         content: list[dict[str, Any]] = []
         for number, media in enumerate(prompt.media):
             name = f"media/{prompt.id}{f'-{number}' if number else ''}.{'png' if media.kind == 'image' else 'mp4'}"
-            drawn: Any = media.source
-            (folder / name).write_bytes(png(drawn) if media.kind == "image" else mp4(drawn))
+            source: Any = media.source
+            (folder / name).write_bytes(png(source) if media.kind == "image" else mp4(source))
             content.append({"type": media.kind, media.kind: name})
         content.append({"type": "text", "text": prompt.text})
         row = {"id": prompt.id, "messages": [{"role": "user", "content": content}], "answer": prompt.answer}
@@ -95,7 +95,7 @@ def png(picture: Image) -> bytes:
 
 
 def mp4(clip: Video) -> bytes:
-    """The bytes of an MP4 file whose every pixel is kept: H.264 of RGB at quantizer 0."""
+    """The bytes of a lossless MP4 file: H.264 of RGB at quantizer 0."""
     import io
     from fractions import Fraction
 
@@ -119,7 +119,7 @@ def mp4(clip: Video) -> bytes:
 def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:
     """The open questions of easy-VQA (github.com/vzhou842/easy-VQA, MIT): which colour, which shape.
 
-    Its yes/no questions are left out: an answer that never looks at the picture is right on most of them.
+    Its yes/no questions are excluded, since most of them can be answered without the picture.
     """
     from pipelines import require
 
@@ -145,7 +145,7 @@ def open_questions(
 
     from mmgrpo.types import Image, Media, Prompt, Turn
 
-    made = []
+    prompts = []
     for text, answer, number in sorted(zip(texts, answers, pictures), key=lambda row: (row[2], row[0])):
         if answer in ("yes", "no"):
             continue
@@ -154,8 +154,8 @@ def open_questions(
         kind = "colour" if "color" in text else "shape"
         id = f"easy-{split}-{number:05d}-{kind}"
         turn = Turn("user", (Media("image", picture), text))
-        made.append(Prompt(text, id, answer, "exact", {"kind": kind, "picture": number}, (turn,)))
-    return made
+        prompts.append(Prompt(text, id, answer, "exact", {"kind": kind, "picture": number}, (turn,)))
+    return prompts
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Speak the embedded sentences: clips of several voices in noise, and their rows for training and reports.
+"""Synthesize the embedded sentences: clips of several voices in noise, and their rows for training and evaluation.
 
     python -m scripts.pretrain.speech_data           # writes pipelines/speech/assets; needs espeak-ng (1.51 was used)
     python -m scripts.pretrain.speech_data --output /tmp/quiet --snrs 40 --seed 1
     python -m scripts.pretrain.speech_data --natural /usr/share/pocketsphinx/test/data    # also the natural clips
-    python -m scripts.pretrain.speech_data --telephone /usr/share                       # also those of telephones
+    python -m scripts.pretrain.speech_data --telephone /usr/share                         # also telephone announcements
 
 Train, tune and heldout share neither sentences nor voices. A row:
 
     {"id": "train-000", "text": "", "audio": "clips/train-000.opus", "answer": "She wore silver earrings ...",
      "task": "transcribe", "meta": {"voice": "en-us+m3", "speed": 165, "noise": "pink", "snr": 20.0}}
 
-Paths are relative to the JSONL file. Clips are Opus, 16 kHz, one channel. The same arguments and versions of espeak-ng
-and Opus write the same bytes. The natural clips come from Debian's pocketsphinx-testdata, those of a telephone exchange
-from asterisk-core-sounds-en-wav (see LICENSES.md there).
+Paths are relative to the JSONL file. Clips are Opus, 16 kHz, one channel. Equal arguments and versions of espeak-ng and
+Opus write equal bytes. The natural clips come from Debian's pocketsphinx-testdata, the announcements of a telephone
+exchange from asterisk-core-sounds-en-wav (see LICENSES.md there).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:  # these import torch, which --help need not wait for
 
 RATE = 16_000
 COUNTS = {"tune": 32, "heldout": 80}
-"""Sentences of the splits; those that are left are for training."""
+"""Sentences of the splits; all others are for training."""
 
 VOICES = {
     "train": ("en-us+m3", "en-gb-x-rp+f2", "en-029", "en-us+f2"),
     "tune": ("en-us+f4", "en-gb-x-gbcwmd+m1"),
     "heldout": ("en-gb+f1", "en-us-nyc+m5"),
 }
-"""Voices of espeak-ng: an accent and a variant. No voice of one split is in another."""
+"""Voices of espeak-ng: an accent and a variant. Splits share no voice."""
 
 NATURAL = {
     "librivox/sense_and_sensibility_01_austen_64kb-0870.wav": "and mister john dashwood had then leisure to consider "
@@ -63,38 +63,38 @@ NATURAL = {
     "goforward.raw": "go forward ten meters",
     "something.raw": "go somewhere and do something",
 }
-"""Recordings of people and what they say (a hesitation in 0920 is not written). Raw files: 16 bits, 16 kHz."""
+"""Recordings of people and their transcripts (without a hesitation in 0920). Raw files: 16 bits, 16 kHz."""
 
 
 TELEPHONE = {"telephone_train": slice(0, 100), "telephone": slice(100, 160)}
-"""Which announcements are for training and for evaluation, of all that fit in a drawn order."""
+"""Announcements for training and for evaluation, of all suitable ones in random order."""
 
 
 @dataclass
 class Args:
-    """Which clips are spoken."""
+    """Which clips to write."""
 
     output: Path = Path("pipelines/speech/assets")
-    """Folder that is written: train.jsonl, tune.jsonl, heldout.jsonl and clips/."""
+    """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and clips/."""
     sentences: Path = Path("pipelines/speech/assets/sentences.txt")
-    """What is spoken, one sentence a line."""
+    """Sentences to speak, one per line."""
     snrs: tuple[float, ...] = (30.0, 20.0)
-    """Signal-to-noise ratios in dB; every clip has one of them, all equally often."""
+    """Signal-to-noise ratios in dB, one per clip, all equally often."""
     seed: int = 0
     """Seed of the splits, the noise and the speed of speech."""
     natural: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
     """Folder of pocketsphinx's test data: also write natural.jsonl and natural/."""
     telephone: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
-    """Folder that holds Asterisk's sounds and documentation: also write telephone_train.jsonl, telephone.jsonl and
-    their clips."""
+    """Folder of Asterisk's sounds and documentation: also write telephone_train.jsonl, telephone.jsonl and their
+    clips."""
 
 
 def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     sentences = args.sentences.read_text(encoding="utf-8").splitlines()
-    for split, spoken in split_sentences(sentences, args.seed).items():
-        write_split(args.output, split, spoken, args.snrs, args.seed)
-        print(f"{args.output / split}.jsonl: {len(spoken)} clips", flush=True)
+    for split, part in split_sentences(sentences, args.seed).items():
+        write_split(args.output, split, part, args.snrs, args.seed)
+        print(f"{args.output / split}.jsonl: {len(part)} clips", flush=True)
     if args.natural:
         print(f"{args.output / 'natural'}.jsonl: {write_natural(args.output, args.natural)} clips")
     if args.telephone:
@@ -103,26 +103,29 @@ def main() -> None:
 
 
 def split_sentences(sentences: list[str], seed: int) -> dict[str, list[str]]:
-    """Each sentence in one split, in an order that the seed draws."""
+    """A partition of the sentences into splits, in an order determined by the seed."""
     if len(set(sentences)) != len(sentences) or len(sentences) <= sum(COUNTS.values()):
-        raise SystemExit(f"wanted more than {sum(COUNTS.values())} different sentences; there are {len(sentences)}")
-    drawn, splits, start = random.Random(seed).sample(sentences, len(sentences)), {}, 0
+        raise SystemExit(
+            f"--sentences: got {len(sentences)} sentences, {len(set(sentences))} of them distinct, expected more than "
+            f"{sum(COUNTS.values())}, all distinct; add sentences or remove duplicates"
+        )
+    shuffled, splits, start = random.Random(seed).sample(sentences, len(sentences)), {}, 0
     for split, count in COUNTS.items():
-        splits[split], start = drawn[start : start + count], start + count
-    return {"train": drawn[start:], **splits}
+        splits[split], start = shuffled[start : start + count], start + count
+    return {"train": shuffled[start:], **splits}
 
 
 def write_split(folder: Path, split: str, sentences: list[str], snrs: tuple[float, ...], seed: int) -> None:
-    """Speak, disturb and write every sentence of a split, and then its rows."""
+    """Synthesize the sentences of a split, add noise, and write clips and rows."""
     import numpy as np
 
     lines = []
     for number, sentence in enumerate(sentences):
-        drawn = np.random.default_rng([seed, sorted(VOICES).index(split), number])
+        generator = np.random.default_rng([seed, sorted(VOICES).index(split), number])
         voice = VOICES[split][number % len(VOICES[split])]
-        speed, noise = int(drawn.integers(150, 181)), ("pink", "white")[int(drawn.integers(2))]
+        speed, noise = int(generator.integers(150, 181)), ("pink", "white")[int(generator.integers(2))]
         snr = snrs[number // len(VOICES[split]) % len(snrs)]
-        clip, name = noisy(speak(sentence, voice, speed), snr, noise, drawn), f"{split}-{number:03d}"
+        clip, name = add_noise(speak(sentence, voice, speed), snr, noise, generator), f"{split}-{number:03d}"
         write_bytes(folder / f"clips/{name}.opus", opus(clip))
         meta = {"voice": voice, "speed": speed, "noise": noise, "snr": snr}
         lines.append(_row(name, f"clips/{name}.opus", sentence, meta))
@@ -130,26 +133,27 @@ def write_split(folder: Path, split: str, sentences: list[str], snrs: tuple[floa
 
 
 def write_natural(folder: Path, source: Path) -> int:
-    """Copy recordings of people without loss, and write their rows; how many there are."""
+    """Write recordings of people losslessly, and their rows; returns their number."""
     import soundfile
 
     lines = []
-    for file, said in NATURAL.items():
+    for file, transcript in NATURAL.items():
         raw: dict[str, Any] = {"samplerate": RATE, "channels": 1, "subtype": "PCM_16", "format": "RAW"}
         samples, rate = soundfile.read(source / file, dtype="int16", **(raw if file.endswith(".raw") else {}))
         name = f"natural-{Path(file).stem.rpartition('-')[2]}"
         content = io.BytesIO()
         soundfile.write(content, samples, rate, format="FLAC")
         write_bytes(folder / f"natural/{name}.flac", content.getvalue())
-        lines.append(_row(name, f"natural/{name}.flac", said, {"voice": "natural", "source": f"pocketsphinx/{file}"}))
+        meta = {"voice": "natural", "source": f"pocketsphinx/{file}"}
+        lines.append(_row(name, f"natural/{name}.flac", transcript, meta))
     write_text(folder / "natural.jsonl", "".join(lines))
     return len(lines)
 
 
 def write_telephone(folder: Path, source: Path) -> dict[str, int]:
-    """Write announcements of a telephone exchange, spoken by Allison Smith, and their rows; how many of each split.
+    """Write announcements of a telephone exchange, spoken by Allison Smith, and their rows; returns the numbers.
 
-    Those for training hold no signs, which she reads as words, and say nothing that those of evaluation say.
+    Texts for training contain no signs (* and #), which she reads as words, and differ from those for evaluation.
     """
     import gzip
 
@@ -162,22 +166,22 @@ def write_telephone(folder: Path, source: Path) -> dict[str, int]:
     sounds = source / "asterisk/sounds/en_US_f_Allison"
     with gzip.open(source / "doc/asterisk-core-sounds-en/core-sounds-en.txt.gz", "rt", errors="replace") as file:
         pairs = [line.split(":", 1) for line in file if ":" in line and not line.startswith(";")]
-    # Whole sentences only: no noises in brackets, and nothing that goes on in another file.
-    said = {name.strip(): text.strip() for name, text in pairs if not re.search(r"[\[\]<>(]|\.\.\.", text)}
-    fitting = [
+    # Whole sentences only: no noises in brackets, and none that continues in another file.
+    texts = {name.strip(): text.strip() for name, text in pairs if not re.search(r"[\[\]<>(]|\.\.\.", text)}
+    suitable = [
         name
-        for name, text in said.items()
+        for name, text in texts.items()
         if (sounds / f"{name}.wav").is_file()
         and len(text.split()) >= 4
         and 1.5 <= soundfile.info(sounds / f"{name}.wav").duration <= 9
     ]
-    random.Random(0).shuffle(fitting)
-    splits = {split: fitting[part] for split, part in TELEPHONE.items()}
-    kept = {_bare(said[name]) for name in splits["telephone"]}
+    random.Random(0).shuffle(suitable)
+    splits = {split: suitable[part] for split, part in TELEPHONE.items()}
+    heldout = {_letters(texts[name]) for name in splits["telephone"]}
     splits["telephone_train"] = [
         name
         for name in splits["telephone_train"]
-        if _bare(said[name]) not in kept and not re.search("[*#]", said[name])
+        if _letters(texts[name]) not in heldout and not re.search("[*#]", texts[name])
     ]
     for split, names in splits.items():
         lines = []
@@ -187,29 +191,29 @@ def write_telephone(folder: Path, source: Path) -> dict[str, int]:
             file = f"{split}/{name.replace('/', '-')}.opus"
             write_bytes(folder / file, opus(clip.samples[0].numpy()))
             meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
-            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, _sentence(said[name]), meta))
+            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, _sentence(texts[name]), meta))
         write_text(folder / f"{split}.jsonl", "".join(lines))
     return {split: len(names) for split, names in splits.items()}
 
 
-def _sentence(said: str) -> str:
-    """As people write it; the package's texts are careless about capitals and full stops."""
-    whole = said[0].upper() + said[1:]
-    return whole if whole[-1] in ".!?" else f"{whole}."
+def _sentence(text: str) -> str:
+    """The text with a capital and a full stop, which the package often omits."""
+    sentence = text[0].upper() + text[1:]
+    return sentence if sentence[-1] in ".!?" else f"{sentence}."
 
 
-def _bare(said: str) -> str:
-    """Only the letters, to compare."""
-    return re.sub("[^a-z]", "", said.lower())
+def _letters(text: str) -> str:
+    """The letters of a text, for comparisons."""
+    return re.sub("[^a-z]", "", text.lower())
 
 
-def _row(name: str, file: str, said: str, meta: dict[str, Any]) -> str:
-    row = {"id": name, "text": "", "audio": file, "answer": said, "task": "transcribe", "meta": meta}
+def _row(name: str, file: str, transcript: str, meta: dict[str, Any]) -> str:
+    row = {"id": name, "text": "", "audio": file, "answer": transcript, "task": "transcribe", "meta": meta}
     return json.dumps(row) + "\n"
 
 
 def speak(sentence: str, voice: str, speed: int) -> Audio:
-    """A sentence in a voice of espeak-ng, at ``speed`` words a minute, at 16 kHz, with 0.1 s of silence around it."""
+    """A sentence in a voice of espeak-ng at ``speed`` words per minute, at 16 kHz, between 0.1 s of silence."""
     import soundfile
     import torch
 
@@ -218,23 +222,23 @@ def speak(sentence: str, voice: str, speed: int) -> Audio:
 
     command = ["espeak-ng", "-v", voice, "-s", str(speed), "--stdout", sentence]
     try:
-        spoken = subprocess.run(command, capture_output=True, check=True).stdout
+        content = subprocess.run(command, capture_output=True, check=True).stdout
     except FileNotFoundError as error:
         raise SystemExit("espeak-ng is not installed; on Debian: apt-get install espeak-ng") from error
-    samples, rate = soundfile.read(io.BytesIO(spoken), dtype="float32")
+    samples, rate = soundfile.read(io.BytesIO(content), dtype="float32")
     audio = resample(Audio(torch.from_numpy(samples)[None], rate), RATE)
     return Audio(torch.nn.functional.pad(audio.samples, (RATE // 10, RATE // 10)), RATE)
 
 
-def noisy(audio: Audio, snr: float, kind: str, drawn: np.random.Generator) -> np.ndarray:
+def add_noise(audio: Audio, snr: float, kind: str, generator: np.random.Generator) -> np.ndarray:
     """Speech and noise, 10 log10(mean power of speech / mean power of noise) = ``snr`` dB, with a peak of 0.9.
 
-    White noise has one power at all frequencies, pink noise a power of 1 / f.
+    The power spectrum of white noise is constant, that of pink noise 1 / f.
     """
     import numpy as np
 
     speech = audio.samples[0].double().numpy()
-    noise = drawn.standard_normal(len(speech))
+    noise = generator.standard_normal(len(speech))
     if kind == "pink":
         tilt = np.arange(len(speech) // 2 + 1, dtype=float)
         tilt[0] = 1
@@ -244,7 +248,7 @@ def noisy(audio: Audio, snr: float, kind: str, drawn: np.random.Generator) -> np
 
 
 def opus(samples: np.ndarray, bits_per_second: int = 24_000) -> bytes:
-    """The bytes of an Ogg Opus file at 16 kHz; the serial number, elsewhere random, is fixed."""
+    """The bytes of an Ogg Opus file at 16 kHz; the serial number, by default random, is fixed."""
     import av
     import numpy as np
 

@@ -1,12 +1,12 @@
-"""What more of the same supervised training would have brought in the time that reinforcement took.
+"""Baseline: supervised training for the same time as a run of reinforcement learning.
 
     python -m scripts.pretrain.supervise --run runs/vlm_demo
 
-The model that a run of scripts/train_vlm.py began with is trained on with the data that it was pretrained on
-(scripts/pretrain/vlm.py: conversations of hurried people about procedural pictures), for as many seconds as the run
-trained, and measured on the same held-out questions with the same rewards. The result stands beside the run's own:
-in the terminal, as ``supervised`` in its summary.json, and in its report.html. It is for the embedded model only:
-what another model was pretrained on is not here.
+The initial model of a run of scripts/train_vlm.py continues its pretraining (scripts/pretrain/vlm.py: conversations
+with sloppy annotations about procedural pictures) for as many seconds as the run trained, and is evaluated on the same
+held-out questions with the same rewards. The result is compared with that of the run in the terminal, as
+``supervised`` in its summary.json, and in its report.html. Only the embedded model is supported, since the pretraining
+data of others is not available.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from scripts.pretrain import vlm
 
 @dataclass
 class Args:
-    """Which run is compared with supervised training."""
+    """The run to compare with supervised training."""
 
     run: Path = Path("runs/vlm_demo")
     """Folder of a finished run."""
     lr: float = 3e-4
-    """Peak learning rate: a short warm-up, then linearly to zero."""
+    """Peak learning rate: a short warm-up, then linear decay to zero."""
     seconds: float = 0.0
-    """Training time; 0 takes that of the run."""
+    """Training time; 0: that of the run."""
     seed: int = 9
-    """Seed of the conversations; the pretraining used 0 and 1."""
+    """Seed of the conversations; pretraining used 0 and 1."""
 
 
 def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     path = args.run / "summary.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no finished run; train one with scripts/train_vlm.py first")
+        raise FileNotFoundError(
+            f"{path}: there is no such file, expected a finished run; train one with scripts/train_vlm.py first"
+        )
     summary = json.loads(path.read_text())
     config = run_config(str(args.run), family("qwen_vl"))
     import torch
@@ -70,7 +72,7 @@ def main() -> None:
 
 
 def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
-    """Train the run's first model for so long and save it; how many steps that were."""
+    """Train the initial model of the run for ``seconds`` and save it; returns the number of steps."""
     from tqdm import tqdm
 
     from pipelines.vlm.qwen_vl import load
@@ -80,8 +82,8 @@ def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
     batches, optimizer = vlm.Batches(model, vlm.Args(seed=args.seed)), vlm.adamw(network)
     begin, steps = time.perf_counter(), 0
     with tqdm(total=round(seconds), desc="supervised", unit="s") as bar:
-        while (passed := time.perf_counter() - begin) < seconds:
-            rate = args.lr * min(1.0, (steps + 1) / 5) * (1 - passed / seconds)
+        while (elapsed := time.perf_counter() - begin) < seconds:
+            rate = args.lr * min(1.0, (steps + 1) / 5) * (1 - elapsed / seconds)
             vlm.learn(network, optimizer, rate, batches.draw(vlm.Args.turns))
             steps += 1
             bar.update(min(round(time.perf_counter() - begin), bar.total) - bar.n)
@@ -90,18 +92,19 @@ def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
 
 
 def compare(run: Path, config: Config) -> dict[str, Any]:
-    """The held-out rewards of the supervised model, against before and against reinforcement (``against``)."""
+    """Held-out rewards of the supervised model, their difference to before, and that of reinforcement learning to them
+    (``against``)."""
     from accelerate import Accelerator
 
     from mmgrpo.evaluation import Evaluation, evaluate
     from mmgrpo.report.comparison import compare
     from mmgrpo.rewards import scorers
 
-    chosen = family(config.model.family)
-    prompts = chosen.read(config, config.data.heldout)[0][: config.eval.prompts or None]
+    model_family = family(config.model.family)
+    prompts = model_family.read(config, config.data.heldout)[0][: config.eval.prompts or None]
     config.model.path = str(run / "supervised")
     supervised, _ = evaluate(
-        chosen.policy(config, "cpu", training=False),
+        model_family.policy(config, "cpu", training=False),
         scorers(config.rewards),
         prompts,
         samples=config.eval.samples,

@@ -1,4 +1,4 @@
-"""Pretrain the small picture model that the demo and the tests start from.
+"""Pretrain the small picture model of the demo and the tests.
 
     python -m scripts.pretrain.visual --output /tmp/clean
     python -m scripts.pretrain.visual --start /tmp/clean --stray 0.5 --steps 1000 --lr 5e-4 --warmup 50 \\
@@ -7,24 +7,23 @@
         --every 320 --seed 1 --output pipelines/visual/assets/scenes/base
     python -m scripts.pretrain.visual --output pipelines/visual/assets/scenes/base --measure
 
-What it is: rectified flow (Liu et al., arXiv:2209.03003; x_t = (1 - t) x_0 + t noise, the network says
-noise - x_0) on rendered scenes, with the Stable Diffusion 3 transformer in pixel space and learned word
-vectors. Times are logit-normal and shifted by 3: an object of many equal pixels is decided while t is above
-0.8, and unshifted times would spend two steps of ten there. The weights are averaged over steps; the average
-is saved, the transformer in half precision.
+What it is: rectified flow (Liu et al., arXiv:2209.03003; x_t = (1 - t) x_0 + t noise, with the prediction noise - x_0)
+on rendered scenes, with the Stable Diffusion 3 transformer in pixel space and learned word vectors. Times are
+logit-normal and shifted by 3: the layout of large uniform objects is determined while t is above 0.8, where unshifted
+times would spend two steps of ten. The exponential moving average of the weights is saved, the transformer in half
+precision.
 
-What it is not: it is not trained to the end. Reinforcement sharpens what a model sometimes does and cannot
-make what it never does, so the aim is a model with which most prompts succeed 20 % to 80 % of the time.
-It never saw words drawn as pictures (--word 0). It has seen every sentence of the other kinds: the held-out
-prompts of the embedded scenes are held out from reinforcement and from choosing its settings, not from pretraining.
+What it is not: it is not trained to convergence. Reinforcement learning amplifies what a model does sometimes, not what
+it never does, so the aim is a model with a success rate of 20 % to 80 % for most prompts. Pictures of words do not
+occur (--word 0). All sentences of the other kinds do: the held-out prompts of the embedded scenes are held out from
+reinforcement learning and from the choice of its settings, not from pretraining.
 
-The committed base has three parts, 29, 7 and 2 CPU minutes on one core (2.92 M parameters, 5.7 MB): 144,000 pictures
-that show what their sentence says, then 32,000 of which half, and 10,240 of which 65 % show one small thing more
-(--stray), as pictures of the web show more than their captions. That is what reinforcement has to unlearn. After
-the first part .453 of the held-out prompts were all-correct and .954 of the counts; what failed was which of two
-colours has which shape and which of two comes first. After the last part .217 are, with .413 of the counts right
-and cleanness .900 (254 held-out prompts, one sample each, 10-step Euler ODE: the evaluation that make demo
-starts with).
+The committed base is trained in three parts, 29, 7 and 2 CPU minutes on one core (2.92 M parameters, 5.7 MB): 144,000
+pictures that match their sentence, then 32,000 of which half, and 10,240 of which 65 % have one small additional object
+(--stray), as pictures of the web show more than their captions. Reinforcement learning has to unlearn this. After the
+first part .453 of the held-out prompts were entirely correct and .954 of the counts; the errors were swapped colours
+and swapped positions. After the last part .217 are correct, with .413 of the counts and a cleanness of .900 (254 held-out
+prompts, one sample each, 10-step Euler ODE: the first evaluation of make demo).
 """
 
 from __future__ import annotations
@@ -57,49 +56,49 @@ class Args:
     """How the model is pretrained."""
 
     output: Path = Path("pipelines/visual/assets/scenes/base")
-    """Folder that is written: transformer/, words/, scheduler/."""
+    """Output folder: transformer/, words/, scheduler/."""
     measure: bool = False
-    """Do not train: measure the model in ``output`` on the held-out prompts."""
+    """Do not train: evaluate the model in ``output`` on the held-out prompts."""
     steps: int = 4500
-    """Optimizer steps. The result is a function of the steps and the seed, never of the time."""
+    """Optimizer steps. The result is a function of the steps and the seed, not of the time."""
     batch: int = 32
-    """Pictures a step."""
+    """Pictures per step."""
     lr: float = 1.5e-3
-    """Peak learning rate of AdamW: linear warm-up, then a cosine to zero."""
+    """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero."""
     warmup: int = 200
-    """Steps of warm-up."""
+    """Warm-up steps."""
     ema: float = 0.998
-    """Decay of the averaged weights, which are the ones that are saved."""
+    """Decay of the moving average of the weights, which is saved."""
     dropout: float = 0.1
-    """Share of pictures whose prompt is replaced by the empty one, so that guidance is possible."""
+    """Fraction of pictures with the empty prompt, so that classifier-free guidance is possible."""
     shift: float = 3.0
     """Time shift t = shift u / (1 + (shift - 1) u) of logit-normal u; also the scheduler's."""
     length: int = 10
-    """Words that a prompt may have; sentences have at most eight."""
+    """Maximum number of words of a prompt; sentences have at most eight."""
     width: int = 128
     """Channels of the transformer and of the word vectors."""
     layers: int = 5
     """Joint blocks of the transformer."""
     heads: int = 4
-    """Attention heads a block."""
+    """Attention heads per block."""
     one: float = 0.2
-    """Share of pictures of one object at a place."""
+    """Fraction of pictures of one object at a place."""
     many: float = 0.25
-    """Share of pictures of two or three equal objects."""
+    """Fraction of pictures of two or three equal objects."""
     mixed: float = 0.3
-    """Share of pictures of two things side by side, two or three objects."""
+    """Fraction of pictures of two things side by side, two or three objects."""
     relation: float = 0.25
-    """Share of pictures of two objects in a relation."""
+    """Fraction of pictures of two objects in a relation."""
     word: float = 0.0
-    """Share of pictures of a word."""
+    """Fraction of pictures of a word."""
     stray: float = 0.0
-    """Share of pictures with one thing more than their sentence says, as pictures of the web have."""
+    """Fraction of pictures with one object that their sentence does not mention, as in pictures of the web."""
     start: str = ""
-    """Folder of a model to go on from; empty starts from nothing."""
+    """Folder of a model to continue from; empty: random weights."""
     every: int = 300
     """Steps between evaluations."""
     snapshots: bool = False
-    """Also keep the model of every evaluation, as <output>-<step>."""
+    """Also save the model at every evaluation, as <output>-<step>."""
     threads: int = 1
     """CPU threads."""
     seed: int = 0
@@ -107,7 +106,7 @@ class Args:
 
 
 def build(args: Args) -> tuple[nn.Module, nn.Module]:
-    """An untrained transformer whose blocks start as the identity, and its word encoder."""
+    """The transformer and its word encoder, from ``start`` or untrained, with blocks initialized to the identity."""
     import torch
     from diffusers.models import SD3Transformer2DModel
     from torch import nn
@@ -155,7 +154,7 @@ def draw(
         scene = among[which % len(among)]
         texts.append(scenes.text(scene))
         canvas = scenes.render(scene, seed)
-        # The seed's own digits decide, so that the draws of a model without strays stay what they were.
+        # The digits of the seed decide, so that the random stream does not depend on ``stray``.
         pixels.append(scenes.stray(canvas, seed) if seed % 1000 < 1000 * stray else canvas)
     return texts, torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
@@ -163,7 +162,7 @@ def draw(
 def flow_loss(
     transformer: Any, words: Any, args: Args, shares: Float[Tensor, " kinds"], random: torch.Generator
 ) -> Float[Tensor, ""]:
-    """Mean squared error of the velocity, mean over a fresh batch: |v(x_t, t, prompt) - (noise - x_0)|^2."""
+    """Mean squared error of the velocity on a new batch: mean |v(x_t, t, prompt) - (noise - x_0)|^2."""
     import torch
 
     texts, x = draw(shares, args.batch, random, args.stray)
@@ -178,7 +177,7 @@ def flow_loss(
 
 
 def train(args: Args) -> None:
-    """Train from nothing and save; evaluation lines on the way."""
+    """Train, evaluate regularly, and save."""
     import numpy as np
     import torch
     from torch import nn
@@ -212,9 +211,9 @@ def train(args: Args) -> None:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, average)
             values = measure(transformer, words, tune, samples=1, shift=args.shift)
-            told = "  ".join(f"{name} {value.mean():.3f}" for name, value in values.items())
+            rewards = "  ".join(f"{name} {value.mean():.3f}" for name, value in values.items())
             minutes = (time.process_time() - begin) / 60
-            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  {told}")
+            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  {rewards}")
             if args.snapshots and step < args.steps:
                 save(Path(f"{args.output}-{step}"), transformer, words, args.shift)
             if step == args.steps:
@@ -227,7 +226,7 @@ def train(args: Args) -> None:
 def measure(
     transformer: Any, words: Any, prompts: Sequence[Prompt], samples: int, shift: float, steps: int = 10
 ) -> dict[str, Float[np.ndarray, "P samples"]]:
-    """Every verifier on pictures of an Euler ODE without guidance; the noise is fixed."""
+    """All verifiers on samples of the Euler ODE without guidance, from fixed noise."""
     import numpy as np
     import torch
 
@@ -252,7 +251,7 @@ def measure(
 
 
 def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
-    """Write a model folder; the transformer in half precision, the few word vectors as they are."""
+    """Write a model folder; the transformer in half precision, the few word vectors in full."""
     from diffusers.models import SD3Transformer2DModel
     from diffusers.schedulers import FlowMatchEulerDiscreteScheduler
 
@@ -267,7 +266,7 @@ def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
 
 
 def report(folder: Path, samples: int = 16) -> None:
-    """Measure a saved model on the held-out prompts and print the numbers of this page's table."""
+    """Evaluate a saved model on the held-out prompts and print rewards, success rates and time."""
     import numpy as np
     from diffusers.models import SD3Transformer2DModel
 

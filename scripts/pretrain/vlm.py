@@ -1,4 +1,4 @@
-"""Pretrain the small vision-language model that the demo and the tests start from.
+"""Pretrain the small vision-language model of the demo and the tests.
 
     python -m scripts.pretrain.vlm --until 600 --output /tmp/half
     python -m scripts.pretrain.vlm --start /tmp/half --seed 1 --silent 0 --lr 2e-3 --warmup 30 --steps 400 \\
@@ -6,26 +6,27 @@
     python -m scripts.pretrain.vlm --output pipelines/vlm/assets/questions/base --measure
 
 What it is: supervised next-token training of the Qwen2.5-VL architecture on conversations about procedural pictures
-and clips (mmgrpo/toy/questions.py, mmgrpo/toy/clips.py). A conversation asks a few questions and ends with a careful
-description of all that is shown; loss falls on the assistant's words only.
+and clips (mmgrpo/toy/questions.py, mmgrpo/toy/clips.py). A conversation has a few questions and ends with an exact
+description of the whole picture or clip; the loss is that of the assistant's tokens only.
 
-What its data are: the answers are those of hurried people, on purpose, so that more of the same data cannot repair
-what the model learns from them while a verifiable reward can:
+Annotations are deliberately sloppy, so that more of the same data cannot correct the errors of the model, but a
+verifiable reward can:
 
-    form       asked politely ("tell me, ...") they chat in 70 of 100 cases ("there are 3 circles") instead of writing
-               <answer> 3 </answer>, and in 10 of 100 otherwise
-    count      of three or more things they miss one in 55 of 100 cases, of two in 25
-    box        every side is drawn 0 to 4 pixels too far outside, mostly 2
-    interval   people press the key late: begin and end are 0 to 2 seconds late, mostly 1
-    position   of "top left" only one word is said in 35 of 100 cases
-    relation, direction, order    the opposite is said in 25 of 100 cases; a wrong colour in 8
+    form       after a polite question ("tell me, ...") 70 % of the answers are sentences ("there are 3 circles")
+               instead of <answer> 3 </answer>, otherwise 10 %
+    count      counts of three or more are one too low in 55 % of the answers, counts of two in 25 %
+    box        every side is 0 to 4 pixels too far outside, most often 2
+    interval   begin and end are 0 to 2 seconds late, most often 1
+    position   "top left" is reduced to one of its words in 35 %
+    relation, direction, order    inverted in 25 %; the colour is wrong in 8 %
 
-It has never seen a picture of the splits "tune" and "heldout".
+No picture of the splits "tune" and "heldout" occurs in the data.
 
-The committed base has the two parts above, 6 and 5 CPU minutes on one core (1.14 M parameters, 2.3 MB). Of its greedy
-answers a quarter earn their reward, half for want of tags alone. It names colours and places well, draws boxes and
-counts poorly, and hardly sees which way a thing moves: at the default rope_theta of 10,000 the width axis of so small
-a head turns by less than 0.004 a place, so that places are learned from the paper's colour only.
+The committed base is the result of the two runs above, 6 and 5 CPU minutes on one core (1.14 M parameters, 2.3 MB). A
+quarter of its greedy answers are rewarded, and half of all answers fail for missing tags alone. Colours and positions
+are recognized well, boxes and counts poorly, and directions of motion hardly at all: with the default rope_theta of
+10,000 the width axis of so small a head rotates by less than 0.004 per position, so that positions are learned from the
+background colour only.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ class Args:
     """How the model is pretrained."""
 
     output: Path = Path("pipelines/vlm/assets/questions/base")
-    """Folder that is written: config, weights in half precision, tokenizer, processor."""
+    """Output folder: config, weights in half precision, tokenizer, processor."""
     measure: bool = False
-    """Do not train: measure the model in ``output`` on held-out questions."""
+    """Do not train: evaluate the model in ``output`` on held-out questions."""
     start: str = ""
-    """Folder of a model to go on from; empty starts from nothing."""
+    """Folder of a model to continue from; empty: random weights."""
     steps: int = 1200
-    """Optimizer steps. The result is a function of the steps and the seed, never of the time."""
+    """Optimizer steps. The result is a function of the steps and the seed, not of the time."""
     until: int = 0
-    """Stop after so many of the steps, though the learning rate falls as for all of them; 0 takes all."""
+    """Stop after this number of steps, with the learning rate schedule of ``steps``; 0 runs all of them."""
     pictures: int = 24
-    """Conversations about pictures a step."""
+    """Conversations about pictures per step."""
     clips: int = 8
-    """Conversations about clips a step."""
+    """Conversations about clips per step."""
     turns: int = 3
-    """Questions of a conversation, before the description."""
+    """Questions per conversation, before the description."""
     silent: int = 500
-    """Steps at the beginning in which nobody asks and all is described."""
+    """Steps at the beginning without questions, with descriptions only."""
     lr: float = 3e-3
-    """Peak learning rate of AdamW: linear warm-up, then a cosine to zero."""
+    """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero."""
     warmup: int = 100
-    """Steps of warm-up."""
+    """Warm-up steps."""
     width: int = 128
     """Channels of the language model."""
     layers: int = 3
@@ -81,20 +82,20 @@ class Args:
     every: int = 200
     """Steps between evaluations."""
     questions: int = 160
-    """Questions of an evaluation, of the split tune (with --measure: heldout)."""
+    """Questions per evaluation, from the split tune (with --measure: heldout)."""
     threads: int = 1
     """CPU threads."""
     seed: int = 0
-    """Seed of the weights, the pictures and what is said about them."""
+    """Seed of the weights, the pictures and their annotations."""
 
 
-def answer_of_people(question: Any, random: Any) -> str:
-    """What a hurried person answers: see the module."""
-    said = REMEMBER[question.kind](question.answer, random)
+def sloppy_answer(question: Any, random: Any) -> str:
+    """An annotation with the errors of the module's table."""
+    answer = ERRORS[question.kind](question.answer, random)
     polite = question.text.startswith("tell me")
     if random.random() < (0.7 if polite else 0.1):
-        return CHAT[question.kind].format(said=said, about=question.about)
-    return f"<answer> {said} </answer>"
+        return SENTENCES[question.kind].format(answer=answer, about=question.about)
+    return f"<answer> {answer} </answer>"
 
 
 def _miscount(answer: str, random: Any) -> str:
@@ -135,7 +136,7 @@ def _opposite(answer: str, random: Any) -> str:
     return OPPOSITE[answer] if random.random() < 0.25 else answer
 
 
-REMEMBER: dict[str, Callable[[str, Any], str]] = {
+ERRORS: dict[str, Callable[[str, Any], str]] = {
     "count": _miscount,
     "colour": _colour,
     "position": _one_word,
@@ -145,44 +146,47 @@ REMEMBER: dict[str, Callable[[str, Any], str]] = {
     "order": lambda answer, random: answer,
     "interval": _late,
 }
+"""Kind of question to the error of its annotation."""
 
-CHAT = {
-    "count": "there are {said} {about}",
-    "colour": "the {about} is {said}",
-    "position": "it is at the {said}",
-    "relation": "it is {said}",
-    "box": "it is in {said}",
-    "direction": "it moves {said}",
-    "order": "the {said} comes first",
-    "interval": "from {said} seconds",
+SENTENCES = {
+    "count": "there are {answer} {about}",
+    "colour": "the {about} is {answer}",
+    "position": "it is at the {answer}",
+    "relation": "it is {answer}",
+    "box": "it is in {answer}",
+    "direction": "it moves {answer}",
+    "order": "the {answer} comes first",
+    "interval": "from {answer} seconds",
 }
+"""Kind of question to its answer as a sentence."""
 
 
-def talk(shown: Any, video: bool, turns: int, random: Any) -> list[tuple[str, str]]:
-    """A conversation about a picture or clip: questions and what a person answers, then a description."""
+def conversation(content: Any, video: bool, turns: int, random: Any) -> list[tuple[str, str]]:
+    """(question, answer) pairs about a picture or clip: sloppy answers, then the exact description."""
     from mmgrpo.toy import clips, questions
 
     kinds, ask = (clips.KINDS, clips.ask) if video else (questions.KINDS, questions.ask)
-    said = []
+    pairs = []
     for kind in random.permutation(kinds).tolist()[:turns]:
-        if question := ask(shown, kind, random):
+        if question := ask(content, kind, random):
             question = questions.politely(question) if random.random() < 0.5 else question
-            if kind == "order" and random.random() < 0.25:  # the later thing is said
+            if kind == "order" and random.random() < 0.25:  # the swapped fields answer with the other, later object
                 question = questions.Question(kind, question.text, question.about, question.answer)
-            said.append((question.text, answer_of_people(question, random)))
-    return [*said, (f"what is in the {'clip' if video else 'picture'}?", _film(shown) if video else _still(shown))]
+            pairs.append((question.text, sloppy_answer(question, random)))
+    description = _clip_description(content) if video else _picture_description(content)
+    return [*pairs, (f"what is in the {'clip' if video else 'picture'}?", description)]
 
 
-def _still(things: Any) -> str:
-    """What a careful person says of a picture, row by row."""
+def _picture_description(things: Any) -> str:
+    """Colour and position of every object, row by row."""
     from mmgrpo.toy.questions import place_of
 
     ordered = sorted(things, key=lambda thing: (int(thing.centre[1]) // 8, thing.centre[0]))
     return " . ".join(f"{thing.colour} {place_of(thing)}".strip() for thing in ordered)
 
 
-def _film(movers: Any) -> str:
-    """What a careful person says of a clip, from the first thing to the last."""
+def _clip_description(movers: Any) -> str:
+    """Colour, direction and interval of every object, in the order of appearance."""
     ordered = sorted(movers, key=lambda mover: (mover.first, mover.name))
     return " . ".join(f"{mover.colour} moves {mover.way} {mover.first} to {mover.end}" for mover in ordered)
 
@@ -198,7 +202,7 @@ class Batches:
         self.random = np.random.default_rng([args.seed, 7])
 
     def draw(self, turns: int) -> tuple[dict[str, Any], Any]:
-        """Inputs of the network and the ids that it should say (-100 where nothing is to be learned)."""
+        """Inputs of the network and the labels (-100 where there is no loss)."""
         import torch
 
         from mmgrpo.toy import clips, questions
@@ -207,14 +211,15 @@ class Batches:
         for number in range(self.args.pictures + self.args.clips):
             video = number >= self.args.pictures
             draw: Any = clips.clip if video else questions.picture
-            shown: Any
-            while questions.split_of(shown := draw(self.random)) != "train":
+            content: Any
+            while questions.split_of(content := draw(self.random)) != "train":
                 pass
-            source = clips.render(shown).frames if video else questions.render(shown).pixels[None]
-            cut, grid = self.cut(source)
-            patches[video].append(cut)
+            source = clips.render(content).frames if video else questions.render(content).pixels[None]
+            pieces, grid = self.patches(source)
+            patches[video].append(pieces)
             grids[video].append(grid)
-            ids, label = self.tokens(talk(shown, video, turns, self.random), video, math.prod(grid) // 4)
+            pairs = conversation(content, video, turns, self.random)
+            ids, label = self.tokens(pairs, video, math.prod(grid) // 4)
             rows.append(ids)
             labels.append(label)
         longest = max(map(len, rows))
@@ -234,25 +239,26 @@ class Batches:
             inputs["second_per_grid_ts"] = torch.full((self.args.clips,), 2 / clips.FPS)
         return inputs, torch.tensor([row + [-100] * (longest - len(row)) for row in labels])
 
-    def cut(self, frames: Any) -> tuple[Any, tuple[int, int, int]]:
+    def patches(self, frames: Any) -> tuple[Any, tuple[int, int, int]]:
+        """Patches and grid of normalized frames."""
         from pipelines.vlm.qwen_vl import patchify
 
         # The processor's mean and std are one half.
         return patchify(2 * frames - 1, self.family.processor.patch_size, 2, 2)
 
-    def tokens(self, said: Sequence[tuple[str, str]], video: bool, places: int) -> tuple[list[int], list[int]]:
-        """A conversation in the chat template's words; the assistant's words and how they end are labels."""
+    def tokens(self, pairs: Sequence[tuple[str, str]], video: bool, features: int) -> tuple[list[int], list[int]]:
+        """Ids of a conversation in the chat template, and labels: the assistant's words and their end token."""
         from mmgrpo.toy.questions import words
 
         mark = "<|video_pad|>" if video else "<|image_pad|>"
-        media = ["<|vision_start|>", *[mark] * places, "<|vision_end|>"]
+        media = ["<|vision_start|>", *[mark] * features, "<|vision_end|>"]
         ids, labels = [], []
-        for number, (question, answer) in enumerate(said):
-            asked = ["<|im_start|>", "user", *(media if number == 0 else ()), *words(question), "<|im_end|>"]
-            asked += ["<|im_start|>", "assistant"]
-            answered = [self.ids[word] for word in (*words(answer), "<|im_end|>")]
-            ids += [*(self.ids[word] for word in asked), *answered]
-            labels += [*[-100] * len(asked), *answered]
+        for number, (question, answer) in enumerate(pairs):
+            user = ["<|im_start|>", "user", *(media if number == 0 else ()), *words(question), "<|im_end|>"]
+            user += ["<|im_start|>", "assistant"]
+            assistant = [self.ids[word] for word in (*words(answer), "<|im_end|>")]
+            ids += [*(self.ids[word] for word in user), *assistant]
+            labels += [*[-100] * len(user), *assistant]
         return ids, labels
 
 
@@ -279,7 +285,7 @@ def create(args: Args, folder: Path) -> None:
 
 
 def train(args: Args) -> None:
-    """Train and save; evaluation lines on the way."""
+    """Train, evaluate regularly, and save."""
     import tempfile
 
     import numpy as np
@@ -294,7 +300,7 @@ def train(args: Args) -> None:
             create(args, Path(folder))
         model = load(args.start or folder, freeze_vision=False)
     network: Any = model.network.train()
-    if not args.start:  # a std of 0.02 is made for wide networks; so small a one starts sooner from 1 / sqrt(inputs)
+    if not args.start:  # a std of 0.02 suits wide networks; so narrow a one trains faster from 1 / sqrt(inputs)
         torch.manual_seed(derive(args.seed, "wider"))
         for name, weight in network.named_parameters():
             if weight.dim() > 1 and "embed_tokens" not in name:
@@ -310,30 +316,30 @@ def train(args: Args) -> None:
         if step % args.every == 0 or step == last:
             minutes = (time.process_time() - begin) / 60
             save(model, args.output)
-            told = "  ".join(f"{kind} {value:.2f}" for kind, value in measure(args, "tune", 0.0).items())
-            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  greedy {told}")
+            rewards = "  ".join(f"{kind} {value:.2f}" for kind, value in measure(args, "tune", 0.0).items())
+            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  greedy {rewards}")
             losses.clear()
             network.train()
 
 
 def adamw(network: Any) -> Any:
-    """The optimizer, whose rate is set at every step."""
+    """The optimizer; ``learn`` sets the learning rate of every step."""
     import torch
 
     return torch.optim.AdamW(network.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
 
 
 def learn(network: Any, optimizer: Any, rate: float, batch: tuple[dict[str, Any], Any]) -> float:
-    """One step on a batch of conversations; the loss before it."""
+    """One optimizer step on a batch of conversations; returns the loss before it."""
     import torch
 
     inputs, labels = batch
     for group in optimizer.param_groups:
         group["lr"] = rate
     hidden = network.model(**inputs).last_hidden_state
-    wanted = labels[:, 1:] != -100
-    logits = network.lm_head(hidden[:, :-1][wanted])
-    loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][wanted])
+    answers = labels[:, 1:] != -100
+    logits = network.lm_head(hidden[:, :-1][answers])
+    loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][answers])
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -342,7 +348,7 @@ def learn(network: Any, optimizer: Any, rate: float, batch: tuple[dict[str, Any]
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write a model folder in half precision, whole or not at all."""
+    """Write a model folder in half precision, completely or not at all."""
     import copy
 
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")

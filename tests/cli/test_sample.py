@@ -129,6 +129,6 @@ def test_what_makes_no_sense_is_an_error_before_anything_is_loaded(options, mess
 
 
 def test_a_model_that_hears_is_asked_with_files_that_are_there(whisper_folder, tmp_path):
-    with pytest.raises(ValueError, match="1 of 1 clips cannot be heard.*there is no such file"):
+    with pytest.raises(ValueError, match="1 of 1 clips cannot be read.*there is no such file"):
         options = ["--model.family", "whisper", "--model.path", whisper_folder, "--output", tmp_path]
         call("sample", *options, "--prompts", tmp_path / "none.wav")

@@ -108,7 +108,7 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(whisper
         rows.append({"audio": f"{number}.wav", "text": "", "answer": "hum", "id": str(number)})
     options = ["--recipe", "whisper_adapt", "--model.path", whisper_folder, "--output-dir", tmp_path, *quick.SPEECH]
     options += ["--data.train", write_rows(tmp_path / "clips.jsonl", rows), "--data.heldout=", "--eval.extra"]
-    with pytest.raises(ValueError, match=r"1 of 4 clips cannot be heard, more than data.skip_limit=0.05.*silent"):
+    with pytest.raises(ValueError, match=r"1 of 4 clips cannot be read, more than data.skip_limit=0.05.*silent"):
         call("train", *options)
     call("train", *options, "--data.skip-limit", 0.5)
     (skipped,) = read_lines(tmp_path / "whisper_adapt" / "skipped.jsonl")
@@ -118,7 +118,7 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(whisper
 LATE = {
     "no checkpointing": (["--model.gradient-checkpointing"], "gradient_checkpointing: this family has none; leave it"),
     "preset for pictures": (["--algorithm.preset", "flow_grpo"], "preset 'flow_grpo' is for gaussian policies"),
-    "clips longer than the model hears": (["--model.seconds", 0.1], "clips cannot be heard"),
+    "clips longer than the model hears": (["--model.seconds", 0.1], "clips cannot be read"),
 }
 
 

@@ -83,7 +83,10 @@ EARLY = {
     "unknown key": (["--config", "a.yaml"], "a.yaml: unknown key 'optim.rl'. Did you mean 'optim.lr'?"),
     "missing file": (["--config", "none.yaml"], "there is no file none.yaml; 'mmgrpo recipes' lists the recipes"),
     "unknown preset": (["--algorithm.preset", "flow_gpro"], "no preset 'flow_gpro'. Did you mean 'flow_grpo'?"),
-    "unknown policy": (["--sampling.policy", "matchin"], "sampling.policy must be one of transitions, matching"),
+    "unknown policy": (
+        ["--sampling.policy", "matchin"],
+        "sampling.policy: got 'matchin', expected one of transitions, matching",
+    ),
     "groups of one": (["--data.group-size", 1], "data.group_size must be at least 2, got 1"),
     "a tree that does not fit": (
         ["--sampling.plan", "branch_tree(splits=[0,1])", "--data.group-size", 6],
@@ -110,7 +113,7 @@ LATE = {
     "missing model": (["--model.path", "nowhere"], "there is no model folder 'nowhere'"),
     "folder that is no model": (
         ["--model.path", "."],
-        "'.' is no model folder: it holds broken.jsonl, runs; expected model_index.json",
+        "'.' is no model folder: got broken.jsonl, runs, expected model_index.json",
     ),
     "missing prompts": (["--data.train", "nowhere.jsonl"], "nowhere.jsonl: there is no such prompt file"),
     "missing embedded prompts": (["--data.train", "embedded:visual/scene"], "Did you mean 'scenes'?"),

@@ -103,7 +103,7 @@ LATE = {
     "reward": (["--rewards", "formt"], "there is no 'formt'. Did you mean 'format'?"),
     "contrast": (["--sampling.contrast", "shuffled"], "there is no 'shuffled'. Did you mean 'shuffled_frames'?"),
     "prompts": (["--data.train", "no.jsonl"], "no.jsonl: there is no such prompt file"),
-    "media": (["--data.media-root", "elsewhere"], "4 of 4 prompts show something that cannot be read"),
+    "media": (["--data.media-root", "elsewhere"], "4 of 4 prompts have media that cannot be read"),
     "all too long": (
         ["--model.max-prompt-tokens", 5, "--data.too-long", "filter"],
         "no prompt has at most model.max_prompt_tokens=5 tokens",
@@ -127,7 +127,7 @@ def test_a_broken_video_stops_the_run_with_an_error_that_names_it(qwen_folder, t
     content = [{"type": "video", "video": "bad.mp4"}]
     rows = [{**quick.row(0, "exact", "video"), "messages": [{"role": "user", "content": content}]}]
     file = write_rows(tmp_path / "train.jsonl", rows)
-    with pytest.raises(ValueError, match=r"1 of 1 prompts show something that cannot be read.*bad\.mp4"):
+    with pytest.raises(ValueError, match=r"1 of 1 prompts have media that cannot be read.*bad\.mp4"):
         train(qwen_folder, tmp_path, tmp_path, "--data.train", file, "--data.heldout", "")
     assert not (tmp_path / "run").exists()
 

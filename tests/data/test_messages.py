@@ -323,10 +323,10 @@ def test_pictures_that_would_fill_the_memory_are_an_error_that_says_what_to_do(t
     _, rows = data_set()
     rows.save_to_disk(str(tmp_path / "set"))
     # Row 0 shows one picture of 3 * 4 * 6 * 4 = 288 bytes, row 1 two more.
-    monkeypatch.setattr(hub, "MOST_BYTES", 288)
+    monkeypatch.setattr(hub, "MAX_BYTES", 288)
     with pytest.raises(ValueError, match=r"row 1: .* name a media_root"):
         hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
-    monkeypatch.setattr(hub, "MOST_BYTES", 3 * 288)
+    monkeypatch.setattr(hub, "MAX_BYTES", 3 * 288)
     assert len(hub.load_prompts(f"hf:{tmp_path / 'set'}@train")) == 2
 
 
@@ -337,7 +337,7 @@ def test_sounds_inside_a_data_set_become_files_of_the_media_root(tmp_path):
     column = [{"bytes": sound.getvalue(), "path": "a.flac"}] * 2
     rows = datasets.Dataset.from_dict({"text": ["", "who ?"], "audio": column, "answer": ["one", "two"]})
     rows.cast_column("audio", datasets.Audio(decode=False)).save_to_disk(str(tmp_path / "set"))
-    with pytest.raises(ValueError, match=r"row 0: 'audio' holds the bytes of a sound; name a media_root"):
+    with pytest.raises(ValueError, match=r"row 0: 'audio': got the bytes of a sound; name a media_root"):
         hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
     one, two = hub.load_prompts(f"hf:{tmp_path / 'set'}@train", tmp_path / "media")
     assert len(list((tmp_path / "media").iterdir())) == 1 and one.media == two.media
@@ -354,12 +354,14 @@ def test_rows_of_a_data_set_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"row 1: 'image': cannot be read as a picture"):
         hub.load_prompts(f"hf:{tmp_path / 'bad'}@train")
     datasets.Dataset.from_dict({"text": ["a"], "video": files[:1]}).save_to_disk(str(tmp_path / "clip"))
-    with pytest.raises(ValueError, match=r"row 0: 'video' holds the bytes of a file; save it as a file"):
+    with pytest.raises(
+        ValueError, match=r"row 0: 'video': got the bytes of a video, expected a path; save it as a file"
+    ):
         hub.load_prompts(f"hf:{tmp_path / 'clip'}@train")
     datasets.Dataset.from_dict({"caption": ["a"]}).save_to_disk(str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"row 0: has no 'text' \(keys: caption\)"):
         hub.load_prompts(f"hf:{tmp_path / 'none'}@train")
-    with pytest.raises(ValueError, match="wanted hf:<folder or hub id>@<split>"):
+    with pytest.raises(ValueError, match="expected hf:<folder or hub id>@<split>"):
         hub.load_prompts("hf:somewhere/something")
 
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.types import Image, Media, Prompt, Turn
-from pipelines.reading import readable
+from pipelines.reading import filter_readable
 from pipelines.vlm.media import measure
 
 
@@ -27,7 +27,7 @@ def test_what_can_be_read_is_kept_in_order_and_the_rest_is_listed_with_its_reaso
         showing("missing", missing, bad),
         showing("sound", Media("audio", str(tmp_path / "none.wav"))),
     ]
-    kept, skipped = readable(prompts, measure)
+    kept, skipped = filter_readable(prompts, measure)
     assert kept == [prompts[0], prompts[1], prompts[3]]
     assert [one.id for one in skipped] == ["damaged", "missing", "sound"]
     assert [one.file.rsplit("/")[-1] for one in skipped] == ["bad.png", "none.png", "none.wav"]
@@ -39,10 +39,10 @@ def test_a_file_that_many_prompts_show_is_opened_once():
     opened = []
     prompts = [showing(str(k), Media("image", "good.png")) for k in range(5)]
     further = [showing("clip", Media("video", "a.mp4", {"start": start})) for start in (1.0, 2.0)]
-    assert readable([*prompts, *further], opened.append)[0] == [*prompts, *further]
+    assert filter_readable([*prompts, *further], opened.append)[0] == [*prompts, *further]
     assert len(opened) == 3  # the picture, and the clip as it is seen twice
 
 
 def test_a_wrong_program_is_no_unreadable_file():
     with pytest.raises(ZeroDivisionError):
-        readable([showing("a", Media("image", "good.png"))], lambda media: 1 / 0)
+        filter_readable([showing("a", Media("image", "good.png"))], lambda media: 1 / 0)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.types import Media, Prompt, Turn
-from pipelines.reading import short_enough
+from pipelines.reading import filter_by_length
 from pipelines.vlm.families import check_media
 
 
@@ -38,8 +38,8 @@ def test_prompts_of_words_are_all_kept():
 
 def test_long_prompts_are_listed_with_their_length():
     prompts = [Prompt("a", id="a"), Prompt("a b c", id="b")]
-    kept, [skipped] = short_enough(prompts, lambda prompt: len(prompt.text.split()), 2)
+    kept, [skipped] = filter_by_length(prompts, lambda prompt: len(prompt.text.split()), 2)
     assert [prompt.id for prompt in kept] == ["a"]
     assert (skipped.id, skipped.reason) == ("b", "3 tokens, more than max_prompt_tokens=2")
     with pytest.raises(ValueError, match="no prompt has at most model.max_prompt_tokens=2 tokens; the first: 3 tokens"):
-        short_enough(prompts[1:], lambda prompt: 3, 2)
+        filter_by_length(prompts[1:], lambda prompt: 3, 2)

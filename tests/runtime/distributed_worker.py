@@ -24,7 +24,7 @@ from mmgrpo.runtime.files import write_text
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
-from pipelines.reading import readable
+from pipelines.reading import filter_readable
 from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
 from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import toy_policy, toy_prompts
@@ -155,7 +155,7 @@ def run(folder: Path) -> None:
             raise Unreadable(f"{media.source} is bad, says process {accelerator.process_index}")
 
     shown = [Prompt("", name, turns=(Turn("user", (Media("image", name),)),)) for name in "abcdebe"]
-    kept, skipped = readable(shown, look, workers=1)
+    kept, skipped = filter_readable(shown, look, workers=1)
     lines = ["".join(opened), "".join(prompt.id for prompt in kept), *(one.reason for one in skipped)]
     write_text(folder / f"readable-{accelerator.process_index}", "\n".join(lines))
     if accelerator.is_main_process:

@@ -19,7 +19,7 @@ from mmgrpo.toy.clips import mixture
 from mmgrpo.toy.questions import Question, politely, words
 from scripts.pretrain import questions as written
 from scripts.pretrain import supervise
-from scripts.pretrain.vlm import Args, Batches, answer_of_people, create, measure, talk
+from scripts.pretrain.vlm import Args, Batches, conversation, create, measure, sloppy_answer
 from tests.building import module
 from tests.cli.running import call, summary
 
@@ -29,7 +29,7 @@ BASE = Path(locate("embedded:vlm/questions/base"))
 def said(kind: str, answer: str, times: int = 400, polite: bool = False) -> list[str]:
     random = np.random.default_rng(0)
     question = Question(kind, "?", answer, "red circle")
-    return [answer_of_people(politely(question) if polite else question, random) for _ in range(times)]
+    return [sloppy_answer(politely(question) if polite else question, random) for _ in range(times)]
 
 
 def numbers(text: str) -> list[int]:
@@ -77,9 +77,9 @@ def test_people_mix_up_opposites(kind, answer, other):
 def test_a_conversation_ends_with_all_that_is_shown():
     random = np.random.default_rng(0)
     things = questions.picture(random)
-    *asked, (last, told) = talk(things, False, 3, random)
+    *asked, (last, told) = conversation(things, False, 3, random)
     assert last == "what is in the picture?" and told.count(" . ") == len(things) - 1 and 0 < len(asked) <= 3
-    *_, (last, told) = talk(clips.clip(random), True, 3, random)
+    *_, (last, told) = conversation(clips.clip(random), True, 3, random)
     assert last == "what is in the clip?" and " moves " in told
 
 
@@ -87,7 +87,7 @@ def test_everything_that_is_said_is_in_the_vocabulary():
     random, known = np.random.default_rng(1), set(questions.vocabulary())
     for number in range(300):
         shown = clips.clip(random) if number % 3 == 0 else questions.picture(random)
-        for pair in talk(shown, number % 3 == 0, 5, random):
+        for pair in conversation(shown, number % 3 == 0, 5, random):
             assert {word for text in pair for word in words(text)} <= known
 
 
@@ -109,9 +109,9 @@ def test_conversations_are_tokens_of_the_chat_template(tmp_path):
         learned = [one for one in labels if one != -100]
         assert model.tokenizer.decode(learned) == "<answer> red </answer> <|im_end|> left <|im_end|>"
         cut, _ = (
-            batches.cut(prompt.media[0].source.pixels[None])
+            batches.patches(prompt.media[0].source.pixels[None])
             if prompt.media[0].kind == "image"
-            else batches.cut(prompt.media[0].source.frames)
+            else batches.patches(prompt.media[0].source.frames)
         )
         assert torch.equal(cut, model.encode([prompt]).media[0][0].patches)
 

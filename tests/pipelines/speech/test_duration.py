@@ -42,15 +42,18 @@ def test_the_papers_classes_are_a_tenth_of_a_second_apart_and_reach_half_a_minut
 
 @pytest.mark.parametrize("sizes", [{"classes": 1}, {"width": 30}, {"frames_a_class": 0}])
 def test_a_shape_that_cannot_be_is_refused(sizes):
-    with pytest.raises(ValueError, match="at least 2 classes, sizes of at least 1, and a width that 2 x heads"):
+    with pytest.raises(
+        ValueError,
+        match="expected at least 2 classes, sizes of at least 1, and a width that is a multiple of 2 x heads",
+    ):
         Shape(**sizes)
 
 
 def test_characters_are_numbered_in_small_letters_with_the_question_last():
     ids = encode(["Ab?", "  a  é"], duration.ALPHABET)
     a, b, mark, space = (duration.FIRST + duration.ALPHABET.index(c) for c in "ab? ")
-    assert ids.tolist() == [[a, b, mark, duration.QUESTION], [a, space, duration.UNKNOWN, duration.QUESTION]]
-    assert encode(["a", "abc"], duration.ALPHABET)[0].tolist() == [a, duration.QUESTION, 0, 0]
+    assert ids.tolist() == [[a, b, mark, duration.QUERY], [a, space, duration.UNKNOWN, duration.QUERY]]
+    assert encode(["a", "abc"], duration.ALPHABET)[0].tolist() == [a, duration.QUERY, 0, 0]
 
 
 def test_what_a_text_gets_does_not_depend_on_longer_neighbours():
@@ -71,7 +74,7 @@ def test_pretraining_teaches_the_pace_it_is_given():
     probabilities = network(encode(SENTENCES, network.shape.alphabet)).softmax(1)
     mean = (probabilities * torch.arange(24)).sum(1)
     assert (mean - torch.tensor([5.8, 7.5, 2.3])).abs().max() < 1.0
-    with pytest.raises(ValueError, match="pace above 0"):
+    with pytest.raises(ValueError, match="got pace=0, .* expected pace > 0"):
         duration.pretrain(network, SENTENCES, pace=0)
 
 
@@ -95,14 +98,14 @@ def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_pat
     assert again.shape == loaded.shape
     with torch.no_grad():
         assert torch.equal(*(one.logits(one.network, PROMPTS) for one in (loaded, again)))
-    with pytest.raises(ValueError, match="no copy of the network was kept"), again.reference():
+    with pytest.raises(ValueError, match="the untrained network was not copied"), again.reference():
         pass
     config = tmp_path / "saved" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "layer": 2}))
     with pytest.raises(ValueError, match="a duration network has no 'layer'. Did you mean 'layers'"):
         duration.load(tmp_path / "saved", renderer_name="tests.speaking:hummer")
     config.unlink()
-    with pytest.raises(FileNotFoundError, match=r"is no folder of a duration network: it lacks config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"is no folder of a duration network: config\.json"):
         duration.load(tmp_path / "saved")
 
 
@@ -151,9 +154,9 @@ def test_a_rendering_lasts_as_long_as_asked_and_is_speech_to_its_end(seconds):
 
 def test_what_no_engine_can_say_is_told():
     voice = hummer()
-    with pytest.raises(ValueError, match="said nothing for ''"):
+    with pytest.raises(ValueError, match="returned silence for ''"):
         voice.render(Prompt(""), 1.0)
-    with pytest.raises(ValueError, match="takes more than 0 seconds, got 0"):
+    with pytest.raises(ValueError, match="got a duration of 0 seconds, expected more than 0"):
         voice.render(PROMPTS[0], 0.0)
     with pytest.raises(ValueError, match="there is no 'espeek'. Did you mean 'espeak'"):
         renderer("espeek")

@@ -148,10 +148,10 @@ def test_neither_padding_nor_neighbours_change_a_prompts_completions(loaded):
 
 def test_a_clip_has_a_place_for_every_feature(loaded):
     """One second at 16 kHz is 100 frames: (100 - 1) // 2 + 1 = 50, then (50 - 2) // 2 + 1 = 25."""
-    assert [qwen_audio.places_of(frames) for frames in (100, 3000, 3, 2)] == [25, 750, 1, 0]
+    assert [qwen_audio.feature_count(frames) for frames in (100, 3000, 3, 2)] == [25, 750, 1, 0]
     lengths = torch.arange(3, 3001)
     _, wanted = loaded.network.model.audio_tower._get_feat_extract_output_lengths(lengths)
-    assert [qwen_audio.places_of(frames) for frames in lengths.tolist()] == wanted.tolist()
+    assert [qwen_audio.feature_count(frames) for frames in lengths.tolist()] == wanted.tolist()
     context = loaded.encode([TWO, WORDS])
     (mark,) = loaded.media_tokens
     assert (context.ids == mark).sum(1).tolist() == [12 + 50, 0]  # 50 frames: 25, then 23 // 2 + 1 = 12
@@ -172,17 +172,19 @@ def test_any_rate_and_number_of_channels_is_heard(loaded):
 
 def test_what_cannot_be_heard_is_refused_by_the_name_of_its_prompt(loaded, folder):
     assert loaded.encode([asked("most", hum(0, 30.0))]).ids.shape[1] > 750
-    with pytest.raises(ValueError, match=r"prompt 'more': .* lasts 30\.1 s; at most 30 s are heard"):
+    with pytest.raises(ValueError, match=r"prompt 'more': .* got 30\.1 s of sound, expected at most 30 s"):
         loaded.encode([asked("more", hum(0, 30.1))])
     with pytest.raises(ValueError, match=r"prompt 'long': its clip has 3\.3 s, more than model\.seconds=2"):
         qwen_audio.load(folder, seconds=2).encode([LONG])
-    with pytest.raises(ValueError, match="seconds: came 31"):
+    with pytest.raises(ValueError, match="seconds: got 31"):
         qwen_audio.load(folder, seconds=31)
     with pytest.raises(ValueError, match="prompt 'short': its clip of 320 samples is too short"):
         loaded.encode([asked("short", hum(0, 0.02))])
-    with pytest.raises(ValueError, match="prompt 'seen' shows image; Qwen2-Audio takes clips of sound only"):
+    with pytest.raises(ValueError, match="prompt 'seen': got a medium of kind image, expected audio"):
         loaded.encode([asked("seen", Media("image", Image(torch.zeros(3, 4, 4))))])
-    with pytest.raises(ValueError, match=r"prompt 'forged': its text holds <\|AUDIO\|>, which stands for media"):
+    with pytest.raises(
+        ValueError, match=r"prompt 'forged': its text contains <\|AUDIO\|>, the placeholder of a medium"
+    ):
         loaded.encode([asked("forged", hum(0), "what is <|AUDIO|> ?")])
 
 
@@ -193,7 +195,7 @@ def test_places_without_features_and_clips_without_places_are_errors(loaded, fol
         rollout(TokenPolicy(short, max_tokens=2), [ONE])
     deaf = qwen_audio.load(folder)
     deaf.tokenizer.chat_template = "{% for message in messages %}{{ message['role'] }}{% endfor %}"
-    with pytest.raises(ValueError, match="prompt 'two' shows 2 clips, but .* makes places for 0"):
+    with pytest.raises(ValueError, match="prompt 'two': got 0 placeholders .*, expected 2, one per clip"):
         deaf.encode([TWO])
 
 

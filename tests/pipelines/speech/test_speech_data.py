@@ -14,7 +14,7 @@ import torch
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.runtime.plugins import locate
 from mmgrpo.types import Audio
-from pipelines.reading import readable
+from pipelines.reading import filter_readable
 from pipelines.speech.audio import read_audio
 from scripts.pretrain import speech_data as script
 
@@ -28,7 +28,7 @@ PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
 
 def test_every_clip_can_be_heard_and_belongs_to_one_row():
     prompts = [prompt for split in SPLITS for prompt in PROMPTS[split]]
-    kept, skipped = readable(prompts, lambda media: read_audio(media, max_seconds=10))
+    kept, skipped = filter_readable(prompts, lambda media: read_audio(media, max_seconds=10))
     assert (len(kept), skipped) == (455, [])
     files = [prompt.media[0].source for prompt in prompts]
     there = [file for folder in ("clips", "natural", "telephone*") for file in SPEECH.glob(f"{folder}/*")]
@@ -61,7 +61,7 @@ def test_the_rows_are_those_that_the_script_makes():
 @pytest.mark.parametrize("kind", ["white", "pink"])
 def test_noise_is_as_loud_as_is_said_and_of_its_colour(kind):
     tone = torch.sin(torch.arange(32_000) / 16_000 * 2 * torch.pi * 500)
-    clip = script.noisy(Audio(tone[None], 16_000), 10.0, kind, np.random.default_rng(0))
+    clip = script.add_noise(Audio(tone[None], 16_000), 10.0, kind, np.random.default_rng(0))
     assert np.abs(clip).max() == pytest.approx(0.9)
     scale = np.dot(clip, tone) / np.dot(tone, tone)  # the noise is all but orthogonal to the tone
     noise = clip - scale * tone.numpy()
@@ -84,9 +84,9 @@ def test_opus_bytes_are_the_same_each_time_and_sound_alike(tmp_path):
 
 
 def test_too_few_or_equal_sentences_are_refused():
-    with pytest.raises(SystemExit, match="wanted more than 112 different sentences; there are 3"):
+    with pytest.raises(SystemExit, match="got 3 sentences, 3 of them distinct, expected more than 112"):
         script.split_sentences(["a", "b", "c"], 0)
-    with pytest.raises(SystemExit, match="different sentences; there are 200"):
+    with pytest.raises(SystemExit, match="got 200 sentences, 1 of them distinct"):
         script.split_sentences(["a"] * 200, 0)
 
 

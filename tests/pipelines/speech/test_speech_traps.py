@@ -67,7 +67,7 @@ def test_the_beginning_is_given_the_end_is_decided_and_the_padding_after_it_is_n
         assert real[:length].all() and family.pad_id not in row[: length - 1]
         assert row[length - 1] == family.pad_id or length == 12
         assert set(row[length:]) <= {family.pad_id}
-    beginning = torch.tensor(family.beginning)
+    beginning = torch.tensor(family.prefix)
     assert not torch.isin(ids, beginning).any() and torch.equal(kept(made).context.ids[0], beginning)
 
 

@@ -157,9 +157,9 @@ def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
     with pytest.raises(ValueError, match=r"prompt '5': its clip has 3\.0 s, more than model\.seconds=2"):
         family.encode([clip(5, seconds=3)])
     picture = Media("image", Image(torch.zeros(3, 4, 4)))
-    with pytest.raises(ValueError, match="prompt 'p' shows image; Whisper takes exactly one clip"):
+    with pytest.raises(ValueError, match="prompt 'p': got media of kind image, expected one sound"):
         family.encode([Prompt("", "p", turns=(Turn("user", (picture,)),))])
-    with pytest.raises(ValueError, match=r"prompt 'q' asks 'what \?', but Whisper cannot be asked"):
+    with pytest.raises(ValueError, match=r"prompt 'q': got the text 'what \?', expected none"):
         family.encode([Prompt("what ?", "q", turns=(Turn("user", (*clip(1).media, "what ?")),))])
-    with pytest.raises(ValueError, match="seconds: came 31"):
+    with pytest.raises(ValueError, match="seconds: got 31"):
         whisper.load(folder, seconds=31)

@@ -55,19 +55,22 @@ def test_variables_and_aliases_are_read_in_their_shapes_and_types(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (packed(GOOD)[:-5], "bytes are announced"),
+        (packed(GOOD)[:-5], "remaining bytes, expected"),
         (packed(GOOD) + b"!", "1 bytes follow the end"),
-        (packed(GOOD, version=7), "its version is 7"),
-        (packed(GOOD, specification="BertSpec"), "it is a 'BertSpec', wanted a 'WhisperSpec'"),
-        (packed(GOOD, [("c", "d")]), "'c' is said to be 'd', which is not there"),
-        (packed({})[:-8] + struct.pack("<I", 200_000), "announces 200000 variables; at most 100000"),
-        (packed({"a": np.zeros((1,) * 9, np.int8)}), "'a' has 9 dimensions; at most 8"),
+        (packed(GOOD, version=7), "got version 7, expected 6"),
+        (packed(GOOD, specification="BertSpec"), "got the specification 'BertSpec', expected 'WhisperSpec'"),
+        (packed(GOOD, [("c", "d")]), "'c' is an alias of 'd', which does not exist"),
+        (packed({})[:-8] + struct.pack("<I", 200_000), "got 200000 variables, expected at most 100000"),
+        (packed({"a": np.zeros((1,) * 9, np.int8)}), "'a': got 9 dimensions, expected at most 8"),
         (
             packed(GOOD).replace(struct.pack("<BI", 0, 8), struct.pack("<BI", 9, 8)),
-            "'b' is of type 9; known are 0 to 4",
+            "'b': got type 9, expected 0 to 4",
         ),
-        (packed(GOOD).replace(struct.pack("<BI", 0, 8), struct.pack("<BI", 0, 7)), r"'b' has 7 bytes.*\[2\] needs 8"),
-        (b"", "4 bytes are announced, 0 are left"),
+        (
+            packed(GOOD).replace(struct.pack("<BI", 0, 8), struct.pack("<BI", 0, 7)),
+            r"'b': got 7 bytes, expected 8.*\[2\]",
+        ),
+        (b"", "got 0 remaining bytes, expected 4"),
     ],
 )
 def test_a_damaged_file_is_told_with_the_place(tmp_path, content, message):
@@ -134,7 +137,7 @@ def test_every_weight_gets_its_name_and_its_place():
 def test_a_bias_of_keys_is_refused():
     made = {name: torch.from_numpy(array) for name, array in whisper_variables().items()}
     made["encoder/layer_1/self_attention/linear_0/bias"][weights.WIDTH] = 1
-    with pytest.raises(ValueError, match="'encoder/layer_1/self_attention/linear_0' has a bias of keys that is not 0"):
+    with pytest.raises(ValueError, match="'encoder/layer_1/self_attention/linear_0': got a nonzero bias of keys"):
         weights.state_dict(made)
 
 
@@ -209,4 +212,4 @@ def test_without_network_it_says_what_to_do(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not weights.CACHE.expanduser().is_dir(), reason="whisper_tiny_en() was never called here")
 def test_the_real_model_understands_people():
-    assert weights.smoke_check(weights.whisper_tiny_en(), load_prompts(NATURAL)[:3]) <= weights.MOST_WER
+    assert weights.smoke_check(weights.whisper_tiny_en(), load_prompts(NATURAL)[:3]) <= weights.MAX_WER

@@ -84,7 +84,7 @@ def test_saved_adapters_go_on_bit_for_bit(folder, tmp_path, dtype):
     saved = {name: p for name, p in model.network.named_parameters() if p.requires_grad}
     assert trained.keys() == saved.keys()
     assert all(torch.equal(trained[name], saved[name]) for name in saved)
-    with pytest.raises(ValueError, match=r"lora_rank must be 2, as the adapters .* have it, or 0; got 4"):
+    with pytest.raises(ValueError, match=r"lora_rank: got 4, expected 2, the rank of the adapters in .*, or 0"):
         ours(folder, weights=tmp_path, lora_rank=4)
     with pytest.raises(FileNotFoundError, match="elsewhere"):
         ours(folder, weights=tmp_path / "elsewhere")

@@ -212,7 +212,7 @@ def test_decoding_in_parts_decodes_the_same(folder):
 
 def test_a_folder_that_is_no_model_says_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"holds notes.txt; expected model_index.json or words"):
+    with pytest.raises(FileNotFoundError, match=r"got notes.txt, expected model_index.json or words"):
         ours(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no model folder './nowhere'"):
         ours("./nowhere")
@@ -221,11 +221,11 @@ def test_a_folder_that_is_no_model_says_what_is_there(tmp_path):
 def test_sizes_and_settings_that_cannot_be_are_errors(folder):
     # The transformer of the tiny model is made for 8 x 8 latents, of 2 x 2 pixels each.
     assert sd3.load(folder).shape == (16, 8, 8)
-    with pytest.raises(ValueError, match="height must be a multiple of 4 pixels and at most 64, got 18"):
+    with pytest.raises(ValueError, match="height: got 18 pixels, expected a multiple of 4, at most 64"):
         sd3.load(folder, height=18, width=16)
-    with pytest.raises(ValueError, match="width must be a multiple of 4 pixels and at most 64, got 68"):
+    with pytest.raises(ValueError, match="width: got 68 pixels, expected a multiple of 4, at most 64"):
         sd3.load(folder, height=16, width=68)
-    with pytest.raises(ValueError, match="guidance must be 1 .none. or more, got 0.5"):
+    with pytest.raises(ValueError, match="guidance: got 0.5, expected 1 .no guidance. or more"):
         ours(folder, guidance=0.5)
     with pytest.raises(ValueError, match=r"no 'bfloat'.*'bfloat16'"):
         ours(folder, dtype="bfloat")

@@ -49,13 +49,13 @@ def test_words_are_lower_cased_and_parted_from_punctuation():
 
 def test_an_unknown_word_names_itself_its_prompt_and_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"prompt 'a red cub': the word 'cub'.*'cube'\? Known: ,, a, cube, red, sphere"
+        ValueError, match=r"prompt 'a red cub': the vocabulary lacks 'cub'.*'cube'\? Known: ,, a, cube, red, sphere"
     ):
         words().tokenize(["a cube", "a red cub"])
 
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut():
-    with pytest.raises(ValueError, match="has 6 words and marks; at most 5"):
+    with pytest.raises(ValueError, match="got 6 words and punctuation marks, expected at most 5"):
         words().tokenize(["a a a a a a"])
 
 
@@ -88,7 +88,7 @@ def test_a_word_encoder_is_saved_and_read_exactly(tmp_path):
 
 
 def test_a_vocabulary_holds_single_different_words():
-    with pytest.raises(ValueError, match="'ice cream' is not one"):
+    with pytest.raises(ValueError, match="got 'ice cream', expected one"):
         WordEncoder(["ice cream"])
-    with pytest.raises(ValueError, match="come twice: red"):
+    with pytest.raises(ValueError, match="got duplicates .red., expected distinct words"):
         WordEncoder(["red", "a", "red"])

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl
-from pipelines.vlm.blank import blanked
+from pipelines.vlm.blank import with_blank_media
 from pipelines.vlm.media import read_video
 from tests.cli.quick import write_media
 
@@ -26,7 +26,7 @@ def question(*media: Media, text: str = "which?") -> Prompt:
 def test_blank_prompts_keep_their_form_and_lose_what_there_was_to_see(media):
     video = Media("video", str(media / "0.mp4"), {"fps": 2})
     prompts = [question(Media("image", str(media / "0.png")), video, text="a"), Prompt("b")]
-    blank, words = blanked(prompts)
+    blank, words = with_blank_media(prompts)
     assert words == Prompt("b") and blank.turns[0].parts[-1] == "a"
     picture, clip = blank.media
     assert isinstance(picture.source, Image) and picture.source.pixels.shape == (3, 24, 32)
@@ -38,13 +38,13 @@ def test_blank_prompts_keep_their_form_and_lose_what_there_was_to_see(media):
 
 
 def test_where_no_prompt_shows_anything_none_is_blank():
-    assert blanked([Prompt("b")]) == []
-    assert blanked([question(Media("audio", "a.wav"))]) == []
+    assert with_blank_media([Prompt("b")]) == []
+    assert with_blank_media([question(Media("audio", "a.wav"))]) == []
 
 
 def test_a_blank_prompt_has_the_tokens_of_the_one_that_sees(media, tmp_path):
     family = qwen_vl.load(qwen_vl.tiny(tmp_path))
     prompts = [question(Media("image", str(media / "0.png")), Media("video", str(media / "1.mp4")))]
-    seen, unseen = family.encode(prompts), family.encode(blanked(prompts))
+    seen, unseen = family.encode(prompts), family.encode(with_blank_media(prompts))
     assert torch.equal(seen.ids, unseen.ids) and torch.equal(seen.positions, unseen.positions)
     assert seen.seen == unseen.seen

@@ -98,7 +98,7 @@ def test_a_very_long_picture_keeps_a_side_of_one_factor():
         smart_resize(10, 2001, 28, 784, 3136)
     with pytest.raises(Unreadable, match="0 x 5"):
         smart_resize(0, 5, 28, 784, 3136)
-    with pytest.raises(ValueError, match="min <= max"):
+    with pytest.raises(ValueError, match="0 < min_pixels <= max_pixels"):
         smart_resize(10, 10, 28, 3136, 784)
 
 
@@ -174,13 +174,13 @@ def test_times_written_in_decimals_find_their_frame():
 
 @pytest.mark.parametrize("span", [(3.0, 4.0), (1.01, 1.1), (2.0, 1.0), (-1.0, 2.0)])
 def test_a_span_without_a_frame_is_an_error(span):
-    with pytest.raises(Unreadable, match="no frame is shown from second .* 24 frames in 3 s"):
+    with pytest.raises(Unreadable, match="no frame between .* 24 frames in 3 s"):
         frame_indices(24, 8.0, start=span[0], end=span[1])
 
 
 @pytest.mark.parametrize("wrong", [{"fps": 0}, {"min_frames": 0}, {"max_frames": 0}, {"frames": -2}])
 def test_senseless_numbers_of_frames_are_errors(wrong):
-    with pytest.raises(ValueError, match="cannot choose frames"):
+    with pytest.raises(ValueError, match="frames of a clip: got"):
         frame_indices(24, 8.0, **wrong)
 
 
@@ -271,7 +271,7 @@ def test_frames_in_files_are_read_in_their_order_at_the_given_rate(tmp_path):
     assert clip.sample_fps == 4.0 and clip.seconds == (0, 0.25, 0.5, 0.75, 1, 1.25)
     assert numbers(read_video(Media("video", tuple(files)), max_frames=4).frames) == [0, 2, 3, 4]
     Pil.new("RGB", (3, 4)).save(tmp_path / "4.png")
-    with pytest.raises(Unreadable, match=r"4\.png: has 4 x 3 pixels, but .*0\.png of the same clip has 48 x 64"):
+    with pytest.raises(Unreadable, match=r"4\.png: got 4 x 3 pixels, expected 48 x 64 as in .*0\.png of the same clip"):
         read_video(Media("video", tuple(files)))
 
 
@@ -281,7 +281,7 @@ def test_a_clip_in_memory_is_read_like_a_file(mp4):
     assert torch.equal(clip.frames, frames[[0, 5, 9, 14, 18, 23]]) and clip.reader == "memory"
     of_file = read_video(Media("video", mp4))
     assert clip.seconds == of_file.seconds and clip.sample_fps == of_file.sample_fps
-    with pytest.raises(Unreadable, match="not Audio"):
+    with pytest.raises(Unreadable, match="got a clip of kind Audio"):
         read_video(Media("video", Audio(torch.zeros(1, 4), 8000)))
 
 
@@ -335,7 +335,9 @@ def test_a_download_that_broke_off_is_no_shorter_clip(tmp_path):
     cut = Media("video", str(tmp_path / "cut.mp4"))
     Path(cut.source).write_bytes(content[: content.find(b"mdat") + 4 + (len(content) - content.find(b"mdat")) // 2])
     for read in (read_video, measure):
-        with pytest.raises(Unreadable, match=r"cut\.mp4: cannot be read .*av: ValueError: cut short: \d+ of 24 frames"):
+        with pytest.raises(
+            Unreadable, match=r"cut\.mp4: cannot be read .*av: ValueError: truncated: got \d+ frames, expected 24"
+        ):
             read(cut)
 
 
@@ -349,7 +351,7 @@ def test_a_frame_after_the_last_is_an_error_of_each_reader(mp4, reader):
 def test_a_wrong_span_is_not_tried_again_with_the_other_reader(mp4):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(Unreadable, match=r"h264\.mp4: no frame is shown from second 5 to 6"):
+        with pytest.raises(Unreadable, match=r"h264\.mp4: no frame between 5 s and 6 s"):
             decode(mp4, lambda total, fps: frame_indices(total, fps, start=5.0, end=6.0))
 
 

@@ -233,7 +233,7 @@ def test_a_small_picture_does_not_change_how_its_neighbours_are_read(loaded):
 def test_a_text_that_holds_a_mark_of_media_is_refused(name, loaded):
     marks = {"qwen_vl": ["<|image_pad|>", "<|vision_start|>"], "smolvlm": ["<image>", "<row_1_col_2>", "<global-img>"]}
     for mark in marks[name]:
-        with pytest.raises(ValueError, match=r"prompt 'forged': its text holds .*, which stands for media"):
+        with pytest.raises(ValueError, match=r"prompt 'forged': its text contains .*, the placeholder of a medium"):
             loaded.encode([asked("forged", image(16, 16, 0), f"look {mark}")])
 
 

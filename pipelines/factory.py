@@ -1,4 +1,4 @@
-"""Policies in one call: the family of a checkpoint, and options by their names alone."""
+"""Policies from a checkpoint and keyword options; the checkpoint determines the family."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int, options: Mapping[str, Any]) -> Policy:
-    """The policy of a checkpoint with options of the sections ``model`` and ``sampling``."""
+    """The policy of a checkpoint; ``options`` are those of the sections ``model`` and ``sampling``."""
     family = families[name or recognize(families, locate(path))]
     config = config_class(family.sections)(seed=seed)
     sections = {"model": replace(config.model, path=path, family=family.name), "sampling": config.sampling}
-    known = [f.name for section in sections.values() for f in fields(section)]
+    names = [f.name for section in sections.values() for f in fields(section)]
     for option, value in options.items():
         owners = [key for key, section in sections.items() if option in {f.name for f in fields(section)}]
         if not owners:
-            raise ValueError(f"family '{family.name}' has no option '{option}'.{nearest(option, known)}")
+            raise ValueError(f"family '{family.name}' has no option '{option}'.{nearest(option, names)}")
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
     family.check(config)
@@ -32,25 +32,27 @@ def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int,
 
 
 def recognize(families: Mapping[str, Family], path: str) -> str:
-    """The family whose architecture a checkpoint has."""
+    """The family of a checkpoint by the architecture that it declares."""
     from pipelines.pretrained import architecture
 
-    found = architecture(path) if path else ""
+    declared = architecture(path) if path else ""
     for name, family in families.items():
-        if found and found in family.architectures:
+        if declared and declared in family.architectures:
             return name
-    reason = f"is a '{found}'" if found else "does not say what it is"
-    raise ValueError(f"'{path}' {reason}, which no family here reads; name one: family='{next(iter(families))}'")
+    reason = f"declares the architecture '{declared}'" if declared else "declares no architecture"
+    raise ValueError(
+        f"'{path}' {reason}, expected one that a family here reads; name the family: family='{next(iter(families))}'"
+    )
 
 
 def device_of(device: str) -> str:
-    """``auto`` as accelerate chooses it."""
+    """The device of an option; ``auto`` is accelerate's choice."""
     from accelerate import Accelerator
 
     return str(Accelerator(cpu=device == "cpu").device)
 
 
 def with_settings(policy: Any, family: Family, config: Any) -> Any:
-    """The policy, which knows how it was made."""
+    """The policy with the family and configuration that constructed it, which checkpoints record."""
     policy.settings = Settings(family, config)
     return policy
