@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.sounds import import_library, score_sounds, waveform
+from reward_models.speech.xvector import XVectorEncoder, xvector_encoder
 
 WHEEL = "Resemblyzer==0.1.4"
 SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
@@ -39,26 +41,48 @@ MIN_RMS = 10 ** (-30 / 20)
 
 
 def speaker_similarity(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], reference: str = "", weights: str = ""
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    reference: str = "",
+    weights: str = "",
+    encoder: str = "",
+    device: str = "cpu",
 ) -> list[float]:
-    """Cosine of the embeddings of the sound and of a reference recording, in [0, 1]; about 0.8 and more for one voice.
+    """Cosine of the embeddings of the sound and of a reference recording; 1 for equal sounds.
 
-    The recording is the file ``reference``, or else the first sound of the prompt. ``weights`` names the wheel's file
-    where the package index cannot be reached. A sound that is empty, silent or NaN is NaN.
+    The recording is the file ``reference``, or else the first sound of the prompt. The default encoder is GE2E: cosines
+    in [0, 1], about 0.8 and more for one voice; ``weights`` names its wheel's file where the package index cannot be
+    reached. ``encoder`` names a WavLM with an x-vector head instead (folder or hub id, on ``device``): cosines in
+    [-1, 1]; microsoft/wavlm-base-plus-sv suggests 0.86 as the threshold of one voice. A sound that is empty, silent,
+    NaN, or too short for the encoder is NaN.
     """
-    encoder = speaker_encoder(weights)
+    if encoder and weights:
+        raise ValueError(
+            f"speaker_similarity: got encoder='{encoder}' and weights='{weights}', expected one of them: weights are "
+            "those of the default encoder"
+        )
+    model = encoder_of(encoder, weights, device)
 
     def score(samples: np.ndarray, prompt: Prompt) -> float:
-        return float(encoder.embed(samples) @ reference_embedding(reference_file(prompt, reference), weights))
+        # A policy may produce any duration: a sound too short to be scored is no reason to stop a run.
+        if len(samples) < model.shortest:
+            return math.nan
+        embedding = reference_embedding(reference_file(prompt, reference), encoder, weights, device)
+        return float(model.embed(samples) @ embedding)
 
     return score_sounds(
         prompts,
         outputs,
         score,
-        rate=RATE,
-        reward=f"speaker_similarity({weights!r})",
+        rate=model.rate,
+        reward=f"speaker_similarity({encoder!r}, {weights!r})",
         prompt_key=lambda prompt: reference_file(prompt, reference),
     )
+
+
+def encoder_of(encoder: str, weights: str, device: str) -> SpeakerEncoder | XVectorEncoder:
+    """The encoder of a reward's parameters, loaded once per process."""
+    return xvector_encoder(encoder, device) if encoder else speaker_encoder(weights)
 
 
 def reference_file(prompt: Prompt, reference: str) -> str:
@@ -73,23 +97,35 @@ def reference_file(prompt: Prompt, reference: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def reference_embedding(file: str, weights: str = "") -> Float[np.ndarray, " width"]:
+def reference_embedding(
+    file: str, encoder: str = "", weights: str = "", device: str = "cpu"
+) -> Float[np.ndarray, " width"]:
     """Embedding of a recording."""
     soundfile = import_library("soundfile")
     if not Path(file).is_file():
         raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (looked from {Path.cwd()})")
     samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), RATE)
+    model = encoder_of(encoder, weights, device)
+    mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), model.rate)
     if mono is None:
         raise ValueError(
             f"speaker_similarity: '{file}' is silent, empty or not finite, expected a recording of a voice; name "
             "another"
         )
-    return speaker_encoder(weights).embed(mono)
+    if len(mono) < model.shortest:
+        raise ValueError(
+            f"speaker_similarity: '{file}': got {len(mono)} samples at {model.rate} Hz, expected at least "
+            f"{model.shortest} ({model.shortest / model.rate:.3f} s); name a longer recording"
+        )
+    return model.embed(mono)
 
 
 class SpeakerEncoder(nn.Module):
     """Three LSTM layers over mel spectrograms, a linear layer and a ReLU."""
+
+    rate = RATE
+    shortest = 1
+    """A sound shorter than a part is padded with silence."""
 
     def __init__(self) -> None:
         super().__init__()

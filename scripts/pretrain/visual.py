@@ -22,8 +22,8 @@ The committed base is trained in three parts, 29, 7 and 2 CPU minutes on one cor
 pictures that match their sentence, then 32,000 of which half, and 10,240 of which 65 % have one small additional object
 (--stray), as pictures of the web show more than their captions. Reinforcement learning has to unlearn this. After the
 first part .453 of the held-out prompts were entirely correct and .954 of the counts; the errors were swapped colours
-and swapped positions. After the last part .217 are correct, with .413 of the counts and a cleanness of .900 (254 held-out
-prompts, one sample each, 10-step Euler ODE: the first evaluation of make demo).
+and swapped positions. After the last part .217 are correct, with .413 of the counts and a cleanness of .900 (254
+held-out prompts, one sample each, 10-step Euler ODE: the first evaluation of make demo).
 """
 
 from __future__ import annotations

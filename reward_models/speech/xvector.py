@@ -1,0 +1,109 @@
+"""X-vectors of WavLM (arXiv:2110.13900), a stronger speaker encoder than the default of ``speaker_similarity``.
+
+    speaker_similarity(encoder="microsoft/wavlm-base-plus-sv", reference="voice.flac")
+
+A WavLM network, a time delay network, and the mean and standard deviation over time are projected to one vector
+(arXiv:1803.09153). Checkpoints are those of ``transformers.WavLMForXVector``, as a folder or hub id.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from mmgrpo.runtime.plugins import locate
+from reward_models.speech.sounds import import_library
+
+EXAMPLE = "microsoft/wavlm-base-plus-sv"
+
+UNUSED = ("objective.", "classifier.", "wavlm.masked_spec_embed")
+"""Weights that only training uses; a checkpoint may lack them."""
+
+
+@dataclass(frozen=True)
+class XVectorEncoder:
+    """A frozen WavLM with an x-vector head."""
+
+    network: Any
+    extractor: Any
+    device: torch.device
+
+    @property
+    def rate(self) -> int:
+        """Sampling rate in Hz."""
+        return int(self.extractor.sampling_rate)
+
+    @property
+    def shortest(self) -> int:
+        """Fewest samples with two frames after all convolutions, since one frame has no standard deviation."""
+        config = self.network.config
+        length = 2 + sum(
+            dilation * (kernel - 1) for kernel, dilation in zip(config.tdnn_kernel, config.tdnn_dilation, strict=True)
+        )
+        for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
+            length = (length - 1) * stride + kernel
+        return length
+
+    @torch.no_grad()
+    def embed(self, samples: Float[np.ndarray, " samples"]) -> Float[np.ndarray, " width"]:
+        """The x-vector of one sound, of unit norm.
+
+        Sounds are embedded one by one, because neither way of padding a batch leaves an embedding unchanged. With
+        ``feat_extract_norm="group"`` (wavlm-base) the first layer normalizes over time, padding included. And for an
+        attention mask transformers computes the lengths after the time delay network without its dilation, so that
+        the statistics of a padded sound include frames of its padding (6 with the usual dilations 1, 2, 3, 1, 1).
+        """
+        if len(samples) < self.shortest:
+            raise ValueError(
+                f"speaker_similarity: got a sound of {len(samples)} samples at {self.rate} Hz, expected at least "
+                f"{self.shortest} ({self.shortest / self.rate:.3f} s), what the convolutions of the encoder cover"
+            )
+        inputs = self.extractor(samples, sampling_rate=self.rate, return_tensors="pt")
+        embedding = self.network(inputs.input_values.to(self.device)).embeddings[0]
+        return torch.nn.functional.normalize(embedding, dim=0).cpu().numpy()
+
+
+@functools.cache
+def xvector_encoder(path: str, device: str = "cpu") -> XVectorEncoder:
+    """The encoder of a folder or hub id in fp32, loaded once per process and device."""
+    transformers = import_library("transformers")
+    folder = locate(path)
+    if not Path(folder).is_dir() and folder.count("/") != 1:
+        raise FileNotFoundError(
+            f"speaker_similarity: there is no encoder '{folder}'; expected a folder, a hub id like {EXAMPLE}, or "
+            "nothing for the default encoder"
+        )
+    unreadable = (
+        f"speaker_similarity: encoder '{path}' could not be read, expected a folder or a hub id that can be reached, "
+        f"e.g. {EXAMPLE}"
+    )
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:  # ValueError for a folder without a model, or an unknown one
+        raise FileNotFoundError(f"{unreadable}: {error}") from error
+    if config.model_type != "wavlm":
+        raise ValueError(
+            f"speaker_similarity: encoder '{path}': got a model of type '{config.model_type}', expected wavlm with an "
+            f"x-vector head, e.g. {EXAMPLE}"
+        )
+    try:
+        network, report = transformers.WavLMForXVector.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    except OSError as error:
+        raise FileNotFoundError(f"{unreadable}: {error}") from error
+    # from_pretrained replaces missing weights by random ones with a warning only, as for a WavLM without the head.
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(UNUSED))
+    if missing:
+        raise ValueError(
+            f"speaker_similarity: encoder '{path}': got a checkpoint without {len(missing)} weights, e.g. "
+            f"{missing[:2]}, expected one of WavLMForXVector, e.g. {EXAMPLE}"
+        )
+    return XVectorEncoder(network.eval().requires_grad_(False).to(device), extractor, torch.device(device))
