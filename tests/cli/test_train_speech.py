@@ -116,7 +116,7 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(whisper
 
 
 LATE = {
-    "no checkpointing": (["--model.gradient-checkpointing"], "gradient_checkpointing: this family has none; leave it"),
+    "no checkpointing": (["--model.gradient-checkpointing"], "gradient_checkpointing: got True, expected False"),
     "preset for pictures": (["--algorithm.preset", "flow_grpo"], "preset 'flow_grpo' is for gaussian policies"),
     "clips longer than the model hears": (["--model.seconds", 0.1], "clips cannot be read"),
 }
