@@ -205,7 +205,7 @@ def greeting(tmp_path, monkeypatch) -> Iterator[str]:
     metadata.mkdir(parents=True)
     (library / "greeting.py").write_text(
         "from dataclasses import replace\n"
-        "from pipelines.making import make_policy\n"
+        "from pipelines.factory import make_policy\n"
         "from pipelines.vlm.families import FAMILIES as THEIRS\n"
         "FAMILIES = {'greeter': replace(THEIRS['causal_lm'], name='greeter', modality='greeting')}\n"
         "REWARDS = {'politeness': 'greeting:politeness'}\n"
