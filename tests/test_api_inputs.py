@@ -219,7 +219,7 @@ def greeting(tmp_path, monkeypatch) -> Iterator[str]:
         "[mmgrpo.families]\ngreeting = greeting:FAMILIES\n[mmgrpo.rewards]\ngreeting = greeting:REWARDS\n"
     )
     monkeypatch.syspath_prepend(library)
-    remembered = (plugins.offered, plugins.table, plugins.packages)
+    remembered = (plugins.registered, plugins.table, plugins.packages)
     for function in remembered:
         function.cache_clear()
     yield causal_lm.tiny(tmp_path / "model")
@@ -283,7 +283,7 @@ def test_settings_of_the_optimizer_and_of_evaluation_take_effect(words):
         ({"data": {"heldout": "a.txt"}}, "'data.heldout' is the argument heldout"),
         ({"data": {"group_size": 2}}, "'data.group_size' is the argument group_size"),
         ({"dry_run": True}, "'dry_run' is an option of the command mmgrpo train"),
-        ({"prompts": []}, "an order needs at least one prompt; there are 0"),
+        ({"prompts": []}, "an order needs at least one prompt, got 0"),
     ],
 )
 def test_a_setting_that_would_not_count_is_refused(options, message, words, tmp_path):
@@ -316,5 +316,5 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
     assert resumed.summary["eval"] == whole.summary["eval"]
     expected = dict(whole.policy.network.named_parameters())
     assert all(torch.equal(p, expected[name]) for name, p in resumed.policy.network.named_parameters())
-    with pytest.raises(ValueError, match="was written with other settings of optim; resume with the same ones"):
+    with pytest.raises(ValueError, match="has other settings of optim; resume with the same settings"):
         paint(words, name="whole", output_dir="b", resume=True, **{**options, "steps": 4, "optim": {"lr": 0.02}})
