@@ -10,12 +10,12 @@ import torch
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.runtime.config import Algorithm
-from mmgrpo.types import OWN, REFERENCE, Decisions, Request, select_rows
+from mmgrpo.types import OWN, REFERENCE, Decisions, Request
 from tests.toys import toy_policy, toy_prompts
-from tests.trees import binary_tree, decisions, plain
+from tests.trees import decisions, plain
 
 
-def made(rewards, made_decisions, valid=None, weights=None, **blocks):
+def estimated(rewards, made_decisions, valid=None, weights=None, **blocks):
     """The estimate of rewards [B] or [B, R] by a recipe; group_std has eps 0 unless said otherwise."""
     values = torch.as_tensor(rewards, dtype=torch.float32)
     values = values[:, None] if values.dim() == 1 else values
@@ -78,7 +78,7 @@ def test_estimate_agrees_with_plain_loops_on_ragged_groups_with_failures(combine
     lengths = torch.randint(1, 6, (rows,), generator=generator)
     lengths[0] = 5
     made_decisions = plain(lengths, keys={"prompt": torch.randint(0, 5, (rows,), generator=generator)})
-    got = made(rewards, made_decisions, valid, weights, combine=combine, scale="group_std(ddof=1, eps=1e-4)")
+    got = estimated(rewards, made_decisions, valid, weights, combine=combine, scale="group_std(ddof=1, eps=1e-4)")
     wanted = loops(rewards.tolist(), valid.tolist(), weights, made_decisions, combine)
     assert torch.allclose(got.advantages, torch.tensor(wanted), atol=1e-5)
     assert (got.loss_mask == (made_decisions.loss_mask & valid[:, :2].all(1)[:, None])).all()
@@ -88,7 +88,7 @@ def test_estimate_agrees_with_plain_loops_on_ragged_groups_with_failures(combine
 
 
 def test_grpo_spreads_the_standardized_reward_over_the_decisions():
-    got = made([1, 0, 0, 1], plain([2, 1, 2, 2]))
+    got = estimated([1, 0, 0, 1], plain([2, 1, 2, 2]))
     root = math.sqrt(0.75)
     assert got.advantages.flatten().tolist() == near(root, root, -root, 0, -root, -root, root, root)
     assert got.samples.tolist() == near(root, -root, -root, root)
@@ -98,35 +98,35 @@ def test_grpo_spreads_the_standardized_reward_over_the_decisions():
 def test_two_keys_add_the_advantages_within_prompt_and_tree():
     # Tree-GRPO: leaves 1, 0 | 1, 1: within the prompt .5, -1.5, .5, .5; within the trees +-.7071 and 0
     tree = four(keys={"prompt": [0] * 4, "tree": [0, 0, 1, 1]})
-    got = made([1, 0, 1, 1], tree, keys=["prompt", "tree"])
+    got = estimated([1, 0, 1, 1], tree, keys=["prompt", "tree"])
     assert got.samples.tolist() == near(1.20711, -2.20711, 0.5, 0.5)
-    got = made([1, 0, 1, 1], tree, keys=["prompt(weight=2.0)", "tree(weight=0.0)"])
+    got = estimated([1, 0, 1, 1], tree, keys=["prompt(weight=2.0)", "tree(weight=0.0)"])
     assert got.samples.tolist() == near(1, -3, 1, 1)
 
 
 def test_one_tree_in_every_prompt_doubles_the_advantages():
     single = four(keys={"prompt": [0] * 4, "tree": [5] * 4})
-    once, twice = made([1, 0, 0, 1], single), made([1, 0, 0, 1], single, keys=["prompt", "tree"])
+    once, twice = estimated([1, 0, 0, 1], single), estimated([1, 0, 0, 1], single, keys=["prompt", "tree"])
     assert torch.allclose(2 * once.advantages, twice.advantages)
 
 
 def test_gfpo_takes_its_statistics_from_the_rows_it_keeps():
     # lengths 10, 40, 20, 30: rows 0 and 2 stay; of 1 and 0: +-.7071; the others are as if never sampled
-    got = made([1, 1, 0, 1], plain([10, 40, 20, 30]), select=["gfpo(count=2)"])
+    got = estimated([1, 1, 0, 1], plain([10, 40, 20, 30]), select=["gfpo(count=2)"])
     half = math.sqrt(0.5)
     assert got.samples.tolist() == near(half, 0, -half, 0)
     assert got.loss_mask.any(1).tolist() == [True, False, True, False]
 
 
 def test_gfpo_that_keeps_all_is_grpo():
-    once, twice = made([1, 1, 0, 1], four()), made([1, 1, 0, 1], four(), select=["gfpo(count=4)"])
+    once, twice = estimated([1, 1, 0, 1], four()), estimated([1, 1, 0, 1], four(), select=["gfpo(count=4)"])
     assert (once.advantages == twice.advantages).all() and (once.loss_mask == twice.loss_mask).all()
 
 
 def test_reinforce_ada_takes_its_statistics_from_all_rows_and_trains_few():
     # 3 of 16 right: mean .1875; two of each kind are trained
     rewards = [1.0] * 3 + [0.0] * 13
-    got = made(rewards, plain([1] * 16), scale="none", select=["balanced(count=4)"])
+    got = estimated(rewards, plain([1] * 16), scale="none", select=["balanced(count=4)"])
     trained = got.loss_mask[:, 0]
     assert int(trained.sum()) == 4
     assert got.advantages[trained, 0].tolist() == near(0.8125, 0.8125, -0.1875, -0.1875)
@@ -134,39 +134,39 @@ def test_reinforce_ada_takes_its_statistics_from_all_rows_and_trains_few():
 
 def test_dropped_groups_are_not_trained_and_counted():
     keys = {"prompt": [0, 0, 1, 1]}
-    got = made([1, 0, 1, 1], four(keys=keys), select=["drop_zero_spread"])
+    got = estimated([1, 0, 1, 1], four(keys=keys), select=["drop_zero_spread"])
     assert got.loss_mask.any(1).tolist() == [True, True, False, False]
     assert got.zero_spread == 0.5 and got.spread_groups == 1
 
 
 def test_zero_spread_groups_stay_in_the_mask_unless_a_selector_drops_them():
-    got = made([1, 0, 1, 1], four(keys={"prompt": [0, 0, 1, 1]}))
+    got = estimated([1, 0, 1, 1], four(keys={"prompt": [0, 0, 1, 1]}))
     assert got.loss_mask.all() and (got.advantages[2:] == 0).all()
 
 
 def test_shapes_act_after_the_scale_in_the_order_of_the_list():
-    got = made([1, 0, 0, 0], four(), shape=["sign_weights(positive=4, negative=1)", "clamp(limit=2)"])
+    got = estimated([1, 0, 0, 0], four(), shape=["sign_weights(positive=4, negative=1)", "clamp(limit=2)"])
     assert got.samples.tolist() == near(2, -0.5, -0.5, -0.5)
-    got = made([1, 0, 0, 0], four(), shape=["clamp(limit=2)", "sign_weights(positive=4, negative=1)"])
+    got = estimated([1, 0, 0, 0], four(), shape=["clamp(limit=2)", "sign_weights(positive=4, negative=1)"])
     assert got.samples.tolist() == near(6, -0.5, -0.5, -0.5)
 
 
 def test_a_shape_survives_standardization_where_a_reward_factor_does_not():
-    plain_one = made([1, 0, 0, 0], four())
-    assert torch.allclose(made([3, 0, 0, 0], four()).samples, plain_one.samples)
-    shaped = made([1, 0, 0, 0], four(), shape=["noise_weight(flip=0.1)"])
+    plain_one = estimated([1, 0, 0, 0], four())
+    assert torch.allclose(estimated([3, 0, 0, 0], four()).samples, plain_one.samples)
+    shaped = estimated([1, 0, 0, 0], four(), shape=["noise_weight(flip=0.1)"])
     assert shaped.samples.tolist() == near(1.08167, -0.36056, -0.36056, -0.36056)
 
 
 def test_best_worst_after_the_statistics_does_not_change_them():
-    got = made([0, 1, 2, 3], four(), scale="none", select=["best_worst(best=1, worst=1)"])
+    got = estimated([0, 1, 2, 3], four(), scale="none", select=["best_worst(best=1, worst=1)"])
     assert got.samples.tolist() == near(-1.5, -0.5, 0.5, 1.5)
     assert got.loss_mask.any(1).tolist() == [True, False, False, True]
 
 
 def test_selectors_work_on_what_earlier_ones_have_left():
     cut = four(truncated=[0.0, 0.0, 0.0, 1.0])
-    got = made([0, 1, 2, 3], cut, scale="none", select=["drop_truncated", "best_worst(best=1, worst=1)"])
+    got = estimated([0, 1, 2, 3], cut, scale="none", select=["drop_truncated", "best_worst(best=1, worst=1)"])
     assert got.loss_mask.any(1).tolist() == [True, False, True, False]
     assert got.samples.tolist() == near(-1.5, -0.5, 0.5, 1.5)
 
@@ -190,7 +190,9 @@ def test_selectors_work_on_what_earlier_ones_have_left():
     ],
 )
 def test_special_cases_are_the_simpler_method(one, other):
-    assert torch.allclose(made([1, 0, 0, 1], four(), **one).advantages, made([1, 0, 0, 1], four(), **other).advantages)
+    assert torch.allclose(
+        estimated([1, 0, 0, 1], four(), **one).advantages, estimated([1, 0, 0, 1], four(), **other).advantages
+    )
 
 
 # Failures
@@ -198,7 +200,7 @@ def test_special_cases_are_the_simpler_method(one, other):
 
 def test_a_reward_that_failed_is_outside_the_statistics_and_its_row_is_not_trained():
     # NaN in row 3: of 1, 0, 0: mean 1/3, std .57735
-    got = made([1, 0, 0, math.nan], four())
+    got = estimated([1, 0, 0, math.nan], four())
     assert got.samples.tolist() == near(1.15470, -0.57735, -0.57735, 0)
     assert (got.advantages[3] == 0).all() and got.loss_mask.any(1).tolist() == [True, True, True, False]
     assert torch.isnan(got.rewards).tolist() == [False, False, False, True]
@@ -213,38 +215,40 @@ def test_a_reward_that_failed_is_outside_the_statistics_and_its_row_is_not_train
     ],
 )
 def test_no_block_gives_a_failed_row_an_advantage(blocks):
-    got = made([1, 0, 0, math.nan], four(), **blocks)
+    got = estimated([1, 0, 0, math.nan], four(), **blocks)
     assert got.samples[3] == 0 and (got.advantages[3] == 0).all() and (got.samples[:3] != 0).all()
 
 
 def test_a_failed_reward_of_weight_zero_does_not_matter():
     rewards = torch.tensor([[1.0, 7], [0, math.nan], [0, 3], [1, 2]])
-    got = made(rewards, four(), weights=[1.0, 0.0])
-    assert torch.allclose(got.advantages, made([1, 0, 0, 1], four()).advantages)
+    got = estimated(rewards, four(), weights=[1.0, 0.0])
+    assert torch.allclose(got.advantages, estimated([1, 0, 0, 1], four()).advantages)
     assert got.loss_mask.all() and got.rewards.tolist() == [1, 0, 0, 1]
 
 
 def test_the_value_of_a_failed_reward_is_never_looked_at():
     valid = [[True], [True], [True], [False]]
-    calm, wild = made([1, 0, 0, 0], four(), valid), made([1, 0, 0, 1e30], four(), valid)
+    calm, wild = estimated([1, 0, 0, 0], four(), valid), estimated([1, 0, 0, 1e30], four(), valid)
     assert (calm.advantages == wild.advantages).all()
 
 
 def test_groups_of_one_and_groups_that_failed_altogether_are_harmless():
     keys = {"prompt": [0, 1, 1, 2]}
     for combine in ("weighted_sum", "per_reward", "gdpo"):
-        got = made([0.7, math.nan, math.nan, 0.2], four(keys=keys), combine=combine)
+        got = estimated([0.7, math.nan, math.nan, 0.2], four(keys=keys), combine=combine)
         assert (got.advantages == 0).all() and got.zero_spread == 1 and got.spread_groups == 0
 
 
 def test_all_rewards_without_weight_is_an_error_that_says_what_to_do():
     with pytest.raises(ValueError, match="got weight 0 for all, expected at least one other weight"):
-        made([1, 0, 0, 1], four(), weights=[0.0])
+        estimated([1, 0, 0, 1], four(), weights=[0.0])
 
 
 def test_nan_entropies_at_padding_do_not_spread():
     entropy = torch.tensor([[1.0, math.nan], [1.0, 2.0]])
-    got = made([1.0, 0.0], plain([1, 2], entropy=entropy), shape=["entropy_ratio"], credit="top_entropy(fraction=1.0)")
+    got = estimated(
+        [1.0, 0.0], plain([1, 2], entropy=entropy), shape=["entropy_ratio"], credit="top_entropy(fraction=1.0)"
+    )
     assert torch.isfinite(got.advantages).all()
 
 
@@ -254,81 +258,24 @@ def test_nan_entropies_at_padding_do_not_spread():
 def test_given_rows_are_outside_the_statistics_unless_the_key_asks():
     # own .6, .7, .5: mean .6, std .1; a given answer of reward 1 is compared with these: 4
     mixed = four(origin=[OWN, OWN, OWN, REFERENCE])
-    assert made([0.6, 0.7, 0.5, 1.0], mixed).samples.tolist() == near(0, 1, -1, 4)
-    joint = made([0.6, 0.7, 0.5, 1.0], mixed, keys=["prompt(own=False)"])
+    assert estimated([0.6, 0.7, 0.5, 1.0], mixed).samples.tolist() == near(0, 1, -1, 4)
+    joint = estimated([0.6, 0.7, 0.5, 1.0], mixed, keys=["prompt(own=False)"])
     assert joint.samples.tolist() == near(-0.46291, 0, -0.92582, 1.38873)
 
 
 def test_an_anchor_puts_given_rows_a_fifth_above_the_best_own_row():
     mixed = four(origin=[OWN, OWN, OWN, REFERENCE])
-    got = made([0.6, 0.7, 0.5, 1.0], mixed, shape=["anchor(factor=1.2)"])
+    got = estimated([0.6, 0.7, 0.5, 1.0], mixed, shape=["anchor(factor=1.2)"])
     assert got.samples.tolist() == near(0, 1, -1, 1.2)
 
 
-# Properties
-
-
-def sample(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    node = torch.cat([binary_tree(4, (0, 2), 100 * g) for g in range(3)])
-    rows = decisions(
-        node,
-        keys={"prompt": torch.arange(3).repeat_interleave(4)},
-        log_probs=torch.randn(12, 4, generator=generator),
-    )
-    return torch.rand(12, 2, generator=generator), rows
-
-
-RECIPES = {
-    "grpo": {},
-    "branch": {"baseline": "none", "scale": "none", "credit": "tree_depth", "select": ["parent_top1"]},
-    "tree": {"credit": "tree_softmax"},
-    "siblings": {"baseline": "none", "scale": "none", "credit": "tree_siblings"},
-    "gdpo": {"combine": "gdpo", "baseline": "leave_one_out"},
-    "batch": {"scale": "batch_std", "shape": ["drop_outliers", "clamp(limit=1)"]},
-    "ends": {"scale": "token_whiten", "select": ["best_worst(best=1, worst=1)"]},
-    "variance": {"select": ["max_variance(count=2)"]},
-}
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_permuting_rows_permutes_the_estimate(recipe):
-    rewards, rows = sample()
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
-    straight = made(rewards, rows, **RECIPES[recipe])
-    moved = made(rewards[order], select_rows(rows, order), **RECIPES[recipe])
-    assert torch.allclose(moved.advantages, straight.advantages[order], atol=1e-5)
-    assert (moved.loss_mask == straight.loss_mask[order]).all()
-
-
-@pytest.mark.parametrize("recipe", ["grpo", "branch", "tree", "siblings"])
-def test_groups_do_not_notice_each_other(recipe):
-    rewards, rows = sample()
-    together = made(rewards, rows, **RECIPES[recipe])
-    alone = made(rewards[4:8], select_rows(rows, slice(4, 8)), **RECIPES[recipe])
-    assert torch.allclose(together.advantages[4:8], alone.advantages, atol=1e-6)
-    assert (together.loss_mask[4:8] == alone.loss_mask).all()
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_rows_that_share_a_decision_agree_on_its_advantage(recipe):
-    rewards, rows = sample()
-    got = made(rewards, rows, **RECIPES[recipe])
-    for number in rows.node.unique():
-        assert len(got.advantages[rows.node == number].unique()) == 1
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_mask_never_trains_a_decision_twice_or_one_that_was_not_owned(recipe):
-    rewards, rows = sample()
-    got = made(rewards, rows, **RECIPES[recipe])
-    assert not (got.loss_mask & ~rows.loss_mask).any() and got.loss_mask.any()
+# Failures and shared decisions
 
 
 def test_a_shared_decision_is_trained_though_the_row_that_owns_it_failed():
     # rows 0, 1 share node 0, which row 0 owns; row 0 could not be scored, row 1 could
     tree = decisions([[0, 1], [0, 2], [3, 4]])
-    got = made([math.nan, 1.0, 0.0], tree)
+    got = estimated([math.nan, 1.0, 0.0], tree)
     assert tree.loss_mask[0].tolist() == [True, True]
     assert got.loss_mask.tolist() == [[True, False], [False, True], [True, True]]
     half = math.sqrt(0.5)
@@ -336,19 +283,21 @@ def test_a_shared_decision_is_trained_though_the_row_that_owns_it_failed():
 
 
 def test_a_row_in_the_statistics_alone_moves_the_others_and_is_not_trained():
-    without = made([0, 1], plain([2, 2]), scale="none")
+    without = estimated([0, 1], plain([2, 2]), scale="none")
     cut = plain([2, 2, 2], truncated=[False, False, True])
-    with_row = made([0, 1, 5], cut, scale="none", select=["drop_truncated"])
+    with_row = estimated([0, 1, 5], cut, scale="none", select=["drop_truncated"])
     assert without.samples.tolist() == near(-0.5, 0.5) and with_row.samples[:2].tolist() == near(-2, -1)
     assert not with_row.loss_mask[2].any() and (with_row.advantages[2] == 0).all()
 
 
 def test_a_reward_that_is_constant_in_every_group_is_reported():
     rewards = torch.tensor([[1.0, 0.3, 5.0], [0, 0.3, 5], [0, 0.8, 5], [1, 0.8, 5]])
-    got = made(rewards, four(keys={"prompt": [0, 0, 1, 1]}))
+    got = estimated(rewards, four(keys={"prompt": [0, 0, 1, 1]}))
     # column 1 differs between the groups only; column 2 never differs, which may be a matter of luck
     assert got.silent == (1,)
-    assert torch.allclose(got.samples, made(rewards[:, :1], four(keys={"prompt": [0, 0, 1, 1]})).samples, atol=1e-6)
+    assert torch.allclose(
+        got.samples, estimated(rewards[:, :1], four(keys={"prompt": [0, 0, 1, 1]})).samples, atol=1e-6
+    )
 
 
 # Branching, end to end
@@ -358,7 +307,7 @@ def test_branch_grpo_with_pruning_trains_130_of_the_202_decisions_of_the_papers_
     tree = toy_policy("branch_tree(splits=[0,3,6,9])", steps=20).rollout(Request(toy_prompts(1), [0], 16, 0)).decisions
     rewards = torch.rand(16, generator=torch.Generator().manual_seed(0))
     blocks = {"baseline": "none", "scale": "none", "credit": "tree_depth"}
-    full, pruned = made(rewards, tree, **blocks), made(rewards, tree, **blocks, select=["parent_top1"])
+    full, pruned = estimated(rewards, tree, **blocks), estimated(rewards, tree, **blocks, select=["parent_top1"])
     assert int(full.loss_mask.sum()) == 202 and int(pruned.loss_mask.sum()) == 130
     # pruning changes which decisions are trained, not their advantages
     assert (full.advantages[pruned.loss_mask] == pruned.advantages[pruned.loss_mask]).all()
@@ -397,6 +346,6 @@ def test_a_recipe_knows_the_fields_and_keys_it_needs():
 
 def test_a_field_or_key_that_the_rollout_lacks_is_named():
     with pytest.raises(KeyError, match="reference_value"):
-        made([1, 0, 0, 1], four(), baseline="static_reference")
+        estimated([1, 0, 0, 1], four(), baseline="static_reference")
     with pytest.raises(KeyError, match="got 'tree', expected a key of this policy's rollouts"):
-        made([1, 0, 0, 1], four(), keys=["tree"])
+        estimated([1, 0, 0, 1], four(), keys=["tree"])

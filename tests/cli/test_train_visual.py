@@ -120,7 +120,7 @@ LATE = {
     "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2: not JSON"),
     "unknown schedule": (["--optim.decay", "cosin"], "optim.decay must be constant, linear or cosine, got 'cosin'"),
     "an average of nothing": (["--optim.ema", 2], "optim.ema: got 2.0, expected a decay in (0, 1)"),
-    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "every reward has weight 0"),
+    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "got weight 0 for all"),
     "preset for tokens": (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
 }
 

@@ -103,7 +103,7 @@ def test_the_tail_goes_on_from_the_estimate_of_the_last_stochastic_step():
         time = walk.grid.levels[step].expand(len(x))
         return policy.model.predict(policy.network, x, time, conditioning).detach()
 
-    before, x = walk.states[walk.before[:, 3]], walk.states[walk.after[:, 3]]
+    before, x = walk.states[walk.source[:, 3]], walk.states[walk.target[:, 3]]
     s3, s4, s5 = walk.grid.levels[3:6].tolist()
     # x0 = x - s v at the last stochastic step and at the first of the tail
     clean_before, clean = before - s3 * velocity(before, 3), x - s4 * velocity(x, 4)

@@ -106,7 +106,7 @@ def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind
         ValueError, match=rf"preset '{preset}' is for .*; this policy's decisions are {kind}"
     ) as refusal:
         refuse_preset(preset, kind)
-    assert str(refusal.value).split("fit: ")[1].split(", ") == made_for(kind)
+    assert str(refusal.value).split("presets: ")[1].split(", ") == made_for(kind)
 
 
 @pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: REFUSED[kind]))
