@@ -88,7 +88,7 @@ def test_files_that_are_missing_or_no_pictures_are_named(tmp_path):
         read_image(Media("image", str(tmp_path / "text.png")))
     with pytest.raises(Unreadable, match=r"none\.png: there is no such file"):
         read_image(Media("image", str(tmp_path / "none.png")))
-    with pytest.raises(Unreadable, match="not Audio"):
+    with pytest.raises(Unreadable, match="kind Audio"):
         read_image(Media("image", Audio(torch.zeros(1, 4), 8000)))
 
 
