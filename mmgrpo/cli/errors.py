@@ -19,6 +19,11 @@ def enter(command: Callable[[], None]) -> None:
     """
     try:
         command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has gone. At exit Python would flush again, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except Exception as error:
         if os.environ.get("MMGRPO_DEBUG") or not is_user_error(error):
             raise

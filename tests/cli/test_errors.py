@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.registry import parse
+from tests.cli.running import COMMAND, environment
 
 
 def test_an_error_that_this_project_raises_on_purpose_is_one_line(monkeypatch, capsys):
@@ -39,3 +41,11 @@ def test_debugging_shows_the_traceback_of_every_error(monkeypatch):
     monkeypatch.setenv("MMGRPO_DEBUG", "1")
     with pytest.raises(ValueError, match="expected the form"):
         enter(lambda: parse("not a name") and None)
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    """As with ``mmgrpo train --help | head``."""
+    process = subprocess.Popen([*COMMAND, "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 1
