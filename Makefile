@@ -43,7 +43,7 @@ test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
-	ATEN_CPU_CAPABILITY=default MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
+	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
 	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning
 
 check: $(STAMP)  ## check format, lint and types
