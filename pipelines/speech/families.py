@@ -92,7 +92,7 @@ class DurationFamily:
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:
-        """Load the network, or pretrain a new one on the lengths of ``prompts``."""
+        """Load the network, or pretrain a new one on the lengths of the training texts."""
         from mmgrpo.policies.categorical import CategoricalPolicy
         from pipelines.speech.duration import Shape, create, family, load, pretrain
         from pipelines.speech.renderers import renderer
@@ -111,7 +111,8 @@ class DurationFamily:
             )
             voice = renderer(options.renderer)  # before pretraining, so that a missing one is reported at once
             network = create(shape, config.seed).to(device)
-            texts = [prompt.text for prompt in prompts or self.read(config, config.data.train)[0]]
+            # Not of all ``prompts``: held-out texts would be among them, and other commands could not make it again.
+            texts = [prompt.text for prompt in self.read(config, config.data.train)[0]]
             pretrain(
                 network,
                 texts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.types import Prompt, Request
+from pipelines import speech
 from pipelines.speech import duration
 from pipelines.speech.duration import Shape, encode
 from pipelines.speech.renderers import renderer, stretch, tempos
@@ -76,6 +78,21 @@ def test_pretraining_teaches_the_pace_it_is_given():
     assert (mean - torch.tensor([5.8, 7.5, 2.3])).abs().max() < 1.0
     with pytest.raises(ValueError, match="got pace=0, .* expected pace > 0"):
         duration.pretrain(network, SENTENCES, pace=0)
+
+
+def test_a_new_network_is_pretrained_on_the_training_texts_alone(tmp_path):
+    """So that it has seen no held-out text, and other commands can make it again."""
+    path = tmp_path / "say.txt"
+    path.write_text("\n".join(SENTENCES))
+    networks = []
+    for prompts in ([], [Prompt("A held-out text that is much longer than all of the others, by far.", "x")]):
+        policy = speech.policy(
+            family="duration", path="", renderer="tests.speaking:hummer", width=32, layers=1, heads=2, pretrain_steps=2
+        )
+        source = policy.settings
+        config = replace(source.config, data=replace(source.config.data, train=str(path)))
+        networks.append(source.family.policy(config, "cpu", prompts).network.state_dict())
+    assert all(torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
 
 
 def test_pretraining_only_depends_on_its_seed():
