@@ -7,7 +7,16 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 import torch
 
 # `make test-roundings` chooses another number, because sums over threads are rounded in another order.
 torch.set_num_threads(int(os.environ.get("MMGRPO_TEST_THREADS", "1")))
+
+
+@pytest.fixture(scope="session")
+def whisper_folder(tmp_path_factory) -> str:
+    """A Whisper, tiny."""
+    from pipelines.speech import whisper
+
+    return whisper.tiny(tmp_path_factory.mktemp("whisper"))

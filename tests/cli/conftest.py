@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.toy import scenes
-from pipelines.speech import whisper
 from pipelines.visual import sd3
 from pipelines.vlm import qwen_vl
 from tests.cli import quick
@@ -31,12 +30,6 @@ def words_folder(tmp_path_factory) -> Path:
 def qwen_folder(tmp_path_factory) -> str:
     """A Qwen2.5-VL, tiny."""
     return qwen_vl.tiny(tmp_path_factory.mktemp("qwen") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def whisper_folder(tmp_path_factory) -> str:
-    """A Whisper, tiny."""
-    return whisper.tiny(tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import yaml
 
 from mmgrpo.cli.source import Source, load_weights, run_config
 from mmgrpo.family import family
-from pipelines.speech import qwen_audio, whisper
+from pipelines.speech import qwen_audio
 from tests.cli import quick
 from tests.cli.running import call, kill_at, read_lines, summary, write_rows
 
@@ -25,11 +25,6 @@ PAPERS = ("grpo_asr", "tongyi_asr", "ibm_sqa", "ibm_ast")
 def hearing(tmp_path_factory) -> str:
     """A Qwen2-Audio, tiny."""
     return qwen_audio.tiny(tmp_path_factory.mktemp("qwen_audio"))
-
-
-@pytest.fixture(scope="session")
-def small_whisper(tmp_path_factory) -> str:
-    return whisper.tiny(tmp_path_factory.mktemp("whisper"))
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +101,7 @@ def test_prompts_of_several_clips_train_with_adapters_and_a_clip_too_long_is_lef
 @pytest.mark.parametrize("name", ["whisper", "qwen_audio"])
 def test_a_killed_run_resumes_to_the_weights_of_one_that_never_stopped(name, request, clips, tmp_path):
     """The features of clips that were kept over the rollouts are computed again, and nothing else is different."""
-    model = request.getfixturevalue("hearing" if name == "qwen_audio" else "small_whisper")
+    model = request.getfixturevalue("hearing" if name == "qwen_audio" else "whisper_folder")
     text = "what ?" if name == "qwen_audio" else ""
     options = small(tmp_path, "--model.family", name, "--model.path", model, *files(tmp_path, clips, text))
     options += ["--save-every", 2, "--optim.lr", 1e-3, "--eval.skip", "--rewards", "sentence_chrf", "--steps", 5]
@@ -120,8 +115,8 @@ def test_a_killed_run_resumes_to_the_weights_of_one_that_never_stopped(name, req
 
 
 @pytest.mark.slow
-def test_a_checkpoint_has_the_fraction_of_the_change_that_the_saved_model_has(small_whisper, clips, tmp_path):
-    options = small(tmp_path, "--model.family", "whisper", "--model.path", small_whisper, "--model.lora-rank", 2)
+def test_a_checkpoint_has_the_fraction_of_the_change_that_the_saved_model_has(whisper_folder, clips, tmp_path):
+    options = small(tmp_path, "--model.family", "whisper", "--model.path", whisper_folder, "--model.lora-rank", 2)
     options += [*files(tmp_path, clips, ""), "--optim.interpolation", 0.5, "--optim.lr", 1e-2, "--eval.skip"]
     call("train", *options, "--rewards", "sentence_chrf", "--name", "half")
     folder, chosen = str(tmp_path / "half"), family("whisper")
