@@ -22,22 +22,22 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.data.media import Skipped
-from mmgrpo.data.prompts import load_prompts
-from mmgrpo.data.rows import as_prompts
-from mmgrpo.data.splits import Splits, read_splits
+from mmgrpo.data.inputs import RunInputs, load
+from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings, redraws
+from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class, flat
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.folder import open_folder, refuse_folder, run_folder
+from mmgrpo.runtime.fingerprint import of_inputs
+from mmgrpo.runtime.folder import claimed, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import deterministic
 from mmgrpo.runtime.reading import build, refuse_preset
-from mmgrpo.trainer import EvalSettings, Trainer
-from mmgrpo.types import Policy, Prompt
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Policy
 from mmgrpo.update import LossRecipe
 
 ELSEWHERE = {
@@ -69,15 +69,6 @@ class Result:
     def metrics(self) -> list[dict[str, Any]]:
         """The numbers of every optimizer step."""
         return read_metrics(self.folder / "metrics.jsonl")
-
-
-@dataclass(frozen=True)
-class RunInputs:
-    """The policy and the prompts of a run."""
-
-    policy: Policy
-    splits: Splits
-    skipped: Sequence[Skipped] = ()
 
 
 @dataclass
@@ -143,7 +134,8 @@ def train(
     owner = source.family if source else None
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
-    return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards)
+    again = "the same call with resume=True"
+    return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
 
 
 def run_config(config: Config) -> Result:
@@ -154,13 +146,19 @@ def run_config(config: Config) -> Result:
     def start(accelerator: Accelerator) -> RunInputs:
         return load(config, owner, lambda prompts: owner.policy(config, str(accelerator.device), prompts))
 
-    return execute(config, owner, start, config.rewards)
+    again = f"mmgrpo train --config {run_folder(config) / 'config.yaml'} --resume"
+    return execute(config, owner, start, config.rewards, again)
 
 
 def execute(
-    config: Config, owner: Family | None, start: Callable[[Accelerator], RunInputs], rewards: Sequence[Any]
+    config: Config,
+    owner: Family | None,
+    start: Callable[[Accelerator], RunInputs],
+    rewards: Sequence[Any],
+    again: str,
 ) -> Result:
-    """A whole run: load with ``start``, train, evaluate, save and report. ``owner`` is the family of the policy.
+    """A whole run: load with ``start``, train, save, evaluate and report. ``owner`` is the family of the policy, and
+    ``again`` says how to continue the run.
 
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
@@ -169,27 +167,37 @@ def execute(
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     refuse_folder(config)
-    with deterministic(config.deterministic):
-        return run(config, owner, start, rewards)
-
-
-def run(
-    config: Config, owner: Family | None, start: Callable[[Accelerator], RunInputs], rewards: Sequence[Any]
-) -> Result:
-    """``execute`` after threads, seeds and kernels are set."""
     accelerator = Accelerator(
         cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=run_folder(config)
     )
-    trainer = make_trainer(config, owner, start, rewards, accelerator)
+    with deterministic(config.deterministic), claimed(config, accelerator):
+        return run(config, owner, start, rewards, accelerator, again)
+
+
+def run(
+    config: Config,
+    owner: Family | None,
+    start: Callable[[Accelerator], RunInputs],
+    rewards: Sequence[Any],
+    accelerator: Accelerator,
+    again: str,
+) -> Result:
+    """``execute`` after threads, seeds and kernels are set, in a folder that no other process writes."""
+    trainer = make_trainer(config, owner, start, rewards, accelerator, again)
     folder = trainer.folder
+    if config.resume or config.resume_from:
+        last = step_of(config.resume_from) if config.resume_from else None
+        if not trainer.resume(last):
+            print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
     if config.trackers:
-        accelerator.init_trackers("tracker", config=flat(config))
-    if config.resume and not trainer.resume():
-        print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
+        # TensorBoard then hides what an interrupted run wrote of the steps that are repeated now.
+        purge = {"tensorboard": {"purge_step": trainer.step + 1}}
+        accelerator.init_trackers("tracker", config=flat(config), init_kwargs=purge)
     started = time.perf_counter()
-    evaluations = trainer.fit()
+    evaluations = trainer.fit(folder / "model")
     additions = owner.summary(config, trainer) if owner else {}
     summary = {
+        "run": trainer.checkpoints.run,
         "modality": owner.modality if owner else "",
         "family": config.model.family,
         "preset": config.algorithm.preset,
@@ -198,14 +206,14 @@ def run(
         "wall_seconds": round(time.perf_counter() - started, 3),
         "seed": config.seed,
         "skipped_steps": trainer.skipped,
+        "nonfinite_steps": trainer.nonfinite_steps,
         **evaluations,
         **additions,
     }
     if accelerator.is_main_process:
         from mmgrpo.report.html import write_report
 
-        trainer.save_model(folder / "model")
-        write_text(folder / "summary.json", json.dumps(summary, indent=2))
+        write_text(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False))
         write_report(folder)
     accelerator.end_training()
     return Result(folder, summary, trainer.policy)
@@ -217,8 +225,9 @@ def make_trainer(
     start: Callable[[Accelerator], RunInputs],
     rewards: Sequence[Any],
     accelerator: Accelerator,
+    again: str = "resume=True",
 ) -> Trainer:
-    """The trainer of a run, ready to fit."""
+    """The trainer of a run, ready to fit, in its folder."""
     algorithm = config.algorithm
     if owner is not None:
         refuse_preset(algorithm.preset, owner.decisions(config))
@@ -253,46 +262,13 @@ def make_trainer(
         folder=run_folder(config),
         seed=config.seed,
         accelerator=accelerator,
-        save_every=config.save_every,
-        keep=config.keep,
+        checkpoints=Checkpoints(
+            run_folder(config), accelerator, config.save_every, config.save_every_minutes, config.keep
+        ),
+        again=again,
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
     )
-    open_folder(config, inputs.skipped, accelerator)
+    # Last, so that a run that cannot start leaves its folder as it was.
+    identity = open_folder(config, of_inputs(splits, inputs.policy.network), inputs.skipped, accelerator)
+    trainer.checkpoints.run = identity.run if identity else ""
     return trainer
-
-
-def load(
-    config: Config,
-    owner: Family | None,
-    make: Callable[[Sequence[Prompt]], Policy],
-    rows: Mapping[str, Any] | None = None,
-) -> RunInputs:
-    """The prompts of a run, and the policy that ``make`` makes for them.
-
-    ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
-    """
-    skipped: list[Skipped] = []
-    rows = rows or {}
-
-    def read(path: str) -> list[Prompt]:
-        if path in rows:
-            return as_prompts(rows[path], path)
-        if owner is None:
-            return load_prompts(locate(path))
-        prompts, unreadable = owner.read(config, path)
-        skipped.extend(unreadable)
-        return prompts
-
-    data, evaluation = config.data, config.eval
-    train = "prompts" if "prompts" in rows else data.train
-    heldout = "heldout" if "heldout" in rows else data.heldout
-    files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
-    splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
-    policy = make(splits.every())
-
-    def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
-        accepted, unfit = owner.accept(config, policy, prompts) if owner else (list(prompts), [])
-        skipped.extend(unfit)
-        return accepted
-
-    return RunInputs(policy, splits.map(accept), skipped)

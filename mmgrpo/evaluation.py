@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from mmgrpo.report.statistics import bootstrap_mean
+from mmgrpo.report.statistics import mean_of_scored
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
+from mmgrpo.runtime.finite import refuse_tensors
 from mmgrpo.scoring import Scorer, score_column, score_outputs
 from mmgrpo.types import Output, Policy, Prompt, Request, Text
 
@@ -31,6 +33,24 @@ def split_title(title: str) -> tuple[str, str]:
     """Moment and name of the prompts: ("before", "natural"); any other title is a moment of the held-out prompts."""
     moment, _, name = title.partition("-")
     return (moment, name) if name and moment in ("before", "after") else (title, HELDOUT)
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """Which prompts are evaluated, and when."""
+
+    prompts: Sequence[Prompt] = ()
+    every: int = 0
+    samples: int = 1
+    seed: int = 1234
+    batch_size: int = 64
+    shown: int = 16
+    extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
+    """Further prompts by name, evaluated before and after only, to measure forgetting."""
+
+    def files(self) -> dict[str, Sequence[Prompt]]:
+        """All nonempty sets of prompts by name."""
+        return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.extra}.items() if prompts}
 
 
 @dataclass(frozen=True)
@@ -54,12 +74,28 @@ class Evaluation:
         """The inverse of ``as_dict``; ``counts`` may be absent."""
         return Evaluation(record["values"], {n: ErrorCounts(**c) for n, c in record.get("counts", {}).items()})
 
+    @staticmethod
+    def load(path: Path, step: int, run: str) -> Evaluation:
+        """The evaluation before training, which a run resumed at ``step`` reads again."""
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing, which a run resumed at step {step} needs; restore it or start again"
+            )
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            evaluation, owner = Evaluation.read(record), record.get("run", "")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); restore it or start again") from error
+        if owner != run:
+            raise ValueError(f"{path} is of run '{owner}', expected '{run}' as the folder; restore it or start again")
+        return evaluation
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def intervals(self) -> dict[str, dict[str, float]]:
-        """Mean and 95 % bootstrap interval over prompts, per reward."""
-        return {name: bootstrap_mean(_without_nan(values)).as_dict() for name, values in self.values.items()}
+    def intervals(self) -> dict[str, dict[str, Any]]:
+        """Mean and 95 % bootstrap interval over prompts, per reward; null for one that scored none."""
+        return {name: mean_of_scored(values) for name, values in self.values.items()}
 
 
 @dataclass(frozen=True)
@@ -130,6 +166,7 @@ def draw_samples(
     title: str,
 ) -> Samples:
     """Draw ``samples`` outputs per prompt and score them, with the prompts divided among all processes."""
+    refuse_tensors(dict(policy.network.named_parameters()), "nothing is evaluated, since the network is damaged")
     rank, world = accelerator.process_index, accelerator.num_processes
     each = -(-len(prompts) // world)
     # Where prompts do not divide evenly, the last ranks repeat the last prompt; gathering drops the copies.
@@ -211,7 +248,3 @@ def annotate(
             for note, more in zip(notes, scorer.annotate(prompts, outputs), strict=True):
                 note |= {name: value for name, value in more.items() if name not in note}
     return list(notes)
-
-
-def _without_nan(values: Sequence[float]) -> np.ndarray:
-    return np.array([value for value in values if value == value])

@@ -14,59 +14,36 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from mmgrpo.advantages.comparison import COMPARISON_FIELDS, reference_values
+from mmgrpo.advantages.comparison import reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.evaluation import HELDOUT, Evaluation, Shown, evaluate, title_of
+from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
 from mmgrpo.report.comparison import sections
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, WeightInterpolation
-from mmgrpo.runtime.checkpoint import (
-    flatten_optimizer,
-    latest_checkpoint,
-    load_checkpoint,
-    restore_network,
-    restore_optimizer,
-    save_checkpoint,
-    trained_tensors,
-)
+from mmgrpo.runtime.compatibility import refuse_mismatch
 from mmgrpo.runtime.config import Optim
-from mmgrpo.runtime.distributed import largest, sum_gradients
+from mmgrpo.runtime.distributed import largest, sum_by_name, sum_gradients
 from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.finite import NotFinite, refuse_tensors
+from mmgrpo.runtime.interruption import Interrupted, Interruption
 from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib
+from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import stream
+from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """Which prompts are evaluated, and when."""
-
-    prompts: Sequence[Prompt] = ()
-    every: int = 0
-    samples: int = 1
-    seed: int = 1234
-    batch_size: int = 64
-    shown: int = 16
-    extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
-    """Further prompts by name, evaluated before and after only, to measure forgetting."""
-
-    def files(self) -> dict[str, Sequence[Prompt]]:
-        """All nonempty sets of prompts by name."""
-        return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.extra}.items() if prompts}
 
 
 class Trainer:
@@ -87,15 +64,16 @@ class Trainer:
         folder: Path,
         seed: int,
         accelerator: Accelerator,
-        save_every: int = 50,
-        keep: int = 2,
+        checkpoints: Checkpoints,
+        again: str = "resume=True",
         write_samples: Callable[[Path, Shown], None] = lambda stem, shown: None,
     ) -> None:
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
         self.prompts, self.rounds, self.evaluation = prompts, rounds, evaluation
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
-        self.save_every, self.keep, self.write_samples = save_every, keep, write_samples
+        self.checkpoints, self.again, self.write_samples = checkpoints, again, write_samples
+        self.interruption = Interruption()
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
@@ -113,14 +91,18 @@ class Trainer:
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
         )
         self.order = PromptOrder(len(prompts), seed)
-        self.step, self.round, self.cursor, self.seconds, self.skipped = 0, 0, 0, 0.0, 0
+        self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
+        self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
+        self.at_boundary = True
+        """Whether the weights are those at the end of a round, so that a checkpoint may be written."""
+        self.evaluation_due = False
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
 
     @cached_property
     def log(self) -> MetricsLog:
         """``metrics.jsonl``, opened at first use, so that a run that cannot start leaves its folder unchanged."""
-        return MetricsLog(self.folder)
+        return MetricsLog(self.folder, run=self.checkpoints.run)
 
     def validate(self) -> None:
         """Raise for every error that is detectable before sampling."""
@@ -131,27 +113,7 @@ class Trainer:
             raise ValueError(
                 f"got group_size {self.rounds.group_size}, expected at least 2: samples are compared within groups"
             )
-        missing = self.loss.scores - self.policy.provides
-        if missing:
-            raise ValueError(
-                f"the algorithm (objective '{self.loss.objective.text}', terms "
-                f"{[term.text for term in self.loss.terms]}) needs {', '.join(sorted(missing))}, which this policy "
-                f"does not provide (it provides {', '.join(sorted(self.policy.provides))}); "
-                "choose another preset or objective"
-            )
-        absent = (self.recipe.fields | self.loss.fields) - self.policy.fields - COMPARISON_FIELDS
-        if absent:
-            raise ValueError(
-                f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
-                f"not record (it records {', '.join(sorted(self.policy.fields))}); "
-                "choose another preset, shape, credit or aggregation"
-            )
-        unknown = {key.name for key in self.recipe.keys} - self.policy.keys
-        if unknown:
-            raise ValueError(
-                f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
-                f"({', '.join(sorted(self.policy.keys))}); choose among these, or another sampling.plan or policy"
-            )
+        refuse_mismatch(self.policy, self.recipe, self.loss)
         if "reference_value" in self.recipe.fields:
             reference_values(self.prompts)
         if not any(scorer.weight for scorer in self.scorers):
@@ -159,9 +121,27 @@ class Trainer:
                 "rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1"
             )
 
-    def fit(self) -> dict[str, Any]:
-        """Train for ``steps`` optimizer steps; returns the evaluations as sections of the summary (``sections``)."""
-        self._evaluate_before()
+    def fit(self, model: Path | None = None) -> dict[str, Any]:
+        """Train for ``steps`` optimizer steps; returns the evaluations as sections of the summary (``sections``).
+
+        The trained weights are saved in the folder ``model`` before the last evaluation, so that no error in it loses
+        them. A signal or an error leaves a checkpoint of the last round.
+        """
+        with self.interruption:
+            try:
+                self._evaluate_before()
+                self._train()
+                if model is not None:
+                    self.save_model(model)
+                for name, prompts in self.evaluation.files().items():
+                    self.after[name] = self.measure(title_of("after", name), prompts)
+            except (Exception, Interrupted) as error:
+                self._rescue(error)
+                raise
+        return sections(self.before, self.after)
+
+    def _train(self) -> None:
+        """Rounds until the last step, with checkpoints and evaluations between them."""
         with tqdm(
             total=self.steps,
             initial=self.step,
@@ -172,46 +152,66 @@ class Trainer:
             while self.step < self.steps:
                 start = self.step
                 self.run_round(bar)
-                # A round may have several steps, so that a multiple may lie within it.
-                if self.step // self.save_every > start // self.save_every or self.step >= self.steps:
+                every = self.evaluation.every
+                self.evaluation_due = bool(every) and self.step < self.steps and self.step // every > start // every
+                if self.checkpoints.due(start, self.step, self.steps):
                     self.save()
-                if self.evaluation.every and self.step < self.steps:
-                    if self.step // self.evaluation.every > start // self.evaluation.every:
-                        self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
-        for name, prompts in self.evaluation.files().items():
-            self.after[name] = self.measure(title_of("after", name), prompts)
-        return sections(self.before, self.after)
+                # A signal may reach one rank only, and all must stop at the same place.
+                if stop := int(largest(float(self.interruption.requested), self.accelerator)):
+                    if self.checkpoints.saved < self.step:
+                        self.save()
+                    raise Interrupted(stop)
+                self._evaluate_between()
+
+    def _evaluate_between(self) -> None:
+        """The evaluation that is due at this step, in a resumed run also one that the interruption prevented."""
+        if self.evaluation_due:
+            self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
+            self.evaluation_due = False
 
     def _evaluate_before(self) -> None:
         """Evaluate the untrained policy, or, in a resumed run, read its evaluation from the run folder."""
         for name, prompts in self.evaluation.files().items():
             title = title_of("before", name)
             path = self.folder / "evaluations" / f"{title}.json"
-            if self.step == 0:
-                self.before[name] = self.measure(title, prompts)
-            elif path.is_file():
-                self.before[name] = Evaluation.read(json.loads(path.read_text()))
-            else:
-                raise FileNotFoundError(
-                    f"{path} is missing, which a run resumed at step {self.step} needs; restore it or start again"
-                )
+            self.before[name] = (
+                self.measure(title, prompts)
+                if self.step == 0
+                else Evaluation.load(path, self.step, self.checkpoints.run)
+            )
+        self._evaluate_between()
+
+    def _rescue(self, error: BaseException) -> None:
+        """Save what can be saved before the run ends by a signal or an error; an interruption says how to go on.
+
+        Within a round the weights belong to no checkpoint, and a rank cannot save for others that go on.
+        """
+        alone = self.accelerator.num_processes == 1
+        unsaved = self.at_boundary and self.step > self.checkpoints.saved
+        if alone and unsaved and not isinstance(error, NotFinite):
+            try:
+                self.save()
+            except Exception as failure:
+                print(f"no checkpoint could be written: {failure}", flush=True)
+        if self.accelerator.is_main_process and self.checkpoints.saved:
+            print(f"{self.checkpoints.latest} is the newest checkpoint; go on with: {self.again}", flush=True)
 
     def run_round(self, bar: tqdm | None = None) -> None:
         """One round: a rollout and its optimizer steps."""
         bar = tqdm(disable=True) if bar is None else bar
-        round_ = sample_round(
-            self.policy,
-            self.scorers,
-            self.recipe,
-            self.prompts,
-            self.order,
-            self.rounds,
-            cursor=self.cursor,
-            number=self.round,
-            seed=self.seed,
-            accelerator=self.accelerator,
-        )
-        self.cursor = round_.cursor
+        with self.stoppable():
+            round_ = sample_round(
+                self.policy,
+                self.scorers,
+                self.recipe,
+                self.prompts,
+                self.order,
+                self.rounds,
+                cursor=self.cursor,
+                number=self.round,
+                seed=self.seed,
+                accelerator=self.accelerator,
+            )
         self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
         first_gap = 0.0
         for epoch in range(self.optim.epochs):
@@ -233,7 +233,13 @@ class Trainer:
                     self.accelerator.log(line, step=self.step)
                     bar.set_postfix_str(self.log.summary(self._main_reward()))
                 bar.update(1)
-        self.round += 1
+                if self.nonfinite_row >= self.optim.max_nonfinite_steps:
+                    raise NotFinite(
+                        f"{self.nonfinite_row} optimizer steps in a row, up to step {self.step}, had a loss or "
+                        "gradient that is not finite and were skipped; go back to a checkpoint before the divergence "
+                        "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
+                    )
+        self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
 
     def _minibatches(self, batch: Batch, epoch: int) -> Sequence[torch.Tensor]:
         """Divide whole groups among ``updates`` minibatches, at random by (seed, round, epoch)."""
@@ -272,20 +278,20 @@ class Trainer:
             sum_gradients(parameters, self.accelerator)
             limit = self.optim.max_grad_norm or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-            if not math.isfinite(norm):
-                raise RuntimeError(
-                    f"got a gradient of norm {norm} at optimizer step {self.step + 1}, expected a finite one; lower "
-                    f"optim.lr or the noise level, or use bf16, not fp16. The last checkpoint is in {self.folder}"
-                )
+        sums = sum_by_name(tally.sums, self.loss.tallied, self.accelerator)
+        finite = math.isfinite(norm) and math.isfinite(sums["loss"])
+        self.at_boundary = False
+        if trainable and finite:
             self.optimizer.step()
-        else:
-            self.skipped += 1
+            refuse_tensors(self.trained, f"the weights after optimizer step {self.step + 1}")
+        self.skipped += not trainable
+        self.nonfinite_steps += not finite
+        self.nonfinite_row = 0 if finite else self.nonfinite_row + 1
         self.step += 1
         if self.ema is not None:
             self.ema.update(self.step)
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
-        sums = self._sum_over_ranks(tally)
         entries = max(1.0, sums.pop("entries", 0.0))
         line = {
             "loss": sums.pop("loss", 0.0),
@@ -298,6 +304,7 @@ class Trainer:
             "memory": peak_memory_gib(self.accelerator.device),
             "decisions": float(trainable),
             "skipped": float(trainable == 0),
+            "nonfinite": float(not finite),
             **sums,
         }
         return tally, line
@@ -306,15 +313,6 @@ class Trainer:
         """The round's metrics for one of its steps; its time is logged with the first step only."""
         return {n: (v if first or not n.startswith("time/") else 0.0) for n, v in round_.metrics.items()}
 
-    def _sum_over_ranks(self, tally: Tally) -> dict[str, float]:
-        """Sums of a tally over all ranks; names come from the loss, since a rank without rows has an empty tally."""
-        names = ["loss", "entries", "clip/low", "clip/high"]
-        names += [f"term/{term.text.split('(')[0]}" for term in self.loss.terms]
-        values = torch.tensor([tally.sums.get(name, 0.0) for name in names], dtype=torch.float64)
-        if self.accelerator.num_processes > 1:
-            values = cast(torch.Tensor, self.accelerator.reduce(values.to(self.accelerator.device), "sum")).cpu()
-        return dict(zip(names, values.tolist(), strict=True))
-
     def _main_reward(self) -> str:
         weighted = [scorer for scorer in self.scorers if scorer.weight]
         return f"reward/{weighted[0].name}/mean"
@@ -322,7 +320,7 @@ class Trainer:
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
         """Evaluate the policy with its ``evaluation_weights``, and write values and samples."""
         settings = self.evaluation
-        with self.evaluation_weights():
+        with self.evaluation_weights(), self.stoppable():
             result, shown = evaluate(
                 self.policy,
                 self.scorers,
@@ -335,37 +333,32 @@ class Trainer:
                 title=f"evaluate {title}",
             )
         if self.accelerator.is_main_process:
-            path = self.folder / "evaluations" / f"{title}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            ids = [prompt.id for prompt in prompts]
-            record = {"step": self.step, "seconds": self.seconds, "prompts": ids, **result.as_dict()}
-            write_text(path, json.dumps(record))
             self.write_samples(self.folder / "samples" / title, shown)
+            ids = [prompt.id for prompt in prompts]
+            record = {"run": self.checkpoints.run, "step": self.step, "seconds": self.seconds, "prompts": ids}
+            write_text(self.folder / "evaluations" / f"{title}.json", json.dumps({**record, **result.as_dict()}))
         return result
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """A ``with`` block that changes nothing that is saved, so that a signal may leave it wherever it is."""
+        with self.interruption.at_once() if self.accelerator.num_processes == 1 else nullcontext():
+            yield
 
     def save(self) -> None:
         """Write a checkpoint of everything on which the rest of the run depends."""
+        names = ("step", "round", "cursor", "seconds", "skipped", "nonfinite_steps", "nonfinite_row", "evaluation_due")
+        state = {"seed": self.seed} | {name: getattr(self, name) for name in names}
         if self.accelerator.is_main_process:
-            tensors, moments = flatten_optimizer(self.optimizer)
-            groups = {"weights": trained_tensors(self.policy.network), "optimizer": tensors}
-            if self.ema is not None:
-                groups["ema"] = dict(zip(self.trained, self.ema.shadow, strict=True))
-            state = {
-                "step": self.step,
-                "round": self.round,
-                "cursor": self.cursor,
-                "seconds": self.seconds,
-                "skipped": self.skipped,
-                "seed": self.seed,
-                "optimizer": moments,
-            }
-            save_checkpoint(self.folder / "checkpoints", self.step, groups, state, self.keep)
-        self.accelerator.wait_for_everyone()
+            self.log.flush()
+        self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state)
 
     def save_model(self, folder: Path) -> None:
         """The trained weights (``evaluation_weights``) in the family's own format."""
         with self.evaluation_weights():
-            self.policy.save(folder)
+            refuse_tensors(self.trained, f"{folder} is not written")
+            if self.accelerator.is_main_process:
+                write_model(folder, self.policy.save, self.checkpoints.run, self.step)
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
@@ -377,23 +370,16 @@ class Trainer:
                     stack.enter_context(transformation.applied())
             yield
 
-    def resume(self) -> bool:
-        """Continue from the newest complete checkpoint; returns False if there is none."""
-        path = latest_checkpoint(self.folder / "checkpoints")
-        if path is None:
-            self.log.truncate(0)
-            return False
-        checkpoint = load_checkpoint(path)
-        state, tensors = checkpoint.state, checkpoint.tensors
-        if state["seed"] != self.seed:
-            raise ValueError(f"{path}: got --seed {self.seed}, expected {state['seed']}, the seed of the checkpoint")
-        restore_network(self.policy.network, tensors["weights"])
-        restore_optimizer(self.optimizer, tensors["optimizer"], state["optimizer"])
-        if self.ema is not None:
-            averages = tensors["ema"]
-            self.ema.shadow = [averages[name].to(p.device) for name, p in self.trained.items()]
-        self.step, self.round, self.cursor = state["step"], state["round"], state["cursor"]
-        self.seconds, self.skipped = state["seconds"], state["skipped"]
+    def resume(self, last: int | None = None) -> bool:
+        """Continue from the newest intact checkpoint, at most that of step ``last``; returns False if there is none."""
+        state = self.checkpoints.restore(self.policy.network, self.optimizer, self.ema, last)
+        if state is not None and state["seed"] != self.seed:
+            raise ValueError(
+                f"{self.checkpoints.latest}: got --seed {self.seed}, expected {state['seed']}, that of the checkpoint"
+            )
+        for name, value in (state or {}).items():
+            if name != "optimizer":
+                setattr(self, name, value)
         if self.accelerator.is_main_process:
             self.log.truncate(self.step)
-        return True
+        return state is not None

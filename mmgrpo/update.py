@@ -85,6 +85,11 @@ class LossRecipe:
         return not BATCH_NAMES.issuperset(self.mismatch.block.needs)
 
     @property
+    def tallied(self) -> list[str]:
+        """Names of the sums of a ``Tally``, the same on all ranks, also where one has no rows."""
+        return ["loss", "entries", "clip/low", "clip/high", *(f"term/{t.text.split('(')[0]}" for t in self.terms)]
+
+    @property
     def coupled(self) -> bool:
         """True when the loss needs the present scores of a whole row or group together."""
         bounds = (self.objective, *self.terms, *([self.mismatch] if self.factor_follows_policy else []))

@@ -14,12 +14,14 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import family
 from mmgrpo.rollout import RoundSettings, redraws
 from mmgrpo.runtime.config import Algorithm, Optim
+from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.reading import build
 from mmgrpo.scoring import ErrorRate, Scorer
-from mmgrpo.trainer import EvalSettings, Trainer
+from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
 from pipelines.training import Training
@@ -98,6 +100,7 @@ def trainer(
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
+    accelerator = accelerator or Accelerator(cpu=True)
     return Trainer(
         policy=policy,
         scorers=[Scorer("reward", reward, rates=rates)],
@@ -110,8 +113,8 @@ def trainer(
         evaluation=EvalSettings(prompts=heldout, batch_size=256, samples=4, extra=extra or {}),
         folder=folder,
         seed=seed,
-        accelerator=accelerator or Accelerator(cpu=True),
-        save_every=save_every,
+        accelerator=accelerator,
+        checkpoints=Checkpoints(folder, accelerator, save_every),
     )
 
 

@@ -355,7 +355,7 @@ def told(line):
 def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
     made = trainer(toy_policy(), tmp_path, toy_prompts(2), steps=1)
     made.fit()
-    with pytest.raises(ValueError, match="got --seed 1, expected 0, the seed of the checkpoint"):
+    with pytest.raises(ValueError, match="got --seed 1, expected 0, that of the checkpoint"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), seed=1).resume()
 
 

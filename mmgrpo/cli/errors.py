@@ -20,6 +20,9 @@ def enter(command: Callable[[], None]) -> None:
     try:
         command()
         sys.stdout.flush()
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "stopped", file=sys.stderr)
+        raise SystemExit(getattr(stop, "status", 130)) from None
     except BrokenPipeError:
         # The reader (head, less) has gone. At exit Python would flush again, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

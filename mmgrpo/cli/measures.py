@@ -57,13 +57,10 @@ def powers(largest: int) -> list[int]:
 
 def summary(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """Mean over prompts with its interval, and the number of samples that could not be scored."""
-    from mmgrpo.report.statistics import bootstrap_mean
+    from mmgrpo.report.statistics import mean_of_scored
 
-    means = [mean(row) for row in rows]
     failed = sum(len(row) - len(scored(row)) for row in rows)
-    if not scored(means):
-        return {"n": 0, "failed": failed}
-    return {**bootstrap_mean(scored(means)).as_dict(), "failed": failed}
+    return {**mean_of_scored([mean(row) for row in rows]), "failed": failed}
 
 
 def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:

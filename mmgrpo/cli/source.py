@@ -150,6 +150,7 @@ def load_weights(args: Source, config: Config, model_family: Family, device: str
     """The policy with the weights of ``args.weights``."""
     from mmgrpo.runtime.averaging import WeightInterpolation, assign
     from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
+    from mmgrpo.runtime.saved_model import check_model
 
     folder = Path(args.run)
     if not args.run or args.weights == UNTRAINED:
@@ -160,6 +161,7 @@ def load_weights(args: Source, config: Config, model_family: Family, device: str
                 f"{folder / 'model'} does not exist, so the run is incomplete; --weights latest uses its latest "
                 "checkpoint"
             )
+        check_model(folder / "model")
         return model_family.policy(config, device, training=False, weights=str(folder / "model"))
     checkpoint = checkpoint_of(folder / "checkpoints", args.weights, latest_checkpoint(folder / "checkpoints"))
     policy = model_family.policy(config, device, training=False)

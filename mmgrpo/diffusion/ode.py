@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Output, Prompt, Reference, Request
 
@@ -62,7 +63,7 @@ class Solver:
         prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
         conditioning = encoded.take(prompt)
         latents = self.denoise(network, self.initial_noise(request, request.group_size), conditioning, grid)
-        return list(self.model.decode(latents)), latents, conditioning
+        return list(self.model.decode(refuse_nonfinite(latents, "the sampled latents"))), latents, conditioning
 
     def initial_noise(self, request: Request, count: int) -> Float[Tensor, "rows *latent"]:
         """``count`` initial noises per prompt of the request, each prompt's from its own random stream."""

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.generation import draw_tokens, entropy_of
+from mmgrpo.runtime.finite import refuse_nan
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores
 
@@ -95,7 +96,9 @@ class CategoricalPolicy:
         """``group_size`` choices per prompt, each group from its own random stream, and their outputs."""
         uniform = [torch.rand(request.group_size, generator=stream(request.seed, "choice", s)) for s in request.slots]
         prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
-        distribution = self._log_softmax(self.network, request.prompts)[prompt]
+        distribution = refuse_nan(self._log_softmax(self.network, request.prompts), "the probabilities of classes")[
+            prompt
+        ]
         classes = draw_tokens(distribution, torch.cat(uniform).to(self.device))
         mask = torch.ones(len(classes), 1, dtype=torch.bool, device=self.device)
         decisions = Decisions(
@@ -134,7 +137,8 @@ class CategoricalPolicy:
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
         """The output of each prompt's most likely class, ``group_size`` times the same."""
-        classes = self._log_softmax(self.network, request.prompts).argmax(1).repeat_interleave(request.group_size)
+        distribution = refuse_nan(self._log_softmax(self.network, request.prompts), "the probabilities of classes")
+        classes = distribution.argmax(1).repeat_interleave(request.group_size)
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
         return self._render(prompts, classes)
 

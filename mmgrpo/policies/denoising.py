@@ -41,6 +41,7 @@ from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import join_decisions
+from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
@@ -167,7 +168,7 @@ class DenoisingPolicy:
         evaluations = len(request.prompts) * sum(plan.evaluations for plan in plans)
         return Rollout(
             prompts=prompts,
-            outputs=list(self.model.decode(torch.cat(finals))),
+            outputs=list(self.model.decode(refuse_nonfinite(torch.cat(finals), "the sampled latents"))),
             decisions=join_decisions(decisions),
             steps=Walks(walks),
             previews=previews,

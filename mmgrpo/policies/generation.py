@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import TokenModel
+from mmgrpo.runtime.finite import refuse_nan
 
 NextToken: TypeAlias = Callable[[Tensor, bool], Tensor]
 """``(hidden [rows, width], first)`` to the log-probabilities [rows, vocabulary] of the next token."""
@@ -79,7 +80,7 @@ def draw(
     log_probs, entropy = torch.zeros(count, max_tokens, device=device), torch.zeros(count, max_tokens, device=device)
     rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
     for position in range(max_tokens):
-        distribution = next_token(state.hidden, position == 0)
+        distribution = refuse_nan(next_token(state.hidden, position == 0), "the probabilities of the next token")
         # A number is drawn for finished rows too, so that a row's tokens do not depend on when the others end.
         uniform = torch.cat([torch.rand(number, generator=stream) for stream, number in streams]).to(device)[rows]
         choice = distribution.argmax(-1) if greedy else draw_tokens(distribution, uniform, top_p)
@@ -127,7 +128,7 @@ def beam_search(
     alive: list[list[Beam]] = [[Beam()] for _ in range(len(state.hidden))]
     finished: list[list[Beam]] = [[] for _ in alive]
     for position in range(max_tokens):
-        distribution = next_token(state.hidden, position == 0)
+        distribution = refuse_nan(next_token(state.hidden, position == 0), "the probabilities of the next token")
         # The ``width`` best unfinished continuations of a prompt are among this many of each of its beams, since at
         # most len(last) of these are end tokens.
         count = min(width + len(last), distribution.shape[1])

@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 
 from mmgrpo.evaluation import HELDOUT, ErrorCounts, Evaluation
-from mmgrpo.report.statistics import bootstrap_ratio, paired_difference, paired_ratio_difference
+from mmgrpo.report.statistics import bootstrap_ratio, mean_of_scored, paired_ratio_difference
 
 
-def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[str, float]]]:
+def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[str, Any]]]:
     """Means before and after and their paired difference, per reward: the ``eval`` section of summary.json.
 
     A prompt that could not be scored (NaN) on either side is left out of the difference.
     """
-    difference = {}
-    for name, first in before.values.items():
-        pairs = [(b, a) for b, a in zip(first, after.values[name], strict=True) if b == b and a == a]
-        difference[name] = paired_difference(np.array([b for b, _ in pairs]), np.array([a for _, a in pairs])).as_dict()
+    # The difference of a prompt is NaN where either of its values is.
+    difference = {name: mean_of_scored(np.subtract(after.values[name], first)) for name, first in before.values.items()}
     return {"before": before.intervals(), "after": after.intervals(), "difference": difference}
 
 

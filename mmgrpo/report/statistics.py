@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,22 @@ class Interval:
     high: float
     n: int
 
-    def as_dict(self) -> dict[str, float | int]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+NOTHING: Mapping[str, Any] = {"mean": None, "low": None, "high": None, "n": 0}
+"""The dict of an interval over no prompt, where a reward could score none."""
+
+
+def mean_of_scored(values: npt.ArrayLike) -> dict[str, Any]:
+    """``bootstrap_mean`` of the values that are not NaN, as a dict; ``NOTHING`` if there are none."""
+    array = np.asarray(values, dtype=np.float64)
+    scored = array[~np.isnan(array)]
+    return bootstrap_mean(scored).as_dict() if scored.size else dict(NOTHING)
 
 
 def bootstrap_mean(values: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:

@@ -8,10 +8,12 @@ from typing import Any
 
 def closing(summary: Mapping[str, Any]) -> str:
     """The results of a run, before and after, from its summary."""
-    blind = {name: f"{one['mean']:8.3f}" for name, one in summary.get("blind", {}).items()}
+    blind = {name: number(one["mean"]) for name, one in summary.get("blind", {}).items()}
     lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
     if summary["skipped_steps"]:
         lines.append(f"{summary['skipped_steps']} steps had no group with spread and were skipped")
+    if summary["nonfinite_steps"]:
+        lines.append(f"{summary['nonfinite_steps']} steps had a loss or gradient that is not finite and were skipped")
     if summary["eval"]:
         lines += comparison(summary["eval"], "reward", "blind" if blind else "", blind)
     for name, section in summary.get("extra", {}).items():
@@ -31,9 +33,14 @@ def comparison(
     heading = f"{title:24} {'before':>8} {'after':>8} {'difference (95 %, paired)':>30}   prompts   {column}"
     yield heading.rstrip()
     for name, difference in sides["difference"].items():
-        before, after = sides["before"][name]["mean"], sides["after"][name]["mean"]
+        before, after = number(sides["before"][name]["mean"]), number(sides["after"][name]["mean"])
         cell, gain = (cells or {}).get(name, ""), interval(difference, "+")
-        yield f"{name:24} {before:8.3f} {after:8.3f} {gain:>30}   {difference['n']:<7}{cell}".rstrip()
+        yield f"{name:24} {before} {after} {gain:>30}   {difference['n']:<7}{cell}".rstrip()
+
+
+def number(value: float | None) -> str:
+    """A number in eight columns; a dash where nothing could be scored."""
+    return f"{value:8.3f}" if value is not None else f"{'–':>8}"
 
 
 def interval(one: Mapping[str, float], sign: str = "") -> str:

@@ -75,8 +75,8 @@ class WeightInterpolation:
 def temporary(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
     """Replace the weights by ``values`` within a ``with`` block."""
     original = [parameter.detach().clone() for parameter in parameters]
-    assign(parameters, values)
     try:
+        assign(parameters, values)
         yield
     finally:
         assign(parameters, original)

@@ -2,15 +2,16 @@
 
     <folder>/step-000120/
         network.safetensors, optimizer.safetensors, ...     one file per group of tensors
-        state.json                                          {"step", "tensors": {file: names}, "state": ...}
+        state.json                                          {"sha256", "run", "step", "files", "state"}
 
-``state.json`` is written last and lists the files that the folder must contain; a folder without it is not a
-checkpoint. Nothing is pickled.
+``state.json`` is written last and lists the files that the folder must contain, with their SHA-256, and its own; a
+folder without it is not a checkpoint. A checkpoint whose content differs from it is damaged. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -26,14 +27,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mmgrpo.runtime.finite import NotFinite, refuse_tensors
+
 STATE = "state.json"
 NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint: tensors by file and name, and the JSON state."""
+    """The contents of a checkpoint: tensors by file and name, and the JSON state; ``run`` is the id of its run."""
 
+    run: str
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
@@ -45,28 +49,32 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     keep: int = 2,
+    run: str = "",
 ) -> Path:
     """Write ``folder/step-<step>`` and then remove all but the newest ``keep`` checkpoints.
 
     The files are written to a temporary folder beside it and flushed to disk, and the folder is renamed at the end:
     a process killed at any time leaves earlier checkpoints intact. A full disk is an OSError that states the size of
-    the checkpoint, and no partial files remain.
+    the checkpoint, and no partial files remain. Tensors that are not finite are not written (``NotFinite``).
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, since 0 would remove the new checkpoint; got {keep}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # First, so that a state that JSON cannot represent raises before anything is written.
-    names = {name: sorted(group) for name, group in tensors.items()}
-    text = json.dumps({"step": step, "tensors": names, "state": dict(state)}, indent=1, allow_nan=False)
-    _remove_partial(folder)
     place = folder / f"step-{step:06d}"
+    for name, group in tensors.items():
+        refuse_tensors(group, f"{place} is not written: {name}")
+    json.dumps(dict(state), allow_nan=False)  # a state that JSON cannot represent raises before anything is written
+    _remove_partial(folder)
     writing = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
     try:
         writing.chmod(0o755)
+        files = {}
         for name, group in tensors.items():
-            _write_tensors(writing / f"{name}.safetensors", group)
-        _write_durably(writing / STATE, text)
+            path = writing / f"{name}.safetensors"
+            _write_tensors(path, group)
+            files[path.name] = sha256_of(path)
+        _write_durably(writing / STATE, _sealed({"run": run, "step": step, "files": files, "state": dict(state)}))
         if place.exists():
             place.rename(folder / f"{writing.name}-replaced")
         writing.rename(place)
@@ -83,44 +91,121 @@ def save_checkpoint(
     finally:
         _remove_partial(folder)
     # The new checkpoint is kept even if it is not the newest by step: a run may have resumed from an earlier one.
-    others = [path for path in complete_checkpoints(folder) if path != place]
+    others = [path for path in checkpoints(folder) if path != place]
     for path in others[: max(0, len(others) - (keep - 1))]:
         shutil.rmtree(path)
     return place
 
 
-def complete_checkpoints(folder: str | Path) -> list[Path]:
-    """All complete checkpoints of a folder, oldest step first."""
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoints of a folder, damaged ones included, oldest step first."""
     if not Path(folder).is_dir():
         return []
-    folders = [path for path in Path(folder).iterdir() if NAME.fullmatch(path.name)]
-    return sorted((path for path in folders if not _missing(path)), key=_step)
+    return sorted((path for path in Path(folder).iterdir() if NAME.fullmatch(path.name)), key=_step)
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The complete checkpoint of the highest step, or None."""
-    return next(reversed(complete_checkpoints(folder)), None)
+    """The checkpoint of the highest step, or None."""
+    return next(reversed(checkpoints(folder)), None)
+
+
+class Damaged(ValueError):
+    """A checkpoint that is not what was written."""
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Load a checkpoint to the CPU. A missing or damaged file is an error that lists the contents of the folder."""
+    """Load a checkpoint to the CPU. One that is not what was written is ``Damaged``; for one that does not exist the
+    error lists the contents of the folder."""
     path = Path(path)
-    if missing := _missing(path):
-        raise FileNotFoundError(f"{path} is not a complete checkpoint: {missing}. {_listing(path)}")
-    header = json.loads((path / STATE).read_text(encoding="utf-8"))
+    if not path.is_dir():
+        names = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(
+            f"{path}: there is no such checkpoint; {path.parent} contains: {', '.join(names) or 'nothing'}"
+        )
+    header = _header(path)
     tensors: dict[str, dict[str, Tensor]] = {}
-    for name, expected in header["tensors"].items():
-        file = path / f"{name}.safetensors"
-        try:
-            tensors[name] = load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged ({error}); resume from another checkpoint") from error
-        if absent := sorted(set(expected) - tensors[name].keys()):
-            raise ValueError(
-                f"{file} lacks {', '.join(absent[:5])} ({len(absent)} of {len(expected)} tensors); "
-                "resume from another checkpoint"
+    for name, digest in header["files"].items():
+        file = path / name
+        if not file.is_file() or sha256_of(file) != digest:
+            raise Damaged(
+                f"{file} is {'damaged' if file.is_file() else 'missing'}: {STATE} lists it with another SHA-256"
             )
-    return Checkpoint(header["step"], tensors, header["state"])
+        tensors[file.stem] = load_file(file)
+        refuse_tensors(tensors[file.stem], f"{file} cannot be used")
+    return Checkpoint(header["run"], header["step"], tensors, header["state"])
+
+
+def load_intact(folder: Path, run: str, last: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is intact, at most that of step ``last``; None where the run has written none.
+
+    A damaged one is named, renamed to ``damaged-step-<step>``, and the one before it is used. It is an error if all are
+    damaged, if there is none of step ``last``, or if one is of another run.
+    """
+    candidates = checkpoints(folder)
+    if last is not None and last not in (steps := [_step(path) for path in candidates]):
+        known = ", ".join(f"step-{step:06d}" for step in steps) or "none"
+        raise ValueError(f"--resume-from: got step {last}, expected one of the checkpoints in {folder}: {known}")
+    for path in reversed([path for path in candidates if last is None or _step(path) <= last]):
+        try:
+            checkpoint = load_checkpoint(path)
+        except (Damaged, NotFinite) as error:
+            print(f"{error}; it is renamed to damaged-{path.name}, and the checkpoint before it is used", flush=True)
+            _rename(path, "damaged")
+            continue
+        if checkpoint.run != run:
+            raise ValueError(f"{path} is of run '{checkpoint.run}', expected '{run}' as the folder; move it away")
+        return checkpoint
+    if candidates:
+        raise ValueError(f"{folder}: no checkpoint is intact (see above); restore one, or start again with --overwrite")
+    return None
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint, from its name, its path or the number."""
+    match = re.fullmatch(r"(?:step-)?(\d+)", Path(name).name)
+    if match is None:
+        raise ValueError(f"--resume-from: got '{name}', expected a checkpoint, e.g. step-000040")
+    return int(match.group(1))
+
+
+def abandon_after(folder: Path, step: int) -> None:
+    """Rename the checkpoints after ``step``, so that a run that goes on from there never meets them."""
+    for path in checkpoints(folder):
+        if _step(path) > step:
+            print(f"{path} is renamed to abandoned-{path.name}", flush=True)
+            _rename(path, "abandoned")
+
+
+def _rename(path: Path, prefix: str) -> None:
+    target = path.with_name(f"{prefix}-{path.name}")
+    if target.exists():
+        shutil.rmtree(target)
+    path.rename(target)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sealed(header: Mapping[str, Any]) -> str:
+    """The text of a header with its own SHA-256."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return json.dumps({"sha256": digest, **header}, indent=1)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The header of a checkpoint; ``Damaged`` if it is not what was written, or not of this step."""
+    try:
+        header = json.loads((path / STATE).read_text(encoding="utf-8"))
+        seal = header.pop("sha256")
+        intact = json.loads(_sealed(header))["sha256"] == seal and header["step"] == _step(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path / STATE} is damaged or missing ({type(error).__name__})") from error
+    if not intact:
+        raise Damaged(f"{path / STATE} is damaged or of another step")
+    return header
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -246,29 +331,4 @@ def _flush_folder(folder: Path) -> None:
 
 def _step(path: Path) -> int:
     match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match.group(1))
-
-
-def _missing(path: Path) -> str:
-    """What the folder lacks to be a complete checkpoint; empty if nothing."""
-    if not path.is_dir():
-        return "there is no such folder"
-    if not (path / STATE).is_file():
-        return f"it has no {STATE}"
-    try:
-        header = json.loads((path / STATE).read_text(encoding="utf-8"))
-        names = list(header["tensors"])
-    except (ValueError, KeyError, TypeError):
-        return f"its {STATE} cannot be read"
-    absent = [f"{name}.safetensors" for name in names if not (path / f"{name}.safetensors").is_file()]
-    return f"it lacks {', '.join(absent)}" if absent else ""
-
-
-def _listing(path: Path) -> str:
-    """The contents of the folder, or of its parent, for error messages."""
-    for folder in (path, path.parent):
-        if folder.is_dir():
-            names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-            return f"{folder} contains: {', '.join(names) or 'nothing'}"
-    return f"Neither {path} nor {path.parent} exists"
+    return int(match.group(1)) if match else -1

@@ -68,6 +68,8 @@ class Optim:
     """Schedule after the warm-up: constant, linear or cosine (both to zero at --steps)."""
     max_grad_norm: float = 1.0
     """Largest norm of the gradient, which is scaled down to it; 0 does not clip (the norm is logged either way)."""
+    max_nonfinite_steps: int = 3
+    """A step whose loss or gradient is not finite is skipped and counted; after so many in a row the run stops."""
     updates: int = 1
     """Optimizer steps per epoch of a rollout: its groups are split into so many minibatches. With 1 (and 1 epoch) every
     update is on-policy."""
@@ -153,12 +155,16 @@ class Run:
     """Seed of all random numbers: a run is reproducible from its configuration, seed and commit."""
     resume: bool = False
     """Continue from the latest checkpoint of the run folder."""
+    resume_from: str = ""
+    """Continue from this checkpoint of the run folder, e.g. step-000040; later ones are set aside."""
     overwrite: bool = False
     """Replace a run that the run folder already contains."""
     dry_run: bool = False
     """Print the sizes and costs of the run and stop before the model is loaded."""
     save_every: int = 50
     """Optimizer steps between checkpoints, rounded up to the end of a rollout."""
+    save_every_minutes: float = 10.0
+    """Minutes after which a checkpoint is written at the end of a rollout whatever the step; 0: by steps only."""
     keep: int = 2
     """Number of checkpoints to keep; older ones are removed. With 2, one remains if the latest is damaged."""
     trackers: list[str] = field(default_factory=lambda: ["tensorboard"])

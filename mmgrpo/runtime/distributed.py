@@ -7,7 +7,7 @@ gradients are summed, never averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -79,6 +79,14 @@ def row_counts(value: Tensor, accelerator: Processes) -> list[int]:
 def largest(value: float, accelerator: Processes) -> float:
     """The maximum over ranks."""
     return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
+
+
+def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: Accelerator) -> dict[str, float]:
+    """Sums over ranks of numbers by name; a rank may lack some of ``names``, which are the same on all."""
+    row = torch.tensor([values.get(name, 0.0) for name in names], dtype=torch.float64)
+    if accelerator.num_processes > 1:
+        row = sum_over_ranks(row.to(accelerator.device), accelerator).cpu()
+    return dict(zip(names, row.tolist(), strict=True))
 
 
 def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:

@@ -1,57 +1,59 @@
-"""The folder of a run, which is never overwritten or resumed with other settings by accident."""
+"""The folder of a run, ``<output_dir>/<name>``: only one process writes into it, and no file of another is removed.
+
+runs/demo/                  the run; run.json states its id (mmgrpo/runtime/identity.py)
+runs/.demo.lock             held by the process that writes (mmgrpo/runtime/lock.py)
+runs/.demo.replaced-1/      a run that --overwrite replaces, until the new one has its first checkpoint
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmgrpo.runtime.config import Config
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.reading import load_yaml, write_yaml
+from mmgrpo.runtime.identity import MARKER, Identity
+from mmgrpo.runtime.lock import lock
+from mmgrpo.runtime.reading import write_yaml
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from mmgrpo.data.media import Skipped
 
-FREE_ON_RESUME = {
-    "resume",
-    "overwrite",
-    "dry_run",
-    "steps",
-    "save_every",
-    "keep",
-    "trackers",
-    "threads",
-    "deterministic",
-    "output_dir",
-}
-"""Settings that may change when a run is resumed: its length, what it stores where, and how it uses the CPU."""
+TITLE = r"(before|after|blind|step-\d+)(-[^/]*)?"
+WRITTEN = re.compile(
+    rf"""(run|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
+    | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
+    | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
+    | (checkpoints/\.writing-|\.model-).* | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
+    re.VERBOSE,
+)
+"""Paths in a run folder that a run writes, beside those that ``model/run.json`` lists. All others are a user's."""
 
 
 def run_folder(config: Config) -> Path:
-    """The folder of the run, ``<output_dir>/<name>``."""
+    """The folder of the run."""
     return Path(config.output_dir) / config.name
 
 
 def refuse_folder(config: Config) -> None:
-    """Raise an error if the folder contains another run, or this run with other settings."""
+    """Raise an error if the folder contains another run, this run with other settings, or no run but other files."""
     folder = run_folder(config)
-    written = folder / "config.yaml"
-    if not written.is_file():
-        return
-    if config.resume:
-        before, now = load_yaml(written), dataclasses.asdict(config)
-        changed = [key for key in now if key not in FREE_ON_RESUME and before.get(key) != now[key]]
-        if changed:
-            raise ValueError(
-                f"{written} has other settings of {', '.join(changed)}; resume with the same settings, "
-                "or start another run with --name"
+    identity = Identity.read(folder)
+    if identity is None:
+        if folder.exists() and (not folder.is_dir() or any(not _is_temporary(path) for path in folder.iterdir())):
+            raise FileExistsError(
+                f"{folder} already exists and is not the folder of a run (it has no {MARKER}); nothing in it is "
+                "touched: choose another --name, or move it away"
             )
+    elif config.resume or config.resume_from:
+        identity.refuse_settings(folder, config)
     elif not config.overwrite:
         raise FileExistsError(
             f"{folder} already contains a run; continue it with --resume, replace it with --overwrite, "
@@ -59,20 +61,124 @@ def refuse_folder(config: Config) -> None:
         )
 
 
-def open_folder(config: Config, skipped: Sequence[Skipped], accelerator: Accelerator) -> None:
-    """Create the run folder, with the resolved configuration, and with the skipped prompts in ``skipped.jsonl``.
+@contextmanager
+def claimed(config: Config, accelerator: Accelerator) -> Iterator[None]:
+    """Hold the folder of the run within a ``with`` block; a second process that wants it is refused.
 
-    The files of an earlier run are removed unless that run is resumed.
+    If an earlier start was cut off between moving a run aside and starting the new one, the old one is put back.
     """
+    if not accelerator.is_main_process:
+        yield
+        return
     folder = run_folder(config)
+    with lock(folder.with_name(f".{folder.name}.lock"), str(folder)):
+        aside = replaced(folder)
+        if aside and Identity.read(folder) is None:
+            _remove_written(folder)
+            if not folder.exists():
+                aside[-1].rename(folder)
+                print(f"{folder} is as it was before --overwrite, which was cut off", flush=True)
+        refuse_folder(config)
+        yield
+
+
+def open_folder(
+    config: Config, inputs: Mapping[str, str], skipped: Sequence[Skipped], accelerator: Accelerator
+) -> Identity | None:
+    """Create the run folder, or open it to resume; its identity, on the main process only.
+
+    It contains the resolved configuration, and the skipped prompts in ``skipped.jsonl``. A run that is replaced is
+    moved aside (``discard_replaced``).
+    """
+    folder, identity = run_folder(config), None
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        refuse_folder(config)
-        if (folder / "config.yaml").is_file() and not config.resume:
-            shutil.rmtree(folder)
+        identity = Identity.read(folder)
+        if identity and (config.resume or config.resume_from):
+            identity.refuse_inputs(folder, inputs)
+            identity = identity.resumed_with(identity.refuse_settings(folder, config))
+        else:
+            if identity:
+                _set_aside(folder)
+            identity = Identity.new(config, inputs)
+        identity.write(folder)
         write_yaml(folder / "config.yaml", config)
         if skipped:
             lines = [json.dumps(dataclasses.asdict(one), ensure_ascii=False) for one in skipped]
             write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
             print(f"{len(skipped)} prompts are skipped and listed in {folder / 'skipped.jsonl'}", flush=True)
     accelerator.wait_for_everyone()
+    return identity
+
+
+def replaced(folder: Path) -> list[Path]:
+    """The runs that ``--overwrite`` moved aside, oldest first."""
+    pattern = re.compile(rf"\.{re.escape(folder.name)}\.replaced-(\d+)")
+    if not folder.parent.is_dir():
+        return []
+    numbered = [(match, path) for path in folder.parent.iterdir() if (match := pattern.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered, key=lambda pair: int(pair[0][1]))]
+
+
+def discard_replaced(folder: Path) -> None:
+    """Remove the runs that this one replaces, now that it has something to show.
+
+    Only what a run wrote is removed; other files are moved to the same place in the new folder.
+    """
+    for aside in replaced(folder):
+        _remove_written(aside)
+        for path in sorted(path for path in aside.rglob("*") if not path.is_dir() or path.is_symlink()):
+            target = folder / path.relative_to(aside)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target)
+        _remove_empty(aside)
+
+
+def _set_aside(folder: Path) -> None:
+    if folder.is_symlink():
+        raise ValueError(
+            f"{folder} is a link, which --overwrite does not replace; name --output-dir and --name instead"
+        )
+    earlier = replaced(folder)
+    number = int(earlier[-1].name.rpartition("-")[2]) + 1 if earlier else 1
+    folder.rename(folder.with_name(f".{folder.name}.replaced-{number}"))
+
+
+def _remove_written(folder: Path) -> None:
+    """Remove what a run wrote into the folder: the marker last, so that an interrupted removal can be repeated."""
+    model = _model_files(folder)
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    ours = [path for path in files if _is_written(path.as_posix(), model)]
+    for path in sorted(ours, key=lambda path: path.as_posix() == MARKER):
+        (folder / path).unlink()
+    _remove_empty(folder)
+
+
+def _is_written(name: str, model: set[str]) -> bool:
+    temporary = re.fullmatch(r"(.*/)?\.([^/]+)\.[a-z0-9_]{8}", name)  # mmgrpo/runtime/files.py, killed while writing
+    name = (temporary[1] or "") + temporary[2] if temporary else name
+    return name in model or WRITTEN.fullmatch(name) is not None
+
+
+def _model_files(folder: Path) -> set[str]:
+    """The files of ``model/`` that the run wrote, as ``model/run.json`` lists them."""
+    try:
+        names = json.loads((folder / "model" / MARKER).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {f"model/{MARKER}", *(f"model/{name}" for name in names)}
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the folder and its subfolders, as far as they are empty."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether a file is what a killed process left of writing the marker."""
+    return path.name.startswith(f".{MARKER}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,20 +19,29 @@ Row = dict[str, Any]
 
 
 class MetricsLog:
-    """Appends to ``metrics.jsonl`` in a folder; every line is flushed before ``write`` returns."""
+    """Appends to ``metrics.jsonl`` in a folder; every line is flushed before ``write`` returns.
 
-    def __init__(self, folder: str | Path, decay: float = 0.9) -> None:
+    With the id of a run every line has it as ``run``, and a file with lines of another run is an error.
+    """
+
+    def __init__(self, folder: str | Path, decay: float = 0.9, run: str = "") -> None:
         self.path: Final = Path(folder) / "metrics.jsonl"
+        self._run = {"run": run} if run else {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._decay = decay
         self._averages: dict[str, tuple[float, float]] = {}
         if self.path.exists():
             _repair(self.path)
+            foreign = {str(row.get("run")) for row in read_metrics(self.path)} - {run}
+            if run and foreign:
+                raise ValueError(
+                    f"{self.path}: got lines of run {sorted(foreign)[0]}, expected {run} as the folder; move it away"
+                )
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append the metrics of one optimizer step; NaN and infinities are written as null."""
-        row = {"step": step, **{name: _finite(value) for name, value in values.items()}}
+        row = {"step": step, **self._run, **{name: _finite(value) for name, value in values.items()}}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
         for name, value in row.items():
@@ -40,12 +50,18 @@ class MetricsLog:
                 self._averages[name] = (self._decay * total + value, self._decay * weight + 1.0)
 
     def truncate(self, step: int) -> None:
-        """Remove the lines after ``step``: a run that resumes there writes them again."""
+        """Remove the lines after ``step``: a run that resumes there writes them again. Missing lines are reported."""
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+        if lost := sorted(set(range(1, step + 1)) - {row["step"] for row in rows}):
+            print(f"{self.path}: the lines of {len(lost)} steps are lost, from step {lost[0]} on", flush=True)
         self._file.close()
         write_text(self.path, _lines(rows))
         self._file = self.path.open("a", encoding="utf-8")
         self._averages.clear()
+
+    def flush(self) -> None:
+        """Flush to disk, so that no checkpoint is ahead of its metrics after a loss of power."""
+        os.fsync(self._file.fileno())
 
     def average(self, name: str) -> float:
         """The exponentially weighted mean of the finite values of a metric; NaN if there are none.

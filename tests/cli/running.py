@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState
 from mmgrpo.cli import main
 from tests import ROOT
 
-TIMES = ("seconds", "memory")
+TIMES = ("seconds", "memory", "run")
 """What differs between two equal runs, beside the columns ``time/...``."""
 
 

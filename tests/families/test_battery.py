@@ -13,7 +13,8 @@ import yaml
 from accelerate import Accelerator
 from torch import Tensor
 
-from mmgrpo.api import RunInputs, make_trainer
+from mmgrpo.api import make_trainer
+from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import Family, families
 from mmgrpo.runtime.config import Config, config_class

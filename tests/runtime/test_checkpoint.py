@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import errno
+import math
 import os
+import shutil
 import stat
 
 import pytest
@@ -12,19 +14,23 @@ from torch import nn
 
 from mmgrpo.runtime import checkpoint
 from mmgrpo.runtime.checkpoint import (
-    complete_checkpoints,
+    Damaged,
+    abandon_after,
     flatten_optimizer,
     latest_checkpoint,
     load_checkpoint,
+    load_intact,
     restore_network,
     restore_optimizer,
     save_checkpoint,
+    step_of,
     trained_tensors,
 )
+from mmgrpo.runtime.finite import NotFinite
 
 
-def save(folder, step, keep=2, value=1.0):
-    return save_checkpoint(folder, step, {"network": {"w": torch.full((3,), value)}}, {"round": step}, keep)
+def save(folder, step, keep=2, value=1.0, run=""):
+    return save_checkpoint(folder, step, {"network": {"w": torch.full((3,), value)}}, {"round": step}, keep, run)
 
 
 def names(folder):
@@ -95,34 +101,113 @@ def test_nothing_to_resume_from_is_none(tmp_path):
     assert latest_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_what_is_not_whole_is_passed_over_as_latest_and_named_as_an_error_when_asked_for(tmp_path):
-    save(tmp_path, 1)
-    for step, file in ((2, "state.json"), (3, "network.safetensors")):
-        (save(tmp_path, step, keep=9) / file).unlink()
-    (save(tmp_path, 4, keep=9) / "state.json").write_text('{"step": 4, "ten')
-    (tmp_path / ".writing-abc").mkdir()
-    (tmp_path / "step-notes").mkdir()
-    assert complete_checkpoints(tmp_path) == [tmp_path / "step-000001"]
-    with pytest.raises(FileNotFoundError, match=r"it has no state\.json\. .*contains: network\.safetensors"):
-        load_checkpoint(tmp_path / "step-000002")
-    with pytest.raises(FileNotFoundError, match=r"it lacks network\.safetensors\. .*contains: state\.json"):
-        load_checkpoint(tmp_path / "step-000003")
-    with pytest.raises(FileNotFoundError, match=r"its state\.json cannot be read"):
-        load_checkpoint(tmp_path / "step-000004")
-
-
 def test_a_missing_checkpoint_is_an_error_that_lists_what_is_there(tmp_path):
     save(tmp_path, 3)
-    with pytest.raises(FileNotFoundError, match=r"no such folder\. .*contains: step-000003"):
+    with pytest.raises(FileNotFoundError, match=r"no such checkpoint; .*contains: step-000003"):
         load_checkpoint(tmp_path / "step-000007")
 
 
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path):
-    path = save(tmp_path, 1)
-    file = path / "network.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"network\.safetensors is damaged"):
+def flip(path, place=-3):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def in_state(old, new):
+    def change(path):
+        text = (path / "state.json").read_text()
+        assert old in text
+        (path / "state.json").write_text(text.replace(old, new))
+
+    return change
+
+
+DAMAGES = {
+    "a flipped bit of a weight": lambda path: flip(path / "network.safetensors"),
+    "a flipped bit of a header": lambda path: flip(path / "network.safetensors", 12),
+    "a file that ends too soon": lambda path: (path / "network.safetensors").write_bytes(
+        (path / "network.safetensors").read_bytes()[:-4]
+    ),
+    "a zeroed end": lambda path: (path / "network.safetensors").write_bytes(
+        (path / "network.safetensors").read_bytes()[:-12] + bytes(12)
+    ),
+    "an empty file": lambda path: (path / "network.safetensors").write_bytes(b""),
+    "a file of an older step": lambda path: shutil.copy(
+        path.with_name("step-000001") / "network.safetensors", path / "network.safetensors"
+    ),
+    "the state of an older step": lambda path: shutil.copy(path.with_name("step-000001") / "state.json", path),
+    "no file": lambda path: (path / "network.safetensors").unlink(),
+    "no state": lambda path: (path / "state.json").unlink(),
+    "an empty state": lambda path: (path / "state.json").write_text(""),
+    "half a state": lambda path: (path / "state.json").write_text((path / "state.json").read_text()[:40]),
+    "another number in the state": in_state('"round": 2', '"round": 3'),
+    "another step in the state": in_state('"step": 2', '"step": 3'),
+    "another run in the state": in_state('"run": "a"', '"run": "b"'),
+    "a list as state": lambda path: (path / "state.json").write_text("[]"),
+    "a state that is not text": lambda path: (path / "state.json").write_bytes(b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage, tmp_path, capsys):
+    for step in (1, 2):
+        save(tmp_path, step, value=float(step), keep=9, run="a")
+    DAMAGES[damage](tmp_path / "step-000002")
+    with pytest.raises(Damaged, match="step-000002"):
+        load_checkpoint(tmp_path / "step-000002")
+    loaded = load_intact(tmp_path, "a")
+    assert loaded.step == 1 and loaded.tensors["network"]["w"].tolist() == [1.0, 1.0, 1.0]
+    told = capsys.readouterr().out
+    assert "step-000002" in told and "it is renamed to damaged-step-000002" in told
+    assert names(tmp_path) == ["damaged-step-000002", "step-000001"]
+
+
+def test_without_an_intact_checkpoint_nothing_is_started_from_the_beginning(tmp_path):
+    assert load_intact(tmp_path, "a") is None
+    flip(save(tmp_path, 1, run="a") / "network.safetensors")
+    with pytest.raises(ValueError, match="no checkpoint is intact"):
+        load_intact(tmp_path, "a")
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    save(tmp_path, 1, run="b")
+    with pytest.raises(ValueError, match="step-000001 is of run 'b', expected 'a'"):
+        load_intact(tmp_path, "a")
+
+
+def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path, monkeypatch):
+    with pytest.raises(NotFinite, match="step-000001 is not written: network: 1 of 1 tensors are not finite, e.g. 'w'"):
+        save(tmp_path, 1, value=math.nan)
+    assert names(tmp_path) == []
+    monkeypatch.setattr(checkpoint, "refuse_tensors", lambda tensors, what: None)
+    path = save(tmp_path, 2, value=math.inf)
+    monkeypatch.undo()
+    with pytest.raises(NotFinite, match="network.safetensors cannot be used"):
         load_checkpoint(path)
+
+
+def test_going_back_to_a_step_sets_the_later_ones_aside(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=9, run="a")
+    assert load_intact(tmp_path, "a", last=2).step == 2
+    abandon_after(tmp_path, 2)
+    assert names(tmp_path) == ["abandoned-step-000003", "step-000001", "step-000002"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000002"
+    with pytest.raises(
+        ValueError, match=r"got step 3, expected one of the checkpoints in .*: step-000001, step-000002"
+    ):
+        load_intact(tmp_path, "a", last=3)
+
+
+@pytest.mark.parametrize(("name", "step"), [("step-000040", 40), ("40", 40), ("runs/a/checkpoints/step-000007/", 7)])
+def test_a_checkpoint_is_named_by_its_folder_or_its_step(name, step):
+    assert step_of(name) == step
+
+
+@pytest.mark.parametrize("name", ["latest", "step-", "-3", "step-4x"])
+def test_any_other_name_of_a_checkpoint_is_refused(name):
+    with pytest.raises(ValueError, match="expected a checkpoint, e.g. step-000040"):
+        step_of(name)
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint_whole_and_no_rest(tmp_path, monkeypatch):

@@ -29,13 +29,16 @@ def bench_trainer(
     from accelerate import Accelerator
 
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.evaluation import EvalSettings
     from mmgrpo.rollout import RoundSettings
     from mmgrpo.runtime.config import Algorithm, Optim
+    from mmgrpo.runtime.progress import Checkpoints
     from mmgrpo.runtime.reading import build
-    from mmgrpo.trainer import EvalSettings, Trainer
+    from mmgrpo.trainer import Trainer
     from mmgrpo.update import LossRecipe
 
     settings = build(Algorithm, algorithm, "the benchmark")
+    accelerator = Accelerator(cpu=True)
     return Trainer(
         policy=policy,
         scorers=[scorer],
@@ -48,6 +51,6 @@ def bench_trainer(
         evaluation=EvalSettings(),
         folder=folder,
         seed=0,
-        accelerator=Accelerator(cpu=True),
-        save_every=10**9,
+        accelerator=accelerator,
+        checkpoints=Checkpoints(folder, accelerator, every=10**9, every_minutes=0),
     )

@@ -140,7 +140,8 @@ def _row(row: dict[str, Any]) -> str:
 def _trainer(config: Config, folder: Path) -> Any:
     from accelerate import Accelerator
 
-    from mmgrpo.api import load, make_trainer
+    from mmgrpo.api import make_trainer
+    from mmgrpo.data.inputs import load
 
     sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
     accelerator = Accelerator(cpu=True)

@@ -1,0 +1,62 @@
+"""What a run starts from: a policy, and prompts of files or from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmgrpo.data.media import Skipped
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.rows import as_prompts
+from mmgrpo.data.splits import Splits, read_splits
+from mmgrpo.family import Family
+from mmgrpo.runtime.config import Config
+from mmgrpo.runtime.plugins import locate
+from mmgrpo.types import Policy, Prompt
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The policy and the prompts of a run."""
+
+    policy: Policy
+    splits: Splits
+    skipped: Sequence[Skipped] = ()
+
+
+def load(
+    config: Config,
+    owner: Family | None,
+    make: Callable[[Sequence[Prompt]], Policy],
+    rows: Mapping[str, Any] | None = None,
+) -> RunInputs:
+    """The prompts of a run, and the policy that ``make`` makes for them.
+
+    ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
+    """
+    skipped: list[Skipped] = []
+    rows = rows or {}
+
+    def read(path: str) -> list[Prompt]:
+        if path in rows:
+            return as_prompts(rows[path], path)
+        if owner is None:
+            return load_prompts(locate(path))
+        prompts, unreadable = owner.read(config, path)
+        skipped.extend(unreadable)
+        return prompts
+
+    data, evaluation = config.data, config.eval
+    train = "prompts" if "prompts" in rows else data.train
+    heldout = "heldout" if "heldout" in rows else data.heldout
+    files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
+    splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
+    policy = make(splits.every())
+
+    def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
+        accepted, unfit = owner.accept(config, policy, prompts) if owner else (list(prompts), [])
+        skipped.extend(unfit)
+        return accepted
+
+    return RunInputs(policy, splits.map(accept), skipped)

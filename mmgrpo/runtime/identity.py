@@ -1,0 +1,131 @@
+"""What a run is: its id, its settings and its inputs, in ``run.json``, which marks a folder as that of a run.
+
+    {"run": "5f0c...", "config": "91ab...", "inputs": {"train": "77de...", "network": ...}, ...}
+
+Every other file of the run that is read again (metrics, evaluations, checkpoints, the saved model) repeats the id, so
+that files of two runs never mix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.runtime import fingerprint
+from mmgrpo.runtime.config import Config
+from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.reading import load_yaml
+
+MARKER = "run.json"
+
+FREE_ON_RESUME = frozenset(
+    {
+        *("resume", "resume_from", "overwrite", "dry_run", "output_dir", "trackers", "samples_shown"),
+        *("steps", "save_every", "save_every_minutes", "keep", "threads", "deterministic", "model.device"),
+        *("eval.every", "eval.batch_size"),
+        *("optim.lr", "optim.weight_decay", "optim.max_grad_norm", "optim.max_nonfinite_steps"),
+        *("optim.micro_batch_size", "sampling.forward_batch_size", "sampling.logits_chunk_size"),
+        "model.gradient_checkpointing",
+    }
+)
+"""Settings that may change when a run is resumed: its length, what it stores and shows, how it uses the machine, and
+what one changes after a divergence. All others would make it another run."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The contents of ``run.json``."""
+
+    run: str
+    """A random number in hexadecimal digits."""
+    config: str
+    """Fingerprint of the settings that cannot change on resume."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of prompts (``train``, ``heldout``, ...) and of the network before training."""
+    started: str = ""
+    version: str = ""
+    resumed: tuple[Mapping[str, Any], ...] = ()
+    """For each resumption its time and the settings that it changed, old and new."""
+
+    @staticmethod
+    def new(config: Config, inputs: Mapping[str, str]) -> Identity:
+        """The identity of a run that starts now."""
+        now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+        return Identity(secrets.token_hex(8), _fingerprint(config), inputs, now, version("mmgrpo"))
+
+    @staticmethod
+    def read(folder: Path) -> Identity | None:
+        """The identity of a run folder; None if the folder is not one, and an error if its marker is damaged."""
+        path = folder / MARKER
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return Identity(**{**content, "resumed": tuple(content["resumed"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); restore it, or move the folder away and start again"
+            ) from error
+
+    def write(self, folder: Path) -> None:
+        """Write ``run.json``."""
+        write_text(folder / MARKER, json.dumps(dataclasses.asdict(self), indent=1))
+
+    def resumed_with(self, changed: Mapping[str, tuple[Any, Any]]) -> Identity:
+        """The same run, resumed now with changed settings (``refuse_settings``)."""
+        entry = {"time": f"{datetime.now():%Y-%m-%d %H:%M:%S}", "changed": dict(changed)}
+        return dataclasses.replace(self, resumed=(*self.resumed, entry))
+
+    def refuse_settings(self, folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+        """What ``config`` changes, old and new; a ValueError if that includes what cannot change."""
+        path = folder / "config.yaml"
+        before, now = _dotted(load_yaml(path)), _dotted(dataclasses.asdict(config))
+        changed = {key: (before.get(key), value) for key, value in now.items() if before.get(key) != value}
+        fixed = sorted(changed.keys() - FREE_ON_RESUME)
+        if fixed:
+            old, new = changed[fixed[0]]
+            raise ValueError(
+                f"{path} has other settings of {', '.join(fixed)} (the run has {fixed[0]}={old!r}, now it is {new!r}); "
+                f"resume with its settings ('--config {path} --resume'), or start another run with --name"
+            )
+        if "steps" in changed and now.get("optim.decay") != "constant":
+            raise ValueError(
+                f"--steps: got {now['steps']}, expected {before['steps']} as the run has: with "
+                f"optim.decay={now.get('optim.decay')} the number of steps decides every learning rate"
+            )
+        if _fingerprint(config) != self.config:
+            raise ValueError(
+                f"{path} is not what the run was started with ({MARKER} has another fingerprint of it); undo the "
+                "changes in that file, or start another run with --name"
+            )
+        return changed
+
+    def refuse_inputs(self, folder: Path, inputs: Mapping[str, str]) -> None:
+        """Raise ValueError if prompts or the network are not those that the run started from."""
+        for name in sorted({*self.inputs, *inputs}):
+            if self.inputs.get(name) != inputs.get(name):
+                what = "the model (model.path, or the policy)" if name == "network" else f"the prompts of '{name}'"
+                raise ValueError(
+                    f"{folder}: {what} changed since the run started; restore what it started from, "
+                    "or start another run with --name"
+                )
+
+
+def _fingerprint(config: Config) -> str:
+    settings = _dotted(dataclasses.asdict(config))
+    return fingerprint.of_settings({key: value for key, value in settings.items() if key not in FREE_ON_RESUME})
+
+
+def _dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level of ``section.key``."""
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        values |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values

@@ -1,0 +1,194 @@
+"""What a start may do to a folder: nothing to one that is not a run's, and nothing to what a run did not write."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+from mmgrpo.api import PLAIN
+from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.folder import claimed, discard_replaced, open_folder, refuse_folder, replaced
+from mmgrpo.runtime.identity import Identity
+from tests.runtime.trees import tree
+
+INPUTS = {"train": "t", "network": "n"}
+
+
+def config(output: Path, **changes):
+    return replace(config_class(PLAIN)(), output_dir=str(output), name="demo", **changes)
+
+
+def start(settings, inputs=INPUTS):
+    accelerator = Accelerator(cpu=True)
+    refuse_folder(settings)
+    with claimed(settings, accelerator):
+        return open_folder(settings, inputs, [], accelerator)
+
+
+def a_run(output: Path) -> Path:
+    """A finished run with one file of every kind, and files of the user's among them."""
+    identity = start(config(output))
+    folder = output / "demo"
+    files = {"summary.json", "report.html", "metrics.jsonl", "skipped.jsonl", "evaluations/before-natural.json"}
+    files |= {
+        "samples/before.png",
+        "samples/step-000050.jsonl",
+        "samples/after/000-said.wav",
+        "samples/after/001-0.jpg",
+    }
+    files |= {"checkpoints/step-000050/state.json", "checkpoints/step-000050/weights.safetensors"}
+    files |= {"checkpoints/damaged-step-000040/state.json", "checkpoints/.writing-x1/ema.safetensors"}
+    files |= {"tracker/events.out.tfevents.1", "tracker/17.5/hparams.yml", "model/adapter_config.json"}
+    files |= {".metrics.jsonl.ab12_xyz", "model/sub/weights.safetensors"}
+    model = {"run": identity.run, "step": 1, "files": {"adapter_config.json": "", "sub/weights.safetensors": ""}}
+    write(folder, files)
+    (folder / "model" / "run.json").write_text(json.dumps(model))
+    return folder
+
+
+USERS = {
+    "notes.txt",
+    "samples/best.png",
+    "samples/after/mine.wav",
+    "model/README.md",
+    "checkpoints/step-000050/copy.bin",
+    "src/a.py",
+    "before.json",
+    ".git/HEAD",
+}
+
+
+def write(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path):
+    project = tmp_path / "demo"
+    write(project, {"src/main.py", "config.yaml", "checkpoints/step-000001/state.json"})
+    before = tree(tmp_path)
+    for settings in (config(tmp_path), config(tmp_path, overwrite=True), config(tmp_path, resume=True)):
+        with pytest.raises(FileExistsError, match="demo already exists and is not the folder of a run"):
+            start(settings)
+    assert tree(tmp_path) == before
+    (tmp_path / "other").write_text("a file")
+    with pytest.raises(FileExistsError, match="other already exists"):
+        refuse_folder(replace(config(tmp_path, overwrite=True), name="other"))
+
+
+def test_an_empty_folder_and_what_a_killed_start_left_in_it_can_be_used(tmp_path):
+    write(tmp_path / "demo", {".run.json.ab12_xyz"})
+    assert start(config(tmp_path)) == Identity.read(tmp_path / "demo")
+
+
+def test_overwriting_keeps_the_old_run_until_the_new_one_has_a_checkpoint_and_the_users_files_for_ever(tmp_path):
+    folder = a_run(tmp_path)
+    write(folder, USERS)
+    old = Identity.read(folder)
+    new = start(config(tmp_path, overwrite=True))
+    assert new.run != old.run and tree(folder).keys() == {"run.json", "config.yaml"}
+    (aside,) = replaced(folder)
+    assert Identity.read(aside) == old and (aside / "model" / "sub" / "weights.safetensors").is_file()
+    discard_replaced(folder)
+    assert replaced(folder) == [] and sorted(path.name for path in tmp_path.iterdir()) == ["demo"]
+    assert tree(folder).keys() == {"run.json", "config.yaml", *USERS}
+    assert {name: content for name, content in tree(folder).items() if name in USERS} == {n: n.encode() for n in USERS}
+
+
+def test_a_link_in_a_run_folder_is_kept_and_what_it_points_to_is_never_entered(tmp_path):
+    folder, outside = a_run(tmp_path), tmp_path / "outside"
+    write(outside, {"samples/before.png", "run.json"})
+    (folder / "data").symlink_to(outside, target_is_directory=True)
+    (folder / "samples" / "after.png").symlink_to(outside / "run.json")
+    before = tree(outside)
+    start(config(tmp_path, overwrite=True))
+    discard_replaced(folder)
+    assert tree(outside) == before and (folder / "data").is_symlink() and not replaced(folder)
+
+
+def test_a_run_folder_that_is_a_link_is_not_replaced(tmp_path):
+    a_run(tmp_path / "real")
+    (tmp_path / "demo").symlink_to(tmp_path / "real" / "demo", target_is_directory=True)
+    before = tree(tmp_path / "real")
+    with pytest.raises(ValueError, match="is a link, which --overwrite does not replace"):
+        start(config(tmp_path, overwrite=True))
+    assert tree(tmp_path / "real") == before
+
+
+def test_a_start_that_was_cut_off_while_it_replaced_a_run_is_undone(tmp_path, capsys):
+    folder = a_run(tmp_path)
+    before = tree(folder)
+    folder.rename(tmp_path / ".demo.replaced-1")
+    write(folder, {".run.json.ab12_xyz"})
+    with pytest.raises(FileExistsError, match="already contains a run"):
+        start(config(tmp_path))
+    assert tree(folder) == before and "as it was before --overwrite" in capsys.readouterr().out
+
+
+def test_a_second_replacement_before_the_first_checkpoint_loses_neither_run(tmp_path):
+    folder = a_run(tmp_path)
+    first = Identity.read(folder)
+    second = start(config(tmp_path, overwrite=True))
+    third = start(config(tmp_path, overwrite=True))
+    assert [Identity.read(aside) for aside in replaced(folder)] == [first, second] and Identity.read(folder) == third
+    discard_replaced(folder)
+    assert replaced(folder) == []
+
+
+def test_a_run_is_resumed_with_its_settings_and_inputs_only(tmp_path):
+    identity = start(config(tmp_path, steps=4))
+    assert start(config(tmp_path, steps=9, resume=True, keep=5)).run == identity.run
+    with pytest.raises(ValueError, match=r"other settings of seed \(the run has seed=0, now it is 3\)"):
+        start(config(tmp_path, steps=4, resume=True, seed=3))
+    with pytest.raises(ValueError, match="the prompts of 'train' changed since the run started"):
+        start(config(tmp_path, resume=True), {**INPUTS, "train": "u"})
+    with pytest.raises(ValueError, match="the prompts of 'heldout' changed"):
+        start(config(tmp_path, resume=True), {**INPUTS, "heldout": "h"})
+    with pytest.raises(ValueError, match=r"the model \(model.path, or the policy\) changed since the run started"):
+        start(config(tmp_path, resume=True), {**INPUTS, "network": "m"})
+    with pytest.raises(FileExistsError, match="already contains a run; continue it with --resume"):
+        start(config(tmp_path))
+
+
+def test_what_may_change_on_resume_is_stated_and_recorded(tmp_path):
+    from mmgrpo.runtime.config import Optim
+
+    start(config(tmp_path))
+    lower = config(tmp_path, resume_from="step-000040", optim=Optim(lr=1e-5, max_grad_norm=0.5))
+    start(lower)
+    (entry,) = Identity.read(tmp_path / "demo").resumed
+    assert entry["changed"]["optim.lr"] == [1e-4, 1e-5] and entry["changed"]["optim.max_grad_norm"] == [1.0, 0.5]
+    with pytest.raises(ValueError, match=r"other settings of optim.beta1"):
+        start(config(tmp_path, resume=True, optim=Optim(beta1=0.5)))
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_the_number_of_steps_cannot_change_where_it_decides_the_learning_rates(decay, tmp_path):
+    from mmgrpo.runtime.config import Optim
+
+    start(config(tmp_path, steps=4, optim=Optim(decay=decay)))
+    start(config(tmp_path, steps=4, optim=Optim(decay=decay), resume=True))
+    with pytest.raises(ValueError, match=f"--steps: got 8, expected 4 as the run has: with optim.decay={decay}"):
+        start(config(tmp_path, steps=8, optim=Optim(decay=decay), resume=True))
+
+
+def test_a_configuration_that_was_edited_is_refused_on_resume(tmp_path):
+    start(config(tmp_path))
+    path = tmp_path / "demo" / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
+    with pytest.raises(ValueError, match="run.json has another fingerprint of it"):
+        start(config(tmp_path, seed=1, resume=True))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "a"}', '{"run": "a", "config": "b", "resumed": 3}'])
+def test_a_damaged_marker_is_an_error_that_names_it(content, tmp_path):
+    start(config(tmp_path))
+    (tmp_path / "demo" / "run.json").write_text(content)
+    for settings in (config(tmp_path, resume=True), config(tmp_path, overwrite=True)):
+        with pytest.raises(ValueError, match=r"demo/run.json is damaged"):
+            start(settings)
