@@ -43,6 +43,6 @@ def number(value: float | None) -> str:
     return f"{value:8.3f}" if value is not None else f"{'–':>8}"
 
 
-def interval(one: Mapping[str, float], sign: str = "") -> str:
+def interval(one: Mapping[str, Any], sign: str = "") -> str:
     """A mean and its interval; a dash without any prompt."""
     return f"{one['mean']:{sign}.3f} [{one['low']:{sign}.3f}, {one['high']:{sign}.3f}]" if one["n"] else "–"

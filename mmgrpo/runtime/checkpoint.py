@@ -200,7 +200,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         header = json.loads((path / STATE).read_text(encoding="utf-8"))
         seal = header.pop("sha256")
-        intact = json.loads(_sealed(header))["sha256"] == seal and header["step"] == _step(path)
+        intact = json.loads(_sealed(header))["sha256"] == seal and _step(path) in (-1, header["step"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path / STATE} is damaged or missing ({type(error).__name__})") from error
     if not intact:

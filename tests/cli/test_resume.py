@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import time
 
 import pytest
 
 from tests.cli import quick
-from tests.cli.running import COMMAND, call, kill_at, metrics, run, summary
+from tests.cli.running import COMMAND, call, environment, kill_at, metrics, refused, run, summary
+from tests.runtime.trees import tree
 
 
 @pytest.mark.slow
@@ -56,3 +59,78 @@ def test_a_run_of_a_model_that_looks_resumes_to_the_numbers_of_an_uninterrupted_
     assert summary(folder)["blind"] == summary(vlm_run)["blind"]
     file = "checkpoints/step-000006/weights.safetensors"
     assert (folder / file).read_bytes() == (vlm_run / file).read_bytes()
+
+
+@pytest.mark.slow
+def test_tensorboard_has_every_step_once_after_a_resume(words_folder, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = [*quick.visual(words_folder, tmp_path), "--trackers", "tensorboard", "--save-every", 4]
+    call("train", *options, "--steps", 6)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000006")
+    call("train", *options, "--steps", 9, "--resume")
+    events = EventAccumulator(str(tmp_path / "run" / "tracker"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(1, 10))
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named_on_resume_and_the_result_is_that_of_an_undamaged_run(
+    visual_run, words_folder, tmp_path, capsys
+):
+    shutil.copytree(visual_run, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "step-000012" / "ema.safetensors"
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    call("train", *quick.visual(words_folder, tmp_path), "--resume")
+    assert "step-000012/ema.safetensors is damaged" in capsys.readouterr().out
+    assert metrics(tmp_path / "run") == metrics(visual_run)
+    assert summary(tmp_path / "run")["eval"] == summary(visual_run)["eval"]
+
+
+@pytest.mark.slow
+def test_two_runs_never_write_into_one_folder(words_folder, tmp_path):
+    options = quick.visual(words_folder, tmp_path, "--steps", 400)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    first = subprocess.Popen([*COMMAND, "train", *map(str, options)], env=environment(), **quiet)
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        for how in ("--resume", "--overwrite"):
+            error = refused(COMMAND, "train", *options, how)
+            assert f"run is in use by process {first.pid} on" in error
+    finally:
+        first.terminate()
+    assert first.wait() == 143
+    before = len(metrics(tmp_path / "run"))
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[-1]
+    assert saved == f"step-{before:06d}" and not (tmp_path / ".run.lock").exists()
+
+
+@pytest.mark.slow
+def test_changed_prompts_weights_and_settings_are_noticed_on_resume(words_folder, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    words = ("cat", "dog", "fish", "hat", "key", "map", "moon", "circle")
+    prompts.write_text("".join(f"a red {word}\n" for word in words))
+    model = shutil.copytree(words_folder, tmp_path / "model")
+    options = [*quick.visual(model, tmp_path, "--data.train", prompts), "--steps", 2, "--eval.prompts", 1]
+    call("train", *options)
+    before = tree(tmp_path / "run")
+    again = [*options, "--resume", "--steps", 4]
+
+    def told(*more):
+        return refused(COMMAND, "train", *again, *more)
+
+    assert "other settings of data.group_size" in told("--data.group-size", 8)
+    prompts.write_text(prompts.read_text().replace("red fish", "blue fish"))
+    assert "the prompts of 'train' changed since the run started" in told()
+    prompts.write_text(prompts.read_text().replace("blue fish", "red fish"))
+    file = next(model.rglob("transformer/*.safetensors"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-2000] + bytes(2000))
+    assert "the model (model.path, or the policy) changed since the run started" in told()
+    file.write_bytes(content)
+    after = tree(tmp_path / "run")
+    assert after == before
+    call("train", *again)
+    assert len(metrics(tmp_path / "run")) == 4
