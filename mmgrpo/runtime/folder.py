@@ -31,10 +31,11 @@ WRITTEN = re.compile(
     rf"""(run|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
-    | (checkpoints/\.writing-|\.model-).* | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
+    | evaluation\.json | drawn/(samples\.json|grid\.png|completions\.html|\d+-\d+(-before)?\.png)
+    | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-).* | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,
 )
-"""Paths in a run folder that a run writes, beside those that ``model/run.json`` lists. All others are a user's."""
+"""Paths that a run, ``sample`` and ``evaluate`` write, beside those that ``model/run.json`` lists. Others are a user's."""
 
 
 def run_folder(config: Config) -> Path:

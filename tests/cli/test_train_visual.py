@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.runtime.identity import Identity
 from tests.cli import quick
 from tests.cli.running import call, read_lines, summary
 
@@ -133,12 +134,18 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, tmp_path, mo
     earlier = tmp_path / "runs" / "run"
     earlier.mkdir(parents=True)
     (earlier / "config.yaml").write_text("name: run\n")
+    Identity("a", "b").write(earlier)
     (earlier / "summary.json").write_text("{}")
     (earlier / "metrics.jsonl").write_text('{"step": 1}\n{"st')  # as a kill leaves it
     options, message = LATE[case]
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         call("train", "--overwrite", *options)
-    assert sorted(path.name for path in earlier.iterdir()) == ["config.yaml", "metrics.jsonl", "summary.json"]
+    assert sorted(path.name for path in earlier.iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "run.json",
+        "summary.json",
+    ]
     assert (earlier / "metrics.jsonl").read_text().endswith('{"st')
 
 

@@ -8,6 +8,7 @@ import re
 import pytest
 import yaml
 
+from mmgrpo.runtime.identity import Identity
 from pipelines.vlm import causal_lm
 from tests.cli import quick
 from tests.cli.running import call, read_lines, summary, write_rows
@@ -114,7 +115,7 @@ LATE = {
 @pytest.mark.parametrize("case", LATE)
 def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, qwen_folder, media, tmp_path):
     """Even with --overwrite: a run that cannot start removes nothing."""
-    (tmp_path / "run").mkdir()
+    Identity("a", "b").write(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("name: run\n")
     options, message = LATE[case]
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):

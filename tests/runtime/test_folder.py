@@ -43,6 +43,13 @@ def a_run(output: Path) -> Path:
     files |= {"checkpoints/step-000050/state.json", "checkpoints/step-000050/weights.safetensors"}
     files |= {"checkpoints/damaged-step-000040/state.json", "checkpoints/.writing-x1/ema.safetensors"}
     files |= {"tracker/events.out.tfevents.1", "tracker/17.5/hparams.yml", "model/adapter_config.json"}
+    files |= {
+        "evaluation.json",
+        "drawn/grid.png",
+        "drawn/003-0-before.png",
+        "drawn/after/001-said.wav",
+        "drawn/before.jsonl",
+    }
     files |= {".metrics.jsonl.ab12_xyz", "model/sub/weights.safetensors"}
     model = {"run": identity.run, "step": 1, "files": {"adapter_config.json": "", "sub/weights.safetensors": ""}}
     write(folder, files)
@@ -57,6 +64,7 @@ USERS = {
     "model/README.md",
     "checkpoints/step-000050/copy.bin",
     "src/a.py",
+    "drawn/chosen.png",
     "before.json",
     ".git/HEAD",
 }
