@@ -32,10 +32,11 @@ WRITTEN = re.compile(
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
     | evaluation\.json | drawn/(samples\.json|grid\.png|completions\.html|\d+-\d+(-before)?\.png)
-    | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-).* | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
+    | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-).*
+    | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,
 )
-"""Paths that a run, ``sample`` and ``evaluate`` write, beside those that ``model/run.json`` lists. Others are a user's."""
+"""Paths that a run, ``sample`` and ``evaluate`` write, beside those that ``model/run.json`` lists."""
 
 
 def run_folder(config: Config) -> Path:
@@ -98,6 +99,7 @@ def open_folder(
         if identity and (config.resume or config.resume_from):
             identity.refuse_inputs(folder, inputs)
             identity = identity.resumed_with(identity.refuse_settings(folder, config))
+            _keep_summary(folder, config.steps)
         else:
             if identity:
                 _set_aside(folder)
@@ -134,6 +136,13 @@ def discard_replaced(folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.rename(target)
         _remove_empty(aside)
+
+
+def _keep_summary(folder: Path, steps: int) -> None:
+    """Rename the summary of a finished run that goes on, which is not finished then."""
+    path = folder / "summary.json"
+    if path.is_file() and (before := json.loads(path.read_text(encoding="utf-8")).get("steps", steps)) < steps:
+        path.rename(folder / f"summary-{before:06d}.json")
 
 
 def _set_aside(folder: Path) -> None:
