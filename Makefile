@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration test test-roundings check resolve format bench clean
+.PHONY: help setup demo demo-duration test test-roundings faults check resolve format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -45,6 +45,10 @@ test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
 	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning
+
+faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards on purpose, thousands of times (hours)
+	MMGRPO_FAULTS=full $(BIN)/python -m pytest tests/faults
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.faults.campaign --output benchmarks/faults.md
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

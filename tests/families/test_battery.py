@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import Family, families
 from mmgrpo.runtime.config import Config, config_class
+from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.reading import build, load_yaml, option_names, read_config, write_yaml
 from mmgrpo.types import Policy, Request, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
@@ -120,6 +122,19 @@ def test_the_ratio_is_one_before_the_first_update(name, tiny):
     sampled = rollout.decisions.log_probs[rollout.decisions.loss_mask]
     assert sampled.numel() > 0
     torch.testing.assert_close(rescored(policy, rollout), sampled, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_that_has_become_nan_is_refused_by_both_samplers(name, tiny):
+    policy = policy_of(name, tiny(name))
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            if parameter.requires_grad:
+                parameter.fill_(math.nan)
+    prompts = EXAMPLES[name].prompts
+    for sample in (policy.rollout, policy.sample):
+        with pytest.raises(NotFinite, match="so that nothing can be sampled"):
+            sample(Request(prompts, range(len(prompts)), GROUP, seed=3))
 
 
 @pytest.mark.parametrize("name", NAMES)

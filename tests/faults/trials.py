@@ -92,6 +92,7 @@ def _fork(
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        sys.stdout = sys.stderr = os.fdopen(descriptor, "w", buffering=1)
         if ranks > 1:
             names = {
                 "RANK": rank,
