@@ -49,6 +49,8 @@ def refuse_folder(config: Config) -> None:
     folder = run_folder(config)
     identity = Identity.read(folder)
     if identity is None:
+        if config.resume_from:
+            raise FileNotFoundError(f"--resume-from {config.resume_from}: {folder} contains no run; check --name")
         if folder.exists() and (not folder.is_dir() or any(not _is_temporary(path) for path in folder.iterdir())):
             raise FileExistsError(
                 f"{folder} already exists and is not the folder of a run (it has no {MARKER}); nothing in it is "
@@ -136,6 +138,8 @@ def discard_replaced(folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.rename(target)
         _remove_empty(aside)
+        if aside.exists():
+            print(f"{aside} keeps files that the replaced run did not write, but this one did", flush=True)
 
 
 def _keep_summary(folder: Path, steps: int) -> None:

@@ -29,7 +29,7 @@ from tests.faults.damages import damage
 from tests.faults.trials import NONE, Ended, Fault, in_child
 from tests.runtime.trees import tree
 
-USERS = {"notes.txt": b"mine", "samples/best.png": b"mine", "model/README.md": b"mine", "src/a.py": b"mine"}
+USERS = {"notes.txt": b"mine", "samples/best.png": b"mine", "model/mine.md": b"mine", "src/a.py": b"mine"}
 """A user's files in every run folder, once it exists."""
 
 
@@ -108,7 +108,7 @@ def results(run: Path) -> dict[str, Any]:
     numbers = {name: [one["step"], one["prompts"], one["values"], one["counts"]] for name, one in evaluations.items()}
     checkpoint = max((run / "checkpoints").glob("step-*"), key=lambda path: path.name)
     files = {path.name: path.read_bytes() for path in sorted(checkpoint.glob("*.safetensors"))}
-    model = {name: content for name, content in tree(run / "model").items() if name not in ("run.json", "README.md")}
+    model = {name: content for name, content in tree(run / "model").items() if name not in ("run.json", "mine.md")}
     return {"metrics": metrics(run), "summary": kept, "evaluations": numbers, "weights": files, "model": model}
 
 

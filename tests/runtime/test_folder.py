@@ -89,6 +89,12 @@ def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path):
         refuse_folder(replace(config(tmp_path, overwrite=True), name="other"))
 
 
+def test_going_back_in_a_run_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="--resume-from step-000040: .*demo contains no run; check --name"):
+        start(config(tmp_path, resume_from="step-000040"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_folder_and_what_a_killed_start_left_in_it_can_be_used(tmp_path):
     write(tmp_path / "demo", {".run.json.ab12_xyz"})
     assert start(config(tmp_path)) == Identity.read(tmp_path / "demo")
