@@ -1,0 +1,62 @@
+"""What is read of a user's files: regular files of known formats, up to a size.
+
+The limits hold before anything is decoded, since a file of a few kilobytes can declare gigabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+MAX_PIXELS = 1 << 26
+"""Pixels of a picture, 8192 x 8192. Reading one takes 15 bytes per pixel (RGB) to 22 (RGBA), 1.4 GiB at the limit;
+cameras of 60 megapixels are within."""
+
+MAX_PICTURE_BYTES = 1 << 29
+"""Size of a picture file: ``MAX_PIXELS`` of four 16-bit values without compression. Some decoders read a file whole."""
+
+PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Formats of pictures, by Pillow's names. Of the others EPS starts Ghostscript, and few have met hostile files."""
+
+SHOWN_PATH = 200
+"""Characters of a path in an error."""
+
+
+class Unreadable(ValueError):
+    """A picture, clip or sound that cannot be read; the message names it and states the reason."""
+
+
+def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
+    """The status of a regular file of 1 to ``max_bytes`` bytes; anything else is ``Unreadable``.
+
+    Pipes and devices are refused, since reading them may never end, and so are names that the system refuses (too
+    long, with a null character, a cycle of links).
+    """
+    name = str(path) if len(str(path)) <= SHOWN_PATH else f"{str(path)[:SHOWN_PATH]}…"
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Unreadable(f"{name}: there is no such file (working directory: {Path.cwd()})") from error
+    except OSError as error:
+        raise Unreadable(f"{name}: cannot be opened ({error.strerror}); rename or replace it") from error
+    except ValueError as error:  # a null character, a lone surrogate
+        raise Unreadable(f"{name!r}: is no name of a file ({error})") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "directory" if stat.S_ISDIR(status.st_mode) else "pipe, socket or device"
+        raise Unreadable(f"{name}: is a {kind}, expected a regular file")
+    if not 0 < status.st_size <= max_bytes:
+        raise Unreadable(
+            f"{name}: got a file of {status.st_size:,} bytes, expected 1 to {max_bytes:,}; "
+            + ("replace it" if not status.st_size else "scale it down or compress it")
+        )
+    return status
+
+
+def check_picture_size(width: int, height: int) -> None:
+    """``Unreadable`` for a picture without pixels, or with more than ``MAX_PIXELS``."""
+    if not 0 < width * height <= MAX_PIXELS:
+        raise Unreadable(
+            f"got {width:,} x {height:,} = {width * height:,} pixels, expected 1 to {MAX_PIXELS:,}"
+            + ("; scale it down" if width * height else "")
+        )
