@@ -44,13 +44,13 @@ T = TypeVar("T")
 
 
 def container_format(file: str) -> str:
-    """FFmpeg's name of the container that a file begins as; ``Unreadable`` where it is none of ``SIGNATURES``."""
+    """FFmpeg's name of the container that a file begins as; ValueError where it is none of ``SIGNATURES``."""
     with open(file, "rb") as stream:
         head = stream.read(256)
     for place, content, name in SIGNATURES:
         if head[place:].startswith(content):
             return name
-    raise Unreadable(f"begins as no known container ({KNOWN}); convert it")
+    raise ValueError(f"begins as no known container ({KNOWN}); convert it")
 
 
 def open_container(file: str) -> Any:

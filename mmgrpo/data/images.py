@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image as Pil
 from PIL import ImageOps
 from PIL.ExifTags import Base
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 
 from mmgrpo.data.limits import (
     MAX_PICTURE_BYTES,
-    MAX_PIXELS,
     PICTURE_FORMATS,
     Unreadable,
     check_picture_size,
+    open_picture,
     regular_file,
 )
 from mmgrpo.types import Image
-
-MAX_SCANS = 100
-"""Scans of a progressive JPEG. A scan of some bytes takes a pass over all pixels, 50 ms at the limit of pixels; encoders
-write about ten scans."""
 
 
 class PictureCache:
@@ -75,36 +67,6 @@ def read_picture(source: str | Path | bytes, name: str = "") -> Image:
     animation the first frame is read.
     """
     return _image(_read(source, name or (str(source) if isinstance(source, str | Path) else f"{len(source)} bytes")))
-
-
-def open_picture(source: str | Path | BytesIO, formats: Sequence[str] = PICTURE_FORMATS) -> Pil.Image:
-    """A picture of Pillow, not decoded yet, whose format and size are within the limits; ``Unreadable`` otherwise."""
-    try:
-        picture = Pil.open(source, formats=list(formats))
-    except Pil.DecompressionBombError as error:  # its own limit, which other libraries switch off
-        raise Unreadable(f"{error} Expected at most {MAX_PIXELS:,} pixels; scale it down") from error
-    try:
-        check_picture_size(picture.width, picture.height)
-        if isinstance(picture, TiffImageFile):
-            tile = picture.tag_v2.get(TILEWIDTH, 0) * picture.tag_v2.get(TILELENGTH, 0)
-            if tile > MAX_PIXELS:  # a decoder fills a tile even where the picture is smaller
-                raise Unreadable(f"got tiles of {tile:,} pixels, expected at most {MAX_PIXELS:,}; save it again")
-        if isinstance(picture, JpegImageFile) and (scans := _scans(picture)) > MAX_SCANS:
-            raise Unreadable(f"got a JPEG of {scans:,} scans, expected at most {MAX_SCANS}; save it again")
-    except BaseException:
-        picture.close()
-        raise
-    return picture
-
-
-def _scans(picture: JpegImageFile) -> int:
-    """An upper bound of the scans of a JPEG. Entropy-coded data do not contain the marker, other segments seldom."""
-    file: Any = picture.fp
-    place = file.tell()
-    file.seek(0)
-    scans = file.read().count(b"\xff\xda")
-    file.seek(place)
-    return scans
 
 
 def _read(source: str | Path | bytes, name: str) -> Tensor:

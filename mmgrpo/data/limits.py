@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+
+from PIL import Image as Pil
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 MAX_PIXELS = 1 << 26
 """Pixels of a picture, 8192 x 8192. Reading one takes 15 bytes per pixel (RGB) to 22 (RGBA), 1.4 GiB at the limit;
@@ -18,6 +25,10 @@ MAX_PICTURE_BYTES = 1 << 29
 
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats of pictures, by Pillow's names. Of the others EPS starts Ghostscript, and few have met hostile files."""
+
+MAX_SCANS = 100
+"""Scans of a progressive JPEG. A scan of some bytes takes a pass over all pixels, 50 ms at the limit of pixels; encoders
+write about ten scans."""
 
 SHOWN_PATH = 200
 """Characters of a path in an error."""
@@ -60,3 +71,33 @@ def check_picture_size(width: int, height: int) -> None:
             f"got {width:,} x {height:,} = {width * height:,} pixels, expected 1 to {MAX_PIXELS:,}"
             + ("; scale it down" if width * height else "")
         )
+
+
+def open_picture(source: str | Path | BytesIO, formats: Sequence[str] = PICTURE_FORMATS) -> Pil.Image:
+    """A picture of Pillow, not decoded yet, whose format and size are within the limits; ``Unreadable`` otherwise."""
+    try:
+        picture = Pil.open(source, formats=list(formats))
+    except Pil.DecompressionBombError as error:  # its own limit, which other libraries switch off
+        raise Unreadable(f"{error} Expected at most {MAX_PIXELS:,} pixels; scale it down") from error
+    try:
+        check_picture_size(picture.width, picture.height)
+        if isinstance(picture, TiffImageFile):
+            tile = picture.tag_v2.get(TILEWIDTH, 0) * picture.tag_v2.get(TILELENGTH, 0)
+            if tile > MAX_PIXELS:  # a decoder fills a tile even where the picture is smaller
+                raise Unreadable(f"got tiles of {tile:,} pixels, expected at most {MAX_PIXELS:,}; save it again")
+        if isinstance(picture, JpegImageFile) and (scans := _scans(picture)) > MAX_SCANS:
+            raise Unreadable(f"got a JPEG of {scans:,} scans, expected at most {MAX_SCANS}; save it again")
+    except BaseException:
+        picture.close()
+        raise
+    return picture
+
+
+def _scans(picture: JpegImageFile) -> int:
+    """An upper bound of the scans of a JPEG. Entropy-coded data do not contain the marker, other segments seldom."""
+    file: Any = picture.fp
+    place = file.tell()
+    file.seek(0)
+    scans = file.read().count(b"\xff\xda")
+    file.seek(place)
+    return scans
