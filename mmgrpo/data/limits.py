@@ -27,8 +27,8 @@ PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats of pictures, by Pillow's names. Of the others EPS starts Ghostscript, and few have met hostile files."""
 
 MAX_SCANS = 100
-"""Scans of a progressive JPEG. A scan of some bytes takes a pass over all pixels, 50 ms at the limit of pixels; encoders
-write about ten scans."""
+"""Scans of a progressive JPEG. A scan of some bytes takes a pass over all pixels, 50 ms at the limit of pixels;
+encoders write about ten."""
 
 SHOWN_PATH = 200
 """Characters of a path in an error."""

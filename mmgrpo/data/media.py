@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.data.limits import MAX_PIXELS
-from mmgrpo.data.values import quoted, shown
+from mmgrpo.data.values import CONTROL, quoted, shown
 from mmgrpo.registry import nearest
 from mmgrpo.types import Audio, Image, Media, Video
 
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}
 """The kinds of media, and the type of each once it is in memory."""
+
+
+REMOTE = r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://"
+"""Beginnings of what names no file on disk."""
 
 
 def _is_integer(value: Any) -> bool:
@@ -83,7 +87,7 @@ def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
         )
     if len(files) > MAX_FRAME_FILES:
         raise ValueError(f"path: got {len(files):,} frame files, expected at most {MAX_FRAME_FILES:,}; select fewer")
-    if control := [file for file in files if re.search(r"[\x00-\x1f\x7f]", file)]:
+    if control := [file for file in files if CONTROL.search(file)]:
         raise ValueError(f"path: got {shown(control[0])}, expected a path without control characters")
     if remote := [
         file for file in files if re.match(r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://", file)

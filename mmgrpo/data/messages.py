@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
-from mmgrpo.data.values import ROW_FORMAT, check_values, quoted, shown
+from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
 from mmgrpo.registry import nearest
 from mmgrpo.types import Media, Prompt, Turn
 
@@ -62,7 +62,7 @@ def prompt_of(row: Mapping[str, Any], place: str, default_id: str, media_root: s
         check_values(row)
         return _prompt(row, default_id, Path(media_root))
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{place}: {one_line(error)}") from error
 
 
 def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
@@ -107,7 +107,7 @@ def identity_of(value: Any) -> str:
     """An id as a string; ValueError where it is none, or too long, empty or with control characters."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"'id': got {shown(value)}, expected a string or an integer")
-    if not 0 < len(str(value)) <= MAX_ID or re.search(r"[\x00-\x1f\x7f]", str(value)):
+    if not 0 < len(str(value)) <= MAX_ID or CONTROL.search(str(value)):
         raise ValueError(f"'id': got {shown(value)}, expected 1 to {MAX_ID} characters without control characters")
     return str(value)
 

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mmgrpo.data.messages import prompt_of
-from mmgrpo.data.values import ROW_FORMAT, object_of, text_of
+from mmgrpo.data.values import ROW_FORMAT, object_of, one_line, text_of
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Prompt
 
@@ -85,7 +85,7 @@ def _from_json(line: bytes, place: str, default_id: str, root: Path) -> Prompt:
     try:
         row = object_of(text_of(line))
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{place}: {one_line(error)}") from error
     return prompt_of(row, place, default_id, root)
 
 
@@ -93,7 +93,7 @@ def _from_text(line: bytes, place: str, default_id: str, root: Path) -> Prompt:
     try:
         text = text_of(line).strip()
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{place}: {one_line(error)}") from error
     if not text:
         raise ValueError(f"{place}: has only white space; remove the line")
     return Prompt(text, default_id)

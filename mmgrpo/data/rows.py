@@ -12,7 +12,7 @@ from PIL import Image as Pil
 from mmgrpo.data.images import from_pil
 from mmgrpo.data.messages import identity_of, prompt_of
 from mmgrpo.data.prompts import distinct, whole
-from mmgrpo.data.values import check_values, shown
+from mmgrpo.data.values import check_values, one_line, shown
 from mmgrpo.types import Prompt
 
 
@@ -43,7 +43,7 @@ def _prompt(row: Any, place: str, default_id: str) -> Prompt:
         check_values({field: getattr(row, field) for field in ("text", "id", "answer", "task", "meta")})
         return replace(row, id=identity_of(row.id or default_id))
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{place}: {one_line(error)}") from error
 
 
 def in_memory(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,10 @@ MAX_DEPTH = 32
 
 MAX_INTEGER = 10**308
 """Larger integers are no floats, so that comparing them with one fails."""
+
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that end a line, command a terminal, or turn the direction of what follows them."""
 
 
 def text_of(line: bytes) -> str:
@@ -74,7 +79,7 @@ def check_values(value: Any, key: str = "", depth: int = 0) -> None:
     strings, and more than ``MAX_DEPTH`` levels.
     """
     if depth > MAX_DEPTH:
-        raise ValueError(f"'{key[:60]}…': is nested too deeply; expected at most {MAX_DEPTH} levels")
+        raise ValueError(f"{quoted(key)}: is nested too deeply; expected at most {MAX_DEPTH} levels")
     if isinstance(value, str):
         try:
             value.encode()
@@ -101,7 +106,7 @@ def check_values(value: Any, key: str = "", depth: int = 0) -> None:
 
 
 def _named(key: str) -> str:
-    return f"'{key if len(key) <= 80 else key[:79] + '…'}': " if key else ""
+    return f"{quoted(key)}: " if key else ""
 
 
 def shown(value: Any) -> str:
@@ -115,5 +120,10 @@ def shown(value: Any) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name in quotation marks for error messages, on one line and truncated to 60 characters."""
-    return repr(name) if len(name) <= 60 else f"{name[:59]!r}…"
+    """A name in quotation marks for error messages, truncated to 60 characters."""
+    return f"'{name}'" if len(name) <= 60 else f"'{name[:59]}…'"
+
+
+def one_line(error: ValueError) -> str:
+    """The message of an error, in which names and values of a user's row cannot break the line."""
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(error))

@@ -106,9 +106,7 @@ def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_decoded(mo
     with pytest.raises(Unreadable, match="the bomb: .*exceeds limit"):
         read_picture(bomb(20000), "the bomb")
     monkeypatch.setattr(Pil, "MAX_IMAGE_PIXELS", None)  # as other libraries set it
-    with pytest.raises(
-        Unreadable, match="the bomb: got 20,000 x 20,000 = 400,000,000 pixels, expected 1 to 67,108,864; scale"
-    ):
+    with pytest.raises(Unreadable, match="the bomb: got 20,000 x 20,000 = 400,000,000 pixels, expected 1 to 67,108"):
         read_picture(bomb(20000), "the bomb")
 
 
