@@ -16,13 +16,13 @@ from mmgrpo.data.values import check_values, one_line, shown
 from mmgrpo.types import Prompt
 
 
-def as_prompts(rows: Iterable[Any], name: str = "prompts") -> list[Prompt]:
+def as_prompts(rows: Any, name: str = "prompts") -> list[Prompt]:
     """Prompts from strings, rows as in a JSONL file (or of a ``datasets.Dataset``), or ``Prompt``s.
 
     ``name`` begins the errors, which are those of files: what a run cannot take, and ids that occur twice. A row
     without an ``id`` is called ``prompt-<number>``.
     """
-    if isinstance(rows, str | bytes | Mapping | Prompt):
+    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
         raise ValueError(f"{name}: got one {type(rows).__name__}, expected a list; write [...] around it")
     numbered = ((f"{name}[{number}]", f"prompt-{number}", row) for number, row in enumerate(rows))
     return whole(distinct((place, partial(_prompt, row, place, identity)) for place, identity, row in numbered))
