@@ -147,14 +147,15 @@ def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
 
 
 def _missing_bytes(file: str) -> int:
-    """Bytes that the header of a RIFF file declares but the file lacks, which libsndfile tolerates.
+    """Bytes that the header of a RIFF or AIFF file declares but the file lacks, which libsndfile tolerates.
 
     Programs that write to a pipe cannot know the size and declare about the largest one; this does not count.
     """
     with open(file, "rb") as stream:
         header = stream.read(8)
-    declared = 8 + int.from_bytes(header[4:8], "little")
-    return max(0, declared - Path(file).stat().st_size) if header[:4] == b"RIFF" and declared < 0x7F000000 else 0
+    declared = 8 + int.from_bytes(header[4:8], "little" if header.startswith(b"RIFF") else "big")
+    known = header.startswith((b"RIFF", b"RIFX", b"FORM")) and declared < 0x7F000000
+    return max(0, declared - Path(file).stat().st_size) if known else 0
 
 
 def _decode_by_av(file: str, max_seconds: float) -> tuple[Samples, int]:

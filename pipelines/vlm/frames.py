@@ -26,7 +26,8 @@ MAX_DECODED_PIXELS = 60 * 60 * 30 * 1920 * 1088
 needed to decode the selected ones; a clip is entered at its key frames."""
 
 INDEXED = ("mov", "matroska")
-"""Containers in which a key frame is found exactly."""
+"""Containers with one sequence of times and an index, in which a key frame is found exactly; others may be joined from
+several files."""
 
 Choose = Callable[[int, float], Sequence[int]]
 """From the number of frames of a clip and its frames per second to the indices of the selected frames."""
@@ -135,9 +136,9 @@ def _decode(path: str, choose: Choose) -> FrameSet:
         base, indexed = stream.time_base, container.format.name in INDEXED
     stamps = sorted(packet.dts if packet.pts is None else packet.pts for packet in packets)
     # Where every packet has a presentation time of its own, it tells which frame comes out of the decoder.
-    timed = all(packet.pts is not None for packet in packets) and len(set(stamps)) == len(stamps)
+    timed = indexed and len(set(stamps)) == len(stamps) and all(packet.pts is not None for packet in packets)
     places = {stamp: place for place, stamp in enumerate(stamps)} if timed else {}
-    seeks = {places[packet.pts]: packet.pts for packet in packets if packet.is_keyframe and places and indexed}
+    seeks = {places[packet.pts]: packet.pts for packet in packets if packet.is_keyframe and places}
     indices = choose(len(stamps), fps)
     try:
         frames = _frames(path, len(stamps), places, seeks, indices)
