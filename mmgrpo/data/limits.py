@@ -56,10 +56,11 @@ def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         kind = "directory" if stat.S_ISDIR(status.st_mode) else "pipe, socket or device"
         raise Unreadable(f"{name}: is a {kind}, expected a regular file")
-    if not 0 < status.st_size <= max_bytes:
+    if not status.st_size:
+        raise Unreadable(f"{name}: is empty; replace it")
+    if status.st_size > max_bytes:
         raise Unreadable(
-            f"{name}: got a file of {status.st_size:,} bytes, expected 1 to {max_bytes:,}; "
-            + ("replace it" if not status.st_size else "scale it down or compress it")
+            f"{name}: got a file of {status.st_size:,} bytes, expected 1 to {max_bytes:,}; scale it down or compress it"
         )
     return status
 
