@@ -53,8 +53,11 @@ def container_format(file: str) -> str:
     raise ValueError(f"begins as no known container ({KNOWN}); convert it")
 
 
-def open_container(file: str) -> Any:
-    """The opened container; frames beyond the limits are errors of the decoder, before memory is reserved for them."""
+def open_container(file: str, *, edit_lists: bool = True) -> Any:
+    """The opened container; without ``edit_lists`` also what those cut away is demultiplexed.
+
+    Frames beyond the limits are errors of the decoder, before memory is reserved for them.
+    """
     import av
 
     limits = {"max_pixels": str(MAX_FRAME_PIXELS), "max_samples": str(MAX_AUDIO_FRAME)}
@@ -62,7 +65,7 @@ def open_container(file: str) -> Any:
         # An absolute path names no protocol of FFmpeg.
         str(Path(file).absolute()),
         format=container_format(file),
-        options={"protocol_whitelist": "file", **limits},
+        options={"protocol_whitelist": "file", "advanced_editlist": str(int(edit_lists)), **limits},
     )
     for stream in (*container.streams.video, *container.streams.audio):
         stream.codec_context.options = limits

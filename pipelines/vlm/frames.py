@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,26 +128,36 @@ def _decode(path: str, choose: Choose) -> FrameSet:
         if fps <= 0:
             raise Unreadable("states no frames per second; encode it again")
         # Packets are counted, since the header of a webm file does not state its number of frames.
-        packets = [packet for packet in within_limit(container.demux(stream)) if packet.size]
-        if len(packets) < stream.frames:
-            raise Unreadable(f"is truncated: got {len(packets)} frames, expected {stream.frames}")
-        packets = [packet for packet in packets if not packet.is_discard]  # cut away by an edit list
-        if not packets:
-            raise Unreadable("has no frames")
+        packets = [
+            (packet.pts, packet.dts, packet.is_keyframe, packet.is_discard)
+            for packet in within_limit(container.demux(stream))
+            if packet.size
+        ]
+        if len(packets) < stream.frames and (found := _stored(path)) < stream.frames:
+            raise Unreadable(f"is truncated: got {found} frames, expected {stream.frames}")
         base, indexed = stream.time_base, container.format.name in INDEXED
-    stamps = sorted(packet.dts if packet.pts is None else packet.pts for packet in packets)
+    packets = [packet for packet in packets if not packet[3]]  # without what an edit list cuts away
+    if not packets:
+        raise Unreadable("has no frames")
+    stamps = sorted(dts if pts is None else pts for pts, dts, *_ in packets)
     # Where every packet has a presentation time of its own, it tells which frame comes out of the decoder.
-    timed = indexed and len(set(stamps)) == len(stamps) and all(packet.pts is not None for packet in packets)
+    timed = indexed and len(set(stamps)) == len(stamps) and all(pts is not None for pts, *_ in packets)
     places = {stamp: place for place, stamp in enumerate(stamps)} if timed else {}
-    seeks = {places[packet.pts]: packet.pts for packet in packets if packet.is_keyframe and places}
+    seeks = sorted(places[pts] for pts, _, is_key, _ in packets if is_key and places)
     indices = choose(len(stamps), fps)
     try:
-        frames = _frames(path, len(stamps), places, seeks, indices)
+        frames = _frames(path, stamps, places, seeks, indices)
     except NotDecoded:
         if not seeks:
             raise
-        frames = _frames(path, len(stamps), places, {}, indices)  # the index may be wrong
+        frames = _frames(path, stamps, places, [], indices)  # the index may be wrong
     return FrameSet(frames, tuple(float((stamp - stamps[0]) * base) for stamp in stamps), fps, "av")
+
+
+def _stored(path: str) -> int:
+    """The frames of a file, with those that an edit list cuts away."""
+    with open_container(path, edit_lists=False) as container:
+        return sum(packet.size > 0 for packet in within_limit(container.demux(_video_of(container))))
 
 
 def _video_of(container: Any) -> Any:
@@ -161,26 +172,26 @@ def _video_of(container: Any) -> Any:
 
 
 def _frames(
-    path: str, total: int, places: Mapping[int, int], seeks: Mapping[int, int], indices: Sequence[int]
+    path: str, stamps: Sequence[int], places: Mapping[int, int], seeks: Sequence[int], indices: Sequence[int]
 ) -> UInt8[Tensor, "frames 3 height width"]:
-    """The frames ``indices`` of a file of ``total``.
+    """The frames ``indices`` of a file, whose frames have the times ``stamps``.
 
-    ``places`` are the frames by presentation time, empty where frames are counted; ``seeks`` are the frames at which
-    decoding may begin, with the time to search for.
+    ``places`` are the frames by time, empty where frames are counted; ``seeks`` are the frames at which decoding may
+    begin.
     """
     rows: dict[int, list[int]] = {}
     for row, index in enumerate(indices):
         rows.setdefault(index, []).append(row)
-    if (last := max(rows)) >= total:
+    if (last := max(rows)) >= (total := len(stamps)):
         raise Unreadable(f"frame {last} of {total} does not exist")
     pixels, decoded, place = None, 0, -1
     with open_container(path) as container:
         stream = _video_of(container)
         frames = within_limit(container.decode(stream))
         for target in sorted(rows):
-            key = max((seek for seek in seeks if seek <= target), default=0)
+            key = seeks[earlier - 1] if (earlier := bisect_right(seeks, target)) else 0
             if key > place + 1:  # skip what no selected frame depends on
-                container.seek(seeks[key], stream=stream)
+                container.seek(stamps[key], stream=stream)
                 frames = within_limit(container.decode(stream))
             for frame in frames:
                 decoded += frame.width * frame.height

@@ -327,6 +327,19 @@ def test_a_download_that_broke_off_is_no_shorter_clip(tmp_path):
             read(cut)
 
 
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_what_an_edit_list_cuts_away_is_no_part_of_a_clip(tmp_path, codec):
+    """As telephones trim clips. Where frames stand alone, the others are not even demultiplexed."""
+    path = Path(write_video(tmp_path / "a.mp4", codec, options={"g": "1"} if codec == "mpeg4" else {}))
+    content = bytearray(path.read_bytes())
+    start = content.find(b"elst") + 16
+    (first,) = struct.unpack(">i", content[start : start + 4])
+    path.write_bytes(content[:start] + struct.pack(">i", first + 8 * 16_384 // FPS) + content[start + 4 :])
+    clip = decode(str(path), lambda total, fps: list(range(total)))
+    assert numbers(clip.frames)[-3:] == [21, 22, 23] and len(clip.frames) == 16
+    assert clip.times[:2] == pytest.approx((0, 1 / FPS))
+
+
 def test_a_frame_after_the_last_is_an_error(mp4):
     with pytest.raises(Unreadable, match=r"h264\.mp4: frame 24 of 24 does not exist"):
         decode(mp4, lambda total, fps: [0, 24])
