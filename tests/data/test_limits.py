@@ -69,6 +69,12 @@ def test_formats_are_those_of_the_list_whatever_the_caller_holds():
         open_picture(icon)
 
 
+def test_the_size_of_a_picture_is_checked_when_it_is_opened():
+    assert open_picture(BytesIO(bad_media.png(8_192, 8_192))).size == (8_192, 8_192)
+    with pytest.raises(Unreadable, match="got 8,193 x 8,192"):
+        open_picture(BytesIO(bad_media.png(8_193, 8_192)))
+
+
 def test_the_scans_of_a_jpeg_are_counted():
     own = bad_media.picture("jpg", progressive=True).count(b"\xff\xda")
     assert open_picture(BytesIO(bad_media.scans(MAX_SCANS - own))).load()

@@ -152,14 +152,15 @@ PLAYLISTS: dict[str, str] = {
 
 
 def lying_clip(path: Path) -> None:
-    """A clip that says to have 64 x 64 pixels, whose only frame is a PNG of 13,000 x 13,000."""
+    """A clip that says to have 64 x 64 pixels, whose frames are PNGs of 20,000 x 20,000."""
     import av
 
     with av.open(str(path), "w", format="mov") as container:
         stream = container.add_stream("png", rate=8)
         stream.width, stream.height, stream.pix_fmt = 64, 64, "gray"  # type: ignore[attr-defined]
+        bomb = png(20_000, 20_000, rows=bytes(20_001 * 20_000))
         for number in range(3):
-            packet = av.Packet(png(13_000, 13_000, rows=bytes(13_001 * 13_000)))
+            packet = av.Packet(bomb)
             packet.stream, packet.pts, packet.dts = stream, number, number
             packet.time_base = Fraction(1, 8)
             container.mux(packet)
@@ -185,8 +186,8 @@ BAD_SOUNDS: dict[str, Callable[[], bytes]] = {
     "garbage.flac": lambda: b"fLaC" + bytes(5_000),
     "garbage.ogg": lambda: b"OggS" + bytes(5_000),
     "garbage.aac": lambda: b"\xff\xf1" + bytes(5_000),
-    "a.raw": lambda: bytes(5_000),
-    "a.vox": lambda: b"\x80" * 5_000,
+    # What libsndfile takes for samples without a header, by the suffix.
+    **{f"a.{suffix}": lambda: np.random.default_rng(0).bytes(5_000) for suffix in ("raw", "vox", "gsm", "au", "snd")},
     "a.sd2": lambda: bytes(5_000),
 }
 

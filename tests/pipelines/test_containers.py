@@ -58,6 +58,15 @@ def test_larger_frames_are_refused_by_the_decoder_itself(mp4, monkeypatch):
         next(container.decode(video=0))
 
 
+def test_larger_frames_are_not_decoded_to_learn_what_a_container_holds(tmp_path, monkeypatch):
+    bad_media.clip(tmp_path / "a.webm")
+    with open_container(str(tmp_path / "a.webm")) as container:
+        assert container.streams.video[0].codec_context.pix_fmt == "yuv420p"
+    monkeypatch.setattr(containers, "MAX_FRAME_PIXELS", 64 * 48 - 1)
+    with open_container(str(tmp_path / "a.webm")) as container:
+        assert container.streams.video[0].codec_context.pix_fmt is None
+
+
 def test_larger_frames_are_refused_by_their_header(mp4, monkeypatch):
     monkeypatch.setattr(frames, "MAX_FRAME_PIXELS", 64 * 48 - 1)
     with pytest.raises(Unreadable, match=r"a\.mp4: got frames of 3,072 pixels, expected at most 3,071; scale the clip"):

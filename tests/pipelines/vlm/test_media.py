@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -315,6 +316,19 @@ def test_a_clip_that_cannot_be_decoded_is_an_error_and_never_another_clip(mp4, t
             read_video(Media("video", str(tmp_path / name)))
     with pytest.raises(Unreadable, match=r"none\.mp4: there is no such file"):
         read_video(Media("video", str(tmp_path / "none.mp4")))
+
+
+def test_a_frame_whose_damage_the_decoder_hides_is_refused(mp4, tmp_path):
+    path, content = tmp_path / "a.mp4", Path(mp4).read_bytes()
+    start, hidden = content.find(b"mdat") + 4, []
+    for place in range(start + 400, start + 1_200, 50):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        with suppress(av.FFmpegError), av.open(str(path)) as container:
+            hidden = [index for index, frame in enumerate(container.decode(video=0)) if frame.is_corrupt]
+        if hidden:
+            break
+    with pytest.raises(Unreadable, match=rf"a\.mp4: frame {hidden[0]} of 24 cannot be decoded"):
+        decode(str(path), lambda total, fps: [hidden[0]])
 
 
 def test_a_download_that_broke_off_is_no_shorter_clip(tmp_path):
