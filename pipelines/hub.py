@@ -88,6 +88,9 @@ def _rows(source: str, name: str, config: str | None, split: str) -> Iterator[di
             table = datasets.load_dataset(name, config, split=split)
     except (ValueError, OSError) as error:
         raise ValueError(f"{source}: {error}") from error
+    except Exception as error:  # datasets wraps those of its readers
+        reason = error.__cause__ or error
+        raise ValueError(f"{source}: {type(reason).__name__}: {' '.join(str(reason).split())[:400]}") from error
     # The arrow format skips the decoders of datasets, which need further libraries; small batches bound the memory.
     for batch in table.with_format("arrow").iter(batch_size=16):
         yield from batch.to_pylist()
@@ -105,6 +108,8 @@ def _without_bytes(value: Any, key: str, store: Path | None) -> Any:
     content, path = value["bytes"], value["path"]
     if content is None:
         return path
+    if not isinstance(content, bytes) or not isinstance(path, str | None):
+        raise ValueError(f"'{key}': got bytes of type {type(content).__name__}, expected those of a file, and its path")
     if key.removesuffix("s") not in IN_MEMORY:  # a column that no prompt reads
         return path or f"{len(content)} bytes"
     kind = key.removesuffix("s")
@@ -116,7 +121,8 @@ def _without_bytes(value: Any, key: str, store: Path | None) -> Any:
         )
     if store is None:
         return read_picture(content, f"'{key}'")
-    file = store / (hashlib.sha256(content).hexdigest()[:24] + Path(path or "").suffix)
+    suffix = re.search(r"\.\w{1,8}$", path or "")
+    file = store / (hashlib.sha256(content).hexdigest()[:24] + (suffix[0] if suffix else ""))
     if not file.exists():
         write_bytes(file, content)
     return str(file.resolve())

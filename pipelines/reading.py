@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.state import is_initialized
 from tqdm import tqdm
 
-from mmgrpo.data.images import Unreadable
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Media, Prompt
 

@@ -82,10 +82,11 @@ def sound_of(media: Media) -> Sound:
     """The file itself where it is small and browsers play it, otherwise a small encoding of the same sound."""
     from pipelines.speech.audio import read_audio
 
+    audio = read_audio(media)  # in any case, so that nothing but a sound is copied
     file = Path(media.source) if isinstance(media.source, str) else Path()
     if file.suffix.lower() in MIME and file.stat().st_size <= SMALL:
         return Sound(file.read_bytes(), file.suffix.lower())
-    return small_sound(read_audio(media))
+    return small_sound(audio)
 
 
 def small_sound(audio: Audio) -> Sound:

@@ -113,5 +113,5 @@ def test_prompts_are_texts_rows_of_files_or_prompts():
         (medium,) = prompt.media
         assert isinstance(medium.source, Image) and torch.equal(medium.source.pixels, torch.ones(3, 4, 5))
     assert (shown.answer, shown.id) == ("white", "prompt-1")
-    with pytest.raises(TypeError, match=r"prompts\[0\]: got a int, expected a string, a dict or a Prompt"):
+    with pytest.raises(ValueError, match=r"prompts\[0\]: got a int, expected a string, a dict or a Prompt"):
         as_prompts([3])

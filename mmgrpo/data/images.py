@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from io import BytesIO
 from pathlib import Path
@@ -12,17 +11,18 @@ import numpy as np
 import torch
 from PIL import Image as Pil
 from PIL import ImageOps
+from PIL.ExifTags import Base
 from torch import Tensor
 
+from mmgrpo.data.limits import (
+    MAX_PICTURE_BYTES,
+    PICTURE_FORMATS,
+    Unreadable,
+    check_picture_size,
+    open_picture,
+    regular_file,
+)
 from mmgrpo.types import Image
-
-MAX_PIXELS = 178_956_970
-"""Larger pictures are refused before they are decoded, since a file of a few kilobytes can exhaust memory. The limit
-is the one at which PIL raises; it is checked here as well, because other libraries switch PIL's check off."""
-
-
-class Unreadable(ValueError):
-    """A picture, clip or sound that cannot be read; the message names it and states the reason."""
 
 
 class PictureCache:
@@ -40,10 +40,7 @@ class PictureCache:
 
     def read(self, file: str | Path) -> Image:
         """The picture of a file, equal to that of ``read_picture``."""
-        try:
-            status = os.stat(file)
-        except OSError:
-            return read_picture(file)
+        status = regular_file(file, MAX_PICTURE_BYTES)
         key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
         with self._lock:
             if key in self._pixels:
@@ -66,20 +63,23 @@ PICTURES = PictureCache()
 def read_picture(source: str | Path | bytes, name: str = "") -> Image:
     """Decode a file or its bytes; errors refer to it as ``name``.
 
-    A file that is missing, damaged, truncated or larger than ``MAX_PIXELS`` is ``Unreadable``.
+    A file that is missing, damaged, truncated, of another format or beyond the limits is ``Unreadable``. Of an
+    animation the first frame is read.
     """
     return _image(_read(source, name or (str(source) if isinstance(source, str | Path) else f"{len(source)} bytes")))
 
 
 def _read(source: str | Path | bytes, name: str) -> Tensor:
-    if isinstance(source, str | Path) and not Path(source).is_file():
-        raise Unreadable(f"{name}: there is no such file (working directory: {Path.cwd()})")
+    if isinstance(source, str | Path):
+        regular_file(source, MAX_PICTURE_BYTES)
     try:
         # Decode eagerly: a lazy picture keeps its file open, and a large set exhausts the file descriptors.
-        with Pil.open(BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        with open_picture(BytesIO(source) if isinstance(source, bytes) else source) as picture:
             return _pixels(picture)
     except Unreadable as error:
         raise Unreadable(f"{name}: {error}") from error
+    except Pil.UnidentifiedImageError as error:
+        raise Unreadable(f"{name}: cannot be read as a picture, expected {', '.join(PICTURE_FORMATS)}") from error
     except Exception as error:  # damaged data raises whatever the decoder uses (struct.error, SyntaxError, ...)
         raise Unreadable(f"{name}: cannot be read as a picture ({type(error).__name__}: {error})") from error
 
@@ -93,23 +93,21 @@ def from_pil(picture: Pil.Image) -> Image:
 
 
 def _image(pixels: Tensor) -> Image:
-    return Image(pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels)
+    return Image(pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels)
 
 
 def _pixels(picture: Pil.Image) -> Tensor:
     """[3, height, width]: uint8, or floats in [0, 1] where the picture has more than eight bits per value."""
-    if picture.width * picture.height > MAX_PIXELS:
-        raise Unreadable(
-            f"{picture.width} x {picture.height} pixels; at most {MAX_PIXELS} are decoded, so scale it down"
-        )
-    picture = ImageOps.exif_transpose(picture)
+    check_picture_size(picture.width, picture.height)
+    if picture.getexif().get(Base.Orientation, 1) != 1:  # exif_transpose copies also what is upright
+        picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
         raise Unreadable("has float pixels, whose range is unknown; save it with 8 or 16 bits")
     if picture.mode.startswith("I"):
-        grey = np.array(picture, dtype=np.int64)
+        grey = np.asarray(picture)
         if grey.min() < 0 or grey.max() > 65535:
             raise Unreadable(f"got values from {grey.min()} to {grey.max()}, expected 8 or 16 bits (0 to 65535)")
-        return torch.from_numpy(grey / 65535).float().expand(3, -1, -1).contiguous()
+        return torch.from_numpy(grey.astype(np.float32)).div_(65535).expand(3, -1, -1).contiguous()
     if picture.has_transparency_data:
         layered = picture.convert("RGBA")
         picture = Pil.alpha_composite(Pil.new("RGBA", layered.size, "white"), layered)

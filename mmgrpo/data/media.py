@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -10,11 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.data.limits import MAX_PIXELS
+from mmgrpo.data.values import CONTROL, quoted, shown
 from mmgrpo.registry import nearest
 from mmgrpo.types import Audio, Image, Media, Video
 
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}
 """The kinds of media, and the type of each once it is in memory."""
+
+
+REMOTE = r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://"
+"""Beginnings of what names no file on disk."""
 
 
 def _is_integer(value: Any) -> bool:
@@ -26,20 +31,39 @@ def _is_number(value: Any) -> bool:
 
 
 Option = tuple[Callable[[Any], bool], str]
-PIXELS: Option = (lambda value: _is_integer(value) and value > 0, "an integer above 0")
+LONGEST = 1_000_000
+"""Seconds, or frames per second, of an option: eleven days."""
+
+MAX_FRAME_FILES = 20_000
+"""Files of the frames of one clip, at two per second those of nearly three hours."""
+
+MIN_PIXELS: Option = (
+    lambda value: _is_integer(value) and 0 < value <= MAX_PIXELS,
+    f"an integer from 1 to {MAX_PIXELS:,}",
+)
+PIXELS: Option = (lambda value: _is_integer(value) and 0 < value < 1 << 63, "an integer above 0 of at most 63 bits")
 OPTIONS: dict[str, dict[str, Option]] = {
-    "image": {"min_pixels": PIXELS, "max_pixels": PIXELS},
+    "image": {"min_pixels": MIN_PIXELS, "max_pixels": PIXELS},
     "video": {
-        "min_pixels": PIXELS,
+        "min_pixels": MIN_PIXELS,
         "max_pixels": PIXELS,
-        "fps": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+        "fps": (lambda value: _is_number(value) and 1e-6 <= value <= LONGEST, f"a number above 0, at most {LONGEST:,}"),
         "frames": (
-            lambda value: _is_integer(value) and value > 0 and value % 2 == 0,
+            lambda value: _is_integer(value) and 0 < value < 1 << 63 and value % 2 == 0,
             "an even number, since the model merges frames in pairs",
         ),
-        "start": (lambda value: _is_number(value) and value >= 0, "a time of at least 0 in seconds"),
-        "end": (lambda value: _is_number(value) and value > 0, "a time above 0 in seconds"),
-        "shuffle": (_is_integer, "an integer, the seed of the permutation"),
+        "start": (
+            lambda value: _is_number(value) and 0 <= value <= LONGEST,
+            f"a time of at least 0 in seconds, at most {LONGEST:,}",
+        ),
+        "end": (
+            lambda value: _is_number(value) and 0 < value <= LONGEST,
+            f"a time above 0 in seconds, at most {LONGEST:,}",
+        ),
+        "shuffle": (
+            lambda value: _is_integer(value) and abs(value) < 1 << 63,
+            "an integer, the seed of the permutation",
+        ),
     },
     "audio": {},
 }
@@ -61,7 +85,13 @@ def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
         raise ValueError(
             f"path: got {shown(source)}, expected a string{' or a list of frame files' * (kind == 'video')}"
         )
-    if remote := [file for file in files if re.match(r"(https?|data|s3|gs|hf):", file)]:
+    if len(files) > MAX_FRAME_FILES:
+        raise ValueError(f"path: got {len(files):,} frame files, expected at most {MAX_FRAME_FILES:,}; select fewer")
+    if control := [file for file in files if CONTROL.search(file)]:
+        raise ValueError(f"path: got {shown(control[0])}, expected a path without control characters")
+    if remote := [
+        file for file in files if re.match(r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://", file)
+    ]:
         raise ValueError(f"{remote[0]:.60} is not a local file; download it first: media are read from disk only")
     paths = tuple(str(root / file.removeprefix("file://")) for file in files)
     located = paths if isinstance(source, list) else paths[0]
@@ -72,7 +102,7 @@ def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, 
     """The options of a medium; an unknown option, a wrong value or a contradiction is a ValueError."""
     for name, value in options.items():
         if name not in OPTIONS[kind]:
-            raise ValueError(f"{kind} has no option '{name}'.{nearest(name, OPTIONS[kind])}")
+            raise ValueError(f"{kind} has no option {quoted(name)}.{nearest(name, OPTIONS[kind])}")
         is_valid, expected = OPTIONS[kind][name]
         if not is_valid(value):
             raise ValueError(f"option '{name}': got {shown(value)}, expected {expected}")
@@ -92,12 +122,6 @@ def only(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
     if len(present) > 1:
         raise ValueError(f"has both '{present[0]}' and '{present[1]}'; keep one of them")
     return present[0] if present else ""
-
-
-def shown(value: Any) -> str:
-    """A value as JSON for error messages, truncated to 120 characters."""
-    written = json.dumps(value, ensure_ascii=False, default=repr)
-    return written if len(written) <= 120 else written[:119] + "…"
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of, shown
+from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
+from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
 from mmgrpo.registry import nearest
 from mmgrpo.types import Media, Prompt, Turn
 
-ROW_FORMAT = 'one JSON object per line, e.g. {"text": "two red circles", "answer": 2}'
+MAX_ID = 256
+"""Characters of an id, which stands in errors, logs and reports."""
+
 TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 TURN_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
@@ -56,9 +59,10 @@ def prompt_of(row: Mapping[str, Any], place: str, default_id: str, media_root: s
     the conversation, so that the policy does not read it, and stored as ``meta["reply"]``. Other keys go to ``meta``.
     """
     try:
+        check_values(row)
         return _prompt(row, default_id, Path(media_root))
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{place}: {one_line(error)}") from error
 
 
 def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
@@ -66,7 +70,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     if not key and row.get("audio") is not None:  # speech recognition has no question
         key, row = "text", {**row, "text": ""}
     if not key:
-        raise ValueError(f"has no 'text' (keys: {', '.join(row) or 'none'}); expected {ROW_FORMAT}")
+        raise ValueError(f"has no 'text' (keys: {', '.join(row)[:200] or 'none'}); expected {ROW_FORMAT}")
     names = {kind: (kind, kind + "s") for kind in IN_MEMORY}
     columns = {kind: only({n: row[n] for n in pair if row.get(n) is not None}, pair) for kind, pair in names.items()}
     media = {kind: _column(row[name], name, kind, root) for kind, name in columns.items() if name}
@@ -86,19 +90,26 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
         meta["reply"] = reply
     own_meta = _typed(row, "meta", dict, {})
     if duplicates := meta.keys() & own_meta.keys():
-        raise ValueError(f"{sorted(duplicates)} occur both beside 'meta' and inside it; keep one of them")
-    identity = row.get("id", default_id)
-    if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise ValueError(f"'id': got {shown(identity)}, expected a string or an integer")
+        raise ValueError(f"{str(sorted(duplicates))[:200]} occur both beside 'meta' and inside it; keep one of them")
+    identity = identity_of(row.get("id", default_id))
     plain = plain and not has_media
     return Prompt(
         row[key] if plain else text.strip(),
-        str(identity),
+        identity,
         row.get(answer, reply or None),
         _typed(row, "task", str, ""),
         {**meta, **own_meta},
         () if plain else tuple(turns),
     )
+
+
+def identity_of(value: Any) -> str:
+    """An id as a string; ValueError where it is none, or too long, empty or with control characters."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ValueError(f"'id': got {shown(value)}, expected a string or an integer")
+    if not 0 < len(str(value)) <= MAX_ID or CONTROL.search(str(value)):
+        raise ValueError(f"'id': got {shown(value)}, expected 1 to {MAX_ID} characters without control characters")
+    return str(value)
 
 
 def _conversation(turns: Any, key: str, root: Path) -> list[OpenTurn]:
@@ -114,7 +125,7 @@ def _conversation(turns: Any, key: str, root: Path) -> list[OpenTurn]:
             raise ValueError(f"turn {number}: got {shown(turn)}, expected an object with '{speaker}' and '{content}'")
         role, value = str(turn[speaker]), turn[content]
         if role not in ROLES:
-            raise ValueError(f"turn {number}: unknown role '{role}'.{nearest(role, ROLES)}")
+            raise ValueError(f"turn {number}: unknown role {quoted(role)}.{nearest(role, ROLES)}")
         blocks = value if isinstance(value, list) else [{"type": "text", "text": value}]
         parts = tuple(part for block in blocks for part in _block(block, f"turn {number}", root))
         conversation.append(OpenTurn(ROLES[role], parts))
@@ -133,7 +144,7 @@ def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...
             raise ValueError(f"{place}: got {shown(block)}, expected only 'type' and 'text', a string")
         return _parts(content["text"])
     if kind not in IN_MEMORY:
-        raise ValueError(f"{place}: unknown block type '{kind}'.{nearest(kind, ['text', *IN_MEMORY])}")
+        raise ValueError(f"{place}: unknown block type {quoted(kind)}.{nearest(kind, ['text', *IN_MEMORY])}")
     if not content.keys() & {"path", kind}:
         return (Place(kind, options_of(content, kind, ())),)
     return (medium_of(content, kind, root),)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import codecs
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmgrpo.data.messages import ROW_FORMAT, prompt_of
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.data.values import ROW_FORMAT, object_of, one_line, text_of
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Prompt
 
@@ -39,12 +41,10 @@ def attempts(path: str | Path, media_root: str | Path = "") -> Iterator[Attempt]
         raise ValueError(
             f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or name it hf:<folder>@<split>"
         )
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such prompt file (working directory: {Path.cwd()})")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error}); save it as UTF-8") from error
+    if not os.path.isfile(path):
+        problem = "is no regular file" if os.path.exists(path) else "there is no such prompt file"
+        raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     if not any(line.strip() for line in lines):
         raise ValueError(
             f"{path}: has no prompts; expected {ROW_FORMAT if path.suffix == '.jsonl' else 'one prompt per line'}"
@@ -81,18 +81,22 @@ def whole(attempts: Iterable[Attempt]) -> list[Prompt]:
     return prompts
 
 
-def _from_json(line: str, place: str, default_id: str, root: Path) -> Prompt:
+def _from_json(line: bytes, place: str, default_id: str, root: Path) -> Prompt:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: not JSON ({error.msg} at column {error.colno}); expected {ROW_FORMAT}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{place}: got a {type(row).__name__}, expected {ROW_FORMAT}")
+        row = object_of(text_of(line))
+    except ValueError as error:
+        raise ValueError(f"{place}: {one_line(error)}") from error
     return prompt_of(row, place, default_id, root)
 
 
-def _from_text(line: str, place: str, default_id: str, root: Path) -> Prompt:
-    return Prompt(line.strip(), default_id)
+def _from_text(line: bytes, place: str, default_id: str, root: Path) -> Prompt:
+    try:
+        text = text_of(line).strip()
+    except ValueError as error:
+        raise ValueError(f"{place}: {one_line(error)}") from error
+    if not text:
+        raise ValueError(f"{place}: has only white space; remove the line")
+    return Prompt(text, default_id)
 
 
 READERS = {".jsonl": _from_json, ".txt": _from_text}

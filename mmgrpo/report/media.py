@@ -13,8 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image as Pil
-
+from mmgrpo.data.limits import open_picture
 from mmgrpo.report.thumbnails import boxed_picture, enlarge, enlarged_width, jpeg
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -77,9 +76,7 @@ def picture(
     """The picture ``<folder>/<name>``, with ``boxes`` drawn into it; a note if it cannot be shown."""
     try:
         content = read_medium(folder, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)
-        with Pil.open(BytesIO(content), formats=list(FORMATS)) as image:
-            if not min(image.size):
-                raise ValueError("got a picture without pixels")
+        with open_picture(BytesIO(content), tuple(FORMATS)) as image:
             # PIL reports a JPEG that contains further pictures as MPO.
             media_type, width = FORMATS.get(str(image.format), FORMATS["JPEG"]), enlarged_width(image)
             if boxes:
@@ -88,7 +85,7 @@ def picture(
                 width = 0
     except Unavailable as error:
         return Medium("note", str(error))
-    except (OSError, SyntaxError, ValueError, Pil.DecompressionBombError):
+    except (OSError, SyntaxError, ValueError):
         return Medium("note", f"{name} is not a picture that can be read")
     return Medium("picture", description, picture_uri(content, media_type), width)
 

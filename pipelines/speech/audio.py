@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.data.images import Unreadable
+from mmgrpo.data.limits import Unreadable, regular_file
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
+from pipelines.containers import open_container, within_limit
 
 MAX_SECONDS = 30.0
 """Whisper's window. Feature extractors silently truncate a longer clip."""
@@ -24,6 +25,17 @@ SILENCE = 1e-4
 
 MAX_PEAK = 2.0
 """Lossy codecs overshoot 1 slightly, which is clipped; a clip beyond this peak is on another scale."""
+
+MAX_RATE = 192_000
+"""Samples per second, the most that recorders write."""
+
+MAX_CHANNELS = 16
+"""Channels, those of an array of microphones. With ``MAX_RATE`` they bound half a minute to 370 MB; without, a file
+could declare any number of samples as a moment of sound."""
+
+SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"riff", b"fLaC", b"OggS", b"FORM", b".snd", b"caff", b"ID3")
+"""The beginnings of files that soundfile reads, and av where it fails. libsndfile takes what begins as none of them by
+its suffix, as raw samples or as one of two files."""
 
 Samples = Float[np.ndarray, "samples channels"]
 
@@ -36,13 +48,16 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
     state their duration: truncated at the boundary of a packet, they are shorter clips.)
     """
     source = media.source
-    if isinstance(source, Audio):
-        return _validate(source.samples.float().numpy().T, source.rate, "a sound in memory", max_seconds)
-    if not isinstance(source, str):
+    if isinstance(source, str):
+        regular_file(source)
+    elif not isinstance(source, Audio):
         raise Unreadable(f"got a sound of kind {type(source).__name__}, expected one file or an Audio")
-    if not Path(source).is_file():
-        raise Unreadable(f"{source}: there is no such file (looked from {Path.cwd()})")
-    return _validate(*_decode(source, max_seconds), source, max_seconds)
+    try:
+        if isinstance(source, Audio):
+            return _validate(source.samples.float().numpy().T, source.rate, max_seconds)
+        return _validate(*_decode(source, max_seconds), max_seconds)
+    except Unreadable as error:
+        raise Unreadable(f"{source if isinstance(source, str) else 'a sound in memory'}: {error}") from error
 
 
 def resample(audio: Audio, rate: int) -> Audio:
@@ -73,44 +88,53 @@ def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Flo
     return clip.samples[0].numpy()
 
 
-def _validate(samples: Samples, rate: int, name: str, max_seconds: float) -> Audio:
+def _validate(samples: Samples, rate: int, max_seconds: float) -> Audio:
     """The mean of the channels; ``Unreadable`` for a sound that no model can use."""
-    if rate < 1:
-        raise Unreadable(f"{name}: got a rate of {rate} Hz, expected at least 1")
+    _check_header(rate, samples.shape[1], len(samples), max_seconds)
     if not samples.size:
-        raise Unreadable(f"{name}: has no samples")
-    _check_duration(len(samples) / rate, name, max_seconds)
+        raise Unreadable("has no samples")
     if not np.isfinite(samples).all():
-        raise Unreadable(f"{name}: {np.count_nonzero(~np.isfinite(samples))} of its samples are NaN or infinite")
+        raise Unreadable(f"{np.count_nonzero(~np.isfinite(samples))} of its samples are NaN or infinite")
     if (peak := float(np.abs(samples).max())) > MAX_PEAK:
-        raise Unreadable(f"{name}: got samples up to {peak:.4g}, expected samples in [-1, 1]")
+        raise Unreadable(f"got samples up to {peak:.4g}, expected samples in [-1, 1]")
     sound = samples.mean(1)
     if (peak := float(np.abs(sound).max())) < SILENCE:
-        raise Unreadable(f"{name}: is silent (its peak is {peak:.2g}{', channels averaged' * (samples.shape[1] > 1)})")
+        raise Unreadable(f"is silent (its peak is {peak:.2g}{', channels averaged' * (samples.shape[1] > 1)})")
     return Audio(torch.from_numpy(sound.clip(-1, 1).astype(np.float32))[None], rate)
 
 
-def _check_duration(seconds: float, name: str, max_seconds: float) -> None:
-    if seconds > max_seconds:
-        raise Unreadable(f"{name}: got {seconds:.1f} s of sound, expected at most {max_seconds:g} s (max_seconds)")
+def _check_header(rate: int, channels: int, frames: float, max_seconds: float) -> None:
+    """``Unreadable`` for a rate in Hz, channels, or samples per channel beyond the limits."""
+    if not 1 <= rate <= MAX_RATE:
+        raise Unreadable(f"got a rate of {rate} Hz, expected 1 to {MAX_RATE:,}; resample it")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise Unreadable(f"got {channels} channels, expected 1 to {MAX_CHANNELS}; mix it down")
+    if frames > max_seconds * rate:
+        raise Unreadable(f"got {frames / rate:.1f} s of sound, expected at most {max_seconds:g} s (max_seconds)")
 
 
 def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
-    """Every sample of a file and its rate; a file that is too long is refused before it is decoded."""
+    """Every sample of a file and its rate; a file beyond the limits is refused before it is decoded."""
     require("speech", "soundfile")
     import soundfile
 
-    try:
-        with soundfile.SoundFile(file) as sound:
-            _check_duration(sound.frames / sound.samplerate, file, max_seconds)
-            samples = sound.read(dtype="float32", always_2d=True)
-            if (missing := sound.frames - len(samples)) > 0:
-                raise Unreadable(f"{file}: is truncated; {missing} of {sound.frames} frames are missing")
-            if missing := _missing_bytes(file):
-                raise Unreadable(f"{file}: is truncated; its header declares {missing} bytes more than the file has")
-            return samples, sound.samplerate
-    except soundfile.LibsndfileError as error:
-        first = error
+    with open(file, "rb") as stream:
+        head = stream.read(4)
+    first: Exception = ValueError(f"begins as none of its formats: {head!r}")
+    if head.startswith(SOUNDFILE) or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):  # an mp3 without a title
+        try:
+            with soundfile.SoundFile(file) as sound:
+                _check_header(sound.samplerate, sound.channels, sound.frames, max_seconds)
+                samples = sound.read(dtype="float32", always_2d=True)
+                if (missing := sound.frames - len(samples)) > 0:
+                    raise Unreadable(f"is truncated; {missing} of {sound.frames} frames are missing")
+                if missing := _missing_bytes(file):
+                    raise Unreadable(f"is truncated; its header declares {missing} bytes more than the file has")
+                return samples, sound.samplerate
+        except Unreadable:
+            raise
+        except Exception as error:  # its own, and those of numpy for wrong sizes
+            first = error
     try:
         return _decode_by_av(file, max_seconds)
     except ModuleNotFoundError as error:
@@ -119,36 +143,37 @@ def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
         raise
     except Exception as error:  # ffmpeg raises many kinds of errors on damaged data
         second = f"nor by av ({type(error).__name__}: {error})"
-    raise Unreadable(f"{file}: cannot be read as a sound by soundfile ({first}), {second}") from first
+    raise Unreadable(f"cannot be read as a sound by soundfile ({first}), {second}") from first
 
 
 def _missing_bytes(file: str) -> int:
-    """Bytes that the header of a RIFF file declares but the file lacks, which libsndfile tolerates.
+    """Bytes that the header of a RIFF or AIFF file declares but the file lacks, which libsndfile tolerates.
 
     Programs that write to a pipe cannot know the size and declare about the largest one; this does not count.
     """
     with open(file, "rb") as stream:
         header = stream.read(8)
-    declared = 8 + int.from_bytes(header[4:8], "little")
-    return max(0, declared - Path(file).stat().st_size) if header[:4] == b"RIFF" and declared < 0x7F000000 else 0
+    declared = 8 + int.from_bytes(header[4:8], "little" if header.startswith(b"RIFF") else "big")
+    known = header.startswith((b"RIFF", b"RIFX", b"FORM")) and declared < 0x7F000000
+    return max(0, declared - Path(file).stat().st_size) if known else 0
 
 
 def _decode_by_av(file: str, max_seconds: float) -> tuple[Samples, int]:
     require("speech", "av")
     import av
 
-    with av.open(file) as container:
+    with open_container(file) as container:
         if not container.streams.audio:
-            raise Unreadable(f"{file}: has no sound")
-        _check_duration((container.duration or 0) / av.time_base, file, max_seconds)
+            raise Unreadable("has no sound")
         stream = container.streams.audio[0]
-        rate = stream.rate
+        rate, channels = stream.rate or 0, stream.codec_context.channels
+        _check_header(rate, channels, (container.duration or 0) / av.time_base * rate, max_seconds)
         planar: Any = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate)
         parts, length = [], 0
-        for frame in container.decode(stream):
+        for frame in within_limit(container.decode(stream)):
             for part in planar.resample(frame):
                 parts.append(part.to_ndarray())
                 length += parts[-1].shape[1]
-            _check_duration(length / rate, file, max_seconds)  # again, since containers may lack or misstate theirs
+            _check_header(rate, channels, length, max_seconds)  # again, since containers may lack or misstate it
         parts += [part.to_ndarray() for part in planar.resample(None)]
-    return np.concatenate(parts or [np.zeros((1, 0), np.float32)], axis=1).T, rate
+    return np.concatenate(parts or [np.zeros((channels, 0), np.float32)], axis=1).T, rate

@@ -1,12 +1,11 @@
-"""Selection of the frames of a clip, and the two libraries that decode them."""
+"""Selection of the frames of a clip, and their decoding by av."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,29 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from mmgrpo.data.images import Unreadable
+from mmgrpo.data.limits import Unreadable, regular_file
 from mmgrpo.runtime.randomness import stream
 from pipelines import require
+from pipelines.containers import MAX_FRAME_PIXELS, open_container, within_limit
+
+MAX_CLIP_PIXELS = 768 * 1920 * 1088
+"""Pixels of all selected frames of a clip together: the largest default number of frames, in full HD. They take
+4.5 GiB."""
+
+MAX_DECODED_PIXELS = 60 * 60 * 30 * 1920 * 1088
+"""Pixels that are decoded for one clip: one hour of full HD, minutes of work. Frames count also where they are only
+needed to decode the selected ones; a clip is entered at its key frames."""
+
+INDEXED = ("mov", "matroska")
+"""Containers with one sequence of times and an index, in which a key frame is found exactly; others may be joined from
+several files."""
 
 Choose = Callable[[int, float], Sequence[int]]
 """From the number of frames of a clip and its frames per second to the indices of the selected frames."""
+
+
+class NotDecoded(Unreadable):
+    """A selected frame that the decoder does not return."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +48,7 @@ class FrameSet:
     fps: float
     """Mean frames per second of the file."""
     reader: str
-    """The library that read it: ``decord`` or ``av``."""
+    """What read it: ``av``, ``files`` or ``memory``."""
 
 
 def frame_range(total: int, source_fps: float, start: float = 0.0, end: float = math.inf) -> tuple[int, int]:
@@ -90,72 +106,123 @@ def shuffle(indices: Sequence[int], seed: int) -> list[int]:
 
 
 def decode(path: str, choose: Choose) -> FrameSet:
-    """Decode the selected frames of a file with decord, or with av where decord is not installed or fails.
+    """Decode the selected frames of a file; no frame is replaced by another.
 
-    A failure of decord is a warning; a file that neither can read is ``Unreadable``, with both reasons. No frame is
-    replaced by another.
+    A file that is damaged, no video, or beyond the limits is ``Unreadable``.
     """
-    if not Path(path).is_file():
-        raise Unreadable(f"{path}: there is no such file (looked from {Path.cwd()})")
-    reasons = []
-    for name, read in READERS.items():
-        try:
-            frames = read(path, choose)
-        except Unreadable as error:
-            raise Unreadable(f"{path}: {error}") from error
-        except ModuleNotFoundError as error:
-            reasons.append(f"{name}: '{error.name}' is not installed")
-        except Exception as error:  # the exceptions of the two libraries have no common class
-            reasons.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-        else:
-            if any("not installed" not in reason for reason in reasons):
-                warnings.warn(f"{path}: read with {name}, since {'; '.join(reasons)}", stacklevel=3)
-            return frames
+    regular_file(path)
     require("vlm", "av")
-    raise Unreadable(f"{path}: cannot be read as a video ({'; '.join(reasons)})")
+    try:
+        return _decode(path, choose)
+    except Unreadable as error:
+        raise Unreadable(f"{path}: {error}") from error
+    except Exception as error:  # the errors of av have no common class
+        reason = " ".join(str(error).split())[:200]
+        raise Unreadable(f"{path}: cannot be read as a video ({type(error).__name__}: {reason})") from error
 
 
-def _decord(path: str, choose: Choose) -> FrameSet:
-    import decord
-
-    # By default decord silently returns a neighbour for a frame that it cannot decode.
-    tolerance: Any = 1e-9  # a fraction of the frames, though decord annotates an integer
-    reader = decord.VideoReader(path, ctx=decord.cpu(0), fault_tol=tolerance)
-    times = reader.get_frame_timestamp(list(range(len(reader))))[:, 0]
-    fps = float(reader.get_avg_fps())
-    indices = choose(len(reader), fps)
-    frames = torch.from_numpy(reader.get_batch(list(indices)).asnumpy()).permute(0, 3, 1, 2).contiguous()
-    return FrameSet(frames, tuple((times - times[0]).tolist()), fps, "decord")
-
-
-def _av(path: str, choose: Choose) -> FrameSet:
-    import av
-
-    with av.open(path) as container:
-        stream: Any = container.streams.video[0]
+def _decode(path: str, choose: Choose) -> FrameSet:
+    with open_container(path) as container:
+        stream = _video_of(container)
+        fps = float(stream.average_rate or stream.guessed_rate or 0)
+        if fps <= 0:
+            raise Unreadable("states no frames per second; encode it again")
         # Packets are counted, since the header of a webm file does not state its number of frames.
-        times = sorted(
-            float((p.dts if p.pts is None else p.pts) * p.time_base) for p in container.demux(stream) if p.size
-        )
-        fps = float(stream.average_rate or stream.guessed_rate)
-        if len(times) < stream.frames:
-            raise ValueError(f"truncated: got {len(times)} frames, expected {stream.frames}")
-    indices = choose(len(times), fps)
-    selection, last, pixels = set(indices), max(indices), {}
-    with av.open(path) as container:
-        container.streams.video[0].thread_type = "AUTO"
-        for place, frame in enumerate(container.decode(video=0)):
-            if place in selection:
-                pixels[place] = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            if place >= last:
-                break
-    if missing := selection - pixels.keys():
-        raise ValueError(
-            f"frame {min(missing)} of {len(times)} cannot be decoded; {len(pixels)} of {len(selection)} selected can"
-        )
-    frames = torch.from_numpy(np.stack([pixels[place] for place in indices])).permute(0, 3, 1, 2).contiguous()
-    return FrameSet(frames, tuple(time - times[0] for time in times), fps, "av")
+        packets = [
+            (packet.pts, packet.dts, packet.is_keyframe, packet.is_discard)
+            for packet in within_limit(container.demux(stream))
+            if packet.size
+        ]
+        if len(packets) < stream.frames and (found := _stored(path)) < stream.frames:
+            raise Unreadable(f"is truncated: got {found} frames, expected {stream.frames}")
+        base, indexed = stream.time_base, container.format.name in INDEXED
+    packets = [packet for packet in packets if not packet[3]]  # without what an edit list cuts away
+    if not packets:
+        raise Unreadable("has no frames")
+    stamps = sorted(dts if pts is None else pts for pts, dts, *_ in packets)
+    # Where every packet has a presentation time of its own, it tells which frame comes out of the decoder.
+    timed = indexed and len(set(stamps)) == len(stamps) and all(pts is not None for pts, *_ in packets)
+    places = {stamp: place for place, stamp in enumerate(stamps)} if timed else {}
+    seeks = sorted(places[pts] for pts, _, is_key, _ in packets if is_key and places)
+    indices = choose(len(stamps), fps)
+    try:
+        frames = _frames(path, stamps, places, seeks, indices)
+    except NotDecoded:
+        if not seeks:
+            raise
+        frames = _frames(path, stamps, places, [], indices)  # the index may be wrong
+    return FrameSet(frames, tuple(float((stamp - stamps[0]) * base) for stamp in stamps), fps, "av")
 
 
-READERS: dict[str, Callable[[str, Choose], FrameSet]] = {"decord": _decord, "av": _av}
-"""Decoders of files, in the order in which they are tried."""
+def _stored(path: str) -> int:
+    """The frames of a file, with those that an edit list cuts away."""
+    with open_container(path, edit_lists=False) as container:
+        return sum(packet.size > 0 for packet in within_limit(container.demux(_video_of(container))))
+
+
+def _video_of(container: Any) -> Any:
+    """The first video stream, within the limit of pixels."""
+    if not container.streams.video:
+        raise Unreadable("has no video")
+    stream = container.streams.video[0]
+    if (pixels := stream.width * stream.height) > MAX_FRAME_PIXELS:
+        raise Unreadable(f"got frames of {pixels:,} pixels, expected at most {MAX_FRAME_PIXELS:,}; scale the clip down")
+    stream.thread_type = "AUTO"
+    return stream
+
+
+def _frames(
+    path: str, stamps: Sequence[int], places: Mapping[int, int], seeks: Sequence[int], indices: Sequence[int]
+) -> UInt8[Tensor, "frames 3 height width"]:
+    """The frames ``indices`` of a file, whose frames have the times ``stamps``.
+
+    ``places`` are the frames by time, empty where frames are counted; ``seeks`` are the frames at which decoding may
+    begin.
+    """
+    rows: dict[int, list[int]] = {}
+    for row, index in enumerate(indices):
+        rows.setdefault(index, []).append(row)
+    if (last := max(rows)) >= (total := len(stamps)):
+        raise Unreadable(f"frame {last} of {total} does not exist")
+    pixels, decoded, place = None, 0, -1
+    with open_container(path) as container:
+        stream = _video_of(container)
+        frames = within_limit(container.decode(stream))
+        for target in sorted(rows):
+            key = seeks[earlier - 1] if (earlier := bisect_right(seeks, target)) else 0
+            if key > place + 1:  # skip what no selected frame depends on
+                container.seek(stamps[key], stream=stream)
+                frames = within_limit(container.decode(stream))
+            for frame in frames:
+                decoded += frame.width * frame.height
+                if decoded > MAX_DECODED_PIXELS:
+                    raise Unreadable(
+                        f"needs more than {MAX_DECODED_PIXELS:,} decoded pixels, the limit; cut the clip, or give it "
+                        "'start' and 'end'"
+                    )
+                place = places.get(frame.pts, -1) if places else place + 1
+                if place >= target:
+                    break
+            if place != target or frame.is_corrupt:
+                raise NotDecoded(f"frame {target} of {total} cannot be decoded; encode the clip again")
+            picture = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+            if pixels is None:
+                check_selection(len(indices), *picture.shape[:2])
+                pixels = torch.empty((len(indices), 3, *picture.shape[:2]), dtype=torch.uint8)
+            if picture.shape[:2] != pixels.shape[2:]:
+                raise Unreadable(
+                    f"frame {target} has {picture.shape[0]} x {picture.shape[1]} pixels, the first selected one "
+                    f"{pixels.shape[2]} x {pixels.shape[3]}; frames of a clip have one size"
+                )
+            pixels[rows[target]] = torch.from_numpy(picture.copy()).permute(2, 0, 1)
+    assert pixels is not None
+    return pixels
+
+
+def check_selection(frames: int, height: int, width: int) -> None:
+    """``Unreadable`` for a selection of more than ``MAX_CLIP_PIXELS``."""
+    if frames * height * width > MAX_CLIP_PIXELS:
+        raise Unreadable(
+            f"got {frames} selected frames of {height} x {width} pixels, expected at most {MAX_CLIP_PIXELS:,} pixels "
+            "in all; select fewer (fps, frames, max_frames) or scale the clip down"
+        )

@@ -1,6 +1,6 @@
 """Pictures and clips of prompts, from disk or memory, as frames at the resolution of a model's input.
 
-Pictures are decoded and resized by Pillow, clips decoded by decord or av; torchvision is not needed.
+Pictures are decoded and resized by Pillow, clips decoded by av; torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from jaxtyping import Float, UInt8
 from PIL import Image as Pil
 from torch import Tensor
 
-from mmgrpo.data.images import PICTURES, Unreadable, read_picture
+from mmgrpo.data.images import PICTURES, read_picture
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Image, Media, Prompt, Video
 from pipelines.reading import open_each, same_medium
-from pipelines.vlm.frames import Choose, FrameSet, decode, frame_indices, frame_range, shuffle
+from pipelines.vlm.frames import Choose, FrameSet, check_selection, decode, frame_indices, frame_range, shuffle
 
 DEFAULT_FPS = 2.0
 """Default number of frames sampled per second of a clip."""
@@ -41,7 +42,7 @@ class Clip:
     """Time of each position of ``frames``, relative to the beginning of the clip; ascending even where the frames are
     shuffled."""
     reader: str
-    """The source: ``decord``, ``av``, ``files`` (one picture per frame) or ``memory``."""
+    """The source: ``av``, ``files`` (one picture per frame) or ``memory``."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def resize(
 
 def eight_bits(pixels: Tensor) -> UInt8[Tensor, "..."]:
     """Pixels in [0, 1] as integers from 0 to 255; integers are unchanged."""
-    return pixels if pixels.dtype == torch.uint8 else (pixels.clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+    return pixels if pixels.dtype == torch.uint8 else (pixels * 255).round_().clamp_(0, 255).to("cpu", torch.uint8)
 
 
 def read_image(media: Media) -> Image:
@@ -150,13 +151,15 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
         raise Unreadable(f"got a clip of kind {type(source).__name__}, expected one file, files of frames or a Video")
     files = source + source[-1:] * (len(source) % 2)
     selection = [files[index] for index in choose(len(files), fps)]
-    pictures = {file: eight_bits(read_picture(file).pixels) for file in dict.fromkeys(selection)}
-    size = pictures[selection[0]].shape
-    for file, pixels in pictures.items():
-        if pixels.shape != size:
+    pictures: dict[str, Tensor] = {}
+    for file in dict.fromkeys(selection):
+        pictures[file] = eight_bits(read_picture(file).pixels)
+        (height, width), size = pictures[file].shape[1:], pictures[selection[0]].shape[1:]
+        check_selection(len(selection), height, width)
+        if (height, width) != size:
             raise Unreadable(
-                f"{file}: got {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {size[1]} x {size[2]} as in "
-                f"{selection[0]} of the same clip; frames of a clip have one size"
+                f"{file}: got {height} x {width} pixels, expected {size[0]} x {size[1]} as in {selection[0]} of the "
+                "same clip; frames of a clip have one size"
             )
     return FrameSet(torch.stack([pictures[file] for file in selection]), _times(len(files), fps), fps, "files")
 

@@ -103,7 +103,7 @@ def reference_embedding(
     """Embedding of a recording."""
     soundfile = import_library("soundfile")
     if not Path(file).is_file():
-        raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (looked from {Path.cwd()})")
+        raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (working directory: {Path.cwd()})")
     samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
     model = encoder_of(encoder, weights, device)
     mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), model.rate)

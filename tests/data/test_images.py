@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.data import images
-from mmgrpo.data.images import PictureCache, Unreadable, read_picture
+from mmgrpo.data import images, limits
+from mmgrpo.data.images import PictureCache, from_pil, read_picture
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Audio, Image, Media
 from pipelines.vlm.media import read_image
 
@@ -106,8 +107,20 @@ def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_decoded(mo
     with pytest.raises(Unreadable, match="the bomb: .*exceeds limit"):
         read_picture(bomb(20000), "the bomb")
     monkeypatch.setattr(Pil, "MAX_IMAGE_PIXELS", None)  # as other libraries set it
-    with pytest.raises(Unreadable, match="the bomb: 20000 x 20000 pixels"):
+    with pytest.raises(Unreadable, match="the bomb: got 20,000 x 20,000 = 400,000,000 pixels, expected 1 to 67,108"):
         read_picture(bomb(20000), "the bomb")
+
+
+def test_pictures_that_a_caller_holds_have_the_same_limit(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_PIXELS", 6)
+    assert from_pil(Pil.new("RGB", (3, 2))).pixels.shape == (3, 2, 3)
+    with pytest.raises(Unreadable, match="got 7 x 1 = 7 pixels, expected 1 to 6"):
+        from_pil(Pil.new("RGB", (7, 1)))
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    with pytest.raises(Unreadable, match="is a directory, expected a regular file"):
+        read_picture(tmp_path)
 
 
 def test_a_picture_in_memory_is_taken_as_it_is():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from io import BytesIO
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.evaluation import Shown, annotate
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.completions import completions_html
@@ -33,6 +35,14 @@ def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
     assert large.stat().st_size > SMALL > 4 * len(written.content) and written.suffix == ".ogg"
     samples, rate = soundfile.read(BytesIO(written.content))
     assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
+
+
+def test_nothing_but_a_sound_is_copied(tmp_path):
+    (tmp_path / "a.wav").write_text("a secret")
+    os.mkfifo(tmp_path / "b.wav")
+    for name in ("a.wav", "b.wav"):
+        with pytest.raises(Unreadable, match=name):
+            sound_of(Media("audio", str(tmp_path / name)))
 
 
 @pytest.mark.parametrize("rate", [5_000, 16_000, 22_050, 96_000])

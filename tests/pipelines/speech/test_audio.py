@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmgrpo.data.images import Unreadable
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.family import family
 from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Media, Prompt, Turn
@@ -148,7 +148,7 @@ def test_what_is_no_sound_is_refused_by_name(tmp_path):
     (tmp_path / "a.wav").write_text("hello")
     with pytest.raises(Unreadable, match=r"a\.wav: cannot be read as a sound by soundfile \(.*\), nor by av \("):
         read_audio(Media("audio", str(tmp_path / "a.wav")))
-    with pytest.raises(Unreadable, match=r"none\.wav: there is no such file \(looked from /"):
+    with pytest.raises(Unreadable, match=r"none\.wav: there is no such file \(working directory: /"):
         read_audio(Media("audio", str(tmp_path / "none.wav")))
     with pytest.raises(Unreadable, match="got a sound of kind tuple, expected one file or an Audio"):
         read_audio(Media("audio", ("a.wav", "b.wav")))

@@ -1,0 +1,88 @@
+"""Files that are opened, and the sizes of pictures."""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO
+
+import pytest
+from PIL import Image as Pil
+
+from mmgrpo.data import limits
+from mmgrpo.data.limits import MAX_SCANS, Unreadable, check_picture_size, open_picture, regular_file
+from tests.faults import bad_media
+
+
+def test_a_regular_file_of_an_allowed_size_is_opened(tmp_path):
+    (tmp_path / "a").write_bytes(b"123")
+    os.symlink(tmp_path / "a", tmp_path / "link")
+    assert regular_file(tmp_path / "a", 3).st_size == regular_file(str(tmp_path / "link")).st_size == 3
+    with pytest.raises(Unreadable, match="a: got a file of 3 bytes, expected 1 to 2; scale it down or compress it"):
+        regular_file(tmp_path / "a", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("none", r"none: there is no such file \(working directory: /"),
+        ("empty/below", r"below: there is no such file"),
+        ("empty", "empty: is empty; replace it"),
+        ("folder", "folder: is a directory, expected a regular file"),
+        ("pipe", "pipe: is a pipe, socket or device, expected a regular file"),
+        ("loop", r"loop: cannot be opened \(Too many levels of symbolic links\); rename or replace it"),
+        ("x" * 300, r"/x*…: cannot be opened \(File name too long\)"),
+        ("a\0b", r"a\\x00b': is no name of a file \("),
+        ("\ud800", r"is no name of a file \("),
+    ],
+)
+def test_anything_else_is_refused_with_the_reason(tmp_path, name, complaint):
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("loop", tmp_path / "loop")
+    with pytest.raises(Unreadable, match=complaint) as error:
+        regular_file(f"{tmp_path}/{name}")
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("size", [(1, 1 << 26), (8_192, 8_192), (1, 1)])
+def test_pictures_of_up_to_64_megapixels_are_decoded(size):
+    check_picture_size(*size)
+
+
+@pytest.mark.parametrize("size", [(1, (1 << 26) + 1), (8_193, 8_192), (0, 5), (5, 0)])
+def test_larger_and_empty_ones_are_refused(size):
+    with pytest.raises(Unreadable, match=r"got [\d,]+ x [\d,]+ = [\d,]+ pixels, expected 1 to 67,108,864"):
+        check_picture_size(*size)
+
+
+def test_formats_are_those_of_the_list_whatever_the_caller_holds():
+    for name in limits.PICTURE_FORMATS:
+        buffer = BytesIO()
+        Pil.new("RGB", (3, 2)).save(buffer, name)
+        assert open_picture(buffer).size == (3, 2)
+        with pytest.raises(Pil.UnidentifiedImageError):
+            open_picture(buffer, [other for other in ("PNG", "BMP") if other != name][:1])
+    icon = BytesIO()
+    Pil.new("RGB", (16, 16)).save(icon, "ICO")
+    with pytest.raises(Pil.UnidentifiedImageError):
+        open_picture(icon)
+
+
+def test_the_size_of_a_picture_is_checked_when_it_is_opened():
+    assert open_picture(BytesIO(bad_media.png(8_192, 8_192))).size == (8_192, 8_192)
+    with pytest.raises(Unreadable, match="got 8,193 x 8,192"):
+        open_picture(BytesIO(bad_media.png(8_193, 8_192)))
+
+
+def test_the_scans_of_a_jpeg_are_counted():
+    own = bad_media.picture("jpg", progressive=True).count(b"\xff\xda")
+    assert open_picture(BytesIO(bad_media.scans(MAX_SCANS - own))).load()
+    with pytest.raises(Unreadable, match="got a JPEG of 101 scans, expected at most 100; save it again"):
+        open_picture(BytesIO(bad_media.scans(MAX_SCANS + 1 - own)))
+
+
+def test_the_tiles_of_a_tiff_are_bounded():
+    assert open_picture(BytesIO(bad_media.tiff(64))).size == (64, 64)
+    with pytest.raises(Unreadable, match="got tiles of 67,125,249 pixels, expected at most 67,108,864; save it again"):
+        open_picture(BytesIO(bad_media.tiff(8_193)))

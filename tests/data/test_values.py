@@ -1,0 +1,126 @@
+"""What JSON allows and Python's parser does not check, and what no later step of a run can take."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmgrpo.cli.errors import is_user_error
+from mmgrpo.data.media import LONGEST, MAX_FRAME_FILES
+from mmgrpo.data.messages import MAX_ID
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.rows import as_prompts
+from mmgrpo.data.values import MAX_DEPTH, MAX_INTEGER, MAX_LINE, shown, text_of
+from mmgrpo.types import Prompt
+
+
+def read(folder, line):
+    path = folder / "rows.jsonl"
+    path.write_bytes(line if isinstance(line, bytes) else line.encode())
+    return load_prompts(path)
+
+
+def nested(levels):
+    """A row whose answer has so many lists in each other, below the level of the row's own keys."""
+    return '{"text": "a", "answer": ' + "[" * levels + "]" * levels + "}"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (nested(100_000), "is nested too deeply; expected at most 32 levels"),
+        (nested(MAX_DEPTH + 1), r"'answer\[0\].*': is nested too deeply; expected at most 32 levels"),
+        (r'{"text": "a\ud800b"}', r"'text': has a lone surrogate \(U\+D800 at character 1\), half of a character"),
+        (r'{"text": "a", "meta": {"\udfff": 1}}', r"'meta, a key': has a lone surrogate \(U\+DFFF"),
+        ('{"text": "a", "answer": %s}' % ("9" * 5_000), "has a number of too many digits; write it as a string"),
+        ('{"text": "a", "answer": [%s]}' % (MAX_INTEGER + 1), r"'answer\[0\]': got an integer of more than 308 digits"),
+        ('{"text": "a", "answer": NaN}', "has NaN, which is not JSON; write null or a string, or leave the key out"),
+        ('{"text": "a", "answer": -Infinity}', "has -Infinity, which is not JSON"),
+        ('{"text": "a", "answer": 1e999}', "'answer': got inf, expected a finite number"),
+        ('{"text": "a", "text": "b"}', 'has the key "text" twice; keep one of them'),
+        ('{"text": "a", "meta": {"x": 1, "y": 2, "x": 3}}', 'has the key "x" twice'),
+        (b'{"text": "B\xe4r"}', r"not UTF-8 text \(invalid continuation byte at byte 12\); save it as UTF-8"),
+        ('{"text": "a", "id": ""}', "'id': got \"\", expected 1 to 256 characters without control characters"),
+        (json.dumps({"text": "a", "id": "x" * (MAX_ID + 1)}), "'id': got .*…, expected 1 to 256 characters"),
+        ('{"text": "a", "id": "x\\ny"}', "'id': got .*without control characters"),
+        ('{"text": "a", "image": "a\\u0000.png"}', r"'image': path: got \"a\\u0000.png\", expected a path without"),
+        ('{"text": "a", "image": "ftp://host/a.png"}', "'image': ftp://host/a.png is not a local file"),
+        ('{"text": "a", "image": "HTTP://host/a.png"}', "'image': HTTP://host/a.png is not a local file"),
+        (json.dumps({"text": "a", "video": ["f.png"] * (MAX_FRAME_FILES + 1)}), ".*got 20,001 frame files, .* 20,000"),
+        (json.dumps({"text": "a", "video": {"path": "a.mp4", "end": LONGEST + 1}}), ".*'end': got 1000001, expected"),
+        ('{"text": "a", "image": {"path": "a.png", "min_pixels": 100000000}}', ".*'min_pixels': .* 1 to 67,108,864"),
+        (json.dumps({"x" * 300: 1}), rf"has no 'text' \(keys: {'x' * 200}\)"),
+    ],
+)
+def test_a_row_that_fails_only_later_is_refused_with_its_line_and_key(tmp_path, line, complaint):
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {complaint}") as error:
+        read(tmp_path, line)
+    assert is_user_error(error.value) and "\n" not in str(error.value)
+
+
+def test_the_limits_themselves_are_within(tmp_path):
+    row = {"text": "a", "answer": MAX_INTEGER, "id": "x" * MAX_ID, "video": ["f.png"] * MAX_FRAME_FILES}
+    assert read(tmp_path, json.dumps(row))[0].id == "x" * MAX_ID
+    assert read(tmp_path, nested(MAX_DEPTH - 1))[0].answer != []
+    assert text_of(b"a" * MAX_LINE) == "a" * MAX_LINE
+    with pytest.raises(ValueError, match=r"got a line of 16,777,217 bytes, expected at most 16,777,216"):
+        text_of(b"a" * (MAX_LINE + 1))
+
+
+def test_marks_and_ends_of_lines_of_other_systems_are_no_part_of_a_row(tmp_path):
+    lines = b'\xef\xbb\xbf{"text": "one"}\r\n \t \r\n{"text": "two"}\r\n'
+    assert [(p.text, p.id) for p in read(tmp_path, lines)] == [("one", "rows.jsonl:1"), ("two", "rows.jsonl:3")]
+
+
+def test_a_line_of_other_white_space_is_no_prompt(tmp_path):
+    (tmp_path / "a.txt").write_text("a cat\n\u3000\n")
+    with pytest.raises(ValueError, match=r"a\.txt:2: has only white space; remove the line"):
+        load_prompts(tmp_path / "a.txt")
+
+
+def test_a_folder_is_no_file_of_prompts(tmp_path):
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"a\.jsonl: is no regular file"):
+        load_prompts(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("a red fox", r"prompts: got one str, expected a list; write \[\.\.\.\] around it"),
+        ({"text": "a red fox"}, "prompts: got one dict, expected a list"),
+        (Prompt("a red fox"), "prompts: got one Prompt, expected a list"),
+        (3, "prompts: got one int, expected a list"),
+        ([{"text": "a"}, 3], r"prompts\[1\]: got a int, expected a string, a dict or a Prompt"),
+        ([{"text": "a", "id": "x"}, Prompt("b", "x")], r"prompts\[1\]: the id 'x' occurs at prompts\[0\] already"),
+        ([{"text": "a", 1: 2}], r"prompts\[0\]: got the key 1, expected a string"),
+        ([{"text": "a", "answer": float("nan")}], r"prompts\[0\]: 'answer': got nan, expected a finite number"),
+        (["a\ud800"], r"prompts\[0\]: 'text': has a lone surrogate"),
+        ([Prompt("a", meta={"x": [float("inf")]})], r"prompts\[0\]: 'meta\.x\[0\]': got inf"),
+        ([Prompt("a", id="x" * 300)], r"prompts\[0\]: 'id': got .*…, expected 1 to 256 characters"),
+    ],
+)
+def test_rows_in_memory_are_checked_like_those_of_files(rows, complaint):
+    with pytest.raises(ValueError, match=complaint) as error:
+        as_prompts(rows)
+    assert is_user_error(error.value)
+
+
+def test_a_prompt_of_wrong_types_is_named():
+    prompt = Prompt("a")
+    object.__setattr__(prompt, "id", 3)  # what nobody checks outside of tests
+    with pytest.raises(ValueError, match=r"prompts\[0\]: 'id': got 3, expected a str"):
+        as_prompts([prompt])
+
+
+def test_prompts_without_an_id_are_numbered():
+    prompts = as_prompts(["a", Prompt("b"), Prompt("c", "own"), {"text": "d"}])
+    assert [prompt.id for prompt in prompts] == ["prompt-0", "prompt-1", "own", "prompt-3"]
+
+
+def test_values_in_errors_are_short_and_whole_characters():
+    assert shown("x" * 200) == '"' + "x" * 118 + "…" and shown("\ud800") == '"\\ud800"'
+    circle = []
+    circle.append(circle)
+    assert shown(circle) == "<list>" and shown({"a": object()}) == '{"a": "<object>"}'

@@ -1,0 +1,136 @@
+"""Which files av is given, and where it stops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.data.limits import Unreadable
+from mmgrpo.types import Media
+from pipelines import containers
+from pipelines.containers import container_format, open_container, within_limit
+from pipelines.speech import audio
+from pipelines.speech.audio import read_audio
+from pipelines.vlm import frames
+from pipelines.vlm.frames import check_selection, decode
+from tests.faults import bad_media
+
+av = pytest.importorskip("av")
+
+
+@pytest.fixture(scope="module")
+def mp4(tmp_path_factory):
+    """16 frames of 64 x 48."""
+    path = tmp_path_factory.mktemp("clips") / "a.mp4"
+    bad_media.clip(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"\0\0\0\x18ftypisom", "mov"),
+        (b"\x1a\x45\xdf\xa3" + bytes(20), "matroska"),
+        (b"RIFF\0\0\0\0AVI LIST", "avi"),
+        (b"\x47" + bytes(187) + b"\x47" + bytes(10), "mpegts"),
+        (b"ID3\x04" + bytes(20), "mp3"),
+        (b"\xff\xf1" + bytes(20), "aac"),
+    ],
+)
+def test_a_container_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path, head, name):
+    (tmp_path / "a.m3u8").write_bytes(head)
+    assert container_format(str(tmp_path / "a.m3u8")) == name
+
+
+def test_an_unknown_container_is_named_with_the_known_ones(tmp_path):
+    (tmp_path / "a.mp4").write_text("#EXTM3U\nb.ts\n")
+    with pytest.raises(ValueError, match=r"begins as no known container \(aac, .*, mov, .*\); convert it"):
+        container_format(str(tmp_path / "a.mp4"))
+
+
+def test_every_container_has_a_demuxer_of_that_name():
+    assert {name for _, _, name in containers.SIGNATURES} <= av.formats_available
+
+
+def test_larger_frames_are_refused_by_the_decoder_itself(mp4, monkeypatch):
+    monkeypatch.setattr(containers, "MAX_FRAME_PIXELS", 64 * 48 - 1)
+    with open_container(mp4) as container, pytest.raises(av.FFmpegError):
+        next(container.decode(video=0))
+
+
+def test_larger_frames_are_not_decoded_to_learn_what_a_container_holds(tmp_path, monkeypatch):
+    bad_media.clip(tmp_path / "a.webm")
+    with open_container(str(tmp_path / "a.webm")) as container:
+        assert container.streams.video[0].codec_context.pix_fmt == "yuv420p"
+    monkeypatch.setattr(containers, "MAX_FRAME_PIXELS", 64 * 48 - 1)
+    with open_container(str(tmp_path / "a.webm")) as container:
+        assert container.streams.video[0].codec_context.pix_fmt is None
+
+
+def test_larger_frames_are_refused_by_their_header(mp4, monkeypatch):
+    monkeypatch.setattr(frames, "MAX_FRAME_PIXELS", 64 * 48 - 1)
+    with pytest.raises(Unreadable, match=r"a\.mp4: got frames of 3,072 pixels, expected at most 3,071; scale the clip"):
+        decode(mp4, lambda total, fps: [0])
+
+
+def test_work_on_one_clip_is_bounded(mp4, monkeypatch):
+    monkeypatch.setattr(frames, "MAX_DECODED_PIXELS", 8 * 64 * 48)
+    assert len(decode(mp4, lambda total, fps: [7]).frames) == 1
+    with pytest.raises(Unreadable, match=r"needs more than 24,576 decoded pixels, the limit; cut the clip, or give it"):
+        decode(mp4, lambda total, fps: [8])
+
+
+def test_the_selected_frames_of_a_clip_are_bounded(mp4, monkeypatch):
+    monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * 64 * 48)
+    assert len(decode(mp4, lambda total, fps: [0, 1, 1, 2]).frames) == 4
+    with pytest.raises(Unreadable, match="got 5 selected frames of 48 x 64 pixels, expected at most 12,288 pixels in"):
+        decode(mp4, lambda total, fps: [0, 1, 1, 2, 3])
+
+
+def test_the_largest_default_selection_in_full_hd_is_within_and_one_frame_more_is_not():
+    check_selection(768, 1088, 1920)
+    with pytest.raises(Unreadable, match="got 769 selected frames"):
+        check_selection(769, 1088, 1920)
+
+
+def test_packets_are_counted(monkeypatch):
+    monkeypatch.setattr(containers, "MAX_PACKETS", 3)
+    assert list(within_limit("abc")) == ["a", "b", "c"]
+    with pytest.raises(Unreadable, match="got more than 3 packets"):
+        list(within_limit("abcd"))
+
+
+def test_a_clip_of_too_many_packets_is_refused(mp4, monkeypatch):
+    monkeypatch.setattr(containers, "MAX_PACKETS", 15)
+    with pytest.raises(Unreadable, match=r"a\.mp4: got more than 15 packets, expected at most as many; cut it"):
+        decode(mp4, lambda total, fps: [0])
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(audio.MAX_RATE, audio.MAX_CHANNELS), (1, 1)])
+def test_rates_and_channels_within_the_limits_are_those_of_sounds(rate, channels):
+    audio._check_header(rate, channels, 30 * rate, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "complaint"),
+    [
+        (audio.MAX_RATE + 1, 1, "got a rate of 192001 Hz, expected 1 to 192,000; resample it"),
+        (0, 1, "got a rate of 0 Hz"),
+        (16_000, audio.MAX_CHANNELS + 1, "got 17 channels, expected 1 to 16; mix it down"),
+        (16_000, 0, "got 0 channels"),
+    ],
+)
+def test_other_rates_and_channels_are_refused(rate, channels, complaint):
+    with pytest.raises(Unreadable, match=complaint):
+        audio._check_header(rate, channels, 1, 30.0)
+
+
+def test_a_sound_that_av_reads_has_the_same_limits(tmp_path):
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=400_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(torch.zeros(1, 4_000, dtype=torch.int16).numpy(), "s16", "mono")
+        frame.sample_rate = 400_000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    with pytest.raises(Unreadable, match=r"a\.mkv: got a rate of 400000 Hz"):
+        read_audio(Media("audio", str(tmp_path / "a.mkv")))
