@@ -107,6 +107,9 @@ def train(
     eval; ``settings`` are fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...) and
     the section data (extra_train, media_root, ...). Rows of files are left out and refused as by ``mmgrpo train``.
     """
+    for name, value in {"prompts": prompts, "heldout": heldout}.items():
+        if isinstance(value, str) and not value.startswith(("embedded:", "hf:")) and not Path(value).suffix:
+            raise ValueError(f"{name}: got the text '{value:.60}', expected a list of prompts or the path of a file")
     source: Settings | None = policy.settings
     sections = source.family.sections if source else PLAIN
     where = "mmgrpo.train"

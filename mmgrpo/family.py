@@ -73,6 +73,10 @@ class Family(Protocol):
         """The prompts of a file, and the skipped ones, each with its reason."""
         ...
 
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts whose media can be read, and the skipped ones; ``name`` says where they come from."""
+        ...
+
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts that the loaded model accepts, and the skipped ones, each with its reason."""
         ...

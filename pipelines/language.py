@@ -110,6 +110,10 @@ class LanguageFamily:
 
         return self.check_media(config, load_prompts(locate(path), config.data.media_root), path)
 
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts whose media can be read, and the skipped ones."""
+        return self.check_media(config, list(prompts), name)
+
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """With ``data.too_long=filter`` the prompts of at most ``model.max_prompt_tokens`` tokens, and the skipped."""
         limit = getattr(config.model, "max_prompt_tokens", 0)

@@ -324,3 +324,18 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
             resume=True,
             **{**options, "steps": 4, "optim": {"lr": 0.02, "ema": 0.6}},
         )
+
+
+def test_one_prompt_in_place_of_a_list_is_refused(words):
+    for options in ({"prompts": "a red circle"}, {"heldout": "a red circle"}):
+        with pytest.raises(ValueError, match=r"got the text 'a red circle', expected a list of prompts or the path"):
+            paint(words, **options)
+
+
+def test_media_of_rows_in_memory_are_opened_before_the_run_starts(seeing, tmp_path, monkeypatch):
+    rows = questions(tmp_path)
+    (tmp_path / "2.png").write_bytes(b"no picture")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="prompts: 1 of 4 prompts have media that cannot be read"):
+        mmgrpo.train(viewer(seeing), rows, ["task"], steps=1)
+    assert not (tmp_path / "runs").exists()

@@ -39,11 +39,10 @@ def load(
     rows = rows or {}
 
     def read(path: str) -> list[Prompt]:
-        if path in rows:
-            return as_prompts(rows[path], path)
+        prompts = as_prompts(rows[path], path) if path in rows else []
         if owner is None:
-            return load_prompts(locate(path))
-        prompts, unreadable = owner.read(config, path)
+            return prompts if path in rows else load_prompts(locate(path))
+        prompts, unreadable = owner.readable(config, prompts, path) if path in rows else owner.read(config, path)
         skipped.extend(unreadable)
         return prompts
 

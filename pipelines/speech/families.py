@@ -131,6 +131,10 @@ class DurationFamily:
 
         return load_prompts(locate(path)), []
 
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+        """Every prompt."""
+        return list(prompts), []
+
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """Every text."""
         return list(prompts), []
