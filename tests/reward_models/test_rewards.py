@@ -30,7 +30,8 @@ def noise(size: int = 64) -> Image:
 def test_every_known_name_is_a_documented_function(name):
     module, function = REWARDS[name].function.split(":")
     assert getattr(importlib.import_module(module), function).__doc__
-    made = scorer(name)
+    needed = "(max_tokens=8)" if name in ("soft_overlong", "cosine_length") else ""
+    made = scorer(name + needed)
     assert (made.name, made.weight) == (name, 1.0)
 
 
@@ -49,12 +50,20 @@ def test_weight_and_parameters_are_read_from_the_text():
         ("ocr(size=3)", r"'ocr' has no parameter 'size'\."),
         (
             "jpeg_compressibility(qualty=3)",
-            r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: quality, weight",
+            r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: process, quality, timeout, weight",
         ),
         ("no_such_package.rewards:best", r"needs the module 'no_such_package', which cannot be imported.*PYTHONPATH"),
         ("reward_models.ocr:orc", r"module 'reward_models\.ocr' has no 'orc'\. Did you mean 'ocr'"),
         ("ocr(weight=high)", r"got 'ocr\(weight=high\)', expected the form"),
         ("ocr(weight='high')", r"rewards: 'ocr': got weight 'high', expected a number"),
+        ("ocr(weight=inf)", r"rewards: 'ocr': got weight inf, expected a number"),
+        ("ocr(timeout=0)", r"rewards: 'ocr': got timeout 0, expected a positive number of seconds, or inf"),
+        ("ocr(timeout='1')", r"rewards: 'ocr': got timeout '1', expected a positive number"),
+        ("ocr(process=1)", r"rewards: 'ocr': got process 1, expected True or False"),
+        ("ocr(process=False, timeout=1)", r"rewards: 'ocr': got timeout 1 and process False, expected only one"),
+        ("soft_overlong", r"'soft_overlong': got a function of .*missing a required argument: 'max_tokens'"),
+        ("os:abort(process=False)", r"'os:abort': got a function of \(\), expected one that can be called with prompts"),
+        ("math:pi(process=False)", r"'math:pi': got a float, expected a function of prompts and outputs"),
         ("ocr(1)", r"expected the form name or name\(parameter=value, \.\.\.\)"),
     ],
 )
@@ -82,13 +91,13 @@ def test_a_function_of_your_own_is_named_by_its_module(tmp_path, monkeypatch):
         "    return [0.0] * len(outputs)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    made = scorer("mine.pictures:brightness(weight=2, scale=10)")
+    made = scorer("mine.pictures:brightness(weight=2, scale=10, process=False)")
     assert (made.name, made.weight) == ("brightness", 2.0)
     assert score_outputs([made], [PROMPT], [GREY]).values.tolist() == [[5.0]]
     with pytest.raises(ValueError, match=r"has no 'bright'\. Did you mean 'brightness'\? Known: brightness\."):
-        scorer("mine.pictures:bright")
+        scorer("mine.pictures:bright(process=False)")
     with pytest.raises(ValueError, match=r"'mine\.pictures:brightness' has no parameter 'scal'\. Did you mean 'scale'"):
-        scorer("mine.pictures:brightness(scal=2)")
+        scorer("mine.pictures:brightness(scal=2, process=False)")
     sys.modules.pop("mine.pictures")
 
 
