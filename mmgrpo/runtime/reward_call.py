@@ -122,6 +122,7 @@ def column(values: Any, count: int) -> list[float]:
             f"got a {type(values).__name__}, expected one number per output in a list, a tuple, a 1-D array or a 1-D "
             "tensor; return such a one, e.g. [0.5, 1.0]"
         )
+    values = values.tolist() if isinstance(values, Tensor) else list(values)
     if len(values) != count:
         raise WrongValues(
             f"got {len(values)} values, expected one for each of the {count} outputs; "
