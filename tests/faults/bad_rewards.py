@@ -7,6 +7,7 @@ one process serves for all.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import decimal
 import fractions
@@ -20,6 +21,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,17 +109,16 @@ def fork_and_return(prompts: Any, outputs: Any) -> list[float]:
 def leave_children(prompts: Any, outputs: Any) -> list[float]:
     """Two that sleep; their numbers are in the file that the first prompt's answer names."""
     children = [subprocess.Popen(["sleep", "1000"]).pid for _ in range(2)]
-    prompts[0].meta["file"] and open(prompts[0].meta["file"], "w").write(" ".join(map(str, children)))
+    if prompts[0].meta["file"]:
+        Path(prompts[0].meta["file"]).write_text(" ".join(map(str, children)))
     return right(outputs)
 
 
 def scribble(prompts: Any, outputs: Any) -> list[float]:
     """Writes into every descriptor, that of the run included."""
     for number in range(3, 64):
-        try:
+        with contextlib.suppress(OSError):
             os.write(number, b"\x7f" * 64)
-        except OSError:
-            pass
     return right(outputs)
 
 
@@ -229,7 +230,10 @@ ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
     "a range": (returns(lambda v: range(3)), r"got a range, expected"),
     "a deque": (returns(deque), r"got a deque, expected"),
     "a map": (returns(lambda v: map(float, v)), r"got a map, expected"),
-    "numeric strings": (returns(lambda v: list(map(str, v))), r"got '0.25' \(a str\) for output 0, expected a real num"),
+    "numeric strings": (
+        returns(lambda v: list(map(str, v))),
+        r"got '0.25' \(a str\) for output 0, expected a real",
+    ),
     "Nones": (returns(lambda v: [*v[:2], None]), r"got None \(a NoneType\) for output 2, expected a real number"),
     "a nested list": (returns(lambda v: [[x] for x in v]), r"got \[0.25\] \(a list\) for output 0, expected"),
     "complex numbers": (returns(lambda v: [x + 0j for x in v]), r"\(a complex\) for output 0, expected a real number"),
@@ -239,7 +243,10 @@ ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
     "a complex tensor": (returns(lambda v: torch.tensor(v) + 0j), r"of shape \[3\] and type torch.complex64, expected"),
     "a column": (returns(lambda v: torch.tensor(v)[:, None]), r"got a Tensor of shape \[3, 1\].* shape \[3\]"),
     "a row": (returns(lambda v: np.array([v])), r"got a ndarray of shape \[1, 3\]"),
-    "durations": (returns(lambda v: np.array([1, 2, 3], "m8[s]")), r"of shape \[3\] and type timedelta64\[s\], expected"),
+    "durations": (
+        returns(lambda v: np.array([1, 2, 3], "m8[s]")),
+        r"of shape \[3\] and type timedelta64\[s\]",
+    ),
     "single durations": (returns(lambda v: [np.timedelta64(1, "s")] * 3), r"\(a timedelta64\) for output 0, expected"),
     "an array of texts": (returns(lambda v: np.array(["1", "2", "3"])), r"and type <U1, expected one real number"),
     "objects in an array": (returns(lambda v: np.array(["1", None, 3], object)), r"got '1' \(a str\) for output 0"),
@@ -255,7 +262,10 @@ ENDS: dict[str, tuple[Callable[..., Any], str]] = {
     "os._exit(0)": (lambda p, o: os._exit(0), r"its process exited with status 0; a reward returns numbers or raises"),
     "os._exit(3)": (lambda p, o: os._exit(3), r"its process exited with status 3"),
     "abort": (lambda p, o: os.abort(), r"its process was killed by signal 6 \(Aborted\), a crash in native code"),
-    "segmentation fault": (lambda p, o: ctypes.string_at(0), r"killed by signal 11 \(Segmentation fault\), a crash in na"),
+    "segmentation fault": (
+        lambda p, o: ctypes.string_at(0),
+        r"killed by signal 11 \(Segmentation fault\), a crash",
+    ),
     "killed": (lambda p, o: os.kill(os.getpid(), 9), r"killed by signal 9 \(Killed\), most often .* want of memory"),
     "terminated": (lambda p, o: os.kill(os.getpid(), 15), r"killed by signal 15 \(Terminated\)"),
     "closes every descriptor": (lambda p, o: os.closerange(0, 1024), r"its process "),

@@ -14,12 +14,17 @@ from PIL import Image as Pil
 from PIL import ImageDraw, ImageFont
 
 from mmgrpo.rewards import scorer, scorers
+from mmgrpo.runtime.reward_call import copied
 from mmgrpo.scoring import score_outputs
-from mmgrpo.types import Image, Prompt, Text
+from mmgrpo.types import Audio, Image, Output, Prompt, Text
 from reward_models import REWARDS
+from tests.reward_models.rules.test_tasks import GOLD
 
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")
+NEEDED = {"soft_overlong": "(max_tokens=8, buffer=2)", "cosine_length": "(max_tokens=8)"}
+NEED_MODELS = {"ocr", "spoken_neg_wer", "spoken_neg_cer", "spoken_log_prob", "speaker_similarity", "dnsmos"}
+SOUNDS = ("speaking_rate", "words_a_second", "seconds")
 
 
 def noise(size: int = 64) -> Image:
@@ -30,8 +35,7 @@ def noise(size: int = 64) -> Image:
 def test_every_known_name_is_a_documented_function(name):
     module, function = REWARDS[name].function.split(":")
     assert getattr(importlib.import_module(module), function).__doc__
-    needed = "(max_tokens=8)" if name in ("soft_overlong", "cosine_length") else ""
-    made = scorer(name + needed)
+    made = scorer(name + NEEDED.get(name, ""))
     assert (made.name, made.weight) == (name, 1.0)
 
 
@@ -62,7 +66,10 @@ def test_weight_and_parameters_are_read_from_the_text():
         ("ocr(process=1)", r"rewards: 'ocr': got process 1, expected True or False"),
         ("ocr(process=False, timeout=1)", r"rewards: 'ocr': got timeout 1 and process False, expected only one"),
         ("soft_overlong", r"'soft_overlong': got a function of .*missing a required argument: 'max_tokens'"),
-        ("os:abort(process=False)", r"'os:abort': got a function of \(\), expected one that can be called with prompts"),
+        (
+            "os:abort(process=False)",
+            r"'os:abort': got a function of \(\), expected one that can be called with prompts",
+        ),
         ("math:pi(process=False)", r"'math:pi': got a float, expected a function of prompts and outputs"),
         ("ocr(1)", r"expected the form name or name\(parameter=value, \.\.\.\)"),
     ],
@@ -206,3 +213,26 @@ def test_similarity_is_one_minus_the_edit_distance_over_the_length(wanted, seen,
 
     monkeypatch.setattr(ocr, "read", lambda image: seen)
     assert ocr.ocr([Prompt("a sign", meta={"text": wanted})], [GREY]) == [pytest.approx(similarity)]
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if name not in NEED_MODELS])
+def test_no_reward_of_the_package_changes_what_it_is_given(name):
+    """They are given the tensors of the outputs, not copies (``Scorer.trusted``)."""
+    gold, answer = GOLD.get(name, ("3", "3"))
+    meta = {"size": [100, 100], "duration": 20, "keywords": ["a"], "key_steps": [["a"]], "options": ["3", "x"]}
+    outputs: list[Output] = [Text(f"<think>a</think><answer>{answer}</answer>", 5), Text("a b c a b c", 7)]
+    if name.startswith("scene"):
+        gold = {"things": [[1, "red", "circle"]], "place": ""}
+        outputs = [noise(32), Image(torch.ones(3, 32, 32))]
+    elif name.startswith("jpeg"):
+        outputs = [noise(), GREY]
+    elif name in SOUNDS:
+        outputs = [Audio(torch.sin(torch.arange(32_000) / 9).view(2, -1), 16_000)] * 2
+    prompts = [Prompt("one red circle", "1", gold, name if name in GOLD else "exact", meta)] * 2
+    before = copied([prompts, outputs])
+    assert len(scorer(name + NEEDED.get(name, "")).fn(prompts, outputs)) == 2
+    assert repr(before[0]) == repr(prompts)
+    for one, other in zip(outputs, before[1], strict=True):
+        assert [*map(torch.is_tensor, vars(one).values())] == [*map(torch.is_tensor, vars(other).values())]
+        for value, earlier in zip(vars(one).values(), vars(other).values(), strict=True):
+            assert torch.equal(value, earlier) if torch.is_tensor(value) else value == earlier

@@ -99,7 +99,11 @@ def test_own_modules_are_found_as_in_the_run(folder):
     ("text", "body", "message"),
     [
         ("own:lenth", OWN, r"rewards: module 'own' has no 'lenth'\. Did you mean 'length'\? Known: "),
-        ("own:state(scal=2)", OWN, r"rewards: 'own:state' has no parameter 'scal'\. Did you mean 'scale'\? Known: .*tim"),
+        (
+            "own:state(scal=2)",
+            OWN,
+            r"rewards: 'own:state' has no parameter 'scal'\. Did you mean 'scale'\? Known: .*tim",
+        ),
         ("own:length", "import nothing_like_it", r"own\.py cannot be imported: No module named 'nothing_like_it'"),
         ("own:length", "1 / 0", r"rewards: 'own:length' cannot be loaded: ZeroDivisionError: division by zero"),
         ("own:length", "import sys; sys.exit(0)", r"rewards: 'own:length' cannot be loaded: SystemExit: 0"),
@@ -137,7 +141,9 @@ def test_after_its_end_the_next_batch_starts_another(folder):
 def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
     reward = scorer("own:texts")
-    with pytest.raises(RuntimeError, match=r"reward 'texts' failed .* AttributeError: 'Text' object has no .*'txt'$") as e:
+    with pytest.raises(
+        RuntimeError, match=r"reward 'texts' failed .* AttributeError: 'Text' object has no .*'txt'$"
+    ) as e:
         score_outputs([reward], PROMPTS, OUTPUTS)
     assert e.value.__cause__ is not None and "own.py" in str(e.value.__cause__.__cause__)
     with pytest.raises(RewardFailure, match=r"cannot be sent to its process: got a set .* process=False"):
