@@ -31,7 +31,8 @@ def state(prompts, outputs, scale=1.0, device="nowhere"):
     calls.append(1)
     facts = {
         "calls": len(calls), "scale": scale, "device": device, "folder": os.getcwd(), "process": os.getpid(),
-        "threads": torch.get_num_threads(), "path": os.environ.get("PYTHONPATH"), "math": hasattr(sys.modules["math"], "own"),
+        "threads": torch.get_num_threads(), "path": os.environ.get("PYTHONPATH"),
+        "math": hasattr(sys.modules["math"], "own"),
     }
     with open("facts.txt", "w") as file:
         file.write(repr(facts))
@@ -102,7 +103,7 @@ def test_own_modules_are_found_as_in_the_run(folder):
         (
             "own:state(scal=2)",
             OWN,
-            r"rewards: 'own:state' has no parameter 'scal'\. Did you mean 'scale'\? Known: .*tim",
+            r"rewards: 'own:state' has no parameter 'scal'\. Did you mean 'scale'\? Known: ",
         ),
         ("own:length", "import nothing_like_it", r"own\.py cannot be imported: No module named 'nothing_like_it'"),
         ("own:length", "1 / 0", r"rewards: 'own:length' cannot be loaded: ZeroDivisionError: division by zero"),
@@ -141,9 +142,7 @@ def test_after_its_end_the_next_batch_starts_another(folder):
 def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
     reward = scorer("own:texts")
-    with pytest.raises(
-        RuntimeError, match=r"reward 'texts' failed .* AttributeError: 'Text' object has no .*'txt'$"
-    ) as e:
+    with pytest.raises(RuntimeError, match=r"reward 'texts' failed .* AttributeError: 'Text' object .*'txt'$") as e:
         score_outputs([reward], PROMPTS, OUTPUTS)
     assert e.value.__cause__ is not None and "own.py" in str(e.value.__cause__.__cause__)
     with pytest.raises(RewardFailure, match=r"cannot be sent to its process: got a set .* process=False"):
@@ -187,8 +186,8 @@ def test_it_ends_with_a_run_that_is_killed(moment, folder):
 
 def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
     run = subprocess.Popen(
-        [sys.executable, "-P", "-c", RUN, "busy"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=folder,
+        [sys.executable, "-P", "-c", RUN, "busy"], text=True, cwd=folder,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     while not (folder / "started.txt").exists():
         time.sleep(0.01)
