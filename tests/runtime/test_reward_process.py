@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -182,6 +183,16 @@ def test_it_ends_with_a_run_that_is_killed(moment, folder):
         time.sleep(0.01)  # the test's own time-out is its verdict
     run.stdin.close()
     run.stdout.close()
+
+
+def test_it_ends_with_the_reward_itself(folder):
+    reward = scorer("own:length")
+    assert isinstance(reward.fn, RewardProcess)
+    process = reward.fn._process
+    assert process.poll() is None
+    del reward
+    gc.collect()
+    assert process.poll() == -signal.SIGKILL
 
 
 def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
