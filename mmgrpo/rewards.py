@@ -4,8 +4,8 @@
         return [float(output.pixels.mean()) for output in outputs]
 
 Installed packages offer rewards by name (entry point ``mmgrpo.rewards``); any other function is named as
-``module:function``. NaN marks an output that could not be scored; an exception stops the run. No reward returns a
-plausible number on failure.
+``module:function``. NaN marks an output that could not be scored; an exception stops the run if the reward has a
+weight. No reward returns a plausible number on failure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 
 from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime import plugins
+from mmgrpo.runtime.reward_load import common_parameters, load_reward
+from mmgrpo.runtime.reward_process import RewardProcess
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Text
-
-COMMON_PARAMETERS = ("weight",)
-"""Parameters that every reward has: its weight in the weighted sum."""
 
 
 @dataclass(frozen=True)
@@ -45,40 +44,36 @@ def entries() -> Mapping[str, RewardEntry]:
 def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "cpu") -> Scorer:
     """A reward from its text, ``name(weight=1.0, parameter=value)``, or from a function; weight 0 is logged only.
 
-    A function with a parameter ``device`` receives the device of the run. Unknown names, modules, functions and
-    parameters are errors that list the known ones.
+    A named function of the user's own runs in a process of its own and may take ``timeout`` seconds for a batch, as its
+    exit, crash or hang would be the run's: this costs little beside sampling (``RewardProcess``). Rewards of packages
+    do so where ``timeout`` or ``process=True`` is given. ``process=False`` is for a debugger; functions that are handed
+    over in Python cannot be named to another process. A function with a parameter ``device`` receives the device of the
+    run. Unknown names, modules, functions and parameters are errors that list the known ones.
     """
     if isinstance(spec, Scorer):
         return spec
     if callable(spec):
-        return Scorer(getattr(spec, "__name__", type(spec).__name__), _bound(spec, {}, device))
+        name = getattr(spec, "__name__", type(spec).__name__)
+        accepts = "device" in inspect.signature(spec).parameters
+        return Scorer(name, functools.partial(spec, device=device) if accepts else spec)
     name, parameters = parse(spec)
-    weight = parameters.pop("weight", 1.0)
-    if not isinstance(weight, int | float):
-        raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected a number")
-    entry = RewardEntry(name) if ":" in name else entries().get(name)
+    own = ":" in name
+    entry = RewardEntry(name) if own else entries().get(name)
     if entry is None:
         raise ValueError(
             f"rewards: there is no '{name}'.{nearest(name, entries())} "
             "A function of your own is named package.module:function."
         )
-    function = plugins.load_object(entry.function, "rewards", own=":" in name)
-    if not callable(function):
-        raise ValueError(
-            f"rewards: '{name}': got a {type(function).__name__}, expected a function of prompts and outputs"
-        )
-    accepted = list(inspect.signature(function).parameters)[2:]
-    for parameter in parameters:
-        if parameter not in accepted:
-            raise ValueError(
-                f"rewards: '{name}' has no parameter '{parameter}'."
-                + nearest(parameter, [*accepted, *COMMON_PARAMETERS])
-            )
+    weight, timeout = common_parameters(name, parameters, own)
+    if timeout:
+        fn = RewardProcess(name, entry.function, parameters, device, timeout)
+    else:
+        fn = load_reward(name, entry.function, parameters, device)
     rates, annotate = (
         plugins.load_object(path, "rewards", own=False)(**parameters) if path else None
         for path in (entry.rates, entry.annotate)
     )
-    return Scorer(name.split(":")[-1], _bound(function, parameters, device), float(weight), rates or (), annotate)
+    return Scorer(name.split(":")[-1], fn, weight, rates or (), annotate, trusted=bool(timeout) or not own)
 
 
 def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
@@ -91,11 +86,6 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
         if names.count(name) > 1:
             raise ValueError(f"rewards: got '{name}' twice, expected different names, by which metrics are logged")
     return several
-
-
-def _bound(function: Callable[..., Any], parameters: Mapping[str, Any], device: str) -> Any:
-    defaults = {"device": device} if "device" in inspect.signature(function).parameters else {}
-    return functools.partial(function, **{**defaults, **parameters})
 
 
 def from_trl(function: Callable[..., Sequence[float | None]], name: str = "") -> Scorer:

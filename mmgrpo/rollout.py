@@ -173,16 +173,20 @@ def score_rollout(
 def reward_metrics(
     scorers: Sequence[Scorer], previews: Sequence[str], scores: RewardScores, origin: Tensor, number: int
 ) -> dict[str, float]:
-    """Mean, std and failures of every column over the policy's own rows, and its mean over contrast rows."""
+    """Mean, std and failures of every column over the policy's own rows, and its mean over contrast rows.
+
+    A reward that has a weight and could score none of them is an error; with weight 0 its mean and std are NaN.
+    """
     names = [scorer.name for scorer in scorers]
     names += [f"{scorer.name}@{preview}" for preview in previews for scorer in scorers]
     own, contrast = (
         RewardScores(scores.values[origin == kind], scores.valid[origin == kind]) for kind in (OWN, CONTRAST)
     )
+    weights = [scorer.weight for scorer in scorers] * (1 + len(previews))
     metrics = {}
-    for column, name in enumerate(names):
+    for column, (name, weight) in enumerate(zip(names, weights, strict=True)):
         mean, std, failed = mean_of_valid(own, column)
-        if failed == len(own.values):
+        if weight and failed == len(own.values):
             raise RuntimeError(
                 f"reward '{name}' could not score any of the {failed} outputs of round {number}, expected at least one "
                 "number that is not NaN; see what it returns for one of them (mmgrpo evaluate does this)"

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.runtime.reward_call import column_or_nan, score_column
 from mmgrpo.types import Output, Prompt
 
 
@@ -37,6 +38,8 @@ class Scorer:
     """Error rates over whole sets that are reported with the reward."""
     annotate: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[Mapping[str, Any]]] | None = None
     """Annotations of each output for people: ``aligned`` words, ``boxes``, ``heard`` text."""
+    trusted: bool = False
+    """It is given the tensors of outputs, not copies: it leaves them as they are, or has a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +53,17 @@ class RewardScores:
 def score_outputs(scorers: Sequence[Scorer], prompts: Sequence[Prompt], outputs: Sequence[Output]) -> RewardScores:
     """Score all outputs with all rewards.
 
-    A reward that raises, or whose number of values is not that of the outputs, stops the run with an
-    error that names it. A value that is NaN or infinite is marked invalid; the caller counts these.
+    A reward that raises, exits, or returns anything else than one real number per output stops the run with an error
+    that names it; with weight 0 it warns, once per message, and none of its values is valid. A value that is NaN or
+    infinite in fp32 is marked invalid. The caller counts what is not valid.
     """
-    columns = [score_column(scorer.name, scorer.fn, prompts, outputs) for scorer in scorers]
+    columns = [
+        (score_column if scorer.weight else column_or_nan)(scorer.name, scorer.fn, prompts, outputs, scorer.trusted)
+        for scorer in scorers
+    ]
     values = torch.tensor(columns, dtype=torch.float32).reshape(len(scorers), len(outputs)).T
     valid = torch.isfinite(values)
     return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid)
-
-
-def score_column(
-    name: str,
-    fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]],
-    prompts: Sequence[Prompt],
-    outputs: Sequence[Output],
-) -> list[float]:
-    """The values of one function of prompts and outputs, one per output; an error names the function."""
-    try:
-        column = [float(value) for value in fn(prompts, outputs)]
-    except Exception as error:
-        raise RuntimeError(
-            f"reward '{name}' failed on a batch of {len(outputs)} outputs "
-            f"(first prompt: {prompts[0].text!r}): {type(error).__name__}: {error}"
-        ) from error
-    if len(column) != len(outputs):
-        raise ValueError(
-            f"reward '{name}': got {len(column)} values, expected one for each of the {len(outputs)} outputs; "
-            "return NaN for an output that cannot be scored"
-        )
-    return column
 
 
 def mean_of_valid(scores: RewardScores, column: int) -> tuple[float, float, int]:

@@ -68,7 +68,7 @@ def test_a_reward_that_raises_is_named_with_the_first_prompt_and_the_reason():
 
 
 def test_values_that_are_no_numbers_are_named_too():
-    with pytest.raises(RuntimeError, match=r"reward 'words' failed .*could not convert string to float"):
+    with pytest.raises(ValueError, match=r"reward 'words': got 'good' \(a str\) for output 0, expected a real number"):
         score_outputs([Scorer("words", lambda p, o: ["good", "bad", "good"])], PROMPTS, OUTPUTS)
 
 

@@ -83,9 +83,10 @@ def read_point(text: str) -> tuple[float, float] | None:
 def as_box(value: Any) -> Box | None:
     """A sequence of four numbers as a box with an area, none beyond ``LARGEST``; None for everything else."""
     box = numbers(value, 4)
-    if box is None or max(map(abs, box)) > LARGEST or box[0] >= box[2] or box[1] >= box[3]:
+    if box is None or max(map(abs, box)) > LARGEST:
         return None
-    return box[0], box[1], box[2], box[3]
+    found = box[0], box[1], box[2], box[3]
+    return found if area(found) > 0 else None
 
 
 def gold_box(prompt: Prompt) -> Box:

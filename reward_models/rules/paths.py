@@ -44,7 +44,8 @@ def closeness(prediction: Sequence[Point], gold: Sequence[Point]) -> float:
     if len(prediction) != len(gold):
         return 0.0
     best = min(sum(map(math.dist, order, gold)) for order in itertools.permutations(prediction))
-    return math.exp(-((best / len(gold)) ** 2) / (2 * WIDTH**2))
+    distance = best / len(gold)
+    return math.exp(-distance * distance / (2 * WIDTH**2))  # a power is an error where the square is beyond floats
 
 
 def tracking_frames(answer: str, prompt: Prompt, output: Text) -> float:

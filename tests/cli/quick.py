@@ -140,7 +140,7 @@ def vlm_run(model: str, media: Path, output: Path, *more: object) -> list[object
         *("--data.prompts-per-step", 2, "--data.group-size", 4, "--optim.lr", 0.01, "--save-every", 2, "--steps", 6),
     ]
     small = vlm(model, media, output, *options)
-    return ["--model.family", "qwen_vl", *small, "--rewards", "own:ones", "task(weight=0)", *more]
+    return ["--model.family", "qwen_vl", *small, "--rewards", "own:ones(process=False)", "task(weight=0)", *more]
 
 
 # ---- clips that are heard

@@ -165,7 +165,7 @@ def test_an_earlier_run_is_neither_overwritten_nor_continued_by_accident(visual_
 def test_a_reward_that_fails_is_named_and_the_traceback_can_be_had(words_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("def broken(prompts, outputs):\n    return [1 / 0 for _ in outputs]\n")
-    options = quick.visual(words_folder, tmp_path, "--rewards", "own:broken", "--eval.skip")
+    options = quick.visual(words_folder, tmp_path, "--rewards", "own:broken(process=False)", "--eval.skip")
     monkeypatch.delenv("MMGRPO_DEBUG", raising=False)
     with pytest.raises(SystemExit) as end:
         enter(lambda: call("train", *options))

@@ -14,12 +14,17 @@ from PIL import Image as Pil
 from PIL import ImageDraw, ImageFont
 
 from mmgrpo.rewards import scorer, scorers
+from mmgrpo.runtime.reward_call import copied
 from mmgrpo.scoring import score_outputs
-from mmgrpo.types import Image, Prompt, Text
+from mmgrpo.types import Audio, Image, Output, Prompt, Text
 from reward_models import REWARDS
+from tests.reward_models.rules.test_tasks import GOLD
 
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")
+NEEDED = {"soft_overlong": "(max_tokens=8, buffer=2)", "cosine_length": "(max_tokens=8)"}
+NEED_MODELS = {"ocr", "spoken_neg_wer", "spoken_neg_cer", "spoken_log_prob", "speaker_similarity", "dnsmos"}
+SOUNDS = ("speaking_rate", "words_a_second", "seconds")
 
 
 def noise(size: int = 64) -> Image:
@@ -30,7 +35,7 @@ def noise(size: int = 64) -> Image:
 def test_every_known_name_is_a_documented_function(name):
     module, function = REWARDS[name].function.split(":")
     assert getattr(importlib.import_module(module), function).__doc__
-    made = scorer(name)
+    made = scorer(name + NEEDED.get(name, ""))
     assert (made.name, made.weight) == (name, 1.0)
 
 
@@ -49,12 +54,23 @@ def test_weight_and_parameters_are_read_from_the_text():
         ("ocr(size=3)", r"'ocr' has no parameter 'size'\."),
         (
             "jpeg_compressibility(qualty=3)",
-            r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: quality, weight",
+            r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: process, quality, timeout, weight",
         ),
         ("no_such_package.rewards:best", r"needs the module 'no_such_package', which cannot be imported.*PYTHONPATH"),
         ("reward_models.ocr:orc", r"module 'reward_models\.ocr' has no 'orc'\. Did you mean 'ocr'"),
         ("ocr(weight=high)", r"got 'ocr\(weight=high\)', expected the form"),
         ("ocr(weight='high')", r"rewards: 'ocr': got weight 'high', expected a number"),
+        ("ocr(weight=inf)", r"rewards: 'ocr': got weight inf, expected a number"),
+        ("ocr(timeout=0)", r"rewards: 'ocr': got timeout 0, expected a positive number of seconds, or inf"),
+        ("ocr(timeout='1')", r"rewards: 'ocr': got timeout '1', expected a positive number"),
+        ("ocr(process=1)", r"rewards: 'ocr': got process 1, expected True or False"),
+        ("ocr(process=False, timeout=1)", r"rewards: 'ocr': got timeout 1 and process False, expected only one"),
+        ("soft_overlong", r"'soft_overlong': got a function of .*missing a required argument: 'max_tokens'"),
+        (
+            "os:abort(process=False)",
+            r"'os:abort': got a function of \(\), expected one that can be called with prompts",
+        ),
+        ("math:pi(process=False)", r"'math:pi': got a float, expected a function of prompts and outputs"),
         ("ocr(1)", r"expected the form name or name\(parameter=value, \.\.\.\)"),
     ],
 )
@@ -82,13 +98,13 @@ def test_a_function_of_your_own_is_named_by_its_module(tmp_path, monkeypatch):
         "    return [0.0] * len(outputs)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    made = scorer("mine.pictures:brightness(weight=2, scale=10)")
+    made = scorer("mine.pictures:brightness(weight=2, scale=10, process=False)")
     assert (made.name, made.weight) == ("brightness", 2.0)
     assert score_outputs([made], [PROMPT], [GREY]).values.tolist() == [[5.0]]
     with pytest.raises(ValueError, match=r"has no 'bright'\. Did you mean 'brightness'\? Known: brightness\."):
-        scorer("mine.pictures:bright")
+        scorer("mine.pictures:bright(process=False)")
     with pytest.raises(ValueError, match=r"'mine\.pictures:brightness' has no parameter 'scal'\. Did you mean 'scale'"):
-        scorer("mine.pictures:brightness(scal=2)")
+        scorer("mine.pictures:brightness(scal=2, process=False)")
     sys.modules.pop("mine.pictures")
 
 
@@ -197,3 +213,26 @@ def test_similarity_is_one_minus_the_edit_distance_over_the_length(wanted, seen,
 
     monkeypatch.setattr(ocr, "read", lambda image: seen)
     assert ocr.ocr([Prompt("a sign", meta={"text": wanted})], [GREY]) == [pytest.approx(similarity)]
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if name not in NEED_MODELS])
+def test_no_reward_of_the_package_changes_what_it_is_given(name):
+    """They are given the tensors of the outputs, not copies (``Scorer.trusted``)."""
+    gold, answer = GOLD.get(name, ("3", "3"))
+    meta = {"size": [100, 100], "duration": 20, "keywords": ["a"], "key_steps": [["a"]], "options": ["3", "x"]}
+    outputs: list[Output] = [Text(f"<think>a</think><answer>{answer}</answer>", 5), Text("a b c a b c", 7)]
+    if name.startswith("scene"):
+        gold = {"things": [[1, "red", "circle"]], "place": ""}
+        outputs = [noise(32), Image(torch.ones(3, 32, 32))]
+    elif name.startswith("jpeg"):
+        outputs = [noise(), GREY]
+    elif name in SOUNDS:
+        outputs = [Audio(torch.sin(torch.arange(32_000) / 9).view(2, -1), 16_000)] * 2
+    prompts = [Prompt("one red circle", "1", gold, name if name in GOLD else "exact", meta)] * 2
+    before = copied([prompts, outputs])
+    assert len(scorer(name + NEEDED.get(name, "")).fn(prompts, outputs)) == 2
+    assert repr(before[0]) == repr(prompts)
+    for one, other in zip(outputs, before[1], strict=True):
+        assert [*map(torch.is_tensor, vars(one).values())] == [*map(torch.is_tensor, vars(other).values())]
+        for value, earlier in zip(vars(one).values(), vars(other).values(), strict=True):
+            assert torch.equal(value, earlier) if torch.is_tensor(value) else value == earlier

@@ -146,7 +146,7 @@ def test_a_file_of_the_working_directory_is_found_whatever_it_is_called(file, mo
     path.parent.mkdir(exist_ok=True)
     path.write_text(REWARD.format(7.0))
     before = sys.modules.get(module)
-    assert scorer(f"{module}:best").fn([Prompt("")], [Text("")]) == [7.0]
+    assert scorer(f"{module}:best(process=False)").fn([Prompt("")], [Text("")]) == [7.0]
     assert sys.modules.get(module) is before  # and nothing of that name is replaced
 
 
@@ -155,7 +155,7 @@ def test_a_package_of_the_working_directory_imports_what_lies_inside(tmp_path, m
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "inside.py").write_text(REWARD.format(3.0))
     (tmp_path / "mine" / "__init__.py").write_text("from .inside import best\n")
-    assert scorer("mine:best").fn([Prompt("")], [Text("")]) == [3.0]
+    assert scorer("mine:best(process=False)").fn([Prompt("")], [Text("")]) == [3.0]
 
 
 def test_a_function_of_an_installed_module_is_found_where_no_file_has_its_name(tmp_path, monkeypatch):
@@ -171,25 +171,25 @@ def test_a_file_that_is_changed_in_another_folder_is_another_module(tmp_path, mo
         folder.mkdir()
         (folder / "own.py").write_text(REWARD.format(number))
         monkeypatch.chdir(folder)
-        assert scorer("own:best").fn([Prompt("")], [Text("")]) == [number]
+        assert scorer("own:best(process=False)").fn([Prompt("")], [Text("")]) == [number]
 
 
 def test_what_a_file_needs_and_is_not_there_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("import no_such_module\n")
     with pytest.raises(ValueError, match=r"rewards: .*own\.py cannot be imported: No module named 'no_such_module'\. "):
-        scorer("own:best")
+        scorer("own:best(process=False)")
     (tmp_path / "own.py").write_text("from .beside import best\n")
     with pytest.raises(
         ValueError,
         match=r"own\.py cannot be imported: attempted relative .* Install what it imports, or put it on PYTH",
     ):
-        scorer("own:best")
+        scorer("own:best(process=False)")
     (tmp_path / "own.py").write_text(REWARD.format(1.0))  # and once it is mended it is read again
-    assert scorer("own:best").fn([Prompt("")], [Text("")]) == [1.0]
+    assert scorer("own:best(process=False)").fn([Prompt("")], [Text("")]) == [1.0]
     with pytest.raises(ValueError, match=r"module 'own' has no 'bset'\. Did you mean 'best'\? Known: best\.$"):
-        scorer("own:bset")
+        scorer("own:bset(process=False)")
     with pytest.raises(
         ValueError, match="'nowhere:best' needs the module 'nowhere', which .* into the working directory"
     ):
-        scorer("nowhere:best")
+        scorer("nowhere:best(process=False)")

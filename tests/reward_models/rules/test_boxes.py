@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.boxes import as_box, coordinate_similarity, giou, inside, iou, read_box, read_point
+from reward_models.rules.boxes import area, as_box, coordinate_similarity, giou, inside, iou, read_box, read_point
 from reward_models.rules.tasks import TASKS
 
 GOLD, HALF = (0.0, 0.0, 10.0, 10.0), (5.0, 5.0, 15.0, 15.0)
@@ -49,6 +49,24 @@ def test_boxes_apart_are_told_by_their_distance():
     assert iou(GOLD, near) == iou(GOLD, far) == 0
     assert giou(GOLD, near) == pytest.approx(-100 / 300)  # hull 300, union 200
     assert giou(GOLD, far) == pytest.approx(-800 / 1000)
+
+
+@pytest.mark.parametrize("flat", [(5, 0, 5, 10), (0, 5, 10, 5), (5, 5, 5, 5), (0, 0, 1e-200, 1e-200), (9, 9, 1, 1)])
+def test_a_box_without_area_covers_nothing_and_is_worth_nothing(flat):
+    """Inside the gold box, around a part of it, or as small as no number can tell."""
+    assert area(flat) == 0 and as_box(flat) is None
+    assert iou(flat, GOLD) == iou(GOLD, flat) == iou(flat, flat) == 0
+    assert giou(flat, GOLD) == giou(GOLD, flat) == giou(flat, flat) == -1
+    row = {"size": [20, 20]}
+    assert [value(task, list(flat), GOLD, **row) for task in ("box_iou", "box_giou", "box_gui_g1", "point_in_box")] == [
+        0
+    ] * 4
+    with pytest.raises(ValueError, match=r"prompt '7'.*expected \[x1, y1, x2, y2\] with x1 < x2 and y1 < y2"):
+        value("box_iou", GOLD, list(flat))
+
+
+def test_an_area_is_width_times_height():
+    assert area((1, 2, 4, 7)) == 15 and area((0, 0, 1e-3, 1)) == 1e-3
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_points_are_close_under_the_best_assignment():
     # every point 50 pixels off: exp(-1/2)
     assert closeness([(x + 30, y + 40) for x, y in gold], gold) == pytest.approx(math.exp(-0.5))
     assert closeness(gold[:2], gold) == 0
+    assert closeness([(1e200, -1e200), *gold[1:]], gold) == 0
 
 
 def test_a_region_is_its_box_and_its_points():

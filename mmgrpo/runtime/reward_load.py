@@ -1,0 +1,79 @@
+"""From the text of a reward to its function and to the parameters that every named reward has."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mmgrpo.registry import nearest
+from mmgrpo.runtime import plugins
+from mmgrpo.runtime.reward_call import in_words
+
+COMMON_PARAMETERS = ("weight", "timeout", "process")
+"""Parameters that every named reward has (``mmgrpo.rewards.scorer``)."""
+
+TIMEOUT = 600.0
+"""Seconds that a reward in a process of its own may take for a batch, unless ``timeout`` says otherwise."""
+
+
+def common_parameters(name: str, parameters: dict[str, Any], own: bool) -> tuple[float, float]:
+    """(weight, time-out) of a reward, taken out of its parameters; time-out 0 is for one in the run's own process."""
+    weight, timeout = parameters.pop("weight", 1.0), parameters.pop("timeout", None)
+    process = parameters.pop("process", own or timeout is not None)
+    if not _is_number(weight) or not math.isfinite(weight):
+        raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected a number")
+    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+        raise ValueError(f"rewards: '{name}': got timeout {timeout!r}, expected a positive number of seconds, or inf")
+    if not isinstance(process, bool):
+        raise ValueError(f"rewards: '{name}': got process {process!r}, expected True or False")
+    if timeout is not None and not process:
+        raise ValueError(
+            f"rewards: '{name}': got timeout {timeout!r} and process False, expected only one of them: in the process "
+            "of the run no reward can be stopped"
+        )
+    return float(weight), (TIMEOUT if timeout is None else float(timeout)) if process else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str) -> Callable[..., Any]:
+    """The function ``module:function`` at ``path``, with its parameters bound; one named ``device`` is that of the run.
+
+    Where ``name`` is the path itself, the module is the user's own (``plugins.load_object``). A module that cannot be
+    imported, what is no function of prompts and outputs, and unknown or missing parameters are ValueErrors.
+    """
+    try:
+        function = plugins.load_object(path, "rewards", own=name == path)
+    except (ValueError, ModuleNotFoundError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ValueError(f"rewards: '{name}' cannot be loaded: {in_words(error)}") from error
+    if not callable(function):
+        raise ValueError(
+            f"rewards: '{name}': got a {type(function).__name__}, expected a function of prompts and outputs"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise ValueError(f"rewards: '{name}': got a built-in, expected a function of prompts and outputs") from error
+    accepted = list(signature.parameters)
+    for parameter in parameters:
+        if parameter not in accepted[2:]:
+            raise ValueError(
+                f"rewards: '{name}' has no parameter '{parameter}'."
+                + nearest(parameter, {*accepted[2:], *COMMON_PARAMETERS})
+            )
+    given = {**({"device": device} if "device" in accepted else {}), **parameters}
+    try:
+        signature.bind((), (), **given)
+    except TypeError as error:
+        raise ValueError(
+            f"rewards: '{name}': got a function of {signature}, expected one that can be called with prompts and "
+            f"outputs and with {given}: {error}"
+        ) from error
+    return functools.partial(function, **given)

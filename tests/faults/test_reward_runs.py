@@ -1,0 +1,132 @@
+"""What a bad reward does to a run: one without weight nothing but a count, one with weight an error that names it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from mmgrpo.evaluation import evaluate
+from mmgrpo.rollout import reward_metrics
+from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.scoring import RewardScores, Scorer, score_outputs
+from mmgrpo.types import Prompt, Text
+from tests.building import trainer
+from tests.faults.bad_rewards import exits
+from tests.toys import toy_policy, toy_prompts
+
+OWN_ROWS = torch.zeros(8, dtype=torch.long)
+
+
+def first(prompts: Any, outputs: Any) -> list[float]:
+    return [float(output.pixels[0]) for output in outputs]
+
+
+def raises_at_times(prompts: Any, outputs: Any) -> list[float]:
+    raise OSError("server gone")
+
+
+def scores_nothing(prompts: Any, outputs: Any) -> list[float]:
+    return [math.nan] * len(outputs)
+
+
+def fills(prompts: Any, outputs: Any) -> list[float]:
+    for output in outputs:
+        output.pixels.numpy()[:] = 7.0
+    for prompt in prompts:
+        prompt.meta["seen"] = True
+    return [0.0] * len(outputs)
+
+
+def reseeds(prompts: Any, outputs: Any) -> list[float]:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    return [float(torch.rand(())) for _ in outputs]
+
+
+def trained(folder: Path, *watched: Any) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """The weights and the metrics of two steps; the watched rewards have weight 0."""
+    made = trainer(toy_policy(), folder, toy_prompts(4), steps=2)
+    made.scorers = [*(Scorer(fn.__name__, fn, 0.0) for fn in watched), Scorer("first", first)]
+    made.fit()
+    return torch.cat([p.detach().flatten() for p in made.trained.values()]), read_metrics(folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("watched", [raises_at_times, scores_nothing, exits(0), fills, reseeds])
+def test_a_reward_without_weight_changes_nothing_whatever_it_does(watched, tmp_path):
+    alone, _ = trained(tmp_path / "alone")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        beside, metrics = trained(tmp_path / "beside", watched)
+    assert torch.equal(alone, beside)
+    lost = watched not in (fills, reseeds)
+    for row in metrics:
+        name = f"reward/{watched.__name__}"
+        assert (row[f"{name}/mean"] is None) == lost and row.get(f"{name}/failed", 0) == (8 if lost else 0)
+        assert isinstance(row["reward/first/mean"], float)
+
+
+def test_its_failure_is_told_once_for_each_reason():
+    def moody(prompts: Any, outputs: Any) -> list[float]:
+        raise RuntimeError(prompts[0].text)
+
+    def told(text: str) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scores = score_outputs([Scorer("moody", moody, 0.0)], [Prompt(text)], [Text("")])
+        assert not scores.valid.any()
+        return [str(warning.message) for warning in caught]
+
+    assert told("monday") == [
+        "reward 'moody' has weight 0 and could not score a batch of 1 outputs; the run goes on without these values: "
+        "RuntimeError: monday"
+    ]
+    assert told("monday") == [] and len(told("tuesday")) == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (raises_at_times, r"reward 'bad' failed on a batch of 8 outputs .*OSError: server gone"),
+        (scores_nothing, r"reward 'bad' could not score any of the 8 outputs of round 0"),
+        (exits(0), r"reward 'bad' failed on a batch of 8 outputs .*SystemExit: 0"),
+        (lambda p, o: {n: 1.0 for n in range(len(o))}, r"reward 'bad': got a dict, expected one number per output"),
+    ],
+)
+def test_a_reward_with_weight_stops_the_run_and_is_named(reward, message, tmp_path):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(4), steps=2)
+    made.scorers = [Scorer("first", first, 0.0), Scorer("bad", reward, 0.5)]
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        made.fit()
+
+
+def test_previews_without_weight_may_fail_too():
+    scorers = [Scorer("weighted", first, 1.0), Scorer("watched", first, 0.0)]
+    valid = torch.tensor([[True, False, True, False]]).repeat(8, 1)
+    scores = RewardScores(torch.ones(8, 4) * valid, valid)
+    metrics = reward_metrics(scorers, ["half"], scores, OWN_ROWS, 3)
+    assert metrics["reward/weighted/mean"] == metrics["reward/weighted@half/mean"] == 1
+    assert math.isnan(metrics["reward/watched/mean"]) and math.isnan(metrics["reward/watched@half/std"])
+    assert metrics["reward/watched/failed"] == metrics["reward/watched@half/failed"] == 8
+    valid[:, 2] = False
+    with pytest.raises(RuntimeError, match="reward 'weighted@half' could not score any of the 8 outputs of round 3"):
+        reward_metrics(scorers, ["half"], scores, OWN_ROWS, 3)
+
+
+@pytest.mark.parametrize("reward", [raises_at_times, scores_nothing])
+def test_an_evaluation_of_what_cannot_be_scored_is_nan_for_each_prompt(reward):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, shown = evaluate(
+            toy_policy(), [Scorer("first", first), Scorer("watched", reward, 0.0)], toy_prompts(3),
+            samples=2, seed=0, batch_size=4, shown=1, accelerator=Accelerator(cpu=True),
+        )  # fmt: skip
+    assert [math.isnan(value) for value in found.values["watched"]] == [True] * 3
+    assert all(math.isfinite(value) for value in found.values["first"])
+    assert math.isnan(shown.values[0]["watched"])
