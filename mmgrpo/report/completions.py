@@ -18,6 +18,7 @@ from PIL import Image as Pil
 from mmgrpo.evaluation import Shown
 from mmgrpo.report.audio_player import Aligned, Sound
 from mmgrpo.report.cards import Row, sections
+from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.render import render
 from mmgrpo.report.thumbnails import FRAMES, Box, jpeg, strip, thumbnail
 from mmgrpo.runtime.files import write_bytes, write_text
@@ -78,7 +79,7 @@ def completions_html(folder: Path) -> str:
 
     ``folder`` is the ``samples`` folder of a run; media outside it are named but not read.
     """
-    return render("completions.html", {"prompt_files": sections(folder)})
+    return render("completions.html", {"prompt_files": sections(MediaFolder(folder))})
 
 
 def words(prompt: Prompt) -> str:
