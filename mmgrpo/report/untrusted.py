@@ -68,14 +68,11 @@ class PlainLoader(yaml.SafeLoader):
 
 def parse_yaml(text: str, place: Path) -> Any:
     """The value of a YAML text. Aliases can still refer to one list many times: write no part of it out whole."""
-    loader = PlainLoader(text)
     try:
-        return loader.get_single_data()
+        return PlainLoader(text).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or printable(str(error).partition("\n")[0])
         raise ValueError(f"{printable(place)}: not YAML ({reason}); repair or remove it") from error
-    finally:
-        loader.dispose()
 
 
 def mapping(value: Any, place: str | Path) -> Mapping[str, Any]:

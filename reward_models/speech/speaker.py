@@ -21,13 +21,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmgrpo.runtime.plugins import locate
-from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
+from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.sounds import import_library, score_sounds, waveform
 from reward_models.speech.xvector import XVectorEncoder, xvector_encoder
 
 WHEEL = "Resemblyzer==0.1.4"
 SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
+TENSORS = "977a87dc3d5d955105fab368ff1dadfed88e7599d6243711278d31fafe0835e9"
+"""Hash of the converted weights, which is compared on every use."""
 CACHE = Path("~/.cache/mmgrpo/resemblyzer")
 """Folder of the converted weights."""
 
@@ -181,7 +183,7 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
 
     file = Path(cache).expanduser() / "speaker_encoder.safetensors"
     if file.is_file():
-        return file
+        return checked_tensors(file, TENSORS)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as workspace:
         otherwise = "Without network: download that wheel elsewhere and name it, speaker_similarity(weights=...)."
@@ -192,5 +194,5 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
         tensors = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}
         converted = Path(workspace) / file.name
         save_file(tensors, converted)
-        converted.replace(file)  # atomic, so that another process never reads half a file
+        checked_tensors(converted, TENSORS).replace(file)  # atomic: another process never reads half a file
     return file
