@@ -18,6 +18,7 @@ from typing import Any
 
 from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime import plugins
+from mmgrpo.runtime.kinds import reward
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Text
 
@@ -62,7 +63,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
             f"rewards: there is no '{name}'.{nearest(name, entries())} "
             "A function of your own is named package.module:function."
         )
-    function = plugins.load_object(entry.function, "rewards", own=":" in name)
+    function = plugins.load_object(entry.function, "rewards", own=":" in name, kind=reward)
     if not callable(function):
         raise ValueError(
             f"rewards: '{name}': got a {type(function).__name__}, expected a function of prompts and outputs"
