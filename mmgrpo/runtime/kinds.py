@@ -32,7 +32,7 @@ def function(value: Any) -> str:
     """A function that is written in Python, or an object of a class with ``__call__``."""
     source = definition(value)
     if inspect.isclass(source) and not isinstance(value, type):
-        source = inspect.unwrap(getattr(source, "__call__", None))  # noqa: B004
+        source = inspect.unwrap(getattr(source, "__call__", source))  # noqa: B004
     return "" if inspect.isfunction(source) or inspect.ismethod(source) else "a function that is written in Python"
 
 

@@ -200,8 +200,8 @@ def smoke_check(folder: Path, clips: Sequence[Prompt]) -> float:
 
     from pipelines.speech.audio import read_audio, resample
 
-    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    processor = AutoProcessor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     normal = EnglishTextNormalizer()
     transcripts, errors, words = [], 0, 0
     for prompt in clips:
