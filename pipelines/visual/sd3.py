@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pipelines import require
-from pipelines.pretrained import locate, read_network, read_part, read_pipeline
+from pipelines.pretrained import locate, read_network, read_part, read_pipeline, reading
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual.flow import (
     TRANSFORMER,
@@ -163,7 +163,8 @@ def load(
     tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
     architecture: Any
     if small:
-        words = WordEncoder.load(Path(source) / "words")
+        with reading(source, "words"):
+            words = WordEncoder.load(Path(source) / "words")
         freeze([words], device)
         architecture = Small(words, scheduler, tokens)
     else:

@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmgrpo.cli.errors import is_user_error
+from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.weight_files import CONVERT
 from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, check_weights
-from pipelines.speech import whisper
+from pipelines.speech import duration, whisper
 from pipelines.training import Training
 from pipelines.visual import flux, sd3
 from pipelines.vlm import causal_lm, smolvlm
@@ -279,6 +280,40 @@ def test_a_shard_that_is_a_pickle_is_read_where_that_is_allowed_only(network):
 def test_a_damaged_file_is_one_line(network, name, content):
     (network / name).write_text(content)
     assert f"'{network}'" in refusal(causal_lm.load, network)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("words/words.json", "{}"),
+        ("words/words.json", '{"vocabulary": 3, "length": 1, "width": 1, "pooled_width": 1}'),
+        ("words/words.safetensors", "x"),
+        ("scheduler/scheduler_config.json", "["),
+        ("transformer/config.json", "{}"),
+        ("transformer/config.json", '{"num_layers": "x"}'),
+        ("transformer/diffusion_pytorch_model.safetensors", "x" * 100),
+    ],
+)
+def test_a_damaged_file_of_the_embedded_model_is_one_line(tmp_path, name, content):
+    folder = copied(Path(locate("embedded:visual/scenes/base")), tmp_path / "model")
+    (folder / name).write_text(content)
+    assert f"'{folder}'" in refusal(sd3.load, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", '{"family": "duration", "width": "x"}'),
+        ("config.json", '{"family": "duration", "width": true}'),
+        ("config.json", '{"family": "duration", "heads": null}'),
+        ("model.safetensors", "x" * 100),
+    ],
+)
+def test_a_damaged_duration_network_is_one_line(tmp_path, name, content):
+    folder = Path(duration.tiny(tmp_path / "duration"))
+    (folder / name).write_text(content)
+    assert str(folder) in refusal(duration.load, folder, renderer_name="tests.speaking:hummer")
 
 
 def test_a_chat_template_runs_in_a_sandbox(network):
