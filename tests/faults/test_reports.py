@@ -20,6 +20,7 @@ import yaml
 from PIL import Image as Pil
 
 from mmgrpo.cli.errors import is_user_error
+from mmgrpo.report import run_folder
 from mmgrpo.report.html import write_report
 
 FOLDERS = 600 if os.environ.get("MMGRPO_FAULTS") == "full" else 40
@@ -359,3 +360,39 @@ def test_a_picture_of_very_many_pixels_is_named_and_not_decoded(tmp_path):
     html = write_report(tmp_path).read_text()
     assert "(before.png is too large for this page: 13300 x 13400 pixels)" in html
     assert "(after/0.jpg is too large for this page: 3000 x 3000 pixels)" in html
+
+
+def test_a_page_has_so_many_curves_and_prompts_and_says_so(tmp_path):
+    write_run(tmp_path)
+    names = {f"reward/{n}/mean": 0.5 for n in range(70)}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **names}) + "\n")
+    silent = [row(str(n)) for n in range(1001)]
+    (tmp_path / "samples" / "after.jsonl").write_text("".join(json.dumps(one) + "\n" for one in silent))
+    (tmp_path / "samples" / "before.jsonl").unlink()
+    html = write_report(tmp_path).read_text()
+    assert html.count('alt="Curve of ') == 60 and html.count('<th scope="row">reward/') == 70
+    assert "1000 of 1001 prompts are shown" in html and 'caption">999 · t' in html and 'caption">1000 · t' not in html
+
+
+def test_numbers_beyond_what_a_page_can_work_out_are_an_error(tmp_path, monkeypatch):
+    write_run(tmp_path)
+    monkeypatch.setattr("mmgrpo.report.run_folder.MAX_CELLS", 18)
+    assert write_report(tmp_path)
+    monkeypatch.setattr("mmgrpo.report.run_folder.MAX_CELLS", 17)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: got 3 rows and 6 names, expected at most 17 values"):
+        write_report(tmp_path)
+
+
+def test_intervals_of_very_many_prompts_are_of_fewer_resamples(tmp_path, monkeypatch):
+    write_run(tmp_path)
+    (tmp_path / "summary.json").unlink()
+    used = []
+    plain = run_folder.bootstrap_mean
+    monkeypatch.setattr(run_folder, "bootstrap_mean", lambda *given: used.append(given[1]) or plain(*given))
+    write_report(tmp_path)
+    monkeypatch.setattr(run_folder, "DRAWS", 30)
+    write_report(tmp_path)
+    assert used == [10_000, 10_000, 10, 10]
+    monkeypatch.setattr(run_folder, "MAX_VALUES", 2)
+    with pytest.raises(ValueError, match=r"evaluations/before\.json: values: got 3 numbers, expected at most 2"):
+        write_report(tmp_path)
