@@ -35,8 +35,7 @@ MARKS = [
     "' style='background:url(//evil)",
     "</style><style>*{display:none}</style>",
     "</title><svg/onload=alert(1)>",
-    "--><iframe src=//evil></iframe><!--",
-    "{{ 7 * 7 }}{% include '/etc/passwd' %}",
+    "--><iframe src=//evil></iframe><!--{{ 7 * 7 }}{% include '/etc/passwd' %}",
     "$\\frac{1$",
     "half \ud83d of a pair, \x00 and \x1b[2J\nand \u2028 lines",
     "../../secret.txt",
@@ -269,10 +268,10 @@ def test_an_unchanged_folder_has_a_report_with_everything_in_it(tmp_path):
     assert len(embedded) > 10 and embedded.count(b"OggS") > 3
 
 
-def report_of(folder: Path, name: str, text: str) -> str:
+def report_of(folder: Path, name: str, text: str) -> Path:
     write_run(folder)
     (folder / name).write_text(text)
-    return write_report(folder).read_text()
+    return write_report(folder)
 
 
 def test_memory_does_not_grow_with_what_a_small_folder_claims(tmp_path):
