@@ -125,7 +125,11 @@ class Settings:
 
 def families() -> Mapping[str, Family]:
     """All families by name, as installed packages offer them."""
-    return plugins.table(plugins.FAMILIES)
+    table = plugins.table(plugins.FAMILIES)
+    for name, row in table.items():
+        if not isinstance(row, Family):
+            raise ValueError(f"a package registers a {type(row).__name__} as the family '{name}', expected a Family")
+    return table
 
 
 def family(name: str) -> Family:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mmgrpo.types import Media, Prompt, Turn
+from pipelines.pretrained import read_part, reading
 
 
 def load_tokenizer(path: str) -> Any:
@@ -21,8 +22,10 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    generic = get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(path)
+    with reading(path):
+        config = get_tokenizer_config(path, trust_remote_code=False)
+        generic = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return read_part(PreTrainedTokenizerFast if generic else AutoTokenizer, path, trust_remote_code=False)
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:

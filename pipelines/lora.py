@@ -5,17 +5,17 @@ Hu et al. 2021 (arXiv:2106.09685): W x becomes W x + (alpha / rank) B A x, with 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime.weight_files import parse_object, pickled, read_object
 from pipelines import require
 
 ADAPTER = "default"
@@ -113,22 +113,40 @@ def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of saved adapters by their names in the network, and their configuration."""
     if (folder / DIFFUSERS_FILE).is_file():
         file, prefix = folder / DIFFUSERS_FILE, "transformer."
-        with safe_open(file, framework="pt") as opened:
-            header = json.loads((opened.metadata() or {}).get("lora_adapter_metadata", "{}"))
+        with _opened(file) as opened:
+            header = parse_object((opened.metadata() or {}).get("lora_adapter_metadata", "{}"), file)
     else:
         missing = [name for name in PEFT_FILES if not (folder / name).is_file()]
+        if missing == [PEFT_FILES[1]] and (pickle := folder / "adapter_model.bin").is_file():
+            raise pickled(pickle, "")
         if missing:
             raise FileNotFoundError(
                 f"'{folder}' contains no adapters: {' and '.join(missing)} missing; name a folder that a run saved"
             )
         file, prefix = folder / PEFT_FILES[1], "base_model.model."
-        header = json.loads((folder / PEFT_FILES[0]).read_text(encoding="utf-8"))
-    with safe_open(file, framework="pt") as opened:
+        header = read_object(folder / PEFT_FILES[0])
+    with _opened(file) as opened:
         weights = {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     config = {name.removeprefix(prefix): value for name, value in header.items()}
     if not {"r", "lora_alpha", "target_modules"} <= set(config):
         raise ValueError(f"'{file}' does not state rank, alpha and targets; expected adapters saved by this library")
+    rank, alpha, targets = config["r"], config["lora_alpha"], config["target_modules"]
+    numbers = isinstance(rank, int) and isinstance(alpha, int | float)
+    if not (numbers and isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
+        raise ValueError(
+            f"'{file}': got rank {rank!s:.40}, alpha {alpha!s:.40} and targets {targets!s:.80}, expected two "
+            "numbers and a list of names; expected adapters saved by this library"
+        )
     return weights, config
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(
+            f"'{file}' is not a safetensors file ({error}); save or download the adapters again"
+        ) from error
 
 
 def continue_adapters(network: Any, folder: Path, rank: int) -> None:

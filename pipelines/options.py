@@ -25,6 +25,9 @@ class ModelOptions:
     """auto (accelerate's choice), cpu or cuda."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more time."""
+    allow_pickle: bool = False
+    """Read weights from pickles (pytorch_model.bin) where a checkpoint has no safetensors. torch then unpickles tensors
+    only (weights_only=True), but a pickle is a program, and a gap in that restriction would run it: convert instead."""
 
 
 @dataclass

@@ -1,18 +1,26 @@
-"""Models in folders and on the hub: location, architecture, loading and saving."""
+"""Models in folders and on the hub: location, architecture, loading and saving.
+
+A checkpoint may come from a stranger. Its weights are read from safetensors, its code is never run, and what it names
+outside its own folder is refused.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mmgrpo.runtime.weight_files import check_weight_files, read_object
 
 if TYPE_CHECKING:
     from pipelines.training import Training
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
 """Files that declare the architecture of a folder; the first that exists counts."""
+LIBRARIES = ("diffusers", "transformers")
+"""Packages whose classes the parts of a diffusers pipeline may be."""
 
 
 def locate(path: str | Path, example: str, *marks: str) -> str:
@@ -38,41 +46,122 @@ def locate(path: str | Path, example: str, *marks: str) -> str:
 def architecture(path: str) -> str:
     """The architecture that a checkpoint declares: a pipeline's class (diffusers) or a model type (transformers)."""
     for name in INDEX:
-        file = Path(path) / name
-        if not Path(path).is_dir():
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import EntryNotFoundError
-
-            try:
-                file = Path(hf_hub_download(path, name))
-            except EntryNotFoundError:
-                continue
-        if file.is_file():
-            index = json.loads(file.read_text(encoding="utf-8"))
+        if (index := read_json(path, name)) is not None:
             return str(index.get("_class_name") or index.get("model_type") or index.get("family", ""))
     return ""
+
+
+def read_json(source: str, name: str) -> dict[str, Any] | None:
+    """The JSON object in a file of a folder or of a repository on the hub; None if there is no such file."""
+    file = Path(source) / name
+    if not Path(source).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            file = Path(hf_hub_download(source, name))
+        except EntryNotFoundError:
+            return None
+    return read_object(file) if file.is_file() else None
+
+
+def check_pipeline(source: str) -> None:
+    """ValueError where a diffusers pipeline names code of its own, or a class of any other package, as one of its
+    parts: diffusers imports what is named."""
+    index = read_json(source, "model_index.json") or {}
+    place = f"'{source}': model_index.json"
+    if not isinstance(index.get("_class_name", ""), str):
+        raise ValueError(f"{place}: its pipeline is code of the checkpoint ({index['_class_name']}), which is not run")
+    for name, part in index.items():
+        if name.startswith("_") or not isinstance(part, list | dict) or part == [None, None]:
+            continue
+        if not (isinstance(part, list) and len(part) == 2 and part[0] in LIBRARIES and str(part[1]).isidentifier()):
+            raise ValueError(
+                f"{place}: '{name}': got {part!s:.80}, expected a class of {' or '.join(LIBRARIES)}; other code is "
+                "not run"
+            )
+
+
+def check_weights(source: str, subfolder: str, allow_pickle: bool) -> None:
+    """ValueError where weights would be unpickled unasked, are named outside the checkpoint's folder, or are adapters,
+    with which transformers would load the model that they name."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    with reading(source, subfolder):
+        adapters = None if Path(source).is_dir() else find_adapter_config_file(source, subfolder=subfolder)
+    if adapters:
+        raise ValueError(f"'{source}' contains adapters; give the model that they adapt as the path")
+    check_weight_files(Path(source) / subfolder, allow_pickle, "--model.allow-pickle")
+
+
+@contextmanager
+def reading(source: str, part: str = "") -> Iterator[None]:
+    """What a library raises while it reads a checkpoint, as an error in one line that names the checkpoint."""
+    place = f"{part}/ of '{source}'" if part else f"'{source}'"
+    try:
+        yield
+    except OSError as error:
+        raise FileNotFoundError(
+            f"no model could be read from {place}, expected a model folder, or a hub id that can be reached: {error}"
+        ) from error
+    except Exception as error:  # whatever a damaged or hostile file leads a library to
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"no model could be read from {place}: {reason}") from error
+
+
+def safely(training: Training) -> dict[str, Any]:
+    """The arguments by which libraries read weights from safetensors only, unless a run allows pickles."""
+    return {"use_safetensors": None if training.allow_pickle else True}
 
 
 def read_network(kind: Any, source: str, training: Training, subfolder: str = "") -> Any:
     """A network of a class (or auto class) of transformers or diffusers; missing weights are an error, which the
     libraries replace by random ones with a warning."""
     path = str(training.network or source)
-    try:
+    check_weights(path, subfolder, training.allow_pickle)
+    # Only transformers knows code of checkpoints for networks, and only its classes take the argument.
+    code = {"trust_remote_code": False} if kind.__module__.startswith("transformers") else {}
+    with reading(path, subfolder):
         network, report = kind.from_pretrained(
-            path, dtype=training.storage_dtype, output_loading_info=True, subfolder=subfolder
+            path,
+            dtype=training.storage_dtype,
+            output_loading_info=True,
+            subfolder=subfolder,
+            **safely(training),
+            **code,
         )
-    except OSError as error:
-        part = f"{subfolder}/ of " if subfolder else ""
-        raise FileNotFoundError(
-            f"no model could be read from {part}'{path}', expected a model folder, or a hub id that can be reached: "
-            f"{error}"
-        ) from error
     if report["missing_keys"]:
         raise ValueError(
             f"'{path}': the checkpoint lacks {len(report['missing_keys'])} weights, e.g. "
             f"{sorted(report['missing_keys'])[:3]}; download or save it again"
         )
     return network.eval().to(training.device)
+
+
+def read_part(kind: Any, source: str, **options: Any) -> Any:
+    """A tokenizer, a processor, a scheduler or another part of a checkpoint, or a whole pipeline."""
+    with reading(source, options.get("subfolder", "")):
+        return kind.from_pretrained(source, **options)
+
+
+def read_pipeline(kind: Any, source: str, network: Any, training: Training) -> Any:
+    """A diffusers pipeline around a network: its VAE in fp32, its text encoders in the precision of computation."""
+    import torch
+    from diffusers import AutoencoderKL
+
+    check_pipeline(source)
+    for part in ("vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
+        check_weights(source, part, training.allow_pickle)
+    vae = read_part(AutoencoderKL, source, subfolder="vae", dtype=torch.float32, **safely(training))
+    return read_part(
+        kind,
+        source,
+        transformer=network,
+        vae=vae,
+        dtype=training.compute_dtype,
+        trust_remote_code=False,
+        **safely(training),
+    )
 
 
 def save_network(folder: Path, network: Any, parts: Sequence[Any]) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.report.completions import FRAMES, completions_html, strip, thumbnail, write_completions, write_sounds
-from mmgrpo.report.html import page
+from mmgrpo.report.html import page, write_page
 from mmgrpo.report.plots import to_pil
-from mmgrpo.runtime.files import write_text
 from mmgrpo.types import Audio, Media
 from pipelines import require
 
@@ -60,7 +59,7 @@ def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int
             for place, prompt in enumerate(shown.prompts)
         ]
         write(folder / (title or "after"), replace(shown, prompts=prompts))
-    write_text(folder / "completions.html", page("Completions", [completions_html(folder)]))
+    write_page(folder / "completions.html", page("Completions", [completions_html(folder)]))
     return folder / "completions.html"
 
 

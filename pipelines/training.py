@@ -49,6 +49,8 @@ class Training:
     dtype: str = "float32"
     """Precision of computation, and of the stored weights of a frozen base: float32, bfloat16 or float16."""
     device: str | torch.device = "cpu"
+    allow_pickle: bool = False
+    """Read weights from pickles where there are no safetensors (``ModelOptions.allow_pickle``)."""
 
     @staticmethod
     def of(options: ModelOptions, *, seed: int, device: str, weights: str = "", training: bool = True) -> Training:
@@ -62,6 +64,7 @@ class Training:
             gradient_checkpointing=options.gradient_checkpointing and training,
             dtype=options.dtype,
             device=device,
+            allow_pickle=options.allow_pickle,
         )
 
     @property

@@ -17,6 +17,8 @@ pictures or clips "blind", the rewards with blank media: without a difference, a
 
 For transcripts and translations there are the corpus scores that papers report: word and character error rate, or BLEU
 and chrF, also per group (voice, noise, ...), counts of substitutions, deletions and insertions, and the worst clips.
+
+The configuration of a run is a recipe, which can name functions: it is code, so name only runs that you trust.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from mmgrpo.report.media import Medium, Unavailable, read_medium
+from mmgrpo.report.media import MediaFolder, Medium, Unavailable, read_medium
 from mmgrpo.report.render import render
 from mmgrpo.types import Audio
 
@@ -77,10 +77,10 @@ def wav(audio: Audio) -> Sound:
 
 def player(folder: Path, name: str, label: str) -> str:
     """Mark-up of a player that embeds the file ``<folder>/<name>``, or of a note that says why it cannot."""
-    return render("medium.html", {"medium": sound(folder, name, label)})
+    return render("medium.html", {"medium": sound(MediaFolder(folder), name, label)})
 
 
-def sound(folder: Path, name: str, label: str) -> Medium:
+def sound(folder: MediaFolder, name: str, label: str) -> Medium:
     """The sound ``<folder>/<name>``; a note if it lies outside the folder, is too large, or has another suffix."""
     try:
         content = read_medium(folder, name, MIME, MAX_BYTES)

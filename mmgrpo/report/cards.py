@@ -16,11 +16,14 @@ from typing import Any, TypeAlias
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.audio_player import KINDS, MIME, Word, error_summary, errors, sound, words
 from mmgrpo.report.figures import is_number, number
-from mmgrpo.report.media import Medium, contained, picture
+from mmgrpo.report.media import MediaFolder, Medium, contained, picture
 from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+from mmgrpo.report.untrusted import MAX_JSON, brief, parse_json, printable, read_text
 
 CARDS = 24
 """Largest number of prompts with sounds on a page, per file."""
+SILENT_CARDS = 1000
+"""The same without sounds."""
 
 MARKS = re.compile(r"(\[(image|video|audio)\]\s*)*")
 """Matches a prompt that consists of media only."""
@@ -82,9 +85,9 @@ class Section:
     """Colours of reference and predicted boxes in pictures; empty without boxes."""
 
 
-def sections(folder: Path) -> list[Section]:
+def sections(folder: MediaFolder) -> list[Section]:
     """A section per file of prompts in ``folder``, the held-out prompts first."""
-    return [_section(folder, name, moments) for name, moments in read_completions(folder).items()]
+    return [_section(folder, name, moments) for name, moments in read_completions(folder.path).items()]
 
 
 def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
@@ -98,31 +101,26 @@ def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
         moment, name = split_title(path.stem)
         if path.is_file() and contained(folder, path.name):
             # Not splitlines: texts may contain Unicode line separators.
-            lines = enumerate(path.read_text("utf-8").split("\n"), start=1)
+            lines = enumerate(read_text(folder, path.name, MAX_JSON).split("\n"), start=1)
             rows.setdefault(name, {})[moment] = [_row(line, f"{path}:{n}") for n, line in lines if line.strip()]
     return dict(sorted(rows.items(), key=lambda entry: (entry[0] != HELDOUT, entry[0])))
 
 
 def _row(line: str, place: str) -> Row:
     """Parse a line and check the types that a page relies on. Other values are shown as text, which is escaped."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: not JSON ({error.msg}); repair or remove this line") from error
+    row, place = parse_json(line, place), printable(place)
     if not isinstance(row, dict):
-        raise ValueError(f"{place}: got {line[:80]!r}, expected an object with the fields of a completion")
+        raise ValueError(f"{place}: got {brief(row)}, expected an object with the fields of a completion")
     for name, kind in FIELDS.items():
         if not isinstance(row.get(name), kind):
-            raise ValueError(f"{place}: {name!r}: got {str(row.get(name))[:80]!r}, expected a {kind.__name__}")
+            raise ValueError(f"{place}: {name!r}: got {brief(row.get(name))}, expected a {kind.__name__}")
     if not all(isinstance(name, str) for name in [*row["media"], row.get("sound", "")]):
         raise ValueError(f"{place}: 'media' and 'sound': got names that are not strings, expected names of files")
     for position in row["aligned"]:
         if not (_strings(position, 3) and position[0] in KINDS):
-            raise ValueError(f"{place}: 'aligned': got {str(position)[:80]!r}, expected [kind, reference, hypothesis]")
+            raise ValueError(f"{place}: 'aligned': got {brief(position)}, expected [kind, reference, hypothesis]")
     if not _are_boxes(row.get("boxes", {})):
-        raise ValueError(
-            f"{place}: 'boxes': got {str(row['boxes'])[:80]!r}, expected lists of [left, top, right, bottom]"
-        )
+        raise ValueError(f"{place}: 'boxes': got {brief(row['boxes'])}, expected lists of [left, top, right, bottom]")
     return row
 
 
@@ -138,7 +136,7 @@ def _are_boxes(value: Any) -> bool:
     )
 
 
-def _section(folder: Path, name: str, moments: Mapping[str, Sequence[Row]]) -> Section:
+def _section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]) -> Section:
     titles = list(dict.fromkeys([next(iter(moments)), list(moments)[-1]]))
     rows = {title: {row["id"]: row for row in moments[title]} for title in titles}
     ids = list(dict.fromkeys(id for title in titles for id in rows[title]))
@@ -157,13 +155,14 @@ def _section(folder: Path, name: str, moments: Mapping[str, Sequence[Row]]) -> S
 
 
 def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[str]]:
-    """Ids of the prompts to show, by heading: all, or at most ``CARDS`` if there are sounds, which make pages large.
+    """Ids of the prompts to show, by heading: at most ``CARDS`` if there are sounds, which make pages large,
+    else the first ``SILENT_CARDS``.
 
     These are the largest improvements and regressions, the lowest results and the first prompts. The result of a
     prompt is its number of word errors if words are aligned, else its first reward.
     """
     if not any(_audible(row) for pair in sides.values() for _, row in pair):
-        return {"": list(sides)}
+        return {"": list(sides)[:SILENT_CARDS]}
     first = {id: _loss(pair[0][1]) for id, pair in sides.items()}
     last = {id: _loss(pair[-1][1]) for id, pair in sides.items()}
     by_change = sorted(sides, key=lambda id: last[id] - first[id])
@@ -193,7 +192,7 @@ def _loss(row: Row) -> float:
     return -next((float(value) for value in row["rewards"].values() if is_number(value)), 0.0)
 
 
-def _card(folder: Path, pair: Sequence[tuple[str, Row]]) -> Card:
+def _card(folder: MediaFolder, pair: Sequence[tuple[str, Row]]) -> Card:
     first, answer = pair[0][1], pair[0][1].get("answer")
     boxed = any(row.get("boxes") for _, row in pair)
     # The properties of a recording (voice, noise, ...) are not visible, so they are written out.
@@ -209,7 +208,7 @@ def _card(folder: Path, pair: Sequence[tuple[str, Row]]) -> Card:
     )
 
 
-def _side(folder: Path, title: str, row: Row, boxed: bool) -> Side:
+def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
     media = _media(folder, row) if boxed else []
     if "sound" in row:
         size = f"{number(row.get('seconds'), '.1f')} s"
@@ -227,7 +226,7 @@ def _side(folder: Path, title: str, row: Row, boxed: bool) -> Side:
     )
 
 
-def _media(folder: Path, row: Row) -> list[Medium]:
+def _media(folder: MediaFolder, row: Row) -> list[Medium]:
     """The pictures of a row, the first with its boxes, and its sounds."""
     return [
         sound(folder, name, row["id"])

@@ -18,9 +18,10 @@ from PIL import Image as Pil
 from mmgrpo.evaluation import Shown
 from mmgrpo.report.audio_player import Aligned, Sound
 from mmgrpo.report.cards import Row, sections
+from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.render import render
 from mmgrpo.report.thumbnails import FRAMES, Box, jpeg, strip, thumbnail
-from mmgrpo.runtime.files import write_bytes, write_text
+from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Audio, Prompt, Text
 
 __all__ = ["FRAMES", "Box", "completions_html", "strip", "thumbnail", "words", "write_completions", "write_sounds"]
@@ -78,7 +79,7 @@ def completions_html(folder: Path) -> str:
 
     ``folder`` is the ``samples`` folder of a run; media outside it are named but not read.
     """
-    return render("completions.html", {"prompt_files": sections(folder)})
+    return render("completions.html", {"prompt_files": sections(MediaFolder(folder))})
 
 
 def words(prompt: Prompt) -> str:
@@ -115,4 +116,5 @@ def _row(stem: Path, shown: Shown, i: int, media: Sequence[Pil.Image | Sound], a
 
 def _write_rows(stem: Path, rows: Sequence[Row]) -> None:
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
-    write_text(stem.with_suffix(".jsonl"), "".join(f"{line}\n" for line in lines))
+    # A lone surrogate, which a prompt read from JSON can contain, becomes a question mark.
+    write_bytes(stem.with_suffix(".jsonl"), "".join(f"{line}\n" for line in lines).encode(errors="replace"))

@@ -15,8 +15,8 @@ import numpy as np
 
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import sections as prompt_files
-from mmgrpo.report.figures import duration
-from mmgrpo.report.media import Medium, contained, picture, picture_uri
+from mmgrpo.report.figures import duration, is_number
+from mmgrpo.report.media import MediaFolder, Medium, contained, picture, picture_uri
 from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import RunFolder, read_run
@@ -29,6 +29,8 @@ ALWAYS = ("group/zero_std_fraction", "grad_norm")
 """Metrics that are always plotted, besides rewards."""
 IF_NOT_ZERO = ("kl", "clip/low", "clip/high")
 """Metrics that are plotted if they are ever nonzero."""
+CURVES = 60
+"""Largest number of curves on a page; the table has every metric."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def write_report(folder: str | Path) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such run folder")
     run = read_run(folder)
-    samples = folder / "samples" if contained(folder, "samples") else None
+    samples = MediaFolder(folder / "samples") if contained(folder, "samples") else None
     further = [error_rate_table(run), *extra_tables(run)]
     content = render(
         "report.html",
@@ -63,9 +65,14 @@ def write_report(folder: str | Path) -> Path:
         },
     )
     path = folder / "report.html"
-    # A lone surrogate, which JSON can contain but UTF-8 cannot encode, becomes a question mark.
-    write_bytes(path, content.encode(errors="replace"))
+    write_page(path, content)
     return path
+
+
+def write_page(path: Path, content: str) -> None:
+    """Write mark-up as UTF-8. A lone surrogate, which JSON can contain but UTF-8 cannot encode, becomes a question
+    mark."""
+    write_bytes(path, content.encode(errors="replace"))
 
 
 def page(title: str, sections: Sequence[str]) -> str:
@@ -105,11 +112,12 @@ def curves(run: RunFolder) -> list[Medium]:
         rates = [{n if n == "step" else f"held-out {n}": value for n, value in row.items()} for row in run.rates]
         plots = [(rates, n) for n in dict.fromkeys(n for row in rates for n in row if n != "step")] + plots
     return [
-        Medium("picture", f"Curve of {key}", picture_uri(figure_png(curve_figure(rows, [key])))) for rows, key in plots
+        Medium("picture", f"Curve of {key}", picture_uri(figure_png(curve_figure(rows, [key]))))
+        for rows, key in plots[:CURVES]
     ]
 
 
-def grids(run: RunFolder, samples: Path) -> list[Grids]:
+def grids(run: RunFolder, samples: MediaFolder) -> list[Grids]:
     """Grids of samples: before and after, then those of further files of prompts, then those during the run."""
     titles = {"": [title for title in run.samples if title in ("before", "after")]}
     titles["prompts of further files"] = [title for title in run.samples if split_title(title)[1] != HELDOUT]
@@ -134,4 +142,4 @@ def _option(config: Mapping[str, Any], section: str, key: str) -> str:
 
 def _plain(value: Any) -> str:
     """A scalar as text; empty for None, and for lists and mappings, which YAML aliases can make exponentially large."""
-    return str(value) if isinstance(value, str | int | float) else ""
+    return str(value) if isinstance(value, str | float) or is_number(value) else ""

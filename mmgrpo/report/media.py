@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,10 @@ FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP":
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp")
 MAX_PICTURE_BYTES = 16 * 1024 * 1024
 """Largest picture that is embedded; a larger one is only named."""
+MAX_PIXELS, MAX_BOXED_PIXELS = 2**26, 2**22
+"""Largest picture that is embedded, and that is decoded to draw boxes into it; a run writes thumbnails."""
+MAX_PAGE_BYTES = 256 * 1024 * 1024
+"""All media of a page together."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,15 @@ class Unavailable(ValueError):
     """A file that a page cannot embed; the page shows the message instead."""
 
 
+@dataclass
+class MediaFolder:
+    """A folder whose files a page embeds, at most ``left`` bytes in all, since rows can name one file any number of
+    times."""
+
+    path: Path
+    left: int = field(default_factory=lambda: MAX_PAGE_BYTES)
+
+
 def contained(folder: Path, name: str) -> Path | None:
     """The path ``<folder>/<name>`` with all links resolved; None if it is not in ``folder`` or is invalid.
 
@@ -53,11 +66,11 @@ def contained(folder: Path, name: str) -> Path | None:
         return None
 
 
-def read_medium(folder: Path, name: str, suffixes: Collection[str], max_bytes: int) -> bytes:
+def read_medium(folder: MediaFolder, name: str, suffixes: Collection[str], max_bytes: int) -> bytes:
     """The content of ``<folder>/<name>``; Unavailable if it has another suffix or more than ``max_bytes``."""
-    path = contained(folder, name)
+    path = contained(folder.path, name)
     if path is None:
-        raise Unavailable(f"{name} is refused: it lies outside {folder.name}/")
+        raise Unavailable(f"{name} is refused: it lies outside {folder.path.name}/")
     if Path(name).suffix.lower() not in suffixes:
         raise Unavailable(f"{name} is refused: expected a file of {', '.join(suffixes)}")
     try:
@@ -65,18 +78,30 @@ def read_medium(folder: Path, name: str, suffixes: Collection[str], max_bytes: i
             raise Unavailable(f"{name} is missing")
         if (size := path.stat().st_size) > max_bytes:
             raise Unavailable(f"{name} is too large for this page: {size:,} bytes, at most {max_bytes:,}")
-        return path.read_bytes()
+        if size > folder.left:
+            raise Unavailable(f"{name} is left out: this page has {MAX_PAGE_BYTES:,} bytes of media already")
+        content = path.read_bytes()
     except OSError as error:
         raise Unavailable(f"{name} cannot be read: {error.strerror}") from error
+    folder.left -= len(content)
+    return content
 
 
 def picture(
-    folder: Path, name: str, description: str, boxes: Mapping[str, Sequence[Sequence[int | float]]] | None = None
+    folder: MediaFolder,
+    name: str,
+    description: str,
+    boxes: Mapping[str, Sequence[Sequence[int | float]]] | None = None,
 ) -> Medium:
     """The picture ``<folder>/<name>``, with ``boxes`` drawn into it; a note if it cannot be shown."""
+    limit = MAX_BOXED_PIXELS if boxes else MAX_PIXELS
     try:
         content = read_medium(folder, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)
         with open_picture(BytesIO(content), tuple(FORMATS)) as image:
+            if image.width * image.height > limit:
+                return Medium("note", f"{name} is too large for this page: {image.width} x {image.height} pixels")
+            if not min(image.size):
+                raise ValueError("got a picture without pixels")
             # PIL reports a JPEG that contains further pictures as MPO.
             media_type, width = FORMATS.get(str(image.format), FORMATS["JPEG"]), enlarged_width(image)
             if boxes:
@@ -85,7 +110,7 @@ def picture(
                 width = 0
     except Unavailable as error:
         return Medium("note", str(error))
-    except (OSError, SyntaxError, ValueError):
+    except Exception:  # decoders raise whatever a damaged file leads them to
         return Medium("note", f"{name} is not a picture that can be read")
     return Medium("picture", description, picture_uri(content, media_type), width)
 

@@ -41,14 +41,14 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
     for number, key in enumerate(keys, start=1):
         axes = figure.add_subplot(rows, columns, number)
         # matplotlib would parse a name between dollar signs as a formula, and raise if it is not one.
-        axes.set_title(key, fontsize=10, color=INK, loc="left", parse_math=False)
+        axes.set_title(title_of(key), fontsize=10, color=INK, loc="left", parse_math=False)
         axes.tick_params(colors=INK, labelsize=8, length=3)
         axes.grid(color=INK, alpha=0.18, linewidth=0.6)
         for side, spine in axes.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(INK)
         axes.set_facecolor("none")
-        steps, values = series(metrics, key)
+        steps, values = thinned(*series(metrics, key))
         if np.isfinite(values).any():
             few = len(values) < 3
             axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if few else "")
@@ -67,6 +67,17 @@ def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, 
     steps = np.array([row["step"] for row in metrics], dtype=np.float64)
     values = [row.get(key) for row in metrics]
     return steps, np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def title_of(name: str) -> str:
+    """A name that can be drawn: at most 60 characters, all printable."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
+
+
+def thinned(steps: np.ndarray, values: np.ndarray, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """Every k-th row, with the smallest k for which at most ``most`` remain: matplotlib fails on very long lines."""
+    stride = -(-len(values) // most) or 1
+    return steps[::stride], values[::stride]
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:

@@ -12,25 +12,42 @@ Links to outside the folder are not followed; the report lists them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.figures import is_number
 from mmgrpo.report.media import contained
 from mmgrpo.report.statistics import bootstrap_mean
-from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.report.untrusted import (
+    MAX_CONFIG,
+    MAX_JSON,
+    MAX_METRICS,
+    brief,
+    mapping,
+    parse_json,
+    parse_yaml,
+    printable,
+    read_text,
+)
 
 SIDES = ("before", "after", "difference")
 PARTS = ("config.yaml", "metrics.jsonl", "summary.json", "evaluations", "samples")
 FILES = ("evaluations/*.json", "samples/*.png", "samples/*.jsonl")
+
+MAX_CELLS = 50_000_000
+"""Rows times names in metrics.jsonl."""
+MAX_VALUES = 1_000_000
+"""Numbers in an evaluation whose intervals are computed here."""
+DRAWS = 500_000_000
+"""Draws of all bootstraps of an evaluation; from 50,000 values on there are fewer than 10,000 resamples."""
+LAST_STEP = 2**53
+"""Larger steps are not exact as floats."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +80,22 @@ class RunFolder:
 
     def metric_names(self) -> list[str]:
         """Metrics whose values are all numbers or null, in order of appearance."""
-        names = dict.fromkeys(name for row in self.metrics for name in row if name != "step")
-        return [name for name in names if all(_is_metric(row.get(name)) for row in self.metrics)]
+        others = {name for row in self.metrics for name, value in row.items() if not _is_metric(value)}
+        names = dict.fromkeys(name for row in self.metrics for name in row if name != "step" and name not in others)
+        return list(names)
 
 
 def read_run(folder: Path) -> RunFolder:
     """Read a run folder."""
-    config_text = _text(folder, "config.yaml")
-    config = mapping(yaml.safe_load(config_text) or {}, folder / "config.yaml")
-    summary = mapping(json.loads(_text(folder, "summary.json") or "{}"), folder / "summary.json")
-    metrics = read_metrics(folder / "metrics.jsonl") if _files(folder, "metrics.jsonl") else []
+    config_text = read_text(folder, "config.yaml", MAX_CONFIG)
+    config = mapping(parse_yaml(config_text, folder / "config.yaml") or {}, folder / "config.yaml")
+    summary = mapping(_json(folder, "summary.json", "{}"), folder / "summary.json")
     name = config.get("name")
     return RunFolder(
         name=name if isinstance(name, str) and name else folder.resolve().name,
         config_text=config_text,
         config=config,
-        metrics=metrics,
+        metrics=_metrics(folder),
         summary=summary,
         samples={path.stem: path.name for path in sorted(_files(folder, "samples/*.png"), key=_order)},
         rates=_rates(folder),
@@ -87,26 +104,62 @@ def read_run(folder: Path) -> RunFolder:
     )
 
 
-def mapping(value: Any, place: str | Path) -> Mapping[str, Any]:
-    """The value, if it is a mapping; else a ValueError that names ``place``."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{place}: got {str(value)[:80]!r}, expected a mapping")
-    return value
+def _json(folder: Path, name: str, absent: str) -> Any:
+    return parse_json(read_text(folder, name, MAX_JSON) or absent, folder / name)
+
+
+def _metrics(folder: Path) -> list[Mapping[str, Any]]:
+    """The rows of metrics.jsonl. A partial last line, of a run that was killed, is left out."""
+    path = folder / "metrics.jsonl"
+    *complete, partial = read_text(folder, path.name, MAX_METRICS).split("\n")
+    rows = [_metrics_row(line, f"{path}:{n}") for n, line in enumerate(complete, start=1) if line.strip()]
+    if partial.strip():
+        try:
+            rows.append(_metrics_row(partial, f"{path}:{len(complete) + 1}"))
+        except ValueError:
+            return rows
+    names = len({name for row in rows for name in row})
+    if len(rows) * names > MAX_CELLS:
+        raise ValueError(
+            f"{printable(path)}: got {len(rows):,} rows and {names:,} names, expected at most {MAX_CELLS:,} values; "
+            "shorten it"
+        )
+    return rows
+
+
+def _metrics_row(line: str, place: str) -> Mapping[str, Any]:
+    row = parse_json(line, place)
+    if not isinstance(row, dict):
+        raise ValueError(f"{printable(place)}: got {brief(row)}, expected an object with the metrics of a step")
+    _step(row, place)
+    return row
+
+
+def _step(row: Mapping[str, Any], place: str | Path) -> int:
+    step = row.get("step")
+    if not isinstance(step, int) or not 0 <= step < LAST_STEP:
+        raise ValueError(f"{printable(place)}: 'step': got {brief(step)}, expected an integer of at least 0")
+    return step
 
 
 def _intervals(folder: Path) -> dict[str, dict[str, Any]]:
     """Means and intervals from the per-prompt values of a run without summary.json."""
-    intervals: dict[str, dict[str, Any]] = {}
-    for title in ("before", "after"):
-        if text := _text(folder, f"evaluations/{title}.json"):
-            place = f"evaluations/{title}.json"
-            values = mapping(mapping(json.loads(text), place).get("values"), f"{place}: values")
-            columns = {name: _array(column) for name, column in values.items()}
-            finite = {name: column[np.isfinite(column)] for name, column in columns.items()}
-            intervals[title] = {
-                name: bootstrap_mean(column).as_dict() for name, column in finite.items() if column.size
-            }
-    return intervals
+    return {
+        title: dict(_means(mapping(evaluation, place).get("values"), f"{place}: values"))
+        for title in ("before", "after")
+        if (evaluation := _json(folder, place := f"evaluations/{title}.json", "null")) is not None
+    }
+
+
+def _means(values: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mean of every column without NaN, and its interval."""
+    columns = {name: _array(column) for name, column in mapping(values, place).items()}
+    if (total := sum(column.size for column in columns.values())) > MAX_VALUES:
+        raise ValueError(f"{place}: got {total:,} numbers, expected at most {MAX_VALUES:,}; shorten it")
+    resamples = min(10_000, DRAWS // max(1, total))
+    for name, column in columns.items():
+        if (finite := column[np.isfinite(column)]).size:
+            yield name, bootstrap_mean(finite, resamples).as_dict()
 
 
 def _rates(folder: Path) -> list[dict[str, Any]]:
@@ -116,10 +169,8 @@ def _rates(folder: Path) -> list[dict[str, Any]]:
         moment, name = split_title(path.stem)
         if name != HELDOUT or not (moment in ("before", "after") or moment.startswith("step-")):
             continue
-        evaluation = mapping(json.loads(path.read_text("utf-8")), path)
-        step = evaluation.get("step")
-        if not isinstance(step, int):
-            raise ValueError(f"{path}: 'step': got {str(step)[:80]!r}, expected an integer")
+        evaluation = mapping(_json(folder, f"evaluations/{path.name}", "null"), path)
+        step = _step(evaluation, path)
         for rate, counts in mapping(evaluation.get("counts", {}), f"{path}: counts").items():
             counts = mapping(counts, f"{path}: counts: {rate}")
             if units := np.nansum(_array(counts.get("units"))):
@@ -159,8 +210,3 @@ def _links_out(folder: Path) -> list[str]:
         names = sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
         out += [name for name in names if name.split("/")[0] not in out and not contained(folder, name)]
     return out
-
-
-def _text(folder: Path, name: str) -> str:
-    path = contained(folder, name)
-    return path.read_text(encoding="utf-8") if path and path.is_file() else ""

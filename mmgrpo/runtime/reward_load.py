@@ -10,6 +10,7 @@ from typing import Any
 
 from mmgrpo.registry import nearest
 from mmgrpo.runtime import plugins
+from mmgrpo.runtime.kinds import reward
 from mmgrpo.runtime.reward_call import in_words
 
 COMMON_PARAMETERS = ("weight", "timeout", "process")
@@ -48,19 +49,12 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
     imported, what is no function of prompts and outputs, and unknown or missing parameters are ValueErrors.
     """
     try:
-        function = plugins.load_object(path, "rewards", own=name == path)
+        function = plugins.load_object(path, "rewards", own=name == path, kind=reward)
     except (ValueError, ModuleNotFoundError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise ValueError(f"rewards: '{name}' cannot be loaded: {in_words(error)}") from error
-    if not callable(function):
-        raise ValueError(
-            f"rewards: '{name}': got a {type(function).__name__}, expected a function of prompts and outputs"
-        )
-    try:
-        signature = inspect.signature(function)
-    except ValueError as error:
-        raise ValueError(f"rewards: '{name}': got a built-in, expected a function of prompts and outputs") from error
+    signature = inspect.signature(function)
     accepted = list(signature.parameters)
     for parameter in parameters:
         if parameter not in accepted[2:]:

@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.randomness import derive, stream
+from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
+from pipelines.pretrained import reading
 from pipelines.speech.renderers import Renderer, renderer
 from pipelines.training import FrozenCopy
 
@@ -174,18 +176,23 @@ def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch
     from safetensors.torch import load_file
 
     network = DurationNetwork(read_shape(folder / "config.json"))
-    network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    with reading(str(folder)):
+        network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
     return family(network, renderer(renderer_name), device=device)
 
 
 def read_shape(path: Path) -> Shape:
     """The shape in a config.json; an unknown key is an error."""
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_object(path)
     if (declared := settings.pop("family", "")) != "duration":
         raise ValueError(f"{path}: got the family '{declared}', expected 'duration'; name the folder of such a network")
     for name in settings:
         if name not in Shape.__dataclass_fields__:
             raise ValueError(f"{path}: a duration network has no '{name}'.{nearest(name, Shape.__dataclass_fields__)}")
+    for name, value in settings.items():
+        kind = type(Shape.__dataclass_fields__[name].default)
+        if type(value) is not kind:
+            raise ValueError(f"{path}: {name}: got {str(value)[:80]!r}, expected {kind.__name__}")
     return Shape(**settings)
 
 

@@ -24,7 +24,7 @@ from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, suppressed_tokens
 from pipelines.decoder import Decoder
-from pipelines.pretrained import locate, read_network
+from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples
 from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
@@ -178,7 +178,7 @@ def load(
     reference = make_trainable(network, training, LORA_TARGETS, [network.model.audio_tower] if freeze_encoder else [])
     return QwenAudio(
         network,
-        Qwen2AudioProcessor.from_pretrained(source),
+        read_part(Qwen2AudioProcessor, source, trust_remote_code=False),
         seconds,
         training.compute_dtype,
         torch.device(training.device),

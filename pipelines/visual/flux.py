@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pipelines import require
-from pipelines.pretrained import locate, read_network
+from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import (
@@ -129,14 +129,14 @@ def load(
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+    from diffusers import FluxPipeline, FluxTransformer2DModel
 
     at_least_one("true_cfg_scale", true_cfg_scale)
     source = locate(path, "black-forest-labs/FLUX.1-dev", "model_index.json")
     device = torch.device(training.device)
     network = read_network(FluxTransformer2DModel, source, training, TRANSFORMER)
-    vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
-    pipeline: Any = FluxPipeline.from_pretrained(source, transformer=network, vae=vae, dtype=training.compute_dtype)
+    pipeline = read_pipeline(FluxPipeline, source, network, training)
+    vae = pipeline.vae
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
     size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)

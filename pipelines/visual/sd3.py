@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pipelines import require
-from pipelines.pretrained import locate, read_network
+from pipelines.pretrained import locate, read_network, read_part, read_pipeline, reading
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual.flow import (
     TRANSFORMER,
@@ -140,7 +140,6 @@ def load(
     """
     require("visual", "diffusers", "transformers")
     from diffusers import (
-        AutoencoderKL,
         FlowMatchEulerDiscreteScheduler,
         SD3Transformer2DModel,
         StableDiffusion3Pipeline,
@@ -150,15 +149,12 @@ def load(
     source = locate(path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
-    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(source, subfolder="scheduler")
+    scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
     small = (Path(source) / "words").is_dir()
     pipeline: Any = None
     if not small:
-        vae: Any = AutoencoderKL.from_pretrained(source, subfolder="vae", dtype=torch.float32)
-        pipeline = StableDiffusion3Pipeline.from_pretrained(
-            source, transformer=network, vae=vae, dtype=training.compute_dtype
-        )
-        freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
+        pipeline = read_pipeline(StableDiffusion3Pipeline, source, network, training)
+        freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
     config, factor = network.config, 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
     size = latent_size(
@@ -167,7 +163,8 @@ def load(
     tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
     architecture: Any
     if small:
-        words = WordEncoder.load(Path(source) / "words")
+        with reading(source, "words"):
+            words = WordEncoder.load(Path(source) / "words")
         freeze([words], device)
         architecture = Small(words, scheduler, tokens)
     else:

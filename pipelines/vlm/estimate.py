@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.conversation import conversation_ids, load_tokenizer
-from pipelines.pretrained import locate
+from pipelines.pretrained import locate, read_part
 from pipelines.vlm.frames import frame_indices
 from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, smart_resize, span_of
 
@@ -60,7 +60,8 @@ def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]
     from pipelines.vlm.qwen_vl import MARKS
 
     source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
-    tokenizer, processor = load_tokenizer(source), cast(Any, AutoImageProcessor.from_pretrained(source))
+    tokenizer: Any = load_tokenizer(source)
+    processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     own = {
         "patch": processor.patch_size,
         "merge": processor.merge_size,

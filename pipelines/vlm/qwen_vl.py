@@ -34,7 +34,7 @@ from pipelines.conversation import (
     suppressed_tokens,
 )
 from pipelines.decoder import Decoder
-from pipelines.pretrained import locate, read_network
+from pipelines.pretrained import locate, read_network, read_part
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize, smart_resize
 from pipelines.vlm.qwen_vl_tiny import tiny
@@ -226,7 +226,7 @@ def load(
 
     source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
     network = read_network(Qwen2_5_VLForConditionalGeneration, source, training)
-    processor: Any = AutoImageProcessor.from_pretrained(source)
+    processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     merged = (processor.patch_size * processor.merge_size) ** 2
     low = min_pixels or processor.size["shortest_edge"]
     reference = make_trainable(network, training, LORA_TARGETS, [network.model.visual] if freeze_vision else [])

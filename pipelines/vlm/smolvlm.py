@@ -37,7 +37,7 @@ from pipelines.conversation import (
     suppressed_tokens,
 )
 from pipelines.decoder import Decoder
-from pipelines.pretrained import locate, read_network
+from pipelines.pretrained import locate, read_network, read_part
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.smolvlm_tiny import tiny
@@ -256,14 +256,14 @@ def load(
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
     source = locate(path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")
-    model_type = AutoConfig.from_pretrained(source).model_type
+    model_type = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if model_type not in CLASSES:
         raise ValueError(
             f"'{source}': got a model of type '{model_type}', expected {' or '.join(CLASSES)}; choose another "
             "model.family"
         )
     network = read_network(AutoModelForImageTextToText, source, training)
-    processor: Any = AutoImageProcessor.from_pretrained(source)
+    processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     clips = processor.to_dict().get("video_sampling", {})
     frozen = [network.model.vision_model, network.model.connector] if freeze_vision else []
     reference = make_trainable(network, training, LORA_TARGETS, frozen)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.transcripts import aligned, error_rate, letters_of, normalizer, word_errors
@@ -174,6 +175,8 @@ def recognizer(path: str = "") -> Recognizer:
             f"there is no recognizer '{folder}'; expected a folder, a hub id like openai/whisper-base.en, or nothing "
             f"for the default, {TINY_EN}"
         )
-    network = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    check_weight_files(Path(folder), False, "")
+    kind = transformers.WhisperForConditionalGeneration
+    network = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
     network.generation_config.max_new_tokens = None  # it would take precedence over max_length
     return Recognizer(network.requires_grad_(False), transformers.WhisperProcessor.from_pretrained(folder))

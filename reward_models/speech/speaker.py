@@ -21,13 +21,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmgrpo.runtime.plugins import locate
-from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
+from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.sounds import import_library, score_sounds, waveform
 from reward_models.speech.xvector import XVectorEncoder, xvector_encoder
 
 WHEEL = "Resemblyzer==0.1.4"
 SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
+TENSORS = "977a87dc3d5d955105fab368ff1dadfed88e7599d6243711278d31fafe0835e9"
+"""Hash of the converted weights, which is compared on every use."""
 CACHE = Path("~/.cache/mmgrpo/resemblyzer")
 """Folder of the converted weights."""
 
@@ -47,27 +49,28 @@ def speaker_similarity(
     weights: str = "",
     encoder: str = "",
     device: str = "cpu",
+    allow_pickle: bool = False,
 ) -> list[float]:
     """Cosine of the embeddings of the sound and of a reference recording; 1 for equal sounds.
 
     The recording is the file ``reference``, or else the first sound of the prompt. The default encoder is GE2E: cosines
     in [0, 1], about 0.8 and more for one voice; ``weights`` names its wheel's file where the package index cannot be
     reached. ``encoder`` names a WavLM with an x-vector head instead (folder or hub id, on ``device``): cosines in
-    [-1, 1]; microsoft/wavlm-base-plus-sv suggests 0.86 as the threshold of one voice. A sound that is empty, silent,
-    NaN, or too short for the encoder is NaN.
+    [-1, 1]; microsoft/wavlm-base-plus-sv suggests 0.86 as the threshold of one voice. ``allow_pickle`` reads one that
+    has no safetensors (``xvector_encoder``). A sound that is empty, silent, NaN, or too short for the encoder is NaN.
     """
     if encoder and weights:
         raise ValueError(
             f"speaker_similarity: got encoder='{encoder}' and weights='{weights}', expected one of them: weights are "
             "those of the default encoder"
         )
-    model = encoder_of(encoder, weights, device)
+    model = encoder_of(encoder, weights, device, allow_pickle)
 
     def score(samples: np.ndarray, prompt: Prompt) -> float:
         # A policy may produce any duration: a sound too short to be scored is no reason to stop a run.
         if len(samples) < model.shortest:
             return math.nan
-        embedding = reference_embedding(reference_file(prompt, reference), encoder, weights, device)
+        embedding = reference_embedding(reference_file(prompt, reference), encoder, weights, device, allow_pickle)
         return float(model.embed(samples) @ embedding)
 
     return score_sounds(
@@ -80,9 +83,9 @@ def speaker_similarity(
     )
 
 
-def encoder_of(encoder: str, weights: str, device: str) -> SpeakerEncoder | XVectorEncoder:
+def encoder_of(encoder: str, weights: str, device: str, allow_pickle: bool = False) -> SpeakerEncoder | XVectorEncoder:
     """The encoder of a reward's parameters, loaded once per process."""
-    return xvector_encoder(encoder, device) if encoder else speaker_encoder(weights)
+    return xvector_encoder(encoder, device, allow_pickle) if encoder else speaker_encoder(weights)
 
 
 def reference_file(prompt: Prompt, reference: str) -> str:
@@ -98,14 +101,14 @@ def reference_file(prompt: Prompt, reference: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def reference_embedding(
-    file: str, encoder: str = "", weights: str = "", device: str = "cpu"
+    file: str, encoder: str = "", weights: str = "", device: str = "cpu", allow_pickle: bool = False
 ) -> Float[np.ndarray, " width"]:
     """Embedding of a recording."""
     soundfile = import_library("soundfile")
     if not Path(file).is_file():
         raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (working directory: {Path.cwd()})")
     samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    model = encoder_of(encoder, weights, device)
+    model = encoder_of(encoder, weights, device, allow_pickle)
     mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), model.rate)
     if mono is None:
         raise ValueError(
@@ -181,7 +184,7 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
 
     file = Path(cache).expanduser() / "speaker_encoder.safetensors"
     if file.is_file():
-        return file
+        return checked_tensors(file, TENSORS)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as workspace:
         otherwise = "Without network: download that wheel elsewhere and name it, speaker_similarity(weights=...)."
@@ -192,5 +195,5 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
         tensors = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}
         converted = Path(workspace) / file.name
         save_file(tensors, converted)
-        converted.replace(file)  # atomic, so that another process never reads half a file
+        checked_tensors(converted, TENSORS).replace(file)  # atomic: another process never reads half a file
     return file

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 
 from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.weight_files import check_weight_files
 from reward_models.speech.sounds import import_library
 
 EXAMPLE = "microsoft/wavlm-base-plus-sv"
@@ -70,8 +71,12 @@ class XVectorEncoder:
 
 
 @functools.cache
-def xvector_encoder(path: str, device: str = "cpu") -> XVectorEncoder:
-    """The encoder of a folder or hub id in fp32, loaded once per process and device."""
+def xvector_encoder(path: str, device: str = "cpu", allow_pickle: bool = False) -> XVectorEncoder:
+    """The encoder of a folder or hub id in fp32, loaded once per process and device.
+
+    Weights are read from safetensors, or with ``allow_pickle`` also from a ``pytorch_model.bin``, by torch's restricted
+    unpickler.
+    """
     transformers = import_library("transformers")
     folder = locate(path)
     if not Path(folder).is_dir() and folder.count("/") != 1:
@@ -79,12 +84,13 @@ def xvector_encoder(path: str, device: str = "cpu") -> XVectorEncoder:
             f"speaker_similarity: there is no encoder '{folder}'; expected a folder, a hub id like {EXAMPLE}, or "
             "nothing for the default encoder"
         )
+    check_weight_files(Path(folder), allow_pickle, "speaker_similarity(allow_pickle=True)")
     unreadable = (
         f"speaker_similarity: encoder '{path}' could not be read, expected a folder or a hub id that can be reached, "
         f"e.g. {EXAMPLE}"
     )
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:  # ValueError for a folder without a model, or an unknown one
         raise FileNotFoundError(f"{unreadable}: {error}") from error
     if config.model_type != "wavlm":
@@ -94,11 +100,13 @@ def xvector_encoder(path: str, device: str = "cpu") -> XVectorEncoder:
         )
     try:
         network, report = transformers.WavLMForXVector.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
+            folder, dtype=torch.float32, output_loading_info=True, use_safetensors=None if allow_pickle else True
         )
-        extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=False)
     except OSError as error:
-        raise FileNotFoundError(f"{unreadable}: {error}") from error
+        raise FileNotFoundError(
+            f"{unreadable}: {error} (weights are read from safetensors; allow_pickle=True reads pytorch_model.bin too)"
+        ) from error
     # from_pretrained replaces missing weights by random ones with a warning only, as for a WavLM without the head.
     missing = sorted(name for name in report["missing_keys"] if not name.startswith(UNUSED))
     if missing:

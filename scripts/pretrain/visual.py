@@ -116,7 +116,9 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
     from pipelines.visual.words import WordEncoder
 
     if args.start:
-        transformer: Any = SD3Transformer2DModel.from_pretrained(str(Path(args.start) / "transformer"))
+        transformer: Any = SD3Transformer2DModel.from_pretrained(
+            str(Path(args.start) / "transformer"), use_safetensors=True
+        )
         return transformer.float().train(), WordEncoder.load(Path(args.start) / "words")
     torch.manual_seed(derive(args.seed, "weights"))
     transformer = SD3Transformer2DModel(
@@ -274,7 +276,9 @@ def report(folder: Path, samples: int = 16) -> None:
     from mmgrpo.toy import scenes
     from pipelines.visual.words import WordEncoder
 
-    transformer: Any = SD3Transformer2DModel.from_pretrained(str(folder / "transformer")).float().eval()
+    transformer: Any = (
+        SD3Transformer2DModel.from_pretrained(str(folder / "transformer"), use_safetensors=True).float().eval()
+    )
     words = WordEncoder.load(folder / "words")
     shift = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())["shift"]
     prompts = load_prompts(PROMPTS / "heldout.jsonl")

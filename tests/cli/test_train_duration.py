@@ -9,6 +9,7 @@ import pytest
 import soundfile
 from safetensors.torch import save_file
 
+from mmgrpo.runtime.pypi_weights import tensors_sha256
 from pipelines.speech import whisper
 from reward_models.speech import speaker
 from tests.cli.running import call, metrics, read_lines, summary
@@ -77,7 +78,9 @@ def test_the_papers_recipe_trains_with_judges_of_random_weights(tmp_path, monkey
     monkeypatch.setattr(speaker, "CACHE", tmp_path / "resemblyzer")
     speaker.speaker_encoder.cache_clear()
     (tmp_path / "resemblyzer").mkdir()
-    save_file(speaker.SpeakerEncoder().state_dict(), tmp_path / "resemblyzer" / "speaker_encoder.safetensors")
+    encoder = tmp_path / "resemblyzer" / "speaker_encoder.safetensors"
+    save_file(speaker.SpeakerEncoder().state_dict(), encoder)
+    monkeypatch.setattr(speaker, "TENSORS", tensors_sha256(encoder))
     (tmp_path / "train.txt").write_text("one two three\nfour five\nsix seven eight\n")
     (tmp_path / "heldout.txt").write_text("nine ten\n")
     options = ["--recipe", "dmospeech2", "--model.renderer", "tests.speaking:hummer", "--threads", 1]

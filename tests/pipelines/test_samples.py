@@ -83,3 +83,12 @@ def test_samples_of_a_prompt_are_numbered_on_their_page_and_an_earlier_page_leav
     opened = write_completions_page(tmp_path, {"": shown}, 2, write_texts)
     assert "before · " not in opened.read_text()
     assert not (tmp_path / "before.jsonl").exists()
+
+
+def test_a_page_of_hostile_prompts_and_completions_is_inert(tmp_path):
+    """``mmgrpo sample`` writes it from prompts of a file, and from whatever a model completes them with."""
+    bad = "\"'><script>alert(1)</script><img src=x onerror=alert(1)> half \ud83d\x00"
+    prompt = Prompt(bad, bad, answer={bad: [bad]}, task=bad, meta={bad: bad})
+    shown = Shown([prompt] * 2, [Text(bad), Text(bad)], [{bad: 0.5}] * 2)
+    html = write_completions_page(tmp_path, {"before": shown, "": shown}, 2, write_texts).read_text()
+    assert "<script" not in html and "<img" not in html and html.count("&lt;script&gt;alert(1)") >= 12

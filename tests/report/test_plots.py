@@ -10,7 +10,18 @@ import torch
 from PIL import Image as Pil
 from PIL import ImageFont
 
-from mmgrpo.report.plots import curve_figure, figure_png, fit, running_mean, sample_grid, series, to_pil, wrap
+from mmgrpo.report.plots import (
+    curve_figure,
+    figure_png,
+    fit,
+    running_mean,
+    sample_grid,
+    series,
+    thinned,
+    title_of,
+    to_pil,
+    wrap,
+)
 from mmgrpo.types import Image, Text
 
 ROWS = [{"step": 1, "a": 1.0}, {"step": 2, "a": None}, {"step": 4, "a": 3.0, "b": 1}]
@@ -98,3 +109,11 @@ def test_a_name_with_dollar_signs_is_no_formula():
     figure = curve_figure(ROWS, ["reward/$\\frac$/mean"])
     assert figure.axes[0].get_title(loc="left") == "reward/$\\frac$/mean"
     assert figure_png(figure).startswith(b"\x89PNG")
+
+
+def test_long_lines_are_thinned_to_every_kth_row_and_names_are_drawable():
+    steps, values = np.arange(7.0), np.arange(7.0) * 2
+    assert [column.tolist() for column in thinned(steps, values, most=7)] == [steps.tolist(), values.tolist()]
+    assert [column.tolist() for column in thinned(steps, values, most=6)] == [[0, 2, 4, 6], [0, 4, 8, 12]]
+    assert thinned(np.array([]), np.array([]))[0].size == 0
+    assert title_of("a\x00b\ud83d\n" + "x" * 100) == "a?b??" + "x" * 55

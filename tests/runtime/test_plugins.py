@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.family import families, family
+from mmgrpo.registry import nearest
 from mmgrpo.rewards import entries, scorer
 from mmgrpo.runtime import plugins
 from mmgrpo.types import Prompt, Text
@@ -74,6 +75,12 @@ def test_a_package_offers_a_family_with_recipes_and_files_by_entry_point(package
     from mmgrpo.cli.train import read
 
     assert read(["--recipe", "hello"], "").model.family == "greeter"
+
+
+def test_what_a_package_offers_as_a_family_is_one(package):
+    (package / "__init__.py").write_text("FAMILIES = {'greeter': print}\nREWARDS = {}\n")
+    with pytest.raises(ValueError, match="registers a builtin_function_or_method as the family 'greeter', exp"):
+        family("greeter")
 
 
 def test_a_package_offers_a_reward_by_entry_point(package):
@@ -160,9 +167,11 @@ def test_a_package_of_the_working_directory_imports_what_lies_inside(tmp_path, m
 
 def test_a_function_of_an_installed_module_is_found_where_no_file_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert plugins.load_object("math:sqrt", "rewards")(9.0) == 3.0
-    (tmp_path / "math.py").write_text("")
-    assert plugins.load_object("math:sqrt", "a row of our own", own=False)(9.0) == 3.0
+    assert plugins.load_object("mmgrpo.registry:nearest", "a test")("a", ["b"]) == nearest("a", ["b"])
+    (tmp_path / "mmgrpo").mkdir()
+    (tmp_path / "mmgrpo" / "registry.py").write_text("def nearest(*arguments): return 'own'\n")
+    assert plugins.load_object("mmgrpo.registry:nearest", "a test")("a", ["b"]) == "own"
+    assert plugins.load_object("mmgrpo.registry:nearest", "a row of our own", own=False) is nearest
 
 
 def test_a_file_that_is_changed_in_another_folder_is_another_module(tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         # path for GPUs and scores only completions.
         utils._use_triton = lambda device: True  # type: ignore[attr-defined]
     path = Path(contest.folder) / "model"
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path, use_safetensors=True)
     model.model.visual.requires_grad_(False)
     pictures = [str(path) for path in contest.pictures()]
     conversations = [[{"role": "user", "content": SENTENCE}] for _ in pictures]

