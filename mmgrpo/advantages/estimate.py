@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,6 +25,7 @@ from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.registry import Bound, bind, nearest, parse
+from mmgrpo.runtime.ranges import ANY_NUMBER, check_ranges
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 STANDARD_INPUTS = frozenset(
@@ -60,7 +61,7 @@ class Key:
 
     name: str
     """Name of the key in ``Decisions.keys``."""
-    weight: float = 1.0
+    weight: Annotated[float, ANY_NUMBER] = 1.0
     """Factor of the advantages under this key."""
     own: bool = True
     """Restrict the statistics to rows that the policy itself sampled."""
@@ -221,7 +222,9 @@ def _key(text: str) -> Key:
             raise ValueError(
                 f"algorithm.keys: '{name}' has no parameter '{parameter}'.{nearest(parameter, ('weight', 'own'))}"
             )
-    return Key(name, **parameters)
+    key = Key(name, **parameters)
+    check_ranges(key, f"algorithm.keys: '{name}'")
+    return key
 
 
 def _column(decisions: Decisions, name: str) -> Tensor:
