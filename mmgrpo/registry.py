@@ -100,7 +100,5 @@ def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
         if signature[parameter].default is inspect.Parameter.empty and parameter not in parameters:
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
-        parameters[parameter] = check_parameter(
-            block.fn, parameter, value, f"{what}: parameter '{parameter}' of {name}"
-        )
+        parameters[parameter] = check_parameter(block.fn, parameter, value, f"{what}: {parameter} of {name}")
     return Bound(text, block, parameters)

@@ -74,7 +74,7 @@ class Algorithm:
 class Optim:
     """The optimizer (AdamW), and the split of a rollout into updates."""
 
-    lr: Annotated[float, within("(0, 1000]")] = 1e-4
+    lr: Annotated[float, within("[0, 1000]")] = 1e-4
     """Peak learning rate. 1e-4 suits LoRA adapters; training all weights of a large model takes about 1e-6."""
     weight_decay: Annotated[float, within("[0, 1000]")] = 1e-4
     """Decoupled weight decay, relative to the learning rate."""

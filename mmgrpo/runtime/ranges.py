@@ -121,6 +121,10 @@ UNDECLARED: dict[Any, Range] = {int: COUNT_OR_ZERO, float: within("[0, inf)"), s
 """Ranges of the parameters of blocks whose annotations state none: most are counts, clip ranges, coefficients."""
 
 
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+"""Types in errors."""
+
+
 def check_ranges(settings: Any, where: str = "", prefix: str = "", option: bool = False) -> None:
     """Raise ValueError for the first field of a dataclass, sections included, that has a wrong type or is outside of
     its range. ``where`` names the source of the values; with ``option`` fields are called as on the command line."""
@@ -130,7 +134,7 @@ def check_ranges(settings: Any, where: str = "", prefix: str = "", option: bool 
         if dataclasses.is_dataclass(value):
             check_ranges(value, where, f"{key}.", option)
         else:
-            _check(value, kind, declared, f"{where}: '{key}'" if where else f"'{key}'")
+            _check(value, kind, declared, f"{where}: {key}" if where else key)
 
 
 @cache
@@ -180,7 +184,7 @@ def _check(value: Any, kind: Any, declared: Range | None, what: str) -> None:
         return
     accepted = (int, float) if kind is float else kind
     if isinstance(kind, type) and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):
-        raise ValueError(f"{what}: got {shown(value)}, expected a value of type {kind.__name__}")
+        raise ValueError(f"{what}: got {shown(value)}, expected {WORDS.get(kind, kind.__name__)}")
     if declared is not None and value not in declared:
         raise ValueError(f"{what}: got {shown(value)}, expected {declared}")
 
