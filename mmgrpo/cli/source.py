@@ -181,7 +181,7 @@ def checkpoint_of(folder: Path, weights: str, latest: Path | None) -> Path:
                 f"{folder} contains no complete checkpoint; --weights {UNTRAINED} uses the initial weights"
             )
         return latest
-    if not weights.isdigit():
+    if not (weights.isdecimal() and len(weights) < 10):
         raise ValueError(f"--weights must be model, latest, {UNTRAINED} or the step of a checkpoint, got '{weights}'")
     return folder / f"step-{int(weights):06d}"
 

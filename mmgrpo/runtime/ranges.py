@@ -134,7 +134,7 @@ def check_ranges(settings: Any, where: str = "", prefix: str = "", option: bool 
         if dataclasses.is_dataclass(value):
             check_ranges(value, where, f"{key}.", option)
         else:
-            _check(value, kind, declared, f"{where}: {key}" if where else key)
+            check_value(value, kind, declared, f"{where}: {key}" if where else key)
 
 
 @cache
@@ -157,7 +157,7 @@ def check_parameter(function: Callable[..., Any], name: str, value: Any, what: s
     if kind is float and type(value) is int and abs(value) < 2**63:
         value = float(value)
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is Sequence else kind
-    _check(value, kind, _range_of(hint) or UNDECLARED.get(item), what)
+    check_value(value, kind, _range_of(hint) or UNDECLARED.get(item), what)
     return value
 
 
@@ -175,12 +175,14 @@ def shown(value: Any) -> str:
     return short.repr(value)
 
 
-def _check(value: Any, kind: Any, declared: Range | None, what: str) -> None:
+def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> None:
+    """Raise ValueError for a value that is not of the type ``kind`` or not in the range; a list's range is that of its
+    items. ``what`` names the value."""
     if typing.get_origin(kind) in (list, Sequence):
         if not isinstance(value, list | tuple):
             raise ValueError(f"{what}: got {shown(value)}, expected a list")
         for one in value:
-            _check(one, typing.get_args(kind)[0], declared, what)
+            check_value(one, typing.get_args(kind)[0], declared, what)
         return
     accepted = (int, float) if kind is float else kind
     if isinstance(kind, type) and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):

@@ -20,7 +20,7 @@ from mmgrpo.presets import CATALOGUE, PRESETS
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.config import Algorithm
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.ranges import check_ranges, shown
+from mmgrpo.runtime.ranges import check_ranges, check_value, declarations, shown
 
 C = TypeVar("C")
 
@@ -105,9 +105,8 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
             values[name] = build(expected, value, where, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
             values[name] = _number(value) if expected is float else value
-    config = kind(**values)
-    check_ranges(config, where, prefix)
-    return config
+            check_value(values[name], *declarations(kind)[name], f"{where}: {prefix}{name}")
+    return kind(**values)
 
 
 def preset_values(name: str, where: str) -> dict[str, Any]:
