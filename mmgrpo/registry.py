@@ -50,12 +50,12 @@ class Bound:
         return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated.
+def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
+    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated; ``what`` begins errors.
 
     A name may be dotted and may hold one colon (``package.module:function``).
     """
-    message = f"got '{text}', expected the form name or name(parameter=value, ...)"
+    message = f"{what}: got {text!r}, expected the form name or name(parameter=value, ...)".removeprefix(": ")
     match = re.fullmatch(r"\s*([\w.\-]+(?::[\w.]+)?)\s*(\(.*\))?\s*", text, re.DOTALL)
     if match is None:
         raise ValueError(message)
@@ -66,7 +66,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         if not isinstance(call, ast.Call) or call.args or None in names or len({*names}) < len(names):
             raise ValueError(message)
         return name, {str(k.arg): _literal(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"{message} with numbers, strings, lists or booleans as values") from error
 
 
@@ -87,7 +87,7 @@ def nearest(name: str, names: Any) -> str:
 def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
     """Bind the text to a block of the table; unknown names and parameters are errors that name the nearest, and so are
     values of a wrong type or out of range. A whole number for a parameter that is declared ``float`` is converted."""
-    name, parameters = parse(text)
+    name, parameters = parse(text, what)
     if name not in table:
         raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
     block = table[name]

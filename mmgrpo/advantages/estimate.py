@@ -85,8 +85,9 @@ class AdvantageRecipe:
         """Bind the blocks of a configuration; unknown names and parameters are errors here, before the run."""
         if not blocks.keys:
             raise ValueError("algorithm.keys: got an empty list, expected at least one group key, e.g. ['prompt']")
-        baseline = parse(blocks.baseline)[0]
-        if baseline in ("greedy", "static_reference") and parse(blocks.combine)[0] != "weighted_sum":
+        baseline, _ = parse(blocks.baseline, "algorithm.baseline")
+        combine, _ = parse(blocks.combine, "algorithm.combine")
+        if baseline in ("greedy", "static_reference") and combine != "weighted_sum":
             raise ValueError(
                 f"algorithm.combine: got '{blocks.combine}', which normalizes every reward separately, expected "
                 f"weighted_sum, since algorithm.baseline '{baseline}' is one number for all rewards together; choose "
@@ -216,7 +217,7 @@ def estimate(
 
 
 def _key(text: str) -> Key:
-    name, parameters = parse(text)
+    name, parameters = parse(text, "algorithm.keys")
     for parameter in parameters:
         if parameter not in ("weight", "own"):
             raise ValueError(

@@ -132,7 +132,7 @@ def bind_blocks(config: Config) -> None:
     LossRecipe.of(algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy)
     redraws(algorithm.sampler)
     for text in config.rewards:
-        name, parameters = parse(text)
+        name, parameters = parse(text, "rewards")
         if ":" not in name and name not in entries():
             raise ValueError(f"rewards: there is no '{name}'.{nearest(name, entries())}")
         if (weight := parameters.get("weight", 1)) not in ANY_NUMBER:

@@ -60,6 +60,11 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
         type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
     )
     if unknown:
+        if not unknown[0].startswith("-"):
+            whole = next((argument for argument in arguments if argument.endswith(f"={unknown[0]}")), unknown[0])
+            raise ValueError(
+                f"the command line: got '{whole}', a value that no option takes; a switch is --x or --no-x"
+            )
         name = unknown[0].split("=")[0]
         key = name.removeprefix("--").replace("-", "_")
         if key in RENAMED:
@@ -179,7 +184,7 @@ def _number(value: Any) -> Any:
 class _UniqueKeys(yaml.SafeLoader):
     """YAML in which a key that a mapping repeats is an error; PyYAML takes the last."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
