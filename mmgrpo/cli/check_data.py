@@ -67,7 +67,7 @@ class Args:
     """Largest size of a frame of a clip in pixels; 0: the model's."""
     max_frames: Annotated[int, within("[0, 1e6]")] = 0
     """Largest number of frames per clip; 0: the model's."""
-    fps: Annotated[float, within("[0, 1000]")] = 0.0
+    fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Frames to sample per second of a clip; 0: the model's."""
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest length of a prompt in tokens, beyond which it is a problem; 0: no limit."""

@@ -185,8 +185,8 @@ def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> Non
             check_value(one, typing.get_args(kind)[0], declared, what)
         return
     accepted = (int, float) if kind is float else kind
-    if isinstance(kind, type) and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):
-        raise ValueError(f"{what}: got {shown(value)}, expected {WORDS.get(kind, kind.__name__)}")
+    if kind in WORDS and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):
+        raise ValueError(f"{what}: got {shown(value)}, expected {WORDS[kind]}")
     if declared is not None and value not in declared:
         raise ValueError(f"{what}: got {shown(value)}, expected {declared}")
 

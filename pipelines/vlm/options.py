@@ -28,7 +28,7 @@ class SmolVlmOptions(TextOptions):
     """Larger pictures are reduced to this number of pixels; 0: the checkpoint's limit."""
     max_frames: Annotated[int, within("[0, 1e6]")] = 0
     """Maximum number of frames of a video; 0: the family's default."""
-    fps: Annotated[float, within("[0, 1000]")] = 0.0
+    fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Sampled frames per second of a video; 0: the family's default."""
 
 

@@ -143,7 +143,7 @@ def of_family(name: str) -> list[Trial]:
 def settings(name: str, trial: Trial, *arguments: str) -> Any:
     """The settings of ``mmgrpo train``, read and checked up to where something would be loaded."""
     given = ["--model.family", name] if trial.key != ("model", "family") else []
-    given += ["--model.path", "a/b"] if name in WITHOUT_MODEL and trial.key[0] != "model" else []
+    given += ["--model.path", "a/b"] if name in WITHOUT_MODEL and trial.key != ("model", "path") else []
     config = read([*given, *arguments], "")
     arithmetic(config)
     return config
