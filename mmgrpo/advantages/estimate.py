@@ -25,7 +25,7 @@ from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.registry import Bound, bind, nearest, parse
-from mmgrpo.runtime.ranges import ANY_NUMBER, check_ranges
+from mmgrpo.runtime.ranges import ANY_NUMBER, check_parameter
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 STANDARD_INPUTS = frozenset(
@@ -218,14 +218,13 @@ def estimate(
 
 def _key(text: str) -> Key:
     name, parameters = parse(text, "algorithm.keys")
-    for parameter in parameters:
+    for parameter, value in parameters.items():
         if parameter not in ("weight", "own"):
             raise ValueError(
                 f"algorithm.keys: '{name}' has no parameter '{parameter}'.{nearest(parameter, ('weight', 'own'))}"
             )
-    key = Key(name, **parameters)
-    check_ranges(key, f"algorithm.keys: '{name}'")
-    return key
+        parameters[parameter] = check_parameter(Key, parameter, value, f"algorithm.keys: {parameter} of {name}")
+    return Key(name, **parameters)
 
 
 def _column(decisions: Decisions, name: str) -> Tensor:

@@ -190,8 +190,6 @@ class _UniqueKeys(yaml.SafeLoader):
         for key, _ in node.value:
             line, name = key.start_mark.line + 1, str(key.value)
             if name in lines:
-                raise ValueError(
-                    f"line {line}: the key '{name}' is already in line {lines[name]}; remove one of the two"
-                )
+                raise ValueError(f"line {line}: the key '{name}' is already in line {lines[name]}; remove one of them")
             lines[name] = line
         return node

@@ -10,7 +10,7 @@ import pytest
 from mmgrpo.cli.train import read
 from mmgrpo.family import families, family
 from mmgrpo.presets import PRESETS
-from mmgrpo.runtime.config import Algorithm, Config, config_class
+from mmgrpo.runtime.config import Algorithm, Config, Optim, config_class
 from mmgrpo.runtime.reading import RENAMED, build, load_yaml, option_names, take_option, write_yaml
 
 
@@ -165,3 +165,60 @@ def test_configurations_do_not_share_their_lists():
     first.algorithm.select.append("more")
     second = parsed("--algorithm.preset", "dapo")
     assert second.algorithm.select == PRESETS["dapo"]["select"] == ["drop_zero_spread"]
+
+
+@pytest.mark.parametrize(
+    ("decay", "warmup", "steps", "values"),
+    [
+        ("constant", 0, 8, {0: 1.0, 4: 1.0, 7: 1.0, 8: 1.0, 20: 1.0}),
+        ("linear", 0, 8, {0: 1.0, 2: 0.75, 4: 0.5, 7: 0.125, 8: 0.0, 9: 0.0, 20: 0.0}),
+        ("cosine", 0, 8, {0: 1.0, 2: 0.5 + 2**-1.5, 4: 0.5, 6: 0.5 - 2**-1.5, 8: 0.0, 9: 0.0, 20: 0.0}),
+        ("constant", 4, 12, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 11: 1.0}),
+        ("linear", 4, 12, {0: 0.25, 3: 1.0, 4: 1.0, 6: 0.75, 8: 0.5, 11: 0.125, 12: 0.0, 13: 0.0}),
+        ("cosine", 4, 12, {0: 0.25, 3: 1.0, 4: 1.0, 6: 0.5 + 2**-1.5, 8: 0.5, 12: 0.0, 13: 0.0, 20: 0.0}),
+        ("linear", 8, 8, {0: 0.125, 7: 1.0, 8: 1.0, 9: 0.0}),  # a warm-up to the end
+    ],
+)
+def test_the_learning_rate_of_every_step(decay, warmup, steps, values):
+    """Also past the end, which a resumed run with fewer steps than before would ask for."""
+    optim = Optim(lr=2.0, warmup=warmup, decay=decay)
+    rates = {step: optim.lr_at(step, steps) for step in values}
+    assert rates == {step: pytest.approx(2.0 * value, abs=1e-15) for step, value in values.items()}
+    assert min(rates.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "steps: 3\nseed: 1\nsteps: 4\n",
+            "recipe.yaml is not valid YAML: line 3: the key 'steps' is already in line",
+        ),
+        ("optim:\n  lr: 1\n  'lr': 2\n", "line 3: the key 'lr' is already in line 2; remove one of them"),
+        ("optim: {lr: 1, lr: 1}\n", "line 1: the key 'lr' is already in line 1"),
+        ("steps: " + "9" * 5000, "recipe.yaml is not valid YAML: Exceeds the limit"),
+        ("steps: 2026-13-45", "recipe.yaml is not valid YAML: month must be in 1..12"),
+        ("steps: " + "[" * 5000, "recipe.yaml is not valid YAML: maximum recursion depth exceeded"),
+        ("steps: 0x" + "f" * 9000, "recipe.yaml: steps: got a number of about 10837 digits, expected a number in"),
+        ("optim: {lr: !!binary MQ==}", "recipe.yaml: optim.lr: got b'1', expected a number"),
+        ("algorithm: 3", "recipe.yaml: 'algorithm' must be a section of keys, got 3"),
+        ("model: {family: [a]}", "model.family: there is no \"['a']\""),
+        ("rewards: &a [*a]", "recipe.yaml: rewards: got [[[[[[[...]]]]]]], expected text"),
+    ],
+    ids=range(11),
+)
+def test_what_yaml_takes_for_something_else_is_told_in_one_line(text, message, recipe):
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        parsed("--config", recipe(text), "--algorithm.preset", "grpo")
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path):
+    (tmp_path / "recipe.yaml").write_bytes(b"steps: \xff\xfe\n")
+    with pytest.raises(ValueError, match=r"recipe\.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xff"):
+        parsed("--config", str(tmp_path / "recipe.yaml"))
+
+
+def test_keys_that_a_merge_brings_along_may_be_repeated(recipe):
+    merged = load_yaml(recipe("a: &a {lr: 1, epochs: 2}\nb:\n  <<: *a\n  lr: 3\n"))
+    assert merged["b"] == {"lr": 3, "epochs": 2}
