@@ -163,7 +163,10 @@ def check_parameter(function: Callable[..., Any], name: str, value: Any, what: s
 
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(function, include_extras=True)
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # annotations that are imported for type checkers only; objects that have none
+        return {}
 
 
 def shown(value: Any) -> str:

@@ -111,7 +111,7 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(opti
         (["--algorithm.terms", "kl_k3(coef=-1)"], "algorithm.terms: coef of kl_k3: got -1.0, expected a number in"),
         (
             ["--algorithm.keys", "promt"],
-            "algorithm.keys: samples of gaussian policies have no key 'promt'. Did you mean",
+            "samples of gaussian policies have no key 'promt'. Did you mean 'prompt'?",
         ),
         (["--algorithm.keys", "prompt(weight='a')"], "algorithm.keys: weight of prompt: got 'a', expected a number"),
         (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),

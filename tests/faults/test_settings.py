@@ -98,10 +98,10 @@ def values(kind: Any, default: Any) -> list[Any]:
     return TEXTS + spoilt if kind is str else LISTS + [[one] for one in spoilt]
 
 
-def drawn(every: Iterable[Trial], count: int) -> list[Trial]:
-    """All trials, or in the short form ``count`` of them."""
+def drawn(every: Iterable[Trial], count: int, full: int = 10**9) -> list[Trial]:
+    """``count`` of the trials in the short form, ``full`` in the long one."""
     every = list(every)
-    return every if FULL else random.Random(len(every)).sample(every, count)
+    return random.Random(len(every)).sample(every, min(full if FULL else count, len(every)))
 
 
 def fault(trial: Trial, run: Callable[[Trial], Any]) -> str:
@@ -166,7 +166,7 @@ def test_a_value_in_a_file_is_right_or_refused_in_one_line_that_names_its_key(na
 def test_an_option_is_right_or_refused_in_one_line_that_names_it(name):
     flat = [trial for trial in of_family(name) if trial.is_flat and trial.value not in ([], "")]
     leaves = [trial for trial in flat if not dataclasses.is_dataclass(trial_kind(name, trial))]
-    assert faults(drawn(leaves, 10), lambda trial: settings(name, trial, *trial.option)) == []
+    assert faults(drawn(leaves, 10, full=300), lambda trial: settings(name, trial, *trial.option)) == []
 
 
 def trial_kind(name: str, trial: Trial) -> Any:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import pytest
@@ -171,6 +172,15 @@ def test_a_parameter_of_a_block_out_of_range_is_refused(text, message):
 
 def test_a_parameter_in_its_range_is_taken():
     assert bind("scale(by=1, shift=2, count=3)", TABLE, "demo")({"x": 4.0}) == 9.0
+
+
+def test_a_function_whose_annotations_cannot_be_resolved_is_taken_as_it_is():
+    def own(x: Unknown, by: float = 1.0) -> Unknown:  # type: ignore[name-defined]
+        return x * by
+
+    table = {"own": Block(own, ("x",)), "partial": Block(partial(own, by=2.0), ("x",))}
+    assert bind("own(by=-2)", table, "demo")({"x": 4.0}) == -8.0
+    assert bind("partial(by=3)", table, "demo")({"x": 4.0}) == 12.0
 
 
 @pytest.mark.parametrize(
