@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
-from mmgrpo.runtime.ranges import ANY_TEXT, within
+from mmgrpo.runtime.ranges import ANY_TEXT, LONG_TEXT, within
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -40,7 +40,7 @@ class Sample(Source):
 
     limit: int = 16
     """Number of prompts to take from the start of the file; 0 takes all."""
-    prompts: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    prompts: Annotated[list[str], LONG_TEXT] = field(default_factory=list)
     """Prompts, or sound files for speech recognition; if empty, the prompts of --file are used."""
     before: bool = False
     """Also sample from the initial model of the run with the same noise, for a comparison side by side."""

@@ -80,7 +80,7 @@ class Text:
         return short and re.fullmatch(self.pattern, value, re.DOTALL) is not None
 
     def __str__(self) -> str:
-        return f"{self.expected}, at most {self.longest} bytes of UTF-8"
+        return self.expected
 
 
 Range: TypeAlias = Numbers | Choice | Text
@@ -96,12 +96,13 @@ def one_of(*words: str) -> Choice:
     return Choice(words)
 
 
-ANY_TEXT = Text(r"[^\0]*", "text without NUL")
+ANY_TEXT = Text(r"[^\0]*", "text without NUL, at most 4096 bytes of UTF-8")
 """Text that something else interprets: a block, a path, a name of a module."""
+LONG_TEXT = Text(r"[^\0]*", "text without NUL, at most 1 MiB of UTF-8", longest=1 << 20)
 PATH_COMPONENT = Text(
     r"(?!-)(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]+",
     "one plain component of a path (not empty, no slash, backslash or control character, not '.' or '..', "
-    "no dash at its start)",
+    "no dash at its start, at most 200 bytes of UTF-8)",
     longest=200,
 )
 DEVICE = Text(r"auto|cpu|mps|(cuda|xpu|npu)(:\d{1,3})?", "auto, cpu, cuda, cuda:N, mps, xpu or npu", longest=8)
