@@ -136,5 +136,5 @@ def family(name: str) -> Family:
     """A family by name; an unknown one is an error that names the nearest."""
     table = families()
     if name not in table:
-        raise ValueError(f"model.family: there is no '{name}'.{nearest(name, table)}")
+        raise ValueError(f"model.family: there is no {name!r}.{nearest(name, table)}")
     return table[name]

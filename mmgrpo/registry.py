@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmgrpo.runtime.ranges import check_parameter
+
 
 @dataclass(frozen=True)
 class Block:
@@ -48,22 +50,23 @@ class Bound:
         return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated.
+def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
+    """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated; ``what`` begins errors.
 
     A name may be dotted and may hold one colon (``package.module:function``).
     """
-    message = f"got '{text}', expected the form name or name(parameter=value, ...)"
+    message = f"{what}: got {text!r}, expected the form name or name(parameter=value, ...)".removeprefix(": ")
     match = re.fullmatch(r"\s*([\w.\-]+(?::[\w.]+)?)\s*(\(.*\))?\s*", text, re.DOTALL)
     if match is None:
         raise ValueError(message)
     name, arguments = match.groups()
     try:
         call = ast.parse(f"f{arguments or '()'}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+        names = [k.arg for k in call.keywords] if isinstance(call, ast.Call) else []
+        if not isinstance(call, ast.Call) or call.args or None in names or len({*names}) < len(names):
             raise ValueError(message)
         return name, {str(k.arg): _literal(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"{message} with numbers, strings, lists or booleans as values") from error
 
 
@@ -82,11 +85,9 @@ def nearest(name: str, names: Any) -> str:
 
 
 def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
-    """Bind the text to a block of the table; unknown names and parameters are errors that name the nearest.
-
-    A whole number for a parameter that is declared ``float`` is converted.
-    """
-    name, parameters = parse(text)
+    """Bind the text to a block of the table; unknown names and parameters are errors that name the nearest, and so are
+    values of a wrong type or out of range. A whole number for a parameter that is declared ``float`` is converted."""
+    name, parameters = parse(text, what)
     if name not in table:
         raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
     block = table[name]
@@ -99,6 +100,5 @@ def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
         if signature[parameter].default is inspect.Parameter.empty and parameter not in parameters:
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
-        if type(value) is int and signature[parameter].annotation in (float, "float"):
-            parameters[parameter] = float(value)
+        parameters[parameter] = check_parameter(block.fn, parameter, value, f"{what}: {parameter} of {name}")
     return Bound(text, block, parameters)

@@ -10,6 +10,7 @@ from mmgrpo.family import Family, Settings
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.config import config_class
 from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.ranges import check_ranges
 
 if TYPE_CHECKING:
     from mmgrpo.types import Policy
@@ -27,6 +28,7 @@ def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int,
             raise ValueError(f"family '{family.name}' has no option '{option}'.{nearest(option, names)}")
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
+    check_ranges(config, f"policy of '{path}'")
     family.check(config)
     return family.policy(config, device_of(config.model.device))
 
@@ -47,9 +49,9 @@ def recognize(families: Mapping[str, Family], path: str) -> str:
 
 def device_of(device: str) -> str:
     """The device of an option; ``auto`` is accelerate's choice."""
-    from accelerate import Accelerator
+    from mmgrpo.runtime.devices import accelerator
 
-    return str(Accelerator(cpu=device == "cpu").device)
+    return str(accelerator(device).device)
 
 
 def with_settings(policy: Any, family: Family, config: Any) -> Any:

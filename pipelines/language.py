@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.family import Arithmetic
-from mmgrpo.registry import nearest
+from mmgrpo.registry import bind
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
@@ -41,15 +41,24 @@ class LanguageFamily:
     """Reads prompts of a command line as files; None where they are texts."""
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for an option with an unknown value, and for a missing path."""
-        for name, value, choices in (
-            ("sampling.truncated", config.sampling.truncated, ("train", "mask")),
-            ("data.too_long", getattr(config.data, "too_long", "refuse"), ("refuse", "filter")),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name}: there is no '{value}'.{nearest(value, choices)}")
-        if not config.model.path:
+        """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other."""
+        model, sampling = config.model, config.sampling
+        if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
+        low, high = getattr(model, "min_pixels", 0), getattr(model, "max_pixels", 0)
+        if low and high and low > high:
+            raise ValueError(
+                f"model.min_pixels: got {low}, expected at most model.max_pixels={high}; lower it or raise the other"
+            )
+        if contrast := getattr(sampling, "contrast", ""):
+            from mmgrpo.policies.contrast import CONTRASTS
+
+            bind(contrast, CONTRASTS, "sampling.contrast")
+            if sampling.search == "beam":
+                raise ValueError(
+                    f"sampling.contrast: got '{contrast}' with sampling.search beam, expected search sample; leave out "
+                    "one of them"
+                )
 
     def decisions(self, config: Config) -> str:
         """Tokens."""

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, one_of, within
 
 
 @dataclass
 class ModelOptions:
     """The model, and which of its weights are trained."""
 
-    family: str = ""
+    family: Annotated[str, ANY_TEXT] = ""
     """Model family; 'mmgrpo families' lists them."""
-    path: str = ""
+    path: Annotated[str, ANY_TEXT] = ""
     """Folder or hub id of the model."""
-    lora_rank: int = 0
+    lora_rank: Annotated[int, within("[0, 65536]")] = 0
     """Rank of the LoRA adapters; 0 trains the weights of the model itself."""
-    lora_alpha: float = 64.0
+    lora_alpha: Annotated[float, within("(0, 1e6]")] = 64.0
     """LoRA alpha; the update is scaled by alpha / rank."""
-    lora_targets: list[str] = field(default_factory=list)
+    lora_targets: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Name suffixes of the adapted modules; empty: the family's attention projections."""
-    dtype: str = "float32"
+    dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the network's computation: float32, bfloat16 or float16. Log-probabilities are always fp32."""
-    device: str = "auto"
-    """auto (accelerate's choice), cpu or cuda."""
+    device: Annotated[str, DEVICE] = "auto"
+    """auto (accelerate's choice), cpu, cuda, one GPU of several (cuda:1), mps, xpu or npu."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more time."""
     allow_pickle: bool = False
@@ -34,20 +37,20 @@ class ModelOptions:
 class TokenSampling:
     """Sampling of completions in rollouts and in evaluation."""
 
-    max_tokens: int = 64
+    max_tokens: Annotated[int, within("[1, 1e6]")] = 64
     """Maximum length of a completion."""
-    temperature: float = 1.0
+    temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
     """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
-    search: str = "sample"
+    search: Annotated[str, one_of("sample", "beam")] = "sample"
     """How a group is generated: sample, or beam, the most likely completions (for the preset mwer_n_best)."""
-    evaluation_temperature: float = 0.0
+    evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Temperature of evaluation samples; 0 is greedy."""
-    truncated: str = "train"
+    truncated: Annotated[str, one_of("train", "mask")] = "train"
     """Completions that do not end within max_tokens: train on them, or mask them (they are still scored; the overlong
     filtering of DAPO)."""
     share_prefix: bool = True
     """Compute a prompt once for all its samples; False is slower and gives the same numbers."""
-    logits_chunk_size: int = 4096
+    logits_chunk_size: Annotated[int, COUNT] = 4096
     """Memory limit: tokens whose logits are in memory at one time."""
-    features_kept: int = 0
+    features_kept: Annotated[int, COUNT_OR_ZERO] = 0
     """Prompts whose media features are cached between rollouts, with a frozen encoder only; costs memory."""

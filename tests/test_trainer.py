@@ -295,7 +295,7 @@ def test_the_share_of_adapters_is_one_of_their_product():
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_share_of_nothing_or_of_more_than_all_is_refused(share, tmp_path):
-    with pytest.raises(ValueError, match="interpolation: got .*, expected a fraction in \(0, 1\)"):
+    with pytest.raises(ValueError, match=r"optim\.interpolation: got .*, expected a number in \(0, 1\]"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), interpolation=share)
 
 

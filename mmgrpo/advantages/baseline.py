@@ -5,6 +5,8 @@ For r = [1, 0, 0, 1], r - b is [.5, -.5, -.5, .5] with group_mean and [.667, -.6
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import ANY_NUMBER
 
 
 def none(values: Values) -> Values:
@@ -19,7 +22,7 @@ def none(values: Values) -> Values:
     return torch.zeros_like(values)
 
 
-def constant(values: Values, value: float) -> Values:
+def constant(values: Values, value: Annotated[float, ANY_NUMBER]) -> Values:
     """A constant; 0.5 turns rewards of 0 and 1 into -0.5 and 0.5."""
     return torch.full_like(values, value)
 
@@ -70,7 +73,7 @@ def runner_up(values: Values, key: Key, stat: Rows) -> Values:
     return torch.where(torch.isfinite(rest), torch.minimum(values, rest), values)
 
 
-def virtual_max(values: Values, key: Key, stat: Rows, maximum: float = 1.0) -> Values:
+def virtual_max(values: Values, key: Key, stat: Rows, maximum: Annotated[float, ANY_NUMBER] = 1.0) -> Values:
     """Mean of the group and one virtual member with the largest possible reward (NGRPO, arXiv:2509.18851).
 
     A group without any correct sample then has negative advantages. To be used with the scale ``virtual_max_std``.

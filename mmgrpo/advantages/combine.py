@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Rows, Values
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import DDOF
 
 Normalise: TypeAlias = Callable[[Values], Values]
 
@@ -34,7 +35,7 @@ def gdpo(
     values: Float[Tensor, "B R"],
     weights: Float[Tensor, "R"],
     stat: Rows,
-    ddof: int = 1,
+    ddof: Annotated[int, DDOF] = 1,
     eps: float = 1e-4,
 ) -> Values:
     """``per_reward``, then (A - mean) / (std + eps) over the batch (GDPO, arXiv:2601.05242).

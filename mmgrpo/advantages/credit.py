@@ -6,7 +6,7 @@ one depth of a tree are at one position.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import DDOF, POSITIVE_FRACTION
 
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
@@ -68,7 +69,7 @@ def tree_depth(
     decision_mask: Mask,
     log_probs: Matrix,
     beta: float = 1.0,
-    ddof: int = 1,
+    ddof: Annotated[int, DDOF] = 1,
     eps: float = 1e-4,
 ) -> Matrix:
     """Standardize fused leaf values over the distinct nodes of each depth (BranchGRPO, arXiv:2509.06040).
@@ -146,7 +147,7 @@ def top_entropy(
     node: Node,
     decision_mask: Mask,
     entropy: Matrix,
-    fraction: float = 0.2,
+    fraction: Annotated[float, POSITIVE_FRACTION] = 0.2,
 ) -> Matrix:
     """``broadcast``, and 0 on all but the given fraction of decisions, those of highest entropy in the batch.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,6 +25,7 @@ from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.registry import Bound, bind, nearest, parse
+from mmgrpo.runtime.ranges import ANY_NUMBER, check_parameter
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 STANDARD_INPUTS = frozenset(
@@ -60,7 +61,7 @@ class Key:
 
     name: str
     """Name of the key in ``Decisions.keys``."""
-    weight: float = 1.0
+    weight: Annotated[float, ANY_NUMBER] = 1.0
     """Factor of the advantages under this key."""
     own: bool = True
     """Restrict the statistics to rows that the policy itself sampled."""
@@ -84,8 +85,9 @@ class AdvantageRecipe:
         """Bind the blocks of a configuration; unknown names and parameters are errors here, before the run."""
         if not blocks.keys:
             raise ValueError("algorithm.keys: got an empty list, expected at least one group key, e.g. ['prompt']")
-        baseline = parse(blocks.baseline)[0]
-        if baseline in ("greedy", "static_reference") and parse(blocks.combine)[0] != "weighted_sum":
+        baseline, _ = parse(blocks.baseline, "algorithm.baseline")
+        combine, _ = parse(blocks.combine, "algorithm.combine")
+        if baseline in ("greedy", "static_reference") and combine != "weighted_sum":
             raise ValueError(
                 f"algorithm.combine: got '{blocks.combine}', which normalizes every reward separately, expected "
                 f"weighted_sum, since algorithm.baseline '{baseline}' is one number for all rewards together; choose "
@@ -215,12 +217,13 @@ def estimate(
 
 
 def _key(text: str) -> Key:
-    name, parameters = parse(text)
-    for parameter in parameters:
+    name, parameters = parse(text, "algorithm.keys")
+    for parameter, value in parameters.items():
         if parameter not in ("weight", "own"):
             raise ValueError(
                 f"algorithm.keys: '{name}' has no parameter '{parameter}'.{nearest(parameter, ('weight', 'own'))}"
             )
+        parameters[parameter] = check_parameter(Key, parameter, value, f"algorithm.keys: {parameter} of {name}")
     return Key(name, **parameters)
 
 

@@ -6,12 +6,15 @@ group (or batch) are 0 for any baseline: a difference divided by an epsilon is n
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import ANY_NUMBER, DDOF, UPPER_BOUND
 
 
 def none(centred: Values) -> Values:
@@ -19,13 +22,15 @@ def none(centred: Values) -> Values:
     return centred
 
 
-def group_std(centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
+def group_std(
+    centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4
+) -> Values:
     """centred / (std + eps) (GRPO, arXiv:2402.03300). ddof 1: [1,0,0,1] -> .866; ddof 0: 1."""
     return _over(centred, groups.group_std(values, key, stat, ddof), eps)
 
 
 def group_std_floor(
-    centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 0, floor: float = 1e-6
+    centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 0, floor: float = 1e-6
 ) -> Values:
     """centred / max(std, floor): ``group_std`` with a lower bound of the std in place of an added epsilon."""
     std = groups.group_std(values, key, stat, ddof)
@@ -37,8 +42,8 @@ def virtual_max_std(
     values: Values,
     key: Key,
     stat: Rows,
-    maximum: float = 1.0,
-    ddof: int = 1,
+    maximum: Annotated[float, ANY_NUMBER] = 1.0,
+    ddof: Annotated[int, DDOF] = 1,
     eps: float = 1e-6,
 ) -> Values:
     """``group_std`` over the group and one virtual member of the largest possible reward (NGRPO, arXiv:2509.18851)."""
@@ -55,12 +60,12 @@ def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Rows, eps
     return torch.where(std > 0, centred / (std + eps), centred)
 
 
-def batch_std(centred: Values, values: Values, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
+def batch_std(centred: Values, values: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all rewards of the batch + eps) (Lite PPO, arXiv:2508.08221; Flow-GRPO, ddof 0)."""
     return _over(centred, groups.group_std(values, _one(stat), stat, ddof), eps)
 
 
-def batch_std_centred(centred: Values, stat: Rows, ddof: int = 1, eps: float = 1e-4) -> Values:
+def batch_std_centred(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all centred values of the batch + eps), without the spread between groups."""
     return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
 
@@ -87,7 +92,9 @@ def mean(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-
     return _over(centred, groups.group_mean(values, key, stat), eps)
 
 
-def mapo(centred: Values, values: Values, key: Key, stat: Rows, ddof: int = 1, eps: float = 1e-6) -> Values:
+def mapo(
+    centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-6
+) -> Values:
     """L * centred / std + (1 - L) * centred / mean with L = 4 p (1 - p), p the fraction of rewards equal to 1
     (MAPO, arXiv:2509.18849): division by the mean where a prompt is nearly always or nearly never solved.
     """
@@ -102,9 +109,9 @@ def beta_pdf(
     values: Values,
     key: Key,
     stat: Rows,
-    low: float = 0.0,
-    high: float = 1.0,
-    limit: float = 1e6,
+    low: Annotated[float, ANY_NUMBER] = 0.0,
+    high: Annotated[float, ANY_NUMBER] = 1.0,
+    limit: Annotated[float, UPPER_BOUND] = 1e6,
 ) -> Values:
     """centred * min(1 / Beta(p; a, b), limit), p the group's success rate (BNPO, arXiv:2506.02864).
 

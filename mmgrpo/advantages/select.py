@@ -8,6 +8,8 @@ sampled (GFPO). One in ``AFTER`` leaves the statistics unchanged and restricts t
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -16,9 +18,17 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import ANY_NUMBER, COUNT, one_of
 
 
-def gfpo(values: Values, key: Key, keep: Rows, length: Key, count: int, metric: str = "length") -> Rows:
+def gfpo(
+    values: Values,
+    key: Key,
+    keep: Rows,
+    length: Key,
+    count: Annotated[int, COUNT],
+    metric: Annotated[str, one_of("length", "efficiency", "reward")] = "length",
+) -> Rows:
     """The ``count`` best rows of each group by a metric (GFPO, arXiv:2508.09726).
 
     ``length``: the shortest; ``efficiency``: the largest reward per decision; ``reward``: the largest reward.
@@ -33,7 +43,7 @@ def gfpo(values: Values, key: Key, keep: Rows, length: Key, count: int, metric: 
     return groups.group_rank(-metrics[metric], key, keep) < count
 
 
-def max_variance(values: Values, key: Key, keep: Rows, count: int) -> Rows:
+def max_variance(values: Values, key: Key, keep: Rows, count: Annotated[int, COUNT]) -> Rows:
     """The ``count`` rows of each group with the largest variance of rewards (Pro-GRPO, CVPR 2026).
 
     The best subset always consists of some of the smallest and some of the largest rewards, which leaves count + 1
@@ -73,7 +83,9 @@ def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: i
     return (groups.group_rank(advantages, key, keep) < worst) | (groups.group_rank(-advantages, key, keep) < best)
 
 
-def balanced(values: Values, key: Key, keep: Rows, count: int, threshold: float = 0.5) -> Rows:
+def balanced(
+    values: Values, key: Key, keep: Rows, count: Annotated[int, COUNT], threshold: Annotated[float, ANY_NUMBER] = 0.5
+) -> Rows:
     """``count`` rows per group, half of them with rewards above the threshold (Reinforce-Ada, arXiv:2510.04996).
 
     Where one half has too few rows, the other has more. The rows of a half are exchangeable: the first are selected.

@@ -6,6 +6,8 @@ constant within a group cancels.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,15 +15,18 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import ANY_NUMBER, UPPER_BOUND, within
 from mmgrpo.types import OWN
 
 
-def clamp(advantages: Values, limit: float = 5.0) -> Values:
+def clamp(advantages: Values, limit: Annotated[float, UPPER_BOUND] = 5.0) -> Values:
     """Clip to [-limit, limit] (5 in DanceGRPO and Flow-GRPO)."""
     return advantages.clamp(-limit, limit)
 
 
-def drop_outliers(advantages: Values, stat: Rows, limit: float = 3.0, eps: float = 1e-8) -> Values:
+def drop_outliers(
+    advantages: Values, stat: Rows, limit: Annotated[float, UPPER_BOUND] = 3.0, eps: float = 1e-8
+) -> Values:
     """0 where the batch z-score leaves [-limit, limit] (StableReinforce, arXiv:2505.02835)."""
     batch = torch.zeros_like(stat, dtype=torch.long)
     centred = advantages - groups.group_mean(advantages, batch, stat)
@@ -34,7 +39,9 @@ def sign_weights(advantages: Values, positive: float = 0.1, negative: float = 1.
     return torch.where(advantages > 0, positive * advantages, negative * advantages)
 
 
-def right_or_wrong(advantages: Values, right: float = 0.1, wrong: float = -1.0) -> Values:
+def right_or_wrong(
+    advantages: Values, right: Annotated[float, ANY_NUMBER] = 0.1, wrong: Annotated[float, ANY_NUMBER] = -1.0
+) -> Values:
     """``right`` where the advantage is above 0 and ``wrong`` elsewhere, whatever its magnitude (arXiv:2506.01347).
 
     After the baseline ``constant(value=0.5)`` it serves rewards of 0 and 1 as well as rewards of -1 and 1:
@@ -43,7 +50,9 @@ def right_or_wrong(advantages: Values, right: float = 0.1, wrong: float = -1.0) 
     return torch.full_like(advantages, wrong).masked_fill(advantages > 0, right)
 
 
-def noise_weight(advantages: Values, values: Values, key: Key, stat: Rows, flip: float = 0.1) -> Values:
+def noise_weight(
+    advantages: Values, values: Values, key: Key, stat: Rows, flip: Annotated[float, within("[0, 0.5)")] = 0.1
+) -> Values:
     """Shrink groups that a noisy 0/1 reward may have mislabelled (noise-aware S-GRPO, arXiv:2508.05928).
 
     With q the observed success rate and p the probability of a flip, t = clip((q - p) / (1 - 2p), 0, 1) is
@@ -64,7 +73,7 @@ def difficulty_weight(
     low: float = 0.4,
     high: float = 1.5,
     steepness: float = 10.0,
-    centre: float = 0.75,
+    centre: Annotated[float, ANY_NUMBER] = 0.75,
 ) -> Values:
     """w(x) = low + (high - low) / (1 + exp(steepness (x - centre))), x the group's success rate for positive
     advantages and one minus it for negative ones (GRPO-LEAD, arXiv:2504.09696): rare outcomes count more.
@@ -90,7 +99,11 @@ def entropy_ratio(
 
 
 def momentum(
-    advantages: Values, values: Values, reference_value: Values, low: float = -0.2, high: float = 0.28
+    advantages: Values,
+    values: Values,
+    reference_value: Values,
+    low: Annotated[float, within("[-inf, inf)")] = -0.2,
+    high: Annotated[float, within("(-inf, inf]")] = 0.28,
 ) -> Values:
     """A + clip(r - r_reference, low, high): improving on the reference answer is rewarded even where all samples of
     the group do (AAPO, arXiv:2505.14264). r_reference is the prompt's ``reference_value``, a column of the data set."""
@@ -104,7 +117,11 @@ def anchor(advantages: Values, key: Key, stat: Rows, origin: Key, factor: float 
     return torch.where(origin == OWN, advantages, factor * torch.where(torch.isfinite(best), best, 0.0))
 
 
-def noisy_backward(values: Values, false_positive: float, false_negative: float) -> Values:
+def noisy_backward(
+    values: Values,
+    false_positive: Annotated[float, within("[0, 1)")],
+    false_negative: Annotated[float, within("[0, 1)")],
+) -> Values:
     """(r - e0) / (1 - e0 - e1) in place of the advantage, an unbiased estimate of the true reward under a verifier
     that errs with probability e0 on wrong and e1 on correct answers (backward correction of "RL with verifiable
     yet noisy rewards"). As a reward it would cancel in a standardized group, since it is affine.
@@ -112,7 +129,7 @@ def noisy_backward(values: Values, false_positive: float, false_negative: float)
     return (values - false_positive) / (1 - false_positive - false_negative)
 
 
-def noisy_forward(values: Values, false_negative: float) -> Values:
+def noisy_forward(values: Values, false_negative: Annotated[float, within("[0, 1)")]) -> Values:
     """e1 - 1 for reward 0 and e1 for reward 1 in place of the advantage (forward correction of the same paper).
 
     It needs only the rate e1 of false negatives.

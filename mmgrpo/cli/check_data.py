@@ -26,6 +26,7 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, check_ranges, one_of, within
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -40,45 +41,42 @@ SHOWN = 20
 class Args:
     """The data set to check, and how a run would read its prompts."""
 
-    data: tyro.conf.Positional[str]
+    data: Annotated[tyro.conf.Positional[str], ANY_TEXT]
     """A .jsonl or .txt file, or hf:<folder or hub id>@<split>."""
-    media_root: str = ""
+    media_root: Annotated[str, ANY_TEXT] = ""
     """Folder to which paths of media are relative; by default the folder of the file."""
-    limit: int = 0
+    limit: Annotated[int, COUNT_OR_ZERO] = 0
     """Number of rows to check from the start; 0 checks all."""
-    workers: int = 2
+    workers: Annotated[int, within("[1, 256]")] = 2
     """Number of files to read in parallel."""
     check_tasks: bool = True
     """Check that the reward "task" accepts the task and the reference answer of every row that has a task."""
-    skip_limit: float = 0.0
+    skip_limit: Annotated[float, FRACTION] = 0.0
     """Largest fraction of rows with problems for an exit status of 0, as data.skip_limit of a recipe."""
-    skipped: Annotated[str, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
+    skipped: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
     """Output file with a line of JSON per row with a problem: id, file, reason."""
-    model: Annotated[str, tyro.conf.arg(help_behavior_hint="(default: sizes of Qwen2.5-VL)")] = ""
+    model: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: sizes of Qwen2.5-VL)")] = ""
     """Model whose processor determines the number of tokens: a folder or a hub id."""
-    family: str = "qwen_vl"
-    """Model family; only qwen_vl is supported."""
-    min_pixels: int = 0
+    family: Annotated[str, one_of("qwen_vl")] = "qwen_vl"
+    """Model family; only qwen_vl is supported, the only one whose tokens can be counted here."""
+    min_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Smallest size of a picture in pixels, to which it is enlarged (model.min_pixels); 0: the model's."""
-    max_pixels: int = 0
+    max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest size of a picture in pixels, to which it is scaled down (model.max_pixels); 0: the model's."""
-    frame_pixels: int = 0
+    frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest size of a frame of a clip in pixels; 0: the model's."""
-    max_frames: int = 0
+    max_frames: Annotated[int, within("[0, 1e6]")] = 0
     """Largest number of frames per clip; 0: the model's."""
-    fps: float = 0.0
+    fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Frames to sample per second of a clip; 0: the model's."""
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest length of a prompt in tokens, beyond which it is a problem; 0: no limit."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check a data set, print the result, and exit with 1 if there are more problems than allowed."""
     args = tyro.cli(Args, args=arguments, description=__doc__)
-    if args.family != "qwen_vl":
-        raise ValueError(
-            f"--family: got '{args.family}', expected qwen_vl, the only family whose tokens can be counted here"
-        )
+    check_ranges(args, "the command line", "--", option=True)
     from mmgrpo.runtime.files import write_text
     from pipelines.hub import attempts
     from pipelines.vlm.media import measure_all

@@ -28,7 +28,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli import corpus
 from mmgrpo.cli.errors import enter
@@ -46,6 +46,7 @@ from mmgrpo.cli.source import (
     start,
 )
 from mmgrpo.family import family
+from mmgrpo.runtime.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -60,20 +61,20 @@ if TYPE_CHECKING:
 class Evaluate(Source):
     """The model, the prompts and the rewards of the evaluation."""
 
-    rewards: list[str] = field(default_factory=list)
+    rewards: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Rewards, written name(parameter=value) or package.module:function; by default those of the run or the family."""
-    against: str = ""
+    against: Annotated[str, ANY_TEXT] = ""
     """Another model to compare with, on the same prompts and noise: untrained (the initial model of the run), a run
     folder, or the path of a model."""
-    success: float = 1.0
+    success: Annotated[float, ANY_NUMBER] = 1.0
     """Smallest reward at which a sample counts as passed."""
     blind: bool = True
     """Also evaluate with blank pictures and clips, if prompts have any."""
-    groups: list[str] = field(default_factory=list)
+    groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Keys of the clips' meta by whose values corpus scores are grouped, e.g. voice; if empty, keys with few values."""
-    worst: int = 10
+    worst: Annotated[int, COUNT_OR_ZERO] = 10
     """Number of worst clips to list."""
-    output: str = ""
+    output: Annotated[str, ANY_TEXT] = ""
     """Output file; if empty, evaluation.json in the run folder, or in the working directory without a run."""
 
 

@@ -21,11 +21,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
+from mmgrpo.runtime.ranges import ANY_TEXT, LONG_TEXT, within
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -41,15 +42,15 @@ class Sample(Source):
 
     limit: int = 16
     """Number of prompts to take from the start of the file; 0 takes all."""
-    prompts: list[str] = field(default_factory=list)
+    prompts: Annotated[list[str], LONG_TEXT] = field(default_factory=list)
     """Prompts, or sound files for speech recognition; if empty, the prompts of --file are used."""
     before: bool = False
     """Also sample from the initial model of the run with the same noise, for a comparison side by side."""
-    rewards: list[str] = field(default_factory=list)
+    rewards: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Rewards to compute, written name(parameter=value). Some need reference answers, which only --file can have."""
-    output: str = ""
+    output: Annotated[str, ANY_TEXT] = ""
     """Output folder; if empty, drawn/ in the run folder, or in the working directory without a run."""
-    columns: int = 4
+    columns: Annotated[int, within("[1, 1000]")] = 4
     """Number of columns of the grid."""
 
 

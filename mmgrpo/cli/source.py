@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from mmgrpo.cli.train import DEFAULT, family_of
 from mmgrpo.family import Family, family
 from mmgrpo.runtime.config import Config, Sections, config_class
 from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
 from mmgrpo.runtime.reading import build, from_arguments, load_yaml, take_option
 
 if TYPE_CHECKING:
@@ -27,23 +28,23 @@ UNTRAINED = "untrained"
 class Source:
     """The model to use: of a run folder, or of the model options."""
 
-    run: str = ""
+    run: Annotated[str, ANY_TEXT] = ""
     """Run folder, e.g. runs/demo; its config.yaml sets the defaults of the other options."""
-    weights: str = "model"
+    weights: Annotated[str, ANY_TEXT] = "model"
     """Weights of the run: model (the final ones), latest (the latest checkpoint), the step of a checkpoint, or
     untrained."""
-    file: str = ""
+    file: Annotated[str, ANY_TEXT] = ""
     """Prompt file: .jsonl (docs/data.md lists the keys) or .txt (one prompt per line)."""
-    limit: int = 0
+    limit: Annotated[int, COUNT_OR_ZERO] = 0
     """Number of prompts to take from the start of the file; 0 takes all."""
-    samples: int = 1
+    samples: Annotated[int, within("[1, 1e6]")] = 1
     """Samples per prompt."""
-    seed: int = 1234
+    seed: Annotated[int, SEED] = 1234
     """Seed of the noise, which is the same for every model with the same prompts and samples, so that comparisons are
     paired."""
-    batch_size: int = 0
+    batch_size: Annotated[int, COUNT] = 64
     """Samples drawn at a time, which limits memory; by default that of the run or of the family."""
-    threads: int = 0
+    threads: Annotated[int, THREADS] = 0
     """CPU threads of torch; 0 leaves the choice to torch."""
 
 
@@ -104,9 +105,6 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     args = from_arguments(default, arguments, f"{about}\n\n{note}")
     if not args.run and args.weights != "model":
         raise ValueError(f"--weights {args.weights} selects weights of a run; name the run with --run")
-    for name in ("samples", "batch_size"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     config = config_of(args, config)
     model_family.check(config)
     return args, config, model_family
@@ -128,7 +126,8 @@ def run_section(run: str) -> dict[str, Any]:
 def run_config(run: str, model_family: Family) -> Config:
     """The configuration of a run, whose family must have the sampling options of ``model_family``."""
     section = run_section(run)
-    name = section.get("model", {}).get("family", "")
+    model = section.get("model", {})
+    name = str(model.get("family", "")) if isinstance(model, Mapping) else ""
     if not name:
         raise ValueError(f"'{run}' was trained from Python with a custom policy, which commands cannot load")
     if family(name).sections.sampling is not model_family.sections.sampling:
@@ -184,7 +183,7 @@ def checkpoint_of(folder: Path, weights: str, latest: Path | None) -> Path:
                 f"{folder} contains no complete checkpoint; --weights {UNTRAINED} uses the initial weights"
             )
         return latest
-    if not weights.isdigit():
+    if not (weights.isdecimal() and len(weights) < 10):
         raise ValueError(f"--weights must be model, latest, {UNTRAINED} or the step of a checkpoint, got '{weights}'")
     return folder / f"step-{int(weights):06d}"
 
@@ -192,11 +191,12 @@ def checkpoint_of(folder: Path, weights: str, latest: Path | None) -> Path:
 def start(args: Any) -> Accelerator:
     """Set the threads of torch, and create the accelerator of the device."""
     import torch
-    from accelerate import Accelerator
+
+    from mmgrpo.runtime.devices import accelerator
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    return Accelerator(cpu=args.model.device == "cpu")
+    return accelerator(args.model.device)
 
 
 SAMPLING_OPTIONS = ("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer")

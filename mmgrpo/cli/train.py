@@ -7,8 +7,9 @@
     mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
     accelerate launch -m mmgrpo.cli.train --recipe ...       # several GPUs, data parallel
 
-Weights are replicated on every process (data parallel); sharding of models that do not fit one GPU is not supported
-yet. A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
+Weights are replicated on every process (data parallel); sharding of models that do not fit one GPU is not built yet, so
+that accelerate's FSDP and DeepSpeed are refused. A recipe can name functions of your own (rewards, renderers): it is
+code, so run only recipes that you trust.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ from typing import Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.family import family
+from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime.config import Config, config_class
+from mmgrpo.runtime.devices import refuse_launcher
 from mmgrpo.runtime.plugins import recipe
-from mmgrpo.runtime.reading import load_yaml, read_config, take_option
+from mmgrpo.runtime.ranges import ANY_NUMBER
+from mmgrpo.runtime.reading import load_yaml, read_config, refuse_preset, take_option
 
 DEFAULT = "sd3"
 """The family of the embedded default model."""
+
+KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "gaussian": ("prompt", "tree")}
+"""The kind of a policy's decisions to the keys of its samples (``Policy.keys``)."""
 
 
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
@@ -36,6 +43,7 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
         print(plan, flush=True)
     if config.dry_run:
         return
+    refuse_launcher(os.environ)
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
@@ -69,7 +77,7 @@ def family_of(arguments: Sequence[str], section: Mapping[str, Any], default: str
     """The model family of the command line, else of the file, else ``default``."""
     name, _ = take_option(arguments, "--model.family")
     model = section.get("model", {})
-    return family(name or (model.get("family") if isinstance(model, Mapping) else "") or default)
+    return family(name or str((model.get("family") if isinstance(model, Mapping) else "") or default))
 
 
 def with_family(section: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -79,13 +87,15 @@ def with_family(section: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def arithmetic(config: Config) -> str:
-    """Sizes and costs of a run as text: prompts x samples per rollout, network evaluations, optimizer steps."""
-    model_family, data, optim = family(config.model.family), config.data, config.optim
+    """Sizes and costs of a run as text: prompts x samples per rollout, network evaluations, optimizer steps.
+
+    ValueError for settings with which the run could not start, as far as they can be known before anything is loaded.
+    """
+    model_family, optim = family(config.model.family), config.optim
+    config.check()
     model_family.check(config)
-    if data.group_size < 2:
-        raise ValueError(
-            f"data.group_size must be at least 2, got {data.group_size}: samples are compared within their group"
-        )
+    refuse_preset(config.algorithm.preset, model_family.decisions(config))
+    bind_blocks(config)
     cost = model_family.arithmetic(config)
     if optim.updates > cost.groups:
         raise ValueError(
@@ -104,6 +114,30 @@ def arithmetic(config: Config) -> str:
             f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts = {totals}",
         ]
     )
+
+
+def bind_blocks(config: Config) -> None:
+    """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.rewards import entries
+    from mmgrpo.rollout import redraws
+    from mmgrpo.update import LossRecipe
+
+    algorithm = config.algorithm
+    kind = family(config.model.family).decisions(config)
+    for key in AdvantageRecipe.of(algorithm).key_names:
+        if key not in KEYS[kind]:
+            raise ValueError(
+                f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"
+            )
+    LossRecipe.of(algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy)
+    redraws(algorithm.sampler)
+    for text in config.rewards:
+        name, parameters = parse(text, "rewards")
+        if ":" not in name and name not in entries():
+            raise ValueError(f"rewards: there is no '{name}'.{nearest(name, entries())}")
+        if (weight := parameters.get("weight", 1)) not in ANY_NUMBER:
+            raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected {ANY_NUMBER}")
 
 
 if __name__ == "__main__":

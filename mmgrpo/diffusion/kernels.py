@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.registry import Block, bind
+from mmgrpo.runtime.ranges import UPPER_BOUND, one_of
 
 Latent: TypeAlias = Float[Tensor, "N *latent"]
 """Samples, network outputs and noise: any latent axes behind N."""
@@ -168,8 +169,8 @@ def ddim(
     step: Step,
     grid: Grid,
     eta: float = 1.0,
-    prediction: str = "epsilon",
-    clip: float = math.inf,
+    prediction: Annotated[str, one_of("epsilon", "v", "sample")] = "epsilon",
+    clip: Annotated[float, UPPER_BOUND] = math.inf,
 ) -> Transition:
     """DDIM with noise eta for networks that predict the noise, v or the clean sample; eta = 0 is the ODE.
 

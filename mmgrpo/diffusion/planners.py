@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.registry import Block, bind
+from mmgrpo.runtime.ranges import COUNT, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
 
 Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]
 """(steps, group_size, round, generator) to the plans of the round."""
@@ -39,7 +40,7 @@ def random_subset(
     group_size: int,
     round: int,
     generator: torch.Generator,
-    fraction: float = 0.6,
+    fraction: Annotated[float, POSITIVE_FRACTION] = 0.6,
     shared_noise: bool = True,
 ) -> list[Plan]:
     """Draw noise in all steps but the last; each row trains a random fraction of them.
@@ -54,8 +55,8 @@ def random_window(
     group_size: int,
     round: int,
     generator: torch.Generator,
-    size: int = 2,
-    before: float = 0.5,
+    size: Annotated[int, COUNT] = 2,
+    before: Annotated[float, FRACTION] = 0.5,
     shared_noise: bool = True,
 ) -> list[Plan]:
     """Draw noise in and train ``size`` consecutive steps, the first uniform in [0, before * steps].
@@ -73,14 +74,14 @@ def sliding_window(
     group_size: int,
     round: int,
     generator: torch.Generator,
-    size: int = 4,
-    interval: int = 25,
-    stride: int = 1,
-    schedule: str = "progressive",
+    size: Annotated[int, COUNT] = 4,
+    interval: Annotated[int, COUNT] = 25,
+    stride: Annotated[int, COUNT] = 1,
+    schedule: Annotated[str, one_of("progressive", "decay", "exp_decay", "random", "frozen")] = "progressive",
     roll_back: bool = False,
     shared_noise: bool = True,
-    tail: str = "euler",
-    tail_ratio: float = 1.0,
+    tail: Annotated[str, one_of("euler", "dpmpp_2m")] = "euler",
+    tail_ratio: Annotated[float, POSITIVE_FRACTION] = 1.0,
 ) -> list[Plan]:
     """Draw noise in and train a window that moves from noise to data over the rounds.
 
@@ -127,11 +128,11 @@ def one_step_branch(
     group_size: int,
     round: int,
     generator: torch.Generator,
-    first: float = 0.5,
-    draw: str = "one",
-    roots: int = 1,
-    jump: int = 1,
-    intervals: Sequence[int] = (1,),
+    first: Annotated[float, POSITIVE_FRACTION] = 0.5,
+    draw: Annotated[str, one_of("one", "all")] = "one",
+    roots: Annotated[int, COUNT] = 1,
+    jump: Annotated[int, COUNT] = 1,
+    intervals: Annotated[Sequence[int], COUNT] = (1,),
 ) -> list[Plan]:
     """Branch at one step, the only stochastic one, so that rewards within a tree differ by its noise alone.
 
@@ -169,10 +170,10 @@ def branch_tree(
     round: int,
     generator: torch.Generator,
     splits: Sequence[int] = (0, 3, 6, 9),
-    factor: int = 2,
-    sibling_scale: float = 4.0,
+    factor: Annotated[int, within("[1, 64]")] = 2,
+    sibling_scale: Annotated[float, UPPER_BOUND] = 4.0,
     prune: int = 0,
-    prune_every: int = 30,
+    prune_every: Annotated[int, COUNT] = 30,
     prune_stop: int = 16,
 ) -> list[Plan]:
     """A tree that splits ``factor``-fold at each of ``splits``; all steps but the last are stochastic and trained.
@@ -198,10 +199,10 @@ def branch_mix(
     round: int,
     generator: torch.Generator,
     splits: Sequence[int] = (0, 3, 6, 9),
-    factor: int = 2,
-    sibling_scale: float = 4.0,
-    window: int = 4,
-    interval: int = 30,
+    factor: Annotated[int, within("[1, 64]")] = 2,
+    sibling_scale: Annotated[float, UPPER_BOUND] = 4.0,
+    window: Annotated[int, COUNT] = 4,
+    interval: Annotated[int, COUNT] = 30,
 ) -> list[Plan]:
     """The same tree with noise only at the splits and in a sliding window; both are trained.
 
@@ -220,9 +221,9 @@ def tree_window(
     group_size: int,
     round: int,
     generator: torch.Generator,
-    children: int = 3,
-    depth: int = 3,
-    r: float = 0.5,
+    children: Annotated[int, within("[1, 64]")] = 3,
+    depth: Annotated[int, within("[1, 64]")] = 3,
+    r: Annotated[float, within("(0, 1)")] = 0.5,
 ) -> list[Plan]:
     """Split every frontier sample into ``children`` at ``depth`` consecutive steps; the ODE elsewhere.
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from mmgrpo.registry import Block
+from mmgrpo.runtime.ranges import COUNT, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def flow(levels: Float[Tensor, " points"], shift: float = 1.0) -> Grid:
     return Grid(levels, levels[:-1], "flow", float(levels[1]), shift)
 
 
-def flow_grid(steps: int, shift: float = 3.0) -> Grid:
+def flow_grid(steps: int, shift: Annotated[float, POSITIVE] = 3.0) -> Grid:
     """``linspace(1, 0, T + 1)``, then the time shift.
 
     It differs from the grids of diffusers' pipelines, whose last level above 0 is smaller: e.g. .0089, here .25, with
@@ -109,7 +110,7 @@ def flux_shift(image_tokens: int) -> float:
     return math.exp(0.5 + (image_tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
-def flux_grid(steps: int, image_tokens: int) -> Grid:
+def flux_grid(steps: int, image_tokens: Annotated[int, COUNT]) -> Grid:
     """``linspace(1, 1/T, T)`` with FLUX's dynamic shift, then 0: the grid of diffusers' FLUX pipeline."""
     at_least_one(steps)
     shift = flux_shift(image_tokens)

@@ -11,9 +11,13 @@ gradient of a sum over decisions, which a normalization by the realized lengths 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from mmgrpo.runtime.ranges import POSITIVE
 
 
 def per_decision(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -31,7 +35,7 @@ def sample_sum(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     return loss_mask / loss_mask.any(1).sum().clamp_min(1)
 
 
-def constant_horizon(loss_mask: Bool[Tensor, "B T"], *, length: float) -> Float[Tensor, "B T"]:
+def constant_horizon(loss_mask: Bool[Tensor, "B T"], *, length: Annotated[float, POSITIVE]) -> Float[Tensor, "B T"]:
     """``sample_sum`` over a constant: 1 / (rows length). Dr. GRPO (2503.20783): length is the generation budget."""
     return sample_sum(loss_mask) / length
 

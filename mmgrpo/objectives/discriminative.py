@@ -8,11 +8,14 @@ weights, however hard their prompt: the motivation of DisCO (2505.12366). They a
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.objectives.base import Loss, at_decisions, exp_ratio, peers, row_advantage, row_mean, unclipped
+from mmgrpo.runtime.ranges import COUNT, POSITIVE, one_of
 
 
 def row_score(
@@ -52,8 +55,8 @@ def disco(
     loss_mask: Bool[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
-    tau: float = 10.0,
-    score: str = "log",
+    tau: Annotated[float, POSITIVE] = 10.0,
+    score: Annotated[str, one_of("log", "ratio")] = "log",
 ) -> Loss:
     """Score positives above the hardest negatives: -(mean s+ - tau log mean exp(s- / tau)).
 
@@ -73,7 +76,7 @@ def disco_basic(
     loss_mask: Bool[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
-    score: str = "log",
+    score: Annotated[str, one_of("log", "ratio")] = "log",
 ) -> Loss:
     """Score positives above the average negative: -(mean s+ - mean s-).
 
@@ -94,10 +97,10 @@ def drpo(
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     *,
-    length: int,
-    lam: float = 0.1,
-    tau: float = 10.0,
-    score: str = "log",
+    length: Annotated[int, COUNT],
+    lam: Annotated[float, POSITIVE] = 0.1,
+    tau: Annotated[float, POSITIVE] = 10.0,
+    score: Annotated[str, one_of("log", "ratio")] = "log",
 ) -> Loss:
     """``disco`` with more weight on short positives: a long correct answer counts less, but never as a negative.
 

@@ -15,11 +15,14 @@ the divergence has a closed form; the three variants in use differ by orders of 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.objectives.base import exp_ratio
+from mmgrpo.runtime.ranges import ANY_NUMBER
 
 
 def kl_k1(
@@ -89,7 +92,7 @@ def kl_velocity(reference_velocity_gap: Float[Tensor, "*shape"], *, coef: float)
     return coef * reference_velocity_gap
 
 
-def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
+def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: Annotated[float, ANY_NUMBER]) -> Float[Tensor, "*shape"]:
     """-coef entropy: a positive coefficient keeps the policy exploring."""
     return -coef * entropy
 

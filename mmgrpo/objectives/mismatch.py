@@ -8,12 +8,14 @@ so that a KL still acts on a decision whose factor is 0, as in DeepSeek-V3.2 (25
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.objectives.base import exp_ratio, row_mean
+from mmgrpo.runtime.ranges import UPPER_BOUND
 
 
 def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -22,7 +24,9 @@ def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def tis(
-    old_log_probs: Float[Tensor, "*shape"], sampler_log_probs: Float[Tensor, "*shape"], cap: float = 2.0
+    old_log_probs: Float[Tensor, "*shape"],
+    sampler_log_probs: Float[Tensor, "*shape"],
+    cap: Annotated[float, UPPER_BOUND] = 2.0,
 ) -> Float[Tensor, "*shape"]:
     """Truncated importance sampling: min(w, cap). Yao et al. 2025; ``cap`` infinite is the plain weight."""
     return exp_ratio(old_log_probs - sampler_log_probs).clamp(max=cap).detach()
@@ -32,7 +36,7 @@ def mis(
     old_log_probs: Float[Tensor, "*shape"],
     sampler_log_probs: Float[Tensor, "*shape"],
     low: float = 0.5,
-    high: float = 2.0,
+    high: Annotated[float, UPPER_BOUND] = 2.0,
 ) -> Float[Tensor, "*shape"]:
     """Masked importance sampling: w where it lies in [low, high], else 0. With high 5 it is IcePop."""
     weight = exp_ratio(old_log_probs - sampler_log_probs).detach()
@@ -44,7 +48,7 @@ def sequence_mask(
     sampler_log_probs: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     low: float = 0.5,
-    high: float = 2.0,
+    high: Annotated[float, UPPER_BOUND] = 2.0,
 ) -> Float[Tensor, "B T"]:
     """w in rows whose geometric mean of w lies in [low, high], 0 in the others.
 
@@ -62,7 +66,7 @@ def off_policy_mask(
     advantages: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     *,
-    delta: float,
+    delta: Annotated[float, UPPER_BOUND],
 ) -> Float[Tensor, "B T"]:
     """0 where A < 0 in a row that is far off policy, else 1.
 

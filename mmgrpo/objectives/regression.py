@@ -10,11 +10,14 @@ row is over all its decisions (``decision_mask``).
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
+from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND
 
 
 def pair_mean(
@@ -39,7 +42,7 @@ def regression_pair(
     loss_mask: Bool[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
-    eta: float = 1.0,
+    eta: Annotated[float, POSITIVE] = 1.0,
 ) -> Loss:
     """Regress differences of rewards: mean over pairs of ((L_i - L_j) / eta - (A_i - A_j))^2.
 
@@ -56,7 +59,7 @@ def regression_group(
     loss_mask: Bool[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
-    beta: float = 0.1,
+    beta: Annotated[float, POSITIVE] = 0.1,
 ) -> Loss:
     """Regress centred implicit rewards on centred rewards over the whole group.
 
@@ -104,8 +107,8 @@ def regression_proximal(
     decision_mask: Bool[Tensor, "B T"],
     key: Int[Tensor, " B"],
     *,
-    clip: float,
-    beta: float = 10.0,
+    clip: Annotated[float, UPPER_BOUND],
+    beta: Annotated[float, POSITIVE] = 10.0,
 ) -> Loss:
     """Regress reward differences on log-ratios to a reference, with a proximal clip of each step.
 

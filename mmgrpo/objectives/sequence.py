@@ -6,12 +6,15 @@ Throughout, l_t = log_probs - old_log_probs at decision t of a row.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.objectives.base import Loss, exp_ratio, row_mean, row_sum, unclipped
 from mmgrpo.objectives.surrogates import clipped, stop
+from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND
 
 
 def gspo(
@@ -20,7 +23,7 @@ def gspo(
     advantages: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     low: float = 3e-4,
-    high: float = 4e-4,
+    high: Annotated[float, UPPER_BOUND] = 4e-4,
 ) -> Loss:
     """The clipped surrogate of the length-normalized sequence ratio s = exp(mean_t l_t).
 
@@ -37,7 +40,7 @@ def gspo_token(
     advantages: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     low: float = 3e-4,
-    high: float = 4e-4,
+    high: Annotated[float, UPPER_BOUND] = 4e-4,
 ) -> Loss:
     """``gspo`` with a gradient per decision, so that advantages may differ within a row.
 
@@ -53,7 +56,7 @@ def gmpo(
     old_log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
-    clip: float = 0.4,
+    clip: Annotated[float, UPPER_BOUND] = 0.4,
 ) -> Loss:
     """The geometric mean of one-sidedly clipped ratios, robust to the outlier of a single decision.
 
@@ -70,7 +73,7 @@ def sequence_sum(
     advantages: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     low: float = 0.2,
-    high: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
 ) -> Loss:
     """The clipped surrogate of the exact sequence ratio W = exp(sum_t l_t).
 
@@ -88,9 +91,9 @@ def vespo(
     advantages: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     power_positive: float = 2.0,
-    rate_positive: float = 3.0,
+    rate_positive: Annotated[float, POSITIVE] = 3.0,
     power_negative: float = 3.0,
-    rate_negative: float = 2.0,
+    rate_negative: Annotated[float, POSITIVE] = 2.0,
 ) -> Loss:
     """Policy gradient with a smooth, detached weight of the exact sequence ratio W = exp(sum_t l_t).
 

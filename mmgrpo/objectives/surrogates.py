@@ -7,12 +7,14 @@ the gradient -A grad log_probs; they differ in their treatment of decisions whos
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.objectives.base import Loss, exp_ratio, unclipped
+from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND, within
 
 
 def stop(
@@ -57,7 +59,7 @@ def ppo(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float = 0.2,
-    high: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
 ) -> Loss:
     """The clipped surrogate: a decision has no gradient once its ratio has left the clip range in the direction of A.
 
@@ -73,8 +75,8 @@ def dual_clip(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float = 0.2,
-    high: float = 0.2,
-    dual: float = 3.0,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+    dual: Annotated[float, UPPER_BOUND] = 3.0,
 ) -> Loss:
     """``ppo`` with a bounded loss for A < 0: min(ppo, -dual A).
 
@@ -88,8 +90,8 @@ def two_sided_clip(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float = 0.2,
-    high: float = 0.2,
-    ceiling: float = 4.0,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+    ceiling: Annotated[float, UPPER_BOUND] = 4.0,
 ) -> Loss:
     """``ppo`` of the ratio min(r, ceiling); the same function as ``dual_clip(dual=ceiling)``.
 
@@ -103,8 +105,8 @@ def log_preclip(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float = 0.2,
-    high: float = 0.2,
-    bound: float = 1e3,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+    bound: Annotated[float, within("(1, inf]")] = 1e3,
 ) -> Loss:
     """``ppo`` of a ratio that is first clamped to [1/bound, bound], in logarithms.
 
@@ -122,7 +124,7 @@ def cispo_band(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float = 0.2,
-    high: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
 ) -> Loss:
     """Policy gradient with a clipped, detached ratio: every decision has a gradient.
 
@@ -139,7 +141,7 @@ def cispo_cap(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
-    cap: float = 5.0,
+    cap: Annotated[float, UPPER_BOUND] = 5.0,
 ) -> Loss:
     """``cispo_band`` with an absolute upper bound and no lower one: -sg[min(r, cap)] A log_probs.
 
@@ -152,8 +154,8 @@ def sapo(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_positive: Annotated[float, POSITIVE] = 1.0,
+    tau_negative: Annotated[float, POSITIVE] = 1.05,
 ) -> Loss:
     """A soft gate in place of the clip: the gradient decays as the ratio leaves one.
 
@@ -169,7 +171,7 @@ def simple_policy(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
-    eps: float = 0.2,
+    eps: Annotated[float, POSITIVE] = 0.2,
 ) -> Loss:
     """A quadratic penalty in place of the clip, with its optimum at the edge r = 1 +- eps.
 
@@ -189,7 +191,7 @@ def mini_rl(
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float = 0.2,
-    high: float = 0.28,
+    high: Annotated[float, UPPER_BOUND] = 0.28,
 ) -> Loss:
     """Policy gradient with a detached ratio, and 0 for decisions that ``ppo`` would clip.
 
@@ -220,7 +222,7 @@ def luffy(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
-    gamma: float = 0.1,
+    gamma: Annotated[float, POSITIVE] = 0.1,
 ) -> Loss:
     """``importance`` with more gradient for improbable decisions: -A r / (r + gamma), of slope -A / gamma at r = 0.
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 from mmgrpo.registry import Block
 from mmgrpo.runtime.randomness import derive
+from mmgrpo.runtime.ranges import POSITIVE_FRACTION
 from mmgrpo.types import Media, Prompt
 
 
-def shuffled_frames(prompt: Prompt, group_size: int, seed: int, *, fraction: float = 0.5) -> tuple[Prompt, int]:
+def shuffled_frames(
+    prompt: Prompt, group_size: int, seed: int, *, fraction: Annotated[float, POSITIVE_FRACTION] = 0.5
+) -> tuple[Prompt, int]:
     """The prompt with the frames of its videos shuffled, and the number of its samples: ``fraction`` of the group size,
     0 for a prompt without video."""
     if not 0 < fraction <= 1:

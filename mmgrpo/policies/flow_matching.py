@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.randomness import stream
+from mmgrpo.runtime.ranges import ANY_NUMBER
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 
@@ -37,7 +38,7 @@ def velocity_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -
 
 
 def weighted_error(
-    gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"], power: float = 1.0
+    gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"], power: Annotated[float, ANY_NUMBER] = 1.0
 ) -> Float[Tensor, " N"]:
     """t^power mean((v - v*)^2): high noise levels count more."""
     return time**power * over_latent(gap.square())

@@ -4,49 +4,70 @@ Settings are grouped in sections. Those of the algorithm, the optimizer and the 
 those of the model, its data, its sampling and its evaluation depend on the model family (``Sections``), which
 ``model.family`` names. ``config_class`` combines them. No function below ``mmgrpo.api`` takes a configuration.
 
-This module does not import torch, so that ``--help`` is fast. ``reading.py`` reads YAML and the command line.
+Every field has a range (``ranges.py``), which a subclass that changes the default need not repeat. This module does not
+import torch, so that ``--help`` is fast. ``reading.py`` reads YAML and the command line.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
+
+from mmgrpo.runtime.ranges import (
+    ANY_TEXT,
+    CHECKPOINT,
+    COUNT,
+    COUNT_OR_ZERO,
+    PATH_COMPONENT,
+    POSITIVE_FRACTION,
+    SEED,
+    THREADS,
+    check_ranges,
+    one_of,
+    within,
+)
+
+TRACKERS = {
+    name: name for name in ("tensorboard", "wandb", "trackio", "aim", "mlflow", "clearml", "dvclive", "swanlab")
+} | {"comet_ml": "comet-ml"}
+"""Experiment trackers of accelerate to the packages that they need."""
 
 
 @dataclass
 class Algorithm:
     """The group-relative algorithm, as a choice of named functions, written ``name(parameter=value)``."""
 
-    preset: str = "grpo"
+    preset: Annotated[str, ANY_TEXT] = "grpo"
     """Named choice of all fields below (docs/algorithms.md lists them); fields that are set override it."""
-    combine: str = "weighted_sum"
+    combine: Annotated[str, ANY_TEXT] = "weighted_sum"
     """How several rewards are combined: weighted_sum of the rewards; per_reward, the sum of separately normalized
     advantages (DanceGRPO); gdpo, per_reward and then whitening over the batch."""
-    keys: list[str] = field(default_factory=lambda: ["prompt"])
+    keys: Annotated[list[str], ANY_TEXT] = field(default_factory=lambda: ["prompt"])
     """Groups within which samples are compared: prompt, tree(weight=...), ...; the advantages of several are summed."""
-    baseline: str = "group_mean"
+    baseline: Annotated[str, ANY_TEXT] = "group_mean"
     """What is subtracted from each reward: group_mean, leave_one_out, ..."""
-    scale: str = "group_std"
+    scale: Annotated[str, ANY_TEXT] = "group_std"
     """What the difference is divided by: group_std(ddof=..., eps=...), none, ..."""
-    shape: list[str] = field(default_factory=list)
+    shape: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Functions of the scaled advantages, applied in order: clamp(limit=5), ..."""
-    credit: str = "broadcast"
+    credit: Annotated[str, ANY_TEXT] = "broadcast"
     """How the advantage of a sample is assigned to its decisions: broadcast (the same to all), tree_depth, ..."""
-    select: list[str] = field(default_factory=list)
+    select: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Which samples or decisions are trained: drop_zero_spread, best_worst(count=...), ...; by default all."""
-    sampler: list[str] = field(default_factory=list)
+    sampler: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """dynamic_sampling(rounds=...) replaces groups of equal rewards by further prompts, at most so many times."""
-    objective: str = "ppo"
+    objective: Annotated[str, ANY_TEXT] = "ppo"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
-    off_policy: str = "importance"
+    off_policy: Annotated[str, ANY_TEXT] = "importance"
     """The loss per decision of reference answers in a group (data.reference_in_group): importance, luffy(gamma=...)."""
-    mismatch: str = "none"
+    mismatch: Annotated[str, ANY_TEXT] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
-    aggregation: str = "per_sample"
+    aggregation: Annotated[str, ANY_TEXT] = "per_sample"
     """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
-    terms: list[str] = field(default_factory=list)
+    terms: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Additional losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ...; by default none."""
 
 
@@ -54,53 +75,50 @@ class Algorithm:
 class Optim:
     """The optimizer (AdamW), and the split of a rollout into updates."""
 
-    lr: float = 1e-4
+    lr: Annotated[float, within("[0, 1000]")] = 1e-4
     """Peak learning rate. 1e-4 suits LoRA adapters; training all weights of a large model takes about 1e-6."""
-    weight_decay: float = 1e-4
+    weight_decay: Annotated[float, within("[0, 1000]")] = 1e-4
     """Decoupled weight decay, relative to the learning rate."""
-    beta1: float = 0.9
+    beta1: Annotated[float, within("[0, 1)")] = 0.9
     """Decay of the average of gradients."""
-    beta2: float = 0.999
+    beta2: Annotated[float, within("[0, 1)")] = 0.999
     """Decay of the average of squared gradients."""
-    warmup: int = 0
+    warmup: Annotated[int, COUNT_OR_ZERO] = 0
     """Optimizer steps of linear warm-up; 0 starts at the peak."""
-    decay: str = "constant"
+    decay: Annotated[str, one_of("constant", "linear", "cosine")] = "constant"
     """Schedule after the warm-up: constant, linear or cosine (both to zero at --steps)."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, within("[0, inf)")] = 1.0
     """Largest norm of the gradient, which is scaled down to it; 0 does not clip (the norm is logged either way)."""
-    max_nonfinite_steps: int = 3
+    max_nonfinite_steps: Annotated[int, COUNT] = 3
     """A step whose loss or gradient is not finite is skipped and counted; after so many in a row the run stops."""
-    updates: int = 1
+    updates: Annotated[int, COUNT] = 1
     """Optimizer steps per epoch of a rollout: its groups are split into so many minibatches. With 1 (and 1 epoch) every
     update is on-policy."""
-    epochs: int = 1
+    epochs: Annotated[int, COUNT] = 1
     """Passes over each rollout."""
-    micro_batch_size: int = 64
+    micro_batch_size: Annotated[int, COUNT] = 64
     """Network evaluations per forward and backward pass. Limits memory; does not change the gradient."""
-    ema: float = 0.0
+    ema: Annotated[float, within("[0, 1)")] = 0.0
     """Decay of an exponential moving average of the weights, min((1+s)/(10+s), ema) at step s, which evaluation and the
     saved model use; 0 keeps no average."""
-    ema_every: int = 1
+    ema_every: Annotated[int, COUNT] = 1
     """Optimizer steps between updates of the average."""
-    interpolation: float = 1.0
+    interpolation: Annotated[float, POSITIVE_FRACTION] = 1.0
     """Fraction f in (0, 1] of the change of the weights in evaluation and in the saved model, initial + f (trained -
     initial). Below 1 the model forgets less (WiSE-FT, arXiv:2109.01903)."""
 
     def check(self) -> None:
-        """Raise ValueError for an unknown schedule or a count below one."""
-        if self.decay not in ("constant", "linear", "cosine"):
-            raise ValueError(f"optim.decay must be constant, linear or cosine, got '{self.decay}'")
-        for name in ("updates", "epochs", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"optim.{name} must be at least 1, got {getattr(self, name)}")
+        """Raise ValueError for a field outside of its range."""
+        check_ranges(self, prefix="optim.")
 
     def lr_at(self, step: int, steps: int) -> float:
-        """Learning rate of optimizer step ``step`` of ``steps``, counted from zero."""
+        """Learning rate of optimizer step ``step`` of ``steps``, counted from zero; past the end it is that at the end,
+        which is zero with a decay, and never negative."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         if self.decay == "constant":
             return self.lr
-        progress = (step - self.warmup) / max(1, steps - self.warmup)
+        progress = min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
         return self.lr * (1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
@@ -108,16 +126,16 @@ class Optim:
 class Data:
     """The prompts of a run, and how many are sampled per step."""
 
-    train: str = ""
+    train: Annotated[str, ANY_TEXT] = ""
     """Training prompts: a .jsonl file (docs/data.md lists the keys), a .txt file (one prompt per line), a data set
     hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
-    extra_train: list[str] = field(default_factory=list)
+    extra_train: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
-    heldout: str = ""
+    heldout: Annotated[str, ANY_TEXT] = ""
     """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
-    prompts_per_step: int = 8
+    prompts_per_step: Annotated[int, within("[1, 1e6]")] = 8
     """Prompts (groups) per rollout, over all processes."""
-    group_size: int = 16
+    group_size: Annotated[int, within("[2, 4096]")] = 16
     """Samples per prompt, which are compared with each other."""
 
 
@@ -125,17 +143,17 @@ class Data:
 class Eval:
     """Evaluation on held-out prompts."""
 
-    every: int = 0
+    every: Annotated[int, COUNT_OR_ZERO] = 0
     """Optimizer steps between evaluations during training; 0 evaluates only before and after."""
-    prompts: int = 0
+    prompts: Annotated[int, COUNT_OR_ZERO] = 0
     """Number of held-out prompts, and of prompts of each extra file; 0 takes all."""
-    extra: list[str] = field(default_factory=list)
+    extra: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further prompt files, evaluated before and after and reported by name, for example to measure forgetting."""
-    samples: int = 1
+    samples: Annotated[int, within("[1, 1e6]")] = 1
     """Samples per prompt; the score of a prompt is their mean."""
-    seed: int = 1234
+    seed: Annotated[int, SEED] = 1234
     """Seed of the evaluation samples. It is separate from the seed of the run, so that all evaluations are paired."""
-    batch_size: int = 64
+    batch_size: Annotated[int, COUNT] = 64
     """Samples drawn at a time. Limits memory."""
     skip: bool = False
     """Skip all evaluations, also those before and after (for benchmarks)."""
@@ -145,36 +163,37 @@ class Eval:
 class Run:
     """The settings of a run itself, common to all models."""
 
-    name: str = "run"
+    name: Annotated[str, PATH_COMPONENT] = "run"
     """Name of the run; its folder is <output-dir>/<name>."""
-    output_dir: str = "runs"
+    output_dir: Annotated[str, ANY_TEXT] = "runs"
     """Parent of the run folders."""
-    steps: int = 100
+    steps: Annotated[int, COUNT] = 100
     """Total number of optimizer steps."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of all random numbers: a run is reproducible from its configuration, seed and commit."""
     resume: bool = False
     """Continue from the latest checkpoint of the run folder."""
-    resume_from: str = ""
+    resume_from: Annotated[str, CHECKPOINT] = ""
     """Continue from this checkpoint of the run folder, e.g. step-000040; later ones are set aside."""
     overwrite: bool = False
     """Replace a run that the run folder already contains."""
     dry_run: bool = False
     """Print the sizes and costs of the run and stop before the model is loaded."""
-    save_every: int = 50
+    save_every: Annotated[int, COUNT] = 50
     """Optimizer steps between checkpoints, rounded up to the end of a rollout."""
-    save_every_minutes: float = 10.0
+    save_every_minutes: Annotated[float, within("[0, inf)")] = 10.0
     """Minutes after which a checkpoint is written at the end of a rollout whatever the step; 0: by steps only."""
-    keep: int = 2
+    keep: Annotated[int, COUNT] = 2
     """Number of checkpoints to keep; older ones are removed. With 2, one remains if the latest is damaged."""
-    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Experiment trackers: tensorboard (in the run folder), wandb, trackio. metrics.jsonl is written without any."""
-    threads: int = 0
+    trackers: Annotated[list[str], one_of(*TRACKERS)] = field(default_factory=lambda: ["tensorboard"])
+    """Experiment trackers: tensorboard (in the run folder), wandb, trackio, and others that accelerate
+    knows, where installed. metrics.jsonl is written without any."""
+    threads: Annotated[int, THREADS] = 0
     """CPU threads of torch; 0 leaves the choice to torch."""
     deterministic: bool = True
     """Use deterministic kernels: two runs with one seed, on one machine and with equally many threads, agree bit for
     bit."""
-    samples_shown: int = 16
+    samples_shown: Annotated[int, COUNT_OR_ZERO] = 16
     """Number of held-out samples in the report."""
 
 
@@ -186,11 +205,27 @@ class Config(Run):
     data: Any = field(default_factory=Data)
     sampling: Any = None
     algorithm: Algorithm = field(default_factory=Algorithm)
-    rewards: list[str] = field(default_factory=list)
+    rewards: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Rewards, written name(weight=...). A reward of weight 0 is computed and logged but not trained on. A function of
     your own is written package.module:function; a recipe that contains one is code."""
     optim: Optim = field(default_factory=Optim)
     eval: Any = field(default_factory=Eval)
+
+    def check(self) -> None:
+        """Raise ValueError for a setting outside of its range, a warm-up longer than the run, and a tracker that is not
+        installed, which accelerate would leave out."""
+        check_ranges(self)
+        if self.optim.warmup > self.steps:
+            raise ValueError(
+                f"optim.warmup: got {self.optim.warmup}, expected at most steps={self.steps}; shorten the warm-up or "
+                "train longer"
+            )
+        for tracker in self.trackers:
+            if importlib.util.find_spec(tracker) is None:
+                raise ValueError(
+                    f"trackers: got '{tracker}', which is not installed; install it (pip install {TRACKERS[tracker]}) "
+                    "or leave it out"
+                )
 
 
 @dataclass(frozen=True)

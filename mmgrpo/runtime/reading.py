@@ -20,6 +20,7 @@ from mmgrpo.presets import CATALOGUE, PRESETS
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.config import Algorithm
 from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.ranges import check_ranges, check_value, declarations, shown
 
 C = TypeVar("C")
 
@@ -42,21 +43,28 @@ RENAMED = {
 
 def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
     """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line."""
+    algorithm = section.get("algorithm", {})
     # The file's other algorithm keys override a preset, also one of the command line, so the preset is set first.
     preset, _ = take_option(arguments, "--algorithm.preset")
-    if preset:
-        section = {**section, "algorithm": {**section.get("algorithm", {}), "preset": preset}}
+    if preset and isinstance(algorithm, Mapping):
+        section = {**section, "algorithm": {**algorithm, "preset": preset}}
     return from_arguments(build(kind, section, where), arguments, about)
 
 
 def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
-    """Override a configuration by a command line; an unknown option is an error that names the nearest one."""
+    """Override a configuration by a command line; an unknown option is an error that names the nearest one, and a value
+    outside of its range one that names the option."""
     import tyro
 
     config, unknown = tyro.cli(
         type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
     )
     if unknown:
+        if not unknown[0].startswith("-"):
+            whole = next((argument for argument in arguments if argument.endswith(f"={unknown[0]}")), unknown[0])
+            raise ValueError(
+                f"the command line: got '{whole}', a value that no option takes; a switch is --x or --no-x"
+            )
         name = unknown[0].split("=")[0]
         key = name.removeprefix("--").replace("-", "_")
         if key in RENAMED:
@@ -64,6 +72,7 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
         close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists all options.")
+    check_ranges(config, "the command line", "--", option=True)
     return config
 
 
@@ -78,7 +87,7 @@ def option_names(kind: type, prefix: str = "--") -> list[str]:
 
 
 def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "") -> C:
-    """A dataclass from a mapping; an unknown key is a ValueError that names the nearest one."""
+    """A dataclass from a mapping; ValueError for an unknown key (the nearest is named), type or value."""
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in section:
@@ -97,17 +106,18 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
         expected = hints[name]
         if dataclasses.is_dataclass(expected):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{where}: '{prefix}{name}' must be a section of keys, got {value!r}")
+                raise ValueError(f"{where}: '{prefix}{name}' must be a section of keys, got {shown(value)}")
             values[name] = build(expected, value, where, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
-            values[name] = _coerce(value, expected, f"{where}: '{prefix}{name}'")
+            values[name] = _number(value) if expected is float else value
+            check_value(values[name], *declarations(kind)[name], f"{where}: {prefix}{name}")
     return kind(**values)
 
 
 def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:
-        raise ValueError(f"{where}: there is no preset '{name}'.{nearest(name, PRESETS)}")
+        raise ValueError(f"{where}: there is no preset {name!r}.{nearest(name, PRESETS)}")
     names = {f.name for f in dataclasses.fields(Algorithm)}
     return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in names}
 
@@ -133,9 +143,9 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}; 'mmgrpo recipes' lists the recipes that mmgrpo includes")
     try:
-        section = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+        section = _UniqueKeys(Path(path).read_text(encoding="utf-8")).get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date or a number that is none
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(section, dict):
         raise ValueError(f"{path} must hold a mapping of keys to values, got {type(section).__name__}")
     return section
@@ -163,19 +173,23 @@ def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:
     return value, rest
 
 
-def _coerce(value: Any, expected: Any, where: str) -> Any:
-    """Check a YAML value against the type of its field; integers and strings such as 1e-4 are valid floats."""
-    if typing.get_origin(expected) is list:
-        (item,) = typing.get_args(expected)
-        if not isinstance(value, list):
-            raise ValueError(f"{where} must be a list, got {value!r}")
-        return [_coerce(one, item, where) for one in value]
-    if expected is float and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-4 (without a dot) as a string.
-        try:
-            return float(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where} must be a number, got {value!r}") from error
-    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-        raise ValueError(f"{where} must be of type {expected.__name__}, got {value!r}")
-    return value
+def _number(value: Any) -> Any:
+    """A number as a float, also one that YAML 1.1 reads as a string (1e-4 has no dot); other values unchanged."""
+    try:
+        return float(value) if isinstance(value, int | str) and not isinstance(value, bool) else value
+    except (ValueError, OverflowError):
+        return value
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that a mapping repeats is an error; PyYAML takes the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line, name = key.start_mark.line + 1, str(key.value)
+            if name in lines:
+                raise ValueError(f"line {line}: the key '{name}' is already in line {lines[name]}; remove one of them")
+            lines[name] = line
+        return node

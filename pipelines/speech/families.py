@@ -71,7 +71,12 @@ class DurationFamily:
         )
 
     def check(self, config: Config) -> None:
-        """Every combination of options is valid."""
+        """Raise ValueError for a width that the attention heads do not divide."""
+        model = config.model
+        if not model.path and model.width % (2 * model.heads):
+            raise ValueError(
+                f"model.width: got {model.width}, expected a multiple of twice model.heads={model.heads}; change either"
+            )
 
     def decisions(self, config: Config) -> str:
         """One class, which is a token."""

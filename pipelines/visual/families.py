@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.family import Arithmetic
+from mmgrpo.registry import bind
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
@@ -50,20 +51,33 @@ class VisualFamily:
         )
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for an unknown ``sampling.policy``."""
-        self.decisions(config)
+        """Raise ValueError for unknown names and values in the options that are written ``name(parameter=value)``, and
+        for more draws than noise levels."""
+        from mmgrpo.diffusion.kernels import KERNELS
+        from mmgrpo.diffusion.planners import PLANS
+        from mmgrpo.diffusion.schedules import GRIDS
+        from mmgrpo.policies.flow_matching import ERRORS
+        from pipelines.visual.flow import CHECKPOINT
+
+        sampling = config.sampling
+        if sampling.grid != CHECKPOINT:
+            bind(sampling.grid, GRIDS, "sampling.grid")
+        bind(sampling.kernel, KERNELS, "sampling.kernel")
+        bind(sampling.plan, PLANS, "sampling.plan")
+        bind(sampling.error, ERRORS, "sampling.error")
+        if self.decisions(config) == "matching" and sampling.draws > sampling.steps:
+            raise ValueError(
+                f"sampling.draws: got {sampling.draws}, expected at most sampling.steps={sampling.steps}, which is the "
+                "number of noise levels; lower it or take more steps"
+            )
 
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
-        name = config.sampling.policy
-        if name not in DECISIONS:
-            raise ValueError(f"sampling.policy: got '{name}', expected one of {', '.join(DECISIONS)}")
-        return DECISIONS[name]
+        return DECISIONS[config.sampling.policy]
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Prompts x samples x branch points -> samples, network evaluations and decisions."""
         from mmgrpo.diffusion.planners import PLANS
-        from mmgrpo.registry import bind
         from mmgrpo.runtime.randomness import stream
 
         data, sampling = config.data, config.sampling

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from mmgrpo.runtime.config import Data, Eval
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, one_of, within
 from pipelines.options import ModelOptions
 
 
@@ -16,13 +18,13 @@ class FlowOptions(ModelOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:visual/scenes/base"
     """Folder or hub id, e.g. stabilityai/stable-diffusion-3.5-medium."""
-    height: int = 0
+    height: Annotated[int, within("[0, 16384]")] = 0
     """Height of the pictures in pixels; 0 takes the checkpoint's own (1024 of Stable Diffusion 3.5)."""
-    width: int = 0
+    width: Annotated[int, within("[0, 16384]")] = 0
     """Width of the pictures in pixels; 0 takes the checkpoint's own."""
-    guidance: float = 1.0
+    guidance: Annotated[float, within("[0, 1000]")] = 1.0
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
-    max_sequence_length: int = 256
+    max_sequence_length: Annotated[int, within("[1, 65536]")] = 256
     """Tokens of a prompt that T5 reads."""
     forget_encoders: bool = False
     """Encode all prompts at the start and free the memory of the text encoders."""
@@ -42,7 +44,7 @@ class FluxOptions(FlowOptions):
     """Width of the pictures in pixels."""
     guidance: float = 3.5
     """Embedded guidance scale of FLUX dev, in one evaluation; schnell takes none."""
-    true_cfg_scale: float = 1.0
+    true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 512
     """Tokens of a prompt that T5 reads; schnell 256."""
@@ -52,25 +54,25 @@ class FluxOptions(FlowOptions):
 class DenoisingSampling:
     """Sampling in rollouts and in evaluation."""
 
-    steps: int = 10
+    steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of a rollout."""
-    kernel: str = "flow_sde(a=0.7)"
+    kernel: Annotated[str, ANY_TEXT] = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...)."""
-    policy: str = "transitions"
+    policy: Annotated[str, one_of("transitions", "matching")] = "transitions"
     """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan) or matching
     (flow-matching errors at sampled noise levels, with rollouts by the ODE; options draws and error)."""
-    plan: str = "every_step"
+    plan: Annotated[str, ANY_TEXT] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
-    draws: int = 2
+    draws: Annotated[int, within("[1, 10000]")] = 2
     """matching: noise levels sampled per group."""
-    error: str = "self_normalized"
+    error: Annotated[str, ANY_TEXT] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
-    grid: str = "checkpoint"
+    grid: Annotated[str, ANY_TEXT] = "checkpoint"
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
-    evaluation_steps: int = 10
+    evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of an evaluation sample (deterministic)."""
-    forward_batch_size: int = 256
+    forward_batch_size: Annotated[int, COUNT] = 256
     """Memory limit: network evaluations of one forward pass without gradient."""
 
 

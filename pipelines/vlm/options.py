@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from mmgrpo.runtime.config import Data, Eval
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE_FRACTION, one_of, within
 from pipelines.options import ModelOptions, TokenSampling
 
 
@@ -12,7 +14,7 @@ from pipelines.options import ModelOptions, TokenSampling
 class TextOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum length of a prompt, media included; 0: no limit. Prompts are never truncated: see data.too_long."""
 
 
@@ -22,11 +24,11 @@ class SmolVlmOptions(TextOptions):
 
     freeze_vision: bool = True
     """Train the language model only; features of media are then computed once per prompt."""
-    max_pixels: int = 0
+    max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Larger pictures are reduced to this number of pixels; 0: the checkpoint's limit."""
-    max_frames: int = 0
+    max_frames: Annotated[int, within("[0, 1e6]")] = 0
     """Maximum number of frames of a video; 0: the family's default."""
-    fps: float = 0.0
+    fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Sampled frames per second of a video; 0: the family's default."""
 
 
@@ -38,9 +40,9 @@ class QwenVlOptions(SmolVlmOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
-    min_pixels: int = 0
+    min_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Smaller pictures are enlarged to this number of pixels; 0: the checkpoint's limit."""
-    frame_pixels: int = 0
+    frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum number of pixels per frame of a video; 0: the family's default."""
 
 
@@ -55,17 +57,17 @@ class VlmData(Data):
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     group_size: int = 8
     """Samples per prompt."""
-    media_root: str = ""
+    media_root: Annotated[str, ANY_TEXT] = ""
     """Root of relative paths of media; empty: the folder of the prompt file."""
     reference_in_group: bool = False
     """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
-    skip_limit: float = 0.05
+    skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of prompts that may be skipped because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
-    picture_cache: int = 1024
+    picture_cache: Annotated[int, within("[0, 1e8]")] = 1024
     """Memory limit: MiB of decoded pictures that each process caches between rounds; 0 decodes a picture at each
     use."""
-    too_long: str = "refuse"
+    too_long: Annotated[str, one_of("refuse", "filter")] = "refuse"
     """Prompts over model.max_prompt_tokens: refuse (stop at the first) or filter (check all of them at the start, skip
     and list)."""
 
@@ -74,12 +76,12 @@ class VlmData(Data):
 class VlmSampling(TokenSampling):
     """Sampling of completions in rollouts and in evaluation."""
 
-    top_p: float = 1.0
+    top_p: Annotated[float, POSITIVE_FRACTION] = 1.0
     """Nucleus of rollouts; below 1 the gradient is biased, since log-probabilities are of the full distribution."""
-    contrast: str = ""
+    contrast: Annotated[str, ANY_TEXT] = ""
     """Additional samples of a modified prompt, scored and compared with but never trained on:
     shuffled_frames(fraction=0.5) for T-GRPO."""
-    dtype: str = ""
+    dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty: that of
     model.dtype."""
 

@@ -40,7 +40,7 @@ def test_gfpo_keeps_the_best_rows_by_its_metric(metric, kept):
 
 
 def test_gfpo_refuses_an_unknown_metric_by_name():
-    with pytest.raises(ValueError, match="got metric 'brevity', expected one of length, efficiency, reward"):
+    with pytest.raises(ValueError, match="metric of gfpo: got 'brevity', expected one of length, eff"):
         select("gfpo(count=2, metric='brevity')", [1.0, 0], length=[1, 2])
 
 

@@ -119,7 +119,7 @@ def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
         status, _, errors = check(tmp_path / name)
         assert status == 2 and complaint in errors and "Traceback" not in errors
     status, _, errors = check(write(tmp_path, [{"text": "a"}]), "--family", "sd3")
-    assert status == 2 and "expected qwen_vl" in errors
+    assert status == 2 and "--family: got 'sd3', expected one of qwen_vl" in errors
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmgrpo.cli.train import arithmetic, main, read
+from mmgrpo.cli.train import KEYS, arithmetic, main, read
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
 from mmgrpo.runtime.reading import option_names
@@ -77,12 +77,117 @@ def test_an_option_that_the_family_does_not_have_is_refused(options, message):
     ("options", "message"),
     [
         (["--model.family", "qwen_audio"], "family 'qwen_audio' has no embedded model; name a folder or a hub id"),
-        (["--model.family", "whisper", "--sampling.truncated", "drop"], "sampling.truncated: there is no 'drop'"),
+        (
+            ["--model.family", "whisper", "--sampling.truncated", "drop"],
+            "--sampling.truncated: got 'drop', expected one of",
+        ),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         arithmetic(read(options, ""))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithm.sampler", "dynamic_samplin"], "algorithm.sampler: there is no 'dynamic_samplin'. Did you mean"),
+        (["--algorithm.sampler", "dynamic_sampling(rounds=0)"], "dynamic_sampling: got rounds 0, expected a whole"),
+        (["--algorithm.objective", "pppo"], "algorithm.objective: there is no 'pppo'. Did you mean 'ppo'?"),
+        (["--algorithm.objective", "ppo(low=-1)"], "algorithm.objective: low of ppo: got -1.0, expected a number in"),
+        (["--algorithm.objective", "ppo(low=nan)"], "algorithm.objective: got 'ppo(low=nan)', expected the form"),
+        (["--algorithm.baseline", "group_men"], "algorithm.baseline: there is no 'group_men'. Did you mean"),
+        (["--algorithm.scale", "group_std(eps=-1)"], "algorithm.scale: eps of group_std: got -1.0, expected"),
+        (["--algorithm.shape", "clam"], "algorithm.shape: there is no 'clam'. Did you mean 'clamp'?"),
+        (["--algorithm.combine", "gdop"], "algorithm.combine: there is no 'gdop'. Did you mean 'gdpo'?"),
+        (["--algorithm.credit", "broadcst"], "algorithm.credit: there is no 'broadcst'. Did you mean 'broadcast'?"),
+        (
+            ["--algorithm.select", "best_wurst"],
+            "algorithm.select: there is no 'best_wurst'. Did you mean",
+        ),
+        (["--algorithm.off-policy", "luffi"], "algorithm.off_policy: there is no 'luffi'. Did you mean 'luffy'?"),
+        (["--algorithm.mismatch", "tsi"], "algorithm.mismatch: there is no 'tsi'. Did you mean 'tis'?"),
+        (["--algorithm.aggregation", "per_sampl"], "algorithm.aggregation: there is no 'per_sampl'. Did you mean"),
+        (["--algorithm.terms", "kl_k3(coef=-1)"], "algorithm.terms: coef of kl_k3: got -1.0, expected a number in"),
+        (
+            ["--algorithm.keys", "promt"],
+            "samples of gaussian policies have no key 'promt'. Did you mean 'prompt'?",
+        ),
+        (["--algorithm.keys", "prompt(weight='a')"], "algorithm.keys: weight of prompt: got 'a', expected a number"),
+        (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
+        (["--rewards", "scene_al"], "rewards: there is no 'scene_al'. Did you mean 'scene_all'?"),
+        (["--rewards", "scene_all(weight=inf)"], "rewards: 'scene_all': got weight inf, expected a number in"),
+        (["--sampling.kernel", "flow_sd"], "sampling.kernel: there is no 'flow_sd'. Did you mean 'flow_sde'?"),
+        (["--sampling.plan", "every_stp"], "sampling.plan: there is no 'every_stp'. Did you mean 'every_step'?"),
+        (["--sampling.grid", "flx"], "sampling.grid: there is no 'flx'. Did you mean 'flux'?"),
+        (["--sampling.error", "velocty"], "sampling.error: there is no 'velocty'. Did you mean 'velocity'?"),
+        (["--sampling.policy", "matching", "--sampling.draws", "11"], "sampling.draws: got 11, expected at most"),
+        (["--model.device", "cdua"], "--model.device: got 'cdua', expected auto, cpu, cuda, cuda:N, mps, xpu or npu"),
+        (["--optim.warmup", "101"], "optim.warmup: got 101, expected at most steps=100"),
+        (["--eval.samples", "0"], "--eval.samples: got 0, expected a number in [1, 1e6]"),
+        (["--name", "."], "--name: got '.', expected one plain component of a path"),
+        (["--name=../src"], "--name: got '../src', expected one plain component of a path"),
+        (
+            ["--model.family", "duration", "--model.width", "100"],
+            "model.width: got 100, expected a multiple of twice model.heads=8",
+        ),
+        (
+            ["--model.family", "qwen_vl", "--model.min-pixels", "9000", "--model.max-pixels", "8000"],
+            "model.min_pixels: got 9000, expected at most model.max_pixels=8000",
+        ),
+        (
+            ["--model.family", "qwen_vl", "--sampling.contrast", "shuffled_frame"],
+            "sampling.contrast: there is no 'shuffled_frame'. Did you mean 'shuffled_frames'?",
+        ),
+        (
+            ["--model.family", "qwen_vl", "--sampling.contrast", "shuffled_frames", "--sampling.search", "beam"],
+            "sampling.contrast: got 'shuffled_frames' with sampling.search beam, expected search sample",
+        ),
+        (["--model.family", "qwen_vl", "--sampling.temperature=nan"], "--sampling.temperature: got nan, expected a"),
+        (["--model.family", "qwen_vl", "--sampling.evaluation-temperature=inf"], "got inf, expected 0 or a number in"),
+        (["--eval.skip=2.5"], "the command line: got '--eval.skip=2.5', a value that no option takes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_dry_run_refuses_what_a_run_would_refuse(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        main([*options, "--dry-run"])
+
+
+def test_the_keys_of_samples_are_those_of_the_policies():
+    from mmgrpo.policies.categorical import CategoricalPolicy
+    from mmgrpo.policies.denoising import DenoisingPolicy
+    from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+    from mmgrpo.policies.token import TokenPolicy
+
+    assert set(KEYS["gaussian"]) == DenoisingPolicy.keys
+    assert set(KEYS["matching"]) == FlowMatchingPolicy.keys
+    assert set(KEYS["tokens"]) == TokenPolicy.keys == CategoricalPolicy.keys
+
+
+def test_a_launcher_that_would_shard_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="accelerate's configuration: got FSDP"):
+        main(["--model.path", "nowhere"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora_rank": -1}, "model.lora_rank: got -1, expected a number in [0, 65536]"),
+        ({"device": "cdua"}, "model.device: got 'cdua', expected auto, cpu, cuda, "),
+        ({"steps": 0}, "sampling.steps: got 0, expected a number in [1, 10000]"),
+        ({"guidance": float("nan")}, "model.guidance: got nan, expected a number in [0, 1000]"),
+        ({"kernel": "flow_sd"}, "sampling.kernel: there is no 'flow_sd'"),
+    ],
+)
+def test_a_policy_from_python_refuses_the_same(options, message):
+    from pipelines import visual
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        visual.policy("nowhere", family="sd3", **options)
 
 
 @pytest.mark.parametrize("name", families())

@@ -109,8 +109,8 @@ def test_what_sample_needs_is_said(visual_run, tmp_path):
         (["--model.family", "causal_lm", "--prompts", "a"], "family 'causal_lm' has no embedded model; name a folder"),
         (["--before", "--prompts", "a"], "--before compares the trained model of a run .* name the run with --run"),
         (["--weights", "latest", "--prompts", "a"], "--weights latest selects weights of a run"),
-        (["--samples", 0, "--prompts", "a"], "--samples must be at least 1, got 0"),
-        (["--batch-size", 0, "--prompts", "a"], "--batch-size must be at least 1, got 0"),
+        (["--samples", 0, "--prompts", "a"], "--samples: got 0, expected a number in"),
+        (["--batch-size", 0, "--prompts", "a"], "--batch-size: got 0, expected a number in"),
         (
             ["--model.family", "duration", "--prompts", "one two", "--samples", 2],
             "--samples 2 at temperature 0 are 2 equal samples; set --samples 1 for this family",

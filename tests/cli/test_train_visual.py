@@ -88,7 +88,7 @@ EARLY = {
         ["--sampling.policy", "matchin"],
         "sampling.policy: got 'matchin', expected one of transitions, matching",
     ),
-    "groups of one": (["--data.group-size", 1], "data.group_size must be at least 2, got 1"),
+    "groups of one": (["--data.group-size", 1], "--data.group-size: got 1, expected a number in [2, 4096]"),
     "a tree that does not fit": (
         ["--sampling.plan", "branch_tree(splits=[0,1])", "--data.group-size", 6],
         "got group_size=6, expected 4; set group_size=4",
@@ -119,8 +119,8 @@ LATE = {
     "missing prompts": (["--data.train", "nowhere.jsonl"], "nowhere.jsonl: there is no such prompt file"),
     "missing embedded prompts": (["--data.train", "embedded:visual/scene"], "Did you mean 'scenes'?"),
     "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2: not JSON"),
-    "unknown schedule": (["--optim.decay", "cosin"], "optim.decay must be constant, linear or cosine, got 'cosin'"),
-    "an average of nothing": (["--optim.ema", 2], "optim.ema: got 2.0, expected a decay in (0, 1)"),
+    "unknown schedule": (["--optim.decay", "cosin"], "got 'cosin', expected one of constant, linear, cosine"),
+    "an average of nothing": (["--optim.ema", 2], "--optim.ema: got 2.0, expected a number in [0, 1)"),
     "nothing to train on": (["--rewards", "scene_all(weight=0)"], "got weight 0 for all"),
     "preset for tokens": (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
 }

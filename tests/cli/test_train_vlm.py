@@ -82,9 +82,9 @@ def test_a_model_of_words_trains_in_the_same_way(tmp_path):
 # ---- mistakes
 
 EARLY = {
-    "too long": (["--data.too-long", "cut"], "data.too_long: there is no 'cut'. Known: filter, refuse."),
-    "truncated": (["--sampling.truncated", "msk"], "sampling.truncated: there is no 'msk'. Did you mean 'mask'?"),
-    "groups of one": (["--data.group-size", 1], "data.group_size must be at least 2, got 1"),
+    "too long": (["--data.too-long", "cut"], "--data.too-long: got 'cut', expected one of refuse, filter"),
+    "truncated": (["--sampling.truncated", "msk"], "--sampling.truncated: got 'msk', expected one of train, mask"),
+    "groups of one": (["--data.group-size", 1], "--data.group-size: got 1, expected a number in [2, 4096]"),
     "updates": (["--optim.updates", 9], "a rollout of 8 groups cannot be split into optim.updates=9 steps"),
     "preset": (["--algorithm.preset", "dap"], "there is no preset 'dap'. Did you mean 'dapo'?"),
 }

@@ -254,7 +254,7 @@ def test_unknown_kernels_and_predictions_are_refused_with_what_is_known():
         kernel("flow_sd(a=0.7)")
     with pytest.raises(ValueError, match="has no parameter 'eta'"):
         kernel("flow_sde(eta=0.7)")
-    with pytest.raises(ValueError, match="'epsilon', 'v' or 'sample', got 'flow'"):
+    with pytest.raises(ValueError, match="prediction of ddim: got 'flow', expected one of epsilon, v, sample"):
         noise_table(kernel("ddim(prediction='flow')"), fine_ddim_grid(5))
 
 

@@ -55,7 +55,7 @@ def written(name: str, block: Block) -> str:
     """The block with a value for each parameter that has no default."""
     parameters = list(inspect.signature(block.fn).parameters.values())[len(block.needs) :]
     required = [one.name for one in parameters if one.default is inspect.Parameter.empty]
-    whole = {one.name for one in parameters if one.annotation in (int, "int")}
+    whole = {one.name for one in parameters if str(one.annotation).startswith(("int", "Annotated[int"))}
     return f"{name}({', '.join(f'{one}={2 if one in whole else 0.25}' for one in required)})"
 
 

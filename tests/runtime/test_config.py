@@ -10,7 +10,7 @@ import pytest
 from mmgrpo.cli.train import read
 from mmgrpo.family import families, family
 from mmgrpo.presets import PRESETS
-from mmgrpo.runtime.config import Algorithm, Config, config_class
+from mmgrpo.runtime.config import Algorithm, Config, Optim, config_class
 from mmgrpo.runtime.reading import RENAMED, build, load_yaml, option_names, take_option, write_yaml
 
 
@@ -90,17 +90,17 @@ def test_whole_numbers_serve_as_floats(recipe):
         ("stepps: 3", r"recipe\.yaml: unknown key 'stepps'\. Did you mean 'steps'\? Known here: "),
         ("optim: {lrr: 3}", r"unknown key 'optim\.lrr'\. Did you mean 'optim\.lr'\? Known here: lr, "),
         ("xyzzyx: 3", r"unknown key 'xyzzyx'\. Known here: "),
-        ("steps: many", r"'steps' must be of type int, got 'many'"),
-        ("steps: 3.5", r"'steps' must be of type int, got 3\.5"),
-        ("steps: true", r"'steps' must be of type int, got True"),
-        ("resume: 1", r"'resume' must be of type bool, got 1"),
-        ("name: 3", r"'name' must be of type str, got 3"),
-        ("optim: {lr: fast}", r"'optim\.lr' must be a number, got 'fast'"),
-        ("optim: {lr: true}", r"'optim\.lr' must be of type float, got True"),
+        ("steps: many", r"recipe\.yaml: steps: got 'many', expected a whole number"),
+        ("steps: 3.5", r"steps: got 3\.5, expected a whole number"),
+        ("steps: true", r"steps: got True, expected a whole number"),
+        ("resume: 1", r"resume: got 1, expected true or false"),
+        ("name: 3", r"name: got 3, expected text"),
+        ("optim: {lr: fast}", r"optim\.lr: got 'fast', expected a number"),
+        ("optim: {lr: true}", r"optim\.lr: got True, expected a number"),
         ("optim: 3", r"'optim' must be a section of keys, got 3"),
         ("optim:", r"'optim' must be a section of keys, got None"),
-        ("rewards: ocr", r"'rewards' must be a list, got 'ocr'"),
-        ("rewards: [ocr, 3]", r"'rewards' must be of type str, got 3"),
+        ("rewards: ocr", r"rewards: got 'ocr', expected a list"),
+        ("rewards: [ocr, 3]", r"rewards: got 3, expected text"),
         (
             "algorithm: {preset: drgrpo}",
             r"recipe\.yaml: there is no preset 'drgrpo'\. Did you mean 'dr_grpo'\? Known: ",
@@ -165,3 +165,60 @@ def test_configurations_do_not_share_their_lists():
     first.algorithm.select.append("more")
     second = parsed("--algorithm.preset", "dapo")
     assert second.algorithm.select == PRESETS["dapo"]["select"] == ["drop_zero_spread"]
+
+
+@pytest.mark.parametrize(
+    ("decay", "warmup", "steps", "values"),
+    [
+        ("constant", 0, 8, {0: 1.0, 4: 1.0, 7: 1.0, 8: 1.0, 20: 1.0}),
+        ("linear", 0, 8, {0: 1.0, 2: 0.75, 4: 0.5, 7: 0.125, 8: 0.0, 9: 0.0, 20: 0.0}),
+        ("cosine", 0, 8, {0: 1.0, 2: 0.5 + 2**-1.5, 4: 0.5, 6: 0.5 - 2**-1.5, 8: 0.0, 9: 0.0, 20: 0.0}),
+        ("constant", 4, 12, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 11: 1.0}),
+        ("linear", 4, 12, {0: 0.25, 3: 1.0, 4: 1.0, 6: 0.75, 8: 0.5, 11: 0.125, 12: 0.0, 13: 0.0}),
+        ("cosine", 4, 12, {0: 0.25, 3: 1.0, 4: 1.0, 6: 0.5 + 2**-1.5, 8: 0.5, 12: 0.0, 13: 0.0, 20: 0.0}),
+        ("linear", 8, 8, {0: 0.125, 7: 1.0, 8: 1.0, 9: 0.0}),  # a warm-up to the end
+    ],
+)
+def test_the_learning_rate_of_every_step(decay, warmup, steps, values):
+    """Also past the end, which a resumed run with fewer steps than before would ask for."""
+    optim = Optim(lr=2.0, warmup=warmup, decay=decay)
+    rates = {step: optim.lr_at(step, steps) for step in values}
+    assert rates == {step: pytest.approx(2.0 * value, abs=1e-15) for step, value in values.items()}
+    assert min(rates.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "steps: 3\nseed: 1\nsteps: 4\n",
+            "recipe.yaml is not valid YAML: line 3: the key 'steps' is already in line",
+        ),
+        ("optim:\n  lr: 1\n  'lr': 2\n", "line 3: the key 'lr' is already in line 2; remove one of them"),
+        ("optim: {lr: 1, lr: 1}\n", "line 1: the key 'lr' is already in line 1"),
+        ("steps: " + "9" * 5000, "recipe.yaml is not valid YAML: Exceeds the limit"),
+        ("steps: 2026-13-45", "recipe.yaml is not valid YAML: month must be in 1..12"),
+        ("steps: " + "[" * 5000, "recipe.yaml is not valid YAML: maximum recursion depth exceeded"),
+        ("steps: 0x" + "f" * 9000, "recipe.yaml: steps: got a number of about 10837 digits, expected a number in"),
+        ("optim: {lr: !!binary MQ==}", "recipe.yaml: optim.lr: got b'1', expected a number"),
+        ("algorithm: 3", "recipe.yaml: 'algorithm' must be a section of keys, got 3"),
+        ("model: {family: [a]}", "model.family: there is no \"['a']\""),
+        ("rewards: &a [*a]", "recipe.yaml: rewards: got [[[[[[[...]]]]]]], expected text"),
+    ],
+    ids=range(11),
+)
+def test_what_yaml_takes_for_something_else_is_told_in_one_line(text, message, recipe):
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        parsed("--config", recipe(text), "--algorithm.preset", "grpo")
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path):
+    (tmp_path / "recipe.yaml").write_bytes(b"steps: \xff\xfe\n")
+    with pytest.raises(ValueError, match=r"recipe\.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xff"):
+        parsed("--config", str(tmp_path / "recipe.yaml"))
+
+
+def test_keys_that_a_merge_brings_along_may_be_repeated(recipe):
+    merged = load_yaml(recipe("a: &a {lr: 1, epochs: 2}\nb:\n  <<: *a\n  lr: 3\n"))
+    assert merged["b"] == {"lr": 3, "epochs": 2}

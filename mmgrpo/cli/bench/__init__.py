@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime.ranges import check_ranges
 
 BENCHMARKS = ("visual", "vlm", "speech")
 """Modules with the options of a benchmark (``Args``) and the function ``run``."""
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ValueError(f"there is no benchmark '{name}'.{nearest(name, BENCHMARKS)}")
     module = importlib.import_module(f"mmgrpo.cli.bench.{name}")
     args = tyro.cli(module.Args, args=options, description=__doc__, prog=f"{sys.argv[0]} {name}")
+    check_ranges(args, "the command line", "--", option=True)
 
     import torch
 

@@ -15,11 +15,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.bench.trainer import bench_trainer
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, within
 
 if TYPE_CHECKING:
     from mmgrpo.policies.token_model import Context, Features
@@ -41,23 +42,23 @@ ABOUT = {
 class Args:
     """The sizes to measure."""
 
-    model: str = "pypi:whisper-tiny.en"
+    model: Annotated[str, ANY_TEXT] = "pypi:whisper-tiny.en"
     """A Whisper model: a folder, a hub id, or pypi:<model>."""
-    clips: int = 8
+    clips: Annotated[int, COUNT] = 8
     """Number of clips; all are encoded once before the measurement."""
-    prompts_per_step: int = 4
+    prompts_per_step: Annotated[int, within("[1, 1e6]")] = 4
     """Clips per step."""
-    group: int = 8
+    group: Annotated[int, within("[2, 4096]")] = 8
     """Transcripts per clip."""
-    tokens: int = 32
+    tokens: Annotated[int, within("[1, 1e6]")] = 32
     """Largest number of tokens per transcript."""
-    seconds: float = 30.0
+    seconds: Annotated[float, within("[0.02, 30]")] = 30.0
     """Seconds of encoder states that the decoder attends to; the encoder always processes 30 seconds."""
-    steps: int = 3
+    steps: Annotated[int, COUNT] = 3
     """Steps to measure per variant."""
-    threads: int = 1
+    threads: Annotated[int, within("[1, 1024]")] = 1
     """CPU threads of torch."""
-    output: str = "benchmarks"
+    output: Annotated[str, ANY_TEXT] = "benchmarks"
     """Output folder."""
 
 

@@ -10,12 +10,13 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mmgrpo.family import family
 from mmgrpo.runtime.config import Config, config_class
 from mmgrpo.runtime.files import write_bytes, write_text
 from mmgrpo.runtime.plugins import recipe
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of, within
 from mmgrpo.runtime.reading import build, load_yaml
 
 GROUP, STEPS = 16, 8
@@ -50,25 +51,25 @@ class Args:
 
     learn: bool = False
     """Also train the methods for a fixed time, with several seeds."""
-    seconds: float = 150.0
+    seconds: Annotated[float, within("(0, 1e6]")] = 150.0
     """Training time of Flow-GRPO in the learning benchmark, in seconds."""
-    fraction: float = 0.5
+    fraction: Annotated[float, POSITIVE_FRACTION] = 0.5
     """Training time of the other methods, as a fraction of --seconds."""
-    seeds: int = 3
+    seeds: Annotated[int, within("[1, 1000]")] = 3
     """Number of seeds in the learning benchmark."""
-    points: int = 6
+    points: Annotated[int, within("[1, 1000]")] = 6
     """Evaluations during each run of the learning benchmark, besides those before and after."""
-    eval_prompts: int = 128
+    eval_prompts: Annotated[int, COUNT_OR_ZERO] = 128
     """Held-out prompts per evaluation."""
-    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    methods: Annotated[list[str], one_of(*METHODS)] = field(default_factory=lambda: list(METHODS))
     """Methods whose rounds are measured."""
-    rounds: int = 3
+    rounds: Annotated[int, COUNT] = 3
     """Rounds to measure per method, after one for warm-up."""
-    prompts: int = 8
+    prompts: Annotated[int, within("[1, 1e6]")] = 8
     """Prompts per round."""
-    threads: int = 2
+    threads: Annotated[int, within("[1, 1024]")] = 2
     """CPU threads of torch."""
-    output: str = "benchmarks"
+    output: Annotated[str, ANY_TEXT] = "benchmarks"
     """Output folder."""
 
 

@@ -16,37 +16,40 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, OURS, SENTENCE, TRL, Contest
 from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, one_of, within
 
 
 @dataclass
 class Args:
     """The sizes to measure."""
 
-    groups: list[int] = field(default_factory=lambda: [8, 16, 32])
+    groups: Annotated[list[int], within("[2, 4096]")] = field(default_factory=lambda: [8, 16, 32])
     """Group sizes (samples per prompt) to measure."""
-    contestants: list[str] = field(default_factory=lambda: [OURS, ALONE, TRL, COMPACT])
+    contestants: Annotated[list[str], one_of(OURS, ALONE, TRL, COMPACT)] = field(
+        default_factory=lambda: [OURS, ALONE, TRL, COMPACT]
+    )
     """Implementations to compare."""
-    prompts: int = 1
+    prompts: Annotated[int, within("[1, 1e6]")] = 1
     """Prompts per step; the samples of a prompt are one forward and backward pass."""
-    tokens: int = 16
+    tokens: Annotated[int, within("[1, 1e6]")] = 16
     """Tokens per completion."""
-    side: int = 224
+    side: Annotated[int, within("[28, 16384]")] = 224
     """Width and height of the pictures in pixels; a media token covers 28 x 28."""
-    vocabulary: int = 32_000
+    vocabulary: Annotated[int, within("[1, 1e7]")] = 32_000
     """Size of the vocabulary."""
-    width: int = 256
+    width: Annotated[int, within("[1, 65536]")] = 256
     """Width of the language model."""
-    layers: int = 6
+    layers: Annotated[int, within("[2, 1024]")] = 6
     """Layers of the language model; the vision tower has half as many."""
-    steps: int = 3
+    steps: Annotated[int, COUNT] = 3
     """Steps to measure, after one for warm-up."""
-    threads: int = 1
+    threads: Annotated[int, within("[1, 1024]")] = 1
     """CPU threads of torch."""
-    output: str = "benchmarks"
+    output: Annotated[str, ANY_TEXT] = "benchmarks"
     """Output folder."""
 
 

@@ -1,0 +1,98 @@
+"""Where a run computes: the device that the settings name, under a launcher that asks for nothing we do not do.
+
+Weights are replicated on every process. The trainer calls ``accelerator.backward`` and steps its own AdamW on
+parameters that accelerate never prepares: what accelerate would do to a prepared model or optimizer does not happen.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+SHARDING = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
+}
+"""Variables by which ``accelerate launch`` asks for a sharded model, and what they ask for."""
+
+
+def refuse_launcher(environ: Mapping[str, str]) -> None:
+    """Raise ValueError if accelerate's configuration asks for what would be left out or done by half: a sharded model,
+    scaled losses (fp16, fp8) or several backward passes per step."""
+    for variable, name in SHARDING.items():
+        if environ.get(variable, "false").lower() in ("1", "true", "yes", "on", "y", "t"):
+            raise ValueError(
+                f"accelerate's configuration: got {name} ({variable}), expected plain data parallel: every process "
+                "would hold the whole model, because sharding is not built yet; use accelerate launch --multi_gpu"
+            )
+    precision = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if precision not in ("", "no", "bf16"):
+        raise ValueError(
+            f"accelerate's configuration: got mixed_precision {precision}, expected no: losses would be scaled and "
+            "gradients not scaled back; set the precision with model.dtype (bfloat16 or float16), and use accelerate "
+            "launch --mixed_precision no"
+        )
+    if precision == "bf16":
+        warnings.warn("mixed_precision bf16 of accelerate's configuration has no effect; set model.dtype", stacklevel=2)
+    accumulation = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if accumulation not in ("", "1"):
+        raise ValueError(
+            f"accelerate's configuration: got gradient_accumulation_steps {accumulation}, expected 1: losses would be "
+            "divided by it; optim.micro_batch_size limits memory and leaves the gradient as it is"
+        )
+
+
+def accelerator(device: str, **options: Any) -> Accelerator:
+    """The Accelerator of a process on the device that ``model.device`` names, with further options of accelerate's.
+
+    ValueError for a launcher that ``refuse_launcher`` refuses, for a device that this machine does not have, and where
+    another Accelerator of the process has chosen another kind of device.
+    """
+    from accelerate import Accelerator
+
+    refuse_launcher(os.environ)
+    check_available(device)
+    before = os.environ.get("ACCELERATE_TORCH_DEVICE")
+    if ":" in device:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                f"model.device: got {device}, one device for {os.environ['WORLD_SIZE']} processes, expected "
+                f"{device.split(':')[0]}, of which each process takes its own"
+            )
+        os.environ["ACCELERATE_TORCH_DEVICE"] = device  # the only way to name one of several
+    try:
+        made = Accelerator(cpu=device == "cpu", **options)
+    finally:
+        if ":" in device and before is None:
+            del os.environ["ACCELERATE_TORCH_DEVICE"]
+    if device not in ("auto", made.device.type, str(made.device)):
+        raise ValueError(
+            f"model.device: got {device}, but this process computes on {made.device} already; start another process"
+        )
+    return made
+
+
+def check_available(device: str) -> None:
+    """Raise ValueError for a device that this machine does not have; the available ones are listed."""
+    present = available()
+    if device not in ("auto", *present) and f"{device}:0" not in present:
+        raise ValueError(f"model.device: got {device}, expected one of this machine's: auto, {', '.join(present)}")
+
+
+def available() -> list[str]:
+    """The devices of this machine: ``cpu``, ``mps``, ``cuda:0``, ..."""
+    import torch
+
+    names = ["cpu", *(["mps"] if torch.backends.mps.is_available() else [])]
+    for kind in ("cuda", "xpu", "npu"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            names += [f"{kind}:{index}" for index in range(module.device_count())]
+    return names

@@ -1,0 +1,87 @@
+"""Devices by name, and launchers that ask for what is not built."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from mmgrpo.runtime import devices
+from mmgrpo.runtime.devices import accelerator, available, refuse_launcher
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("ACCELERATE_USE_FSDP", "FSDP"),
+        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism configuration"),
+    ],
+)
+def test_a_launcher_that_would_shard_is_refused_by_name(variable, name):
+    message = f"got {name} ({variable}), expected plain data parallel: every process would hold the whole model"
+    for on in ("true", "True", "1"):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            refuse_launcher({variable: on})
+    refuse_launcher({variable: "false"})
+
+
+@pytest.mark.parametrize("precision", ["fp16", "FP16", "fp8"])
+def test_scaled_losses_are_refused(precision):
+    with pytest.raises(ValueError, match=f"got mixed_precision {precision.lower()}, expected no: losses would"):
+        refuse_launcher({"ACCELERATE_MIXED_PRECISION": precision})
+
+
+def test_a_precision_without_effect_is_told():
+    with pytest.warns(UserWarning, match=r"mixed_precision bf16 .* has no effect; set model\.dtype"):
+        refuse_launcher({"ACCELERATE_MIXED_PRECISION": "bf16"})
+
+
+def test_losses_that_would_be_divided_are_refused():
+    with pytest.raises(ValueError, match="got gradient_accumulation_steps 4, expected 1: losses would be divided"):
+        refuse_launcher({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"})
+
+
+def test_a_plain_launcher_is_taken():
+    refuse_launcher({})
+    refuse_launcher({"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
+
+
+def test_an_accelerator_is_refused_under_such_a_launcher(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="got FSDP"):
+        accelerator("cpu")
+
+
+def test_a_device_that_is_absent_is_refused_with_those_that_are_there(monkeypatch):
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0", "cuda:1"])
+    for name in ("auto", "cpu", "cuda", "cuda:1"):
+        devices.check_available(name)
+    for name in ("mps", "cuda:2", "xpu"):
+        message = f"model.device: got {name}, expected one of this machine's: auto, cpu, cuda:0, cuda:1"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            devices.check_available(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_this_machine_lacks_is_no_silent_cpu():
+    assert not any(name.startswith("cuda") for name in available())
+    with pytest.raises(ValueError, match="model.device: got cuda, expected one of this machine's: auto, cpu"):
+        accelerator("cuda")
+
+
+def test_one_device_for_several_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0", "cuda:1"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="got cuda:1, one device for 2 processes, expected cuda, of which each"):
+        accelerator("cuda:1")
+
+
+def test_a_device_other_than_that_of_the_process_is_refused(monkeypatch):
+    """Accelerate keeps the first device of a process, whatever a later call asks for."""
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0"])
+    assert accelerator("cpu").device.type == "cpu"
+    with pytest.raises(ValueError, match="got cuda:0, but this process computes on cpu already; start another process"):
+        accelerator("cuda:0")

@@ -1,0 +1,218 @@
+"""Intervals, texts and choices; what a wrong setting is told; parameters of blocks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+
+import pytest
+
+from mmgrpo.advantages.estimate import CREDITS, SCALES, SELECTORS, SHAPES
+from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
+from mmgrpo.registry import Block, bind
+from mmgrpo.runtime.config import Config, Optim
+from mmgrpo.runtime.ranges import DEVICE, PATH_COMPONENT, SEED, check_ranges, one_of, shown, within
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("[0, 1)", [0, 0.0, 0.999], [-5e-324, 1, 1.0, math.nan, math.inf, -math.inf]),
+        ("(0, 1]", [5e-324, 1], [0, 1 + 1e-15, math.nan]),
+        ("[0, inf)", [0, 1e300, 10**400], [math.inf, math.nan, -1]),
+        ("[0, inf]", [0, math.inf], [math.nan, -math.inf]),
+        ("[0, 2^63)", [0, 2**63 - 1], [2**63, -1]),
+        ("[1, 1e9]", [1, 10**9], [0, 10**9 + 1]),
+    ],
+)
+def test_an_interval_contains_its_numbers_and_never_nan(text, inside, outside):
+    assert [value for value in inside if value not in within(text)] == []
+    assert [value for value in outside if value in within(text)] == []
+
+
+def test_several_intervals_are_one_range():
+    temperature = within("0", "[0.001, 1000]")
+    assert 0 in temperature and 0.001 in temperature and 1e-4 not in temperature
+    assert str(temperature) == "0 or a number in [0.001, 1000]"
+
+
+def test_a_seed_is_whatever_torch_and_numpy_take():
+    import numpy as np
+    import torch
+
+    for seed in (0, 2**63 - 1):
+        assert seed in SEED
+        assert torch.Generator().manual_seed(seed).initial_seed() == seed
+        np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("name", ["run", "a b", ".hidden", "...", "é", "x" * 200, "step-1"])
+def test_a_name_is_one_component_of_a_path(name):
+    assert name in PATH_COMPONENT
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0", "a\n", "-a", "x" * 201, "é" * 101, "\ud800", "a/", "../a"]
+)
+def test_a_name_that_leads_elsewhere_is_refused(name):
+    assert name not in PATH_COMPONENT
+    with pytest.raises(ValueError, match=r"^name: got .*, expected one plain component of a path"):
+        check_ranges(replace(Config(), name=name))
+
+
+def test_devices_have_names():
+    valid = ("auto", "cpu", "cuda", "cuda:0", "cuda:11", "mps", "xpu:1", "npu")
+    assert [name for name in valid if name not in DEVICE] == []
+    wrong = ("", "cdua", "CPU", "cuda:", "cuda:-1", "cpu:0", "cuda:1000", "gpu")
+    assert [name for name in wrong if name in DEVICE] == []
+
+
+@dataclass
+class Inner:
+    """A section."""
+
+    share: Annotated[float, within("[0, 1]")] = 0.5
+    words: Annotated[list[str], one_of("a", "b")] = ()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (replace(Config(), steps=0), "steps: got 0, expected a number in [1, 1e9]"),
+        (replace(Config(), save_every=0), "save_every: got 0, expected a number in [1, 1e9]"),
+        (replace(Config(), threads=-1), "threads: got -1, expected a number in [0, 1024]"),
+        (replace(Config(), seed=2**63), "seed: got 9223372036854775808, expected a number in [0, 2^63)"),
+        (replace(Config(), trackers=["tensorbord"]), "trackers: got 'tensorbord', expected one of tensorboard, "),
+        (replace(Config(), optim=Optim(lr=math.inf)), "optim.lr: got inf, expected a number in [0, 1000]"),
+        (replace(Config(), optim=Optim(beta2=1.0)), "optim.beta2: got 1.0, expected a number in [0, 1)"),
+        (replace(Config(), optim=Optim(beta1=-0.1)), "optim.beta1: got -0.1, expected a number in [0, 1)"),
+        (replace(Config(), optim=Optim(max_grad_norm=-1.0)), "optim.max_grad_norm: got -1.0, expected a number in"),
+        (replace(Config(), optim=Optim(max_grad_norm=math.nan)), "optim.max_grad_norm: got nan, expected a number in"),
+        (replace(Config(), optim=Optim(ema_every=0)), "optim.ema_every: got 0, expected a number in [1, 1e9]"),
+        (replace(Config(), optim=Optim(decay="cosin")), "got 'cosin', expected one of constant, linear, cosine"),
+        (replace(Config(), optim=Optim(warmup=101)), "optim.warmup: got 101, expected at most steps=100; shorten"),
+        (replace(Config(), rewards=["\ud800"]), "rewards: got '\\ud800', expected text without NUL"),
+        (Inner(2.0), "share: got 2.0, expected a number in [0, 1]"),
+        (Inner(0.5, ["a", "c"]), "words: got 'c', expected one of a, b"),
+    ],
+)
+def test_a_setting_out_of_range_is_told_what_is_expected(settings, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message) if message[0] != "g" else re.escape(message)):
+        settings.check() if isinstance(settings, Config) else check_ranges(settings)
+
+
+def test_a_warm_up_may_last_as_long_as_the_run():
+    replace(Config(), optim=Optim(warmup=100), trackers=[]).check()
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_the_package_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = "trackers: got 'comet_ml', which is not installed; install it (pip install comet-ml) or leave it out"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(Config(), trackers=["comet_ml"]).check()
+
+
+def test_the_optimizer_alone_is_checked_too():
+    Optim().check()
+    with pytest.raises(ValueError, match=r"^optim\.updates: got 0, expected a number in \[1, 1e9\]"):
+        Optim(updates=0).check()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (-(2**80), "-1208925819614629174706176"),
+        ("a\nb", r"'a\nb'"),
+        ({"a": [[[[[[[[1]]]]]]]]}, "{'a': [[[[[[...]]]]]]}"),
+    ],
+)
+def test_a_value_in_an_error_is_short_and_in_one_line(value, expected):
+    assert shown(value) == expected
+    assert len(shown("x" * 5000)) == 100
+    assert shown(10**5000) == "a number of about 5000 digits"  # which Python refuses to print
+
+
+def scale(x: float, by: Annotated[float, within("(0, 1]")] = 1.0, shift: float = 0.0, count: int = 1) -> float:
+    """A block."""
+    return x * by + shift + count
+
+
+TABLE: Mapping[str, Block] = {"scale": Block(scale, ("x",))}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scale(by=0)", "demo: by of scale: got 0.0, expected a number in (0, 1]"),
+        ("scale(shift=-1)", "demo: shift of scale: got -1.0, expected a number in [0, inf)"),
+        ("scale(shift=inf)", "demo: shift of scale: got inf, expected a number in [0, inf)"),
+        ("scale(shift=1e999)", "demo: shift of scale: got inf, expected a number in [0, inf)"),
+        ("scale(count=1.5)", "demo: count of scale: got 1.5, expected a whole number"),
+        ("scale(count=True)", "demo: count of scale: got True, expected a whole number"),
+        ("scale(by='a')", "demo: by of scale: got 'a', expected a number"),
+        ("scale(by=None)", "demo: by of scale: got None, expected a number"),
+        ("scale(by=nan)", "demo: got 'scale(by=nan)', expected the form name or name(parameter=value, ...) with"),
+        (
+            "scale(by=1, by=0.5)",
+            "demo: got 'scale(by=1, by=0.5)', expected the form name or name(",
+        ),
+        ("scale(by={[]: 1})", "demo: got 'scale(by={[]: 1})', expected the form name or name(parameter=value, ...)"),
+        (f"scale(by={'-' * 4000}1)", "demo: got 'scale(by=----"),
+        ("scale(", "demo: got 'scale(', expected the form name or name(parameter=value, ...)"),
+    ],
+)
+def test_a_parameter_of_a_block_out_of_range_is_refused(text, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        bind(text, TABLE, "demo")
+
+
+def test_a_parameter_in_its_range_is_taken():
+    assert bind("scale(by=1, shift=2, count=3)", TABLE, "demo")({"x": 4.0}) == 9.0
+
+
+def test_a_function_whose_annotations_cannot_be_resolved_is_taken_as_it_is():
+    def own(x: Unknown, by: float = 1.0) -> Unknown:  # type: ignore[name-defined]
+        return x * by
+
+    table = {"own": Block(own, ("x",)), "partial": Block(partial(own, by=2.0), ("x",))}
+    assert bind("own(by=-2)", table, "demo")({"x": 4.0}) == -8.0
+    assert bind("partial(by=3)", table, "demo")({"x": 4.0}) == 12.0
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        (OBJECTIVES, "ppo(low=-0.2)"),
+        (OBJECTIVES, "ppo(low=inf)"),
+        (OBJECTIVES, "disco(tau=0)"),
+        (OBJECTIVES, "disco(score='lgo')"),
+        (TERMS, "kl_k3(coef=-0.1)"),
+        (MISMATCH, "tis(cap=-1)"),
+        (SCALES, "group_std(eps=-1e-4)"),
+        (SCALES, "group_std(ddof=2)"),
+        (SHAPES, "noise_weight(flip=0.5)"),
+        (SELECTORS, "gfpo(count=0)"),
+        (SELECTORS, "gfpo(count=1, metric='brevity')"),
+        (CREDITS, "top_entropy(fraction=1.1)"),
+    ],
+)
+def test_blocks_refuse_what_has_no_meaning(table, text):
+    with pytest.raises(ValueError, match=r"^algorithm: \w+ of \w+: got .*, expected "):
+        bind(text, table, "algorithm")
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        (OBJECTIVES, "ppo(high=inf)"),
+        (MISMATCH, "tis(cap=inf)"),
+        (SHAPES, "right_or_wrong(wrong=-2)"),
+        (SHAPES, "clamp(limit=inf)"),
+    ],
+)
+def test_bounds_may_be_absent_and_values_negative_where_they_have_a_meaning(table, text):
+    bind(text, table, "algorithm")
