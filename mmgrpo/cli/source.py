@@ -104,7 +104,7 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
         default.limit = config.eval.prompts
     args = from_arguments(default, arguments, f"{about}\n\n{note}")
     if not args.run and args.weights != "model":
-        raise ValueError(f"--weights {args.weights} selects weights of a run; name the run with --run")
+        raise ValueError(f"--weights {args.weights!r} selects weights of a run; name the run with --run")
     config = config_of(args, config)
     model_family.check(config)
     return args, config, model_family
@@ -119,7 +119,7 @@ def run_section(run: str) -> dict[str, Any]:
     """The content of the config.yaml of a run folder."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
-        raise FileNotFoundError(f"'{run}' is not a run folder: there is no {path}; runs are in runs/ by default")
+        raise FileNotFoundError(f"{run!r} is not a run folder: there is no {str(path)!r}; runs are in runs/ by default")
     return load_yaml(path)
 
 

@@ -108,7 +108,7 @@ def test_what_sample_needs_is_said(visual_run, tmp_path):
         ([], "there are no prompts; give --prompts"),
         (["--model.family", "causal_lm", "--prompts", "a"], "family 'causal_lm' has no embedded model; name a folder"),
         (["--before", "--prompts", "a"], "--before compares the trained model of a run .* name the run with --run"),
-        (["--weights", "latest", "--prompts", "a"], "--weights latest selects weights of a run"),
+        (["--weights", "latest", "--prompts", "a"], "--weights 'latest' selects weights of a run"),
         (["--samples", 0, "--prompts", "a"], "--samples: got 0, expected a number in"),
         (["--batch-size", 0, "--prompts", "a"], "--batch-size: got 0, expected a number in"),
         (

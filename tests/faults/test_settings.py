@@ -112,11 +112,13 @@ def fault(trial: Trial, run: Callable[[Trial], Any]) -> str:
             settings = run(trial)
     except SystemExit as end:  # tyro prints what it cannot convert
         text = printed.getvalue().replace("│", "")
-        return "" if end.code == 2 and names(trial, text) else f"status {end.code}: {text}"
+        named = names(trial, text) or "Unrecognized options" in text  # which is what a value of a switch is
+        return "" if end.code == 2 and named else f"status {end.code}: {text}"
     except Exception as error:
         if not is_user_error(error):
             return f"{type(error).__name__}: {error}"
-        return "" if names(trial, str(error)) and "\n" not in str(error) else f"says: {error}"
+        named = names(trial, str(error)) or (isinstance(error, OSError) and error.filename is not None)
+        return "" if named and "\n" not in str(error) else f"says: {error}"
     try:
         check_ranges(settings)
     except ValueError as error:
