@@ -27,6 +27,7 @@ from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings, redraws
+from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class, flat
 from mmgrpo.runtime.files import write_text
@@ -166,12 +167,13 @@ def execute(
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
     """
+    config.check()
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     refuse_folder(config)
-    accelerator = Accelerator(
-        cpu=config.model.device == "cpu", log_with=[*config.trackers] or None, project_dir=run_folder(config)
+    accelerator = devices.accelerator(
+        config.model.device, log_with=[*config.trackers] or None, project_dir=run_folder(config)
     )
     with deterministic(config.deterministic), claimed(config, accelerator):
         return run(config, owner, start, rewards, accelerator, again)

@@ -192,7 +192,7 @@ def test_a_reward_that_has_a_device_is_given_the_runs(named, words, tmp_path):
         "    return [float(output.pixels.mean()) for output in outputs]\n"
     )
     function = plugins.load_object("own:bright", "the test")
-    reward = "own:bright(weight=2.0)" if named else function
+    reward = "own:bright(weight=2.0, process=False)" if named else function
     run = mmgrpo.train(painter(words, device="cpu"), TEXTS, [reward], preset="flow_grpo_fast", **SMALL)
     assert set(function.__globals__["DEVICES"]) == {"cpu"} and "reward/bright/mean" in run.metrics[0]
 

@@ -8,8 +8,9 @@
     accelerate launch -m mmgrpo.cli.train --recipe ...       # several GPUs, data parallel
 
 Weights are replicated on every process (data parallel); sharding of models that do not fit one GPU is not built yet, so
-that accelerate's FSDP and DeepSpeed are refused. A recipe can name functions of your own (rewards, renderers): it is
-code, so run only recipes that you trust.
+that accelerate's FSDP and DeepSpeed are refused.
+
+A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
-from mmgrpo.data.limits import open_picture
+from mmgrpo.data.limits import Unreadable, open_picture
 from mmgrpo.report.thumbnails import boxed_picture, enlarge, enlarged_width, jpeg
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -110,6 +110,8 @@ def picture(
                 width = 0
     except Unavailable as error:
         return Medium("note", str(error))
+    except Unreadable as error:
+        return Medium("note", f"{name} is not shown: {error}")
     except Exception:  # decoders raise whatever a damaged file leads them to
         return Medium("note", f"{name} is not a picture that can be read")
     return Medium("picture", description, picture_uri(content, media_type), width)

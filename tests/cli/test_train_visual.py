@@ -110,7 +110,7 @@ def test_a_mistake_in_the_settings_is_an_error_before_anything_is_written(case, 
 
 LATE = {
     "unknown reward": (["--rewards", "scene_al"], "there is no 'scene_al'. Did you mean 'scene_all'?"),
-    "unknown reward function": (["--rewards", "math:nothing"], "module 'math' has no 'nothing'"),
+    "unknown reward function": (["--rewards", "math:nothing"], "'math:nothing' is part of Python itself"),
     "missing model": (["--model.path", "nowhere"], "there is no model folder 'nowhere'"),
     "folder that is no model": (
         ["--model.path", "."],

@@ -358,7 +358,7 @@ def test_a_picture_of_very_many_pixels_is_named_and_not_decoded(tmp_path):
     Pil.new("1", (13_300, 13_400)).save(tmp_path / "samples" / "before.png")
     Pil.new("1", (3_000, 3_000)).save(tmp_path / "samples" / "after" / "0.jpg")
     html = write_report(tmp_path).read_text()
-    assert "(before.png is too large for this page: 13300 x 13400 pixels)" in html
+    assert "before.png is not shown: got 13,300 x 13,400 = 178,220,000 pixels" in html
     assert "(after/0.jpg is too large for this page: 3000 x 3000 pixels)" in html
 
 

@@ -68,9 +68,9 @@ def test_weight_and_parameters_are_read_from_the_text():
         ("soft_overlong", r"'soft_overlong': got a function of .*missing a required argument: 'max_tokens'"),
         (
             "os:abort(process=False)",
-            r"'os:abort': got a function of \(\), expected one that can be called with prompts",
+            "'os:abort' is part of Python itself, expected a function of your own",
         ),
-        ("math:pi(process=False)", r"'math:pi': got a float, expected a function of prompts and outputs"),
+        ("torch:pi(process=False)", r"'torch:pi': got a float, expected a function of prompts and outputs"),
         ("ocr(1)", r"expected the form name or name\(parameter=value, \.\.\.\)"),
     ],
 )
