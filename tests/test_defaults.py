@@ -1,4 +1,4 @@
-"""Defaults are those that the documentation states: a number that changes unseen changes every run that relies on it."""
+"""Defaults are those that the documentation states: one that changes unseen changes every run that relies on it."""
 
 from __future__ import annotations
 

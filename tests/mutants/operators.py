@@ -17,7 +17,14 @@ ARITHMETIC = {
 FUNCTIONS = {
     **{"min": "max", "max": "min", "sum": "mean", "mean": "sum", "any": "all", "all": "any", "floor": "ceil"},
     **{"amin": "amax", "amax": "amin", "minimum": "maximum", "maximum": "minimum", "argmin": "argmax"},
-    **{"argmax": "argmin", "cumsum": "cumprod", "ceil": "floor", "exp": "expm1", "log": "log1p", "union": "intersection"},
+    **{
+        "argmax": "argmin",
+        "cumsum": "cumprod",
+        "ceil": "floor",
+        "exp": "expm1",
+        "log": "log1p",
+        "union": "intersection",
+    },
 }
 BUILT_IN_SUM = {"sum": "max"}
 """Python has no ``mean``."""
@@ -208,9 +215,7 @@ class Sites(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        text = isinstance(node.left, ast.Constant | ast.JoinedStr) and isinstance(
-            getattr(node.left, "value", ""), str
-        )
+        text = isinstance(node.left, ast.Constant | ast.JoinedStr) and isinstance(getattr(node.left, "value", ""), str)
         operator = ARITHMETIC.get(type(node.op))
         if operator and not text:
             after = f"{self.source(node.left)} {operator} {self.source(node.right)}"

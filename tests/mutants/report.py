@@ -101,10 +101,11 @@ def markdown(verdicts: Sequence[Verdict], seed: int) -> str:
     parts = [
         "# One-line mutants",
         "",
-        "What the fast tests notice: lines of `mmgrpo/`, `pipelines/` and `reward_models/` are drawn with a seed, and one "
-        "small change is made in each (a comparison, a boundary, a constant, a default, a dropped operand, ...). A mutant "
-        "is killed when a test fails that passes without it. Texts, annotations, error messages and logging are left out.",
-        "Mutants that change nothing a test could see are listed with reasons in `tests/mutants/equivalent.yaml`.",
+        "What the fast tests notice: lines of `mmgrpo/`, `pipelines/` and `reward_models/` are drawn with a seed, and",
+        "one small change is made in each (a comparison, a boundary, a constant, a default, a dropped operand, ...). A",
+        "mutant is killed when a test fails that passes without it. Texts, annotations, error messages, logging and",
+        "`mmgrpo/cli/bench/` (which measures speed) are left out. Mutants that change nothing that a test could see",
+        "are listed with their reasons in `tests/mutants/equivalent.yaml`.",
         "",
         f"    make mutants SEED={seed} COUNT={len(verdicts)}",
         "",

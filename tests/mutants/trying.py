@@ -1,6 +1,6 @@
 """Runs mutants in forks of one warm interpreter: the libraries are imported once, our own modules in every fork.
 
-    python -m tests.mutants.trying < jobs > verdicts        # one JSON object a line, inside of a copy of the repository
+python -m tests.mutants.trying < jobs > verdicts        # one JSON object a line, inside of a copy of the repository
 """
 
 from __future__ import annotations
