@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,13 @@ LEAST_SECONDS = 10.0
 """Time-out of a test that takes a moment; others have ten times what they take."""
 
 
-LEFT_OUT = "mmgrpo/cli/bench/"
-"""Measures speed; only slow tests run it."""
+LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_parts\.py$")
+"""What measures speed, which only slow tests run, and what makes random models for tests, where any size will do."""
 
 
 def modules() -> list[str]:
     paths = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [path for path in paths if not path.startswith(LEFT_OUT)]
+    return [path for path in paths if not LEFT_OUT.search(path)]
 
 
 def sample(seed: int, count: int, found: Sequence[Mutant]) -> list[Mutant]:
@@ -111,13 +112,15 @@ class Tests:
                         self.by_line.setdefault((file, line), []).append(name)
 
     def of(self, mutant: Mutant) -> dict[str, float]:
-        """First the tests that run the line, then all others that run its file; test files by their time.
+        """First the tests that run the line, then the others of their files that run the module.
 
-        A line that is run at import or whose result is cached is seen by more tests than ran it.
+        What is cached shows in the first test only, and what is run at import in none: then all that run the module
+        are taken.
         """
         first = set(self.by_line.get((mutant.file, mutant.line), []))
-        others = set(self.by_file.get(mutant.file, [])) - first
-        ordered = [*self.ordered(first), *self.ordered(others)]
+        files = {name.split("::")[0] for name in first}
+        near = {name for name in self.by_file.get(mutant.file, []) if not first or name.split("::")[0] in files}
+        ordered = [*self.ordered(first), *self.ordered(near - first)]
         return {name: max(LEAST_SECONDS, 10 * self.seconds[name]) for name in ordered}
 
     def ordered(self, names: set[str]) -> list[str]:
