@@ -1,4 +1,4 @@
-"""The judges of speech with networks whose answers are known: a Whisper of random weights, and stand-ins for networks."""
+"""Judges of speech with networks whose answers are known: a Whisper of random weights, and stand-ins."""
 
 from __future__ import annotations
 
