@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -13,13 +15,18 @@ from mmgrpo.advantages.credit import CREDITS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.cli.check_data import Args as CheckData
+from mmgrpo.cli.evaluate import Evaluate
+from mmgrpo.cli.sample import Sample
 from mmgrpo.diffusion.kernels import KERNELS
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import GRIDS
+from mmgrpo.family import families
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.flow_matching import ERRORS
 from mmgrpo.registry import Block
 from mmgrpo.rollout import SAMPLERS
+from mmgrpo.runtime.config import config_class
 from tests import ROOT
 
 TABLES = {
@@ -66,3 +73,62 @@ def test_the_parameters_of_every_block_and_their_defaults_are_those_of_the_docum
 
 def test_the_documentation_has_a_row_for_every_table():
     assert list(written()) == list(TABLES)
+
+
+def settings() -> dict[str, dict[str, list[str]]]:
+    """Every setting to its defaults as text, and the families that have each."""
+    found: dict[str, dict[str, list[str]]] = {}
+
+    def walk(section: Any, prefix: str, name: str) -> None:
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if dataclasses.is_dataclass(value):
+                walk(value, f"{prefix}{field.name}.", name)
+            else:
+                found.setdefault(prefix + field.name, {}).setdefault(repr(value), []).append(name)
+
+    for name, one in families().items():
+        walk(config_class(one.sections)(), "", name)
+    return found
+
+
+def page() -> str:
+    """``docs/settings.md``."""
+    rows = []
+    for name, defaults in settings().items():
+        everywhere = sum(map(len, defaults.values())) == len(families())
+        if everywhere and len(defaults) == 1:
+            texts = [f"`{default}`" for default in defaults]
+        else:
+            texts = [f"`{default}` ({', '.join(members)})" for default, members in defaults.items()]
+        rows.append(f"| `{name}` | {'; '.join(texts)} |")
+    commands = [
+        f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
+        for name, options in (("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData()))
+    ]
+    return "\n".join([HEAD, *rows, COMMANDS, *commands, ""])
+
+
+HEAD = """# Settings and their defaults
+
+Keys of a recipe, and options of `mmgrpo train` (`--optim.lr 1e-5`). `mmgrpo train --model.family <name> --help` says
+what each of them does. Families in brackets are those that have the setting, or this default of it; without brackets
+it holds for all.
+
+| setting | default |
+| --- | --- |"""
+
+COMMANDS = """
+## Options of other commands
+
+| command | options |
+| --- | --- |"""
+
+
+def test_the_page_of_settings_holds_the_defaults_as_they_are():
+    """``python -m tests.test_defaults`` writes the page."""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")

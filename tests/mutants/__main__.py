@@ -3,7 +3,7 @@
     python -m tests.mutants --seed 0 --count 200 --report benchmarks/mutants.md
 
 Works in a copy of the repository in a temporary folder. Which test runs which line is recorded once
-(``build/mutants/``), and again for the test files that change; a change of the code makes a new record.
+(``build/mutants.json``), and again where tests or the code that they run have changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from tests.mutants.lines import FOLDERS
 from tests.mutants.operators import Mutant, mutants
 from tests.mutants.report import Verdict, equivalent, markdown
 
-CACHE = ROOT / "build" / "mutants"
+CACHE = ROOT / "build" / "mutants.json"
+"""What was recorded; ignored by git."""
+
 LEAST_SECONDS = 10.0
 """Time-out of a test that takes a moment; others have ten times what they take."""
 
@@ -71,28 +73,35 @@ def copied() -> Iterator[Path]:
 
 
 def seen(copy: Path) -> dict[str, Any]:
-    """Which test runs which lines, from the cache where nothing changed; runs test files that did."""
+    """Which test runs which lines: from the cache, but for test files that changed or that run code that changed."""
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     shared = [path for path in (ROOT / "tests").rglob("*.py") if path not in tests and "mutants" not in path.parts]
-    code = digest([*(ROOT / module for module in modules()), *shared])
-    target = CACHE / f"{code[:16]}.json"
-    known: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {"files": {}, "modules": []}
+    code = {module: digest([ROOT / module]) for module in modules()} | {"tests": digest(shared)}
+    empty: dict[str, Any] = {"code": {}, "files": {}, "modules": []}
+    known: dict[str, Any] = json.loads(CACHE.read_text()) if CACHE.exists() else empty
+    stale = {file for file in code if known["code"].get(file) != code[file]}
     now = {path.relative_to(ROOT).as_posix(): digest([path]) for path in tests}
-    changed = [file for file in now if known["files"].get(file, {}).get("digest") != now[file]]
-    if changed:
-        print(f"recording which lines {len(changed)} test files run", file=sys.stderr)
+    known["files"] = {file: entry for file, entry in known["files"].items() if file in now}
+
+    def changed(file: str) -> bool:
+        entry = known["files"].get(file)
+        if entry is None or entry["digest"] != now[file] or "tests" in stale:
+            return True
+        return any(not stale.isdisjoint(test["lines"]) for test in entry["tests"].values())
+
+    if record := [file for file in now if changed(file)]:
+        print(f"recording which lines {len(record)} test files run", file=sys.stderr)
         written = copy / "lines.json"
         command = ["-m", "pytest", "-q", "-p", "tests.mutants.lines", "--lines-to", str(written), "-m", "not slow"]
-        options = ["-p", "no:cacheprovider", "--timeout", "600", "--tb=short", *changed]
+        options = ["-p", "no:cacheprovider", "--timeout", "600", "--tb=short", *record]
         subprocess.run([sys.executable, *command, *options], cwd=copy, env=environment(copy), stdout=sys.stderr)
         new = json.loads(written.read_text())
-        for file in changed:
+        for file in record:
             of_file = {name: test for name, test in new["tests"].items() if name.split("::")[0] == file}
             known["files"][file] = {"digest": now[file], "tests": of_file}
         known["modules"] = sorted({*known["modules"], *new["modules"]})
-        CACHE.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(known))
-    known["files"] = {file: entry for file, entry in known["files"].items() if file in now}
+    CACHE.parent.mkdir(parents=True, exist_ok=True)
+    CACHE.write_text(json.dumps({**known, "code": code}))
     return known
 
 
@@ -103,6 +112,8 @@ class Tests:
         self.seconds: dict[str, float] = {}
         self.by_line: dict[tuple[str, int], list[str]] = {}
         self.by_file: dict[str, list[str]] = {}
+        paths = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
+        self.texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
         for entry in known["files"].values():
             for name, test in entry["tests"].items():
                 self.seconds[name] = test["seconds"]
@@ -114,14 +125,29 @@ class Tests:
     def of(self, mutant: Mutant) -> dict[str, float]:
         """First the tests that run the line, then the others of their files that run the module.
 
-        What is cached shows in the first test only, and what is run at import in none: then all that run the module
-        are taken.
+        What is cached shows in the first test only. A line that is run at import is seen by whoever names the module
+        or runs code that does.
         """
-        first = set(self.by_line.get((mutant.file, mutant.line), []))
-        files = {name.split("::")[0] for name in first}
-        near = {name for name in self.by_file.get(mutant.file, []) if not first or name.split("::")[0] in files}
-        ordered = [*self.ordered(first), *self.ordered(near - first)]
+        runs = {*self.at(mutant.file, mutant.line), *self.at(mutant.file, mutant.statement)}
+        if mutant.called:
+            files = {name.split("::")[0] for name in runs}
+            near = {name for name in self.by_file.get(mutant.file, []) if name.split("::")[0] in files}
+        else:
+            naming = self.naming(mutant.file)
+            near = {name for file in naming for name in self.by_file.get(file, [])}
+            runs |= {name for name in self.seconds if name.split("::")[0] in naming}
+        ordered = [*self.ordered(runs), *self.ordered(near - runs)]
         return {name: max(LEAST_SECONDS, 10 * self.seconds[name]) for name in ordered}
+
+    def at(self, file: str, line: int) -> list[str]:
+        return self.by_line.get((file, line), [])
+
+    def naming(self, file: str) -> set[str]:
+        """The module itself and all files, of the tests too, that name it."""
+        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        package, _, last = name.rpartition(".")
+        one = re.compile(rf"(from|import) {re.escape(name)}\b|from {re.escape(package)} import .*\b{last}\b|{name}:")
+        return {file, *(other for other, text in self.texts.items() if one.search(text))}
 
     def ordered(self, names: set[str]) -> list[str]:
         total: dict[str, float] = {}

@@ -49,6 +49,10 @@ class Mutant:
     before: str
     context: str
     """The stripped line, by which a list of equivalent mutants finds it again."""
+    statement: int = 0
+    """First line of the innermost statement."""
+    called: bool = True
+    """Whether the place is run by calls, and not (only) when the module is imported."""
 
     def text(self, source: bytes) -> bytes:
         return source[: self.start] + self.after.encode() + source[self.end :]
@@ -76,6 +80,7 @@ class Sites(ast.NodeVisitor):
         self.found: list[Mutant] = []
         self.kind = ""
         """What constants are called here: defaults are a class of their own."""
+        self.statement, self.depth = 0, 0
         self.visit(ast.parse(source))
 
     def add(self, kind: str, node: ast.expr | ast.stmt, after: str, end: ast.expr | None = None) -> None:
@@ -85,7 +90,8 @@ class Sites(ast.NodeVisitor):
         before = self.bytes[start:end].decode()
         if before != after:
             context = self.lines[line - 1].decode().strip()
-            self.found.append(Mutant(self.file, line, kind, start, end, after, before, context))
+            place = (self.statement, self.depth > 0)
+            self.found.append(Mutant(self.file, line, kind, start, end, after, before, context, *place))
 
     def at(self, node: ast.AST, last: bool = False) -> int:
         line, column = (node.end_lineno, node.end_col_offset) if last else (node.lineno, node.col_offset)  # type: ignore[attr-defined]
@@ -98,6 +104,13 @@ class Sites(ast.NodeVisitor):
         return text if isinstance(node, simple) else f"({text})"
 
     # Statements
+
+    def visit(self, node: ast.AST) -> None:
+        outer = self.statement
+        if isinstance(node, ast.stmt):
+            self.statement = node.lineno
+        super().visit(node)
+        self.statement = outer
 
     def visit_Module(self, node: ast.Module) -> None:
         self.body(node.body)
@@ -119,7 +132,14 @@ class Sites(ast.NodeVisitor):
         for value in [*node.args.defaults, *node.args.kw_defaults]:
             if value is not None:
                 self.default(value)
+        self.depth += 1
         self.body(node.body)
+        self.depth -= 1
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.depth += 1
+        self.visit(node.body)
+        self.depth -= 1
 
     def default(self, value: ast.expr) -> None:
         self.kind = "default"
