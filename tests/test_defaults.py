@@ -104,7 +104,7 @@ def page() -> str:
         rows.append(f"| `{name}` | {'; '.join(texts)} |")
     commands = [
         f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
-        for name, options in (("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData()))
+        for name, options in (("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData("...")))
     ]
     return "\n".join([HEAD, *rows, COMMANDS, *commands, ""])
 
