@@ -25,8 +25,10 @@ from mmgrpo.family import families
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.flow_matching import ERRORS
 from mmgrpo.registry import Block
+from mmgrpo.rewards import RewardEntry, entries
 from mmgrpo.rollout import SAMPLERS
 from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.plugins import load_object
 from tests import ROOT
 
 TABLES = {
@@ -106,7 +108,22 @@ def page() -> str:
         f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
         for name, options in (("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData("...")))
     ]
-    return "\n".join([HEAD, *rows, COMMANDS, *commands, ""])
+    rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(entries().items())]
+    return "\n".join([HEAD, *rows, COMMANDS, *commands, REWARDS, *rewards, ""])
+
+
+def reward(name: str, entry: RewardEntry) -> str:
+    """The reward with its parameters; all have a weight, of one by default."""
+    parameters = list(inspect.signature(load_object(entry.function, "rewards", own=False)).parameters.values())[2:]
+    texts = [
+        one.name if one.default is inspect.Parameter.empty else f"{one.name}={one.default!r}" for one in parameters
+    ]
+    return f"{name}({', '.join(texts)})" if texts else name
+
+
+def adds(entry: RewardEntry) -> str:
+    """What a reward adds to reports."""
+    return ", ".join(what for what, path in (("error rates", entry.rates), ("notes", entry.annotate)) if path)
 
 
 HEAD = """# Settings and their defaults
@@ -122,6 +139,15 @@ COMMANDS = """
 ## Options of other commands
 
 | command | options |
+| --- | --- |"""
+
+REWARDS = """
+## Parameters of rewards
+
+Every reward also has a `weight`, which is 1. Some add error rates of whole sets to a run's results, or notes to the
+samples of its report.
+
+| reward | adds |
 | --- | --- |"""
 
 
