@@ -19,8 +19,8 @@ SIDES = {
 def test_a_comparison_has_a_line_for_every_reward_and_a_column_where_it_is_asked_for():
     assert list(comparison(SIDES, "reward")) == [
         "reward                     before    after      difference (95 %, paired)   prompts",
-        "exact                       0.250    0.750       +0.500 [+0.250, +0.750]   4",
-        "format                      0.500    0.500       +0.000 [-0.250, +0.250]   12",
+        "exact                       0.250    0.750        +0.500 [+0.250, +0.750]   4",
+        "format                      0.500    0.500        +0.000 [-0.250, +0.250]   12",
     ]
     lines = list(comparison(SIDES, "reward", "blind", {"format": "  0.1"}))
     assert lines[0].endswith("prompts   blind") and lines[1].endswith(" 4") and lines[2].endswith(" 12       0.1")
