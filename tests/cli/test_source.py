@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +52,8 @@ def test_the_model_the_latest_checkpoint_and_that_of_the_last_step_are_the_weigh
 def test_what_is_not_there_is_named_with_what_is(brief_run, tmp_path):
     with pytest.raises(ValueError, match="--weights must be model, latest, untrained or the step .*, got 'best'"):
         loaded(brief_run, "best")
+    with pytest.raises(FileNotFoundError, match="contains: step-000001, step-000002"):
+        loaded(brief_run, "3")
     incomplete = tmp_path / "run"
     incomplete.mkdir()
     (incomplete / "config.yaml").write_text((brief_run / "config.yaml").read_text())
@@ -127,17 +128,3 @@ def test_samples_of_both_models_are_listed_with_their_noise_and_rewards(brief_ru
     assert sorted(one.name for one in tmp_path.glob("*.png")) == [
         "000-0-before.png", "000-0.png", "000-1-before.png", "000-1.png", "grid.png",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], 'there are no prompts; give --prompts "a red circle", --file or --run'),
-        (["--prompts", "a", "--before"], "--before compares the trained model of a run with its initial model"),
-    ],
-)
-def test_what_sample_needs_is_said_before_anything_is_loaded(options, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        call("sample", *options)
-    assert list(tmp_path.iterdir()) == []
