@@ -6,6 +6,9 @@ EXTRAS ?= visual,vlm,speech,voice,rewards,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
+# Of `make mutants`: which lines are drawn, and how many.
+SEED ?= 0
+COUNT ?= 200
 # The versions of Python that pyproject.toml names.
 PYTHON_VERSIONS := 3.11 3.12 3.13
 comma := ,
@@ -17,7 +20,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration test test-roundings check resolve format bench clean
+.PHONY: help setup demo demo-duration test test-roundings mutants check resolve format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -45,6 +48,9 @@ test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
 	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning
+
+mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
+	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --report benchmarks/mutants.md
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

@@ -34,6 +34,10 @@ CACHE = ROOT / "build" / "mutants.json"
 LEAST_SECONDS = 10.0
 """Time-out of a test that takes a moment; others have ten times what they take."""
 
+MOST_SECONDS = 60.0
+"""Tests of one mutant, by the time that they took while their lines were recorded; one that further tests might kill
+counts as a survivor."""
+
 
 LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_parts\.py$")
 """What measures speed, which only slow tests run, and what makes random models for tests, where any size will do."""
@@ -136,8 +140,15 @@ class Tests:
             naming = self.naming(mutant.file)
             near = {name for file in naming for name in self.by_file.get(file, [])}
             runs |= {name for name in self.seconds if name.split("::")[0] in naming}
-        ordered = [*self.ordered(runs), *self.ordered(near - runs)]
-        return {name: max(LEAST_SECONDS, 10 * self.seconds[name]) for name in ordered}
+        room = str("tests" / Path(mutant.file.removeprefix("mmgrpo/")).parent)
+        limits: dict[str, float] = {}
+        spent = 0.0
+        for name in [*self.ordered(runs, room), *self.ordered(near - runs, room)]:
+            spent += self.seconds[name]
+            if limits and spent > MOST_SECONDS:
+                break
+            limits[name] = max(LEAST_SECONDS, 10 * self.seconds[name])
+        return limits
 
     def at(self, file: str, line: int) -> list[str]:
         return self.by_line.get((file, line), [])
@@ -149,12 +160,18 @@ class Tests:
         one = re.compile(rf"(from|import) {re.escape(name)}\b|from {re.escape(package)} import .*\b{last}\b|{name}:")
         return {file, *(other for other, text in self.texts.items() if one.search(text))}
 
-    def ordered(self, names: set[str]) -> list[str]:
+    def ordered(self, names: set[str], room: str = "") -> list[str]:
+        """File by file, first those of the room that mirrors the module's, then those that take less time."""
         total: dict[str, float] = {}
         for name in names:
             file = name.split("::")[0]
             total[file] = total.get(file, 0) + self.seconds[name]
-        return sorted(names, key=lambda name: (total[name.split("::")[0]], name.split("::")[0], self.seconds[name]))
+
+        def place(name: str) -> tuple[bool, float, str, float]:
+            file = name.split("::")[0]
+            return str(Path(file).parent) != room, total[file], file, self.seconds[name]
+
+        return sorted(names, key=place)
 
 
 class Worker:
