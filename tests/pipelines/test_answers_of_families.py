@@ -1,8 +1,9 @@
-"""What families answer to a run, with numbers that can be checked in the head, on the smallest models that there are."""
+"""What families answer to a run, with numbers that can be checked in the head, on the smallest models there are."""
 
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -193,8 +194,8 @@ def test_a_folder_needs_one_of_its_marks_and_a_hub_id_has_one_slash(tmp_path):
 class Reads:
     """A class of networks that is asked for one; the checkpoint lacks what it is told."""
 
-    asked: list[tuple[str, dict]] = []
-    missing: list[str] = []
+    asked: ClassVar[list[tuple[str, dict]]] = []
+    missing: ClassVar[list[str]] = []
 
     @classmethod
     def from_pretrained(cls, path, **given):
