@@ -34,7 +34,7 @@ CACHE = ROOT / "build" / "mutants.json"
 LEAST_SECONDS = 10.0
 """Time-out of a test that takes a moment; others have ten times what they take."""
 
-MOST_SECONDS = 60.0
+MOST_SECONDS = 40.0
 """Tests of one mutant, by the time that they took while their lines were recorded; one that further tests might kill
 counts as a survivor."""
 
