@@ -32,8 +32,8 @@ BUILT_IN_SUM = {"sum": "max"}
 SPOKEN = {"print", "warn", "warning", "info", "debug", "error", "log_message"}
 """Calls whose arguments are prose."""
 
-GUARDS_OF_OURS = {"strict", "encoding"}
-"""Keywords whose absence shows only where other code is broken (``zip``) or on another machine."""
+UNSEEN = {"strict", "encoding", "device"}
+"""Keywords whose absence shows only where other code is broken (``zip``) or on a machine of another kind."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Sites(ast.NodeVisitor):
             before = self.bytes[self.at(node.func) : self.at(node.func, last=True)].decode()
             self.add("function", node.func, before.removesuffix(name) + table[name])
         for keyword in node.keywords:
-            if keyword.arg in GUARDS_OF_OURS:
+            if keyword.arg in UNSEEN:
                 continue
             if keyword.arg is not None:
                 self.dropped(node, keyword)
