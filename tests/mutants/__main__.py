@@ -81,7 +81,7 @@ def seen(copy: Path) -> dict[str, Any]:
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     shared = [path for path in (ROOT / "tests").rglob("*.py") if path not in tests and "mutants" not in path.parts]
     code = {module: digest([ROOT / module]) for module in modules()} | {"tests": digest(shared)}
-    empty: dict[str, Any] = {"code": {}, "files": {}, "modules": []}
+    empty: dict[str, Any] = {"code": {}, "files": {}, "imported": {}, "modules": []}
     known: dict[str, Any] = json.loads(CACHE.read_text()) if CACHE.exists() else empty
     stale = {file for file in code if known["code"].get(file) != code[file]}
     now = {path.relative_to(ROOT).as_posix(): digest([path]) for path in tests}
@@ -103,6 +103,7 @@ def seen(copy: Path) -> dict[str, Any]:
         for file in record:
             of_file = {name: test for name, test in new["tests"].items() if name.split("::")[0] == file}
             known["files"][file] = {"digest": now[file], "tests": of_file}
+        known["imported"] |= new["imported"]
         known["modules"] = sorted({*known["modules"], *new["modules"]})
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     CACHE.write_text(json.dumps({**known, "code": code}))
@@ -117,6 +118,7 @@ class Tests:
         self.by_line: dict[tuple[str, int], list[str]] = {}
         self.by_file: dict[str, list[str]] = {}
         paths = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
+        self.imported = {(file, line) for file, lines in known["imported"].items() for line in lines}
         self.texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
         for entry in known["files"].values():
             for name, test in entry["tests"].items():
@@ -133,7 +135,8 @@ class Tests:
         or runs code that does.
         """
         runs = {*self.at(mutant.file, mutant.line), *self.at(mutant.file, mutant.statement)}
-        if mutant.called:
+        at_import = {(mutant.file, mutant.line), (mutant.file, mutant.statement)} & self.imported
+        if mutant.called and not (at_import and not runs):
             files = {name.split("::")[0] for name in runs}
             near = {name for name in self.by_file.get(mutant.file, []) if name.split("::")[0] in files}
         else:

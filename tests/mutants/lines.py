@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes which test runs which line, how long it takes, and what was imported meanwhile.
+"""A plugin of pytest that writes which test runs which line, how long it takes, and what importing runs and loads.
 
     python -m pytest -p tests.mutants.lines --lines-to lines.json -m "not slow"
 
@@ -56,6 +56,17 @@ class Plugin:
         self.of_fixture: dict[int, set[tuple[str, int]]] = {}
         self.tests: dict[str, dict[str, Any]] = {}
         self.failed: set[str] = set()
+        self.imported: dict[str, list[int]] = {}
+        """Lines that are run while modules are imported, by file."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Any:
+        sys.settrace(self.lines.call)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            self.imported = by_file(self.lines.current)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
@@ -75,10 +86,7 @@ class Plugin:
         for definitions in item._fixtureinfo.name2fixturedefs.values():  # type: ignore[attr-defined]
             for definition in definitions:
                 seen |= self.of_fixture.get(id(definition), set())
-        by_file = defaultdict(list)
-        for file, line in sorted(seen):
-            by_file[file].append(line)
-        self.tests[item.nodeid] = {"seconds": round(seconds, 3), "lines": by_file}
+        self.tests[item.nodeid] = {"seconds": round(seconds, 3), "lines": by_file(seen)}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Any:
@@ -99,7 +107,14 @@ class Plugin:
         passed = {name: test for name, test in self.tests.items() if name not in self.failed}
         ours = {*FOLDERS, "tests", "scripts", "conftest", "pytest", "_pytest"}
         modules = [name for name in sys.modules if name.split(".")[0] not in ours and "<" not in name]
-        self.target.write_text(json.dumps({"tests": passed, "modules": modules}))
+        self.target.write_text(json.dumps({"tests": passed, "imported": self.imported, "modules": modules}))
+
+
+def by_file(lines: set[tuple[str, int]]) -> dict[str, list[int]]:
+    found = defaultdict(list)
+    for file, line in sorted(lines):
+        found[file].append(line)
+    return dict(found)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
