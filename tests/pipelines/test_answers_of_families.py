@@ -72,7 +72,59 @@ def test_a_policy_of_an_unknown_kind_is_refused():
     assert family("sd3").decisions(visual(policy="matching")) == "matching"
 
 
+def test_a_round_of_completions_costs_its_tokens():
+    config = config_class(family("qwen_vl").sections)()
+    config.data.prompts_per_step, config.data.group_size, config.optim.epochs = 3, 500, 2
+    config.sampling.max_tokens = 4
+    made = family("qwen_vl").arithmetic(config)
+    assert made.lines == (
+        "3 prompts x 500 samples = 1,500 completions of at most 4 tokens, 6,000 in all",
+        "6,000 tokens sampled, 3,000 completions forward and backward",
+    )
+    assert made.totals == {"completions": 1500, "tokens sampled at most": 6000, "completions to train": 3000}
+    config.sampling.contrast = "shuffled_frames"
+    assert family("qwen_vl").arithmetic(config).lines[1] == (
+        "and those of changed prompts (shuffled_frames), scored but not trained on"
+    )
+    assert made.groups == 3 and family("qwen_vl").decisions(config) == "tokens"
+
+
 # What is loaded
+
+
+SAMPLING = {
+    "max_tokens": 5,
+    "temperature": 0.7,
+    "evaluation_temperature": 0.3,
+    "truncated": "mask",
+    "share_prefix": False,
+    "logits_chunk_size": 77,
+    "features_kept": 3,
+    "top_p": 0.9,
+    "contrast": "shuffled_frames",
+    "dtype": "bfloat16",
+}
+
+
+@pytest.mark.filterwarnings("ignore:top_p")
+def test_settings_reach_the_policy_of_a_language_model(tmp_path):
+    from pipelines.vlm import causal_lm
+
+    config = config_class(family("causal_lm").sections)(seed=0)
+    config.model.path, config.data.reference_in_group = causal_lm.tiny(tmp_path), True
+    plain = family("causal_lm").policy(config, "cpu")
+    for name, value in SAMPLING.items():
+        setattr(config.sampling, name, value)
+    made = family("causal_lm").policy(config, "cpu")
+    renamed = {"dtype": "sampling_dtype", "truncated": "train_truncated"}
+    for name, value in SAMPLING.items():
+        found, other = (getattr(one, renamed.get(name, name), "missing") for one in (made, plain))
+        if name not in ("contrast", "features_kept"):
+            assert found == {"mask": False}.get(value, value), name
+        assert found != other or found == "missing", name
+    assert made.feature_cache.capacity == 3 and plain.feature_cache.capacity == 0
+    assert made.contrast.text == "shuffled_frames" and plain.contrast is None
+    assert made.reference_in_group and made.settings.config is config and made.search == "sample"
 
 
 @pytest.fixture(scope="module")
