@@ -82,7 +82,7 @@ def seen(copy: Path) -> dict[str, Any]:
     shared = [path for path in (ROOT / "tests").rglob("*.py") if path not in tests and "mutants" not in path.parts]
     code = {module: digest([ROOT / module]) for module in modules()} | {"tests": digest(shared)}
     empty: dict[str, Any] = {"code": {}, "files": {}, "imported": {}, "modules": []}
-    known: dict[str, Any] = json.loads(CACHE.read_text()) if CACHE.exists() else empty
+    known: dict[str, Any] = {**empty, **(json.loads(CACHE.read_text()) if CACHE.exists() else {})}
     stale = {file for file in code if known["code"].get(file) != code[file]}
     now = {path.relative_to(ROOT).as_posix(): digest([path]) for path in tests}
     known["files"] = {file: entry for file, entry in known["files"].items() if file in now}
