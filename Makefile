@@ -6,6 +6,9 @@ EXTRAS ?= visual,vlm,speech,voice,rewards,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
+# Of `make mutants`: which lines are drawn, and how many.
+SEED ?= 0
+COUNT ?= 200
 # The versions of Python that pyproject.toml names.
 PYTHON_VERSIONS := 3.11 3.12 3.13
 comma := ,
@@ -17,7 +20,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration test test-roundings faults check resolve format bench clean
+.PHONY: help setup demo demo-duration test test-roundings faults mutants check resolve format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -49,6 +52,9 @@ test-roundings: $(STAMP)  ## run the learning tests under two other roundings of
 faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards on purpose, thousands of times (hours)
 	MMGRPO_FAULTS=full $(BIN)/python -m pytest tests/faults
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.faults.campaign --output benchmarks/faults.md
+
+mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
+	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --report benchmarks/mutants.md
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

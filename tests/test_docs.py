@@ -121,13 +121,24 @@ def test_everything_that_a_recipe_may_name_is_in_the_documentation(what: str) ->
 
 
 def test_the_table_of_presets_holds_the_presets_as_they_are() -> None:
+    """Whatever a row says differs from the base differs so in the code, and whatever it does not say is the base's."""
     rows = presets_written()
     assert list(rows) == list(CATALOGUE)
     for name, preset in CATALOGUE.items():
-        assert f"| {preset.policies} | {preset.about} |" in rows[name]
-        for line, value in preset.blocks.items():
-            text = ", ".join(value) if isinstance(value, list) else value
-            assert (f"`{line}: {text}`" in rows[name]) == (value != BASE[line]), (name, line)
+        _, _, policies, about, differs, _ = rows[name].split("|")
+        assert (policies.strip(), about.strip()) == (preset.policies, preset.about)
+        written = dict(cell.split(": ", 1) for cell in re.findall(r"`([^`]+)`", differs))
+        texts = {line: ", ".join(value) if isinstance(value, list) else value for line, value in preset.blocks.items()}
+        assert written == {line: text for line, text in texts.items() if preset.blocks[line] != BASE[line]}, name
+
+
+def test_the_base_of_presets_is_what_the_documentation_says() -> None:
+    sentence = ALGORITHMS.split("what differs from the base: ")[1].split(". The source")[0].replace("\n", " ")
+    written = re.findall(r"`([^`]+)`", sentence)
+    assert written == [BASE[line] for line in ("baseline", "scale", "credit", "objective", "aggregation")]
+    assert {line for line, value in BASE.items() if value == []} == {"shape", "select", "sampler", "terms"}
+    assert BASE["combine"] == "weighted_sum" and BASE["keys"] == ["prompt"]
+    assert BASE["off_policy"] == "importance" and BASE["mismatch"] == "none"
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -140,6 +141,29 @@ def test_the_ratio_is_one_before_the_first_update(plan, tmp_path):
     trainer(toy_policy(plan, steps=6), tmp_path, toy_prompts(2), steps=2).fit()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(line["ratio/first_minus_one"] <= 5e-7 for line in lines)
+
+
+@pytest.mark.parametrize(("gap", "warned"), [(0.25, True), (-0.5, True), (1.5e-3, True), (5e-4, False)])
+def test_a_trainer_that_is_off_its_sampler_reports_by_how_much_and_warns(gap, warned, tmp_path, monkeypatch):
+    """Present log-probs that are log(1 + gap) above those of the rollout make every ratio 1 + gap."""
+    policy = toy_policy(steps=6)
+    score = DenoisingPolicy.score
+    monkeypatch.setattr(
+        DenoisingPolicy,
+        "score",
+        lambda self, *given: {
+            name: value + math.log1p(gap) if name == "log_probs" else value
+            for name, value in score(self, *given).items()
+        },
+    )
+    made = trainer(policy, tmp_path, toy_prompts(2), steps=2, epochs=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.run_round()
+    assert sum("assign different log-probs" in str(one.message) for one in caught) == warned
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    # The second epoch has moved on, and repeats what was found before the first update.
+    assert [line["ratio/first_minus_one"] for line in lines] == [pytest.approx(abs(gap), abs=1e-6)] * 2
 
 
 def test_minibatches_hold_whole_groups_and_every_group_once(tmp_path):

@@ -61,7 +61,7 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
     if accelerator.num_processes == 1:
         return list(texts)
     encoded = [text.encode() for text in texts]
-    width = int(largest(max((len(one) for one in encoded), default=0), accelerator))
+    width = int(largest(float(max((len(one) for one in encoded), default=0)), accelerator))
     rows = torch.zeros((len(encoded), 1 + width), dtype=torch.int32)
     for row, one in zip(rows, encoded, strict=True):
         row[0] = len(one)

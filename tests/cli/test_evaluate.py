@@ -126,10 +126,9 @@ def test_the_options_of_a_run_are_the_defaults_that_the_command_line_overrides(t
 # ---- mistakes
 
 
-@pytest.mark.slow
-def test_many_samples_without_temperature_are_refused(vlm_run):
+def test_many_samples_without_temperature_are_refused(tmp_path):
     with pytest.raises(ValueError, match="--samples 4 at temperature 0 are 4 equal samples"):
-        call("evaluate", "--run", vlm_run, "--samples", 4, "--rewards", "exact")
+        call("evaluate", "--run", run_of(tmp_path, "qwen_vl"), "--samples", 4, "--rewards", "exact")
 
 
 @pytest.mark.parametrize(

@@ -92,16 +92,6 @@ def test_completions_of_a_run_stand_side_by_side_before_and_after(vlm_run, tmp_p
 # ---- mistakes
 
 
-@pytest.mark.slow
-def test_what_sample_needs_is_said(visual_run, tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not a run folder: there is no"):
-        call("sample", "--run", tmp_path)
-    with pytest.raises(FileNotFoundError, match="contains: step-000008, step-000012"):
-        call("sample", "--run", visual_run, "--weights", 3)
-    with pytest.raises(ValueError, match="--weights must be model, latest, untrained or the step of a checkpoint, got"):
-        call("sample", "--run", visual_run, "--weights", "last")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -134,3 +134,10 @@ def test_the_last_step_of_cps_has_no_likelihood():
     assert transition.std.item() == 0
     with pytest.raises(ValueError, match="last step"):
         transition.log_prob(x)
+
+
+@pytest.mark.parametrize("stds", [(0.0, 1.0), (1.0, 0.0)])
+def test_neither_side_of_a_divergence_may_be_deterministic(stds):
+    one, other = (Transition(real(0)[:, None], real(std)[:, None]) for std in stds)
+    with pytest.raises(ValueError, match="kl: got a deterministic step"):
+        one.kl(other)

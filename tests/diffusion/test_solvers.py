@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from mmgrpo.diffusion.kernels import dpmpp_2m, euler, no_history
+from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid, flow, flow_grid
 from tests.flows import flow_like, real, worked
+from tests.toys import ToyModel
 
 
 def solver_error(steps: int, second_order: bool) -> float:
@@ -101,3 +103,16 @@ def test_dpmpp_is_that_of_diffusers():
         theirs = scheduler.step(output, time, theirs).prev_sample
         x, history = dpmpp_2m(x, output, torch.full((2,), index), grid, history)
         torch.testing.assert_close(x, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "sample"])
+def test_a_step_of_the_solver_takes_the_output_for_what_the_model_predicts(prediction):
+    """From x_t = sqrt(a) x0 + sqrt(1 - a) e with a = 0.36 to a = 0.64: 0.6 x0 + 0.8 e becomes 0.8 x0 + 0.6 e."""
+    grid, clean, noise = Grid(real(0.36, 0.64), torch.tensor([10]), "diffusion", 0.64), real(2), real(-1)
+    output = {"epsilon": noise, "v": 0.6 * noise - 0.8 * clean, "sample": clean}[prediction]
+    model = ToyModel(size=1)
+    model.prediction = prediction
+    solver = Solver(model, forward_batch_size=1, device=torch.device("cpu"))
+    x = 0.6 * clean + 0.8 * noise
+    after = solver.step(x[:, None], output[:, None], torch.tensor([0]), grid)
+    assert after.item() == pytest.approx(0.8 * 2 - 0.6, abs=1e-12)

@@ -33,6 +33,13 @@ USERS = {"notes.txt": b"mine", "samples/best.png": b"mine", "model/mine.md": b"m
 """A user's files in every run folder, once it exists."""
 
 
+LENGTH = """
+def length(prompts, outputs):
+    return [float(len(output.text) % 7) for output in outputs]
+"""
+"""A reward of the user's, in a process of its own, in which samples of a small model differ."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """A small run: its options, threads and processes."""
@@ -293,6 +300,7 @@ def settings(folder: Path) -> Iterator[Setting]:
     media = folder / "media"
     media.mkdir()
     quick.write_media(media)
+    (media / "length.py").write_text(LENGTH)
     seeing = qwen_vl.tiny(folder / "qwen")
     often = ["--save-every", 2, "--eval.every", 2, "--keep", 2, "--trackers", "tensorboard"]
     draw: list[object] = ["--steps", 6, "--eval.prompts", 2, "--data.group-size", 2, "--sampling.steps", 3, *often]
@@ -307,7 +315,7 @@ def settings(folder: Path) -> Iterator[Setting]:
     def hearing(output: Path) -> list[object]:
         short: list[object] = ["--name", "run", "--steps", 4, "--eval.extra", "--eval.prompts", 2, *often]
         base: list[object] = ["--recipe", "whisper_adapt", "--model.path", whisper_folder, "--output-dir", output]
-        return [*base, *quick.SPEECH, *short]
+        return [*base, *quick.SPEECH, *short, "--rewards", "length:length", "one_minus_wer(weight=0)"]
 
     for name, options in (("draws", drawing), ("looks", looking), ("hears", hearing)):
         yield Setting(name, options)

@@ -1,0 +1,71 @@
+"""What happens exactly at a threshold, of selectors and of shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.advantages import select, shape
+
+ALL = torch.ones(4, dtype=torch.bool)
+KEY = torch.zeros(4, dtype=torch.long)
+
+
+def real(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_a_reward_at_the_threshold_is_wrong():
+    got = select.balanced(real(0.5, 0.5, 0.75, 0.25), KEY, ALL, count=2, threshold=0.5)
+    assert got.tolist() == [True, False, True, False]
+    # Of three, two are right where there are enough.
+    assert select.balanced(real(1, 1, 1, 0), KEY, ALL, count=3).tolist() == [True, True, False, True]
+    assert select.balanced(real(1, 0, 0, 0), KEY, ALL, count=3).tolist() == [True, True, True, False]
+
+
+def test_groups_that_differ_by_exactly_the_least_difference_are_dropped():
+    values = real(0.5, 0.25, 0.5, 0.5)
+    assert not select.drop_zero_spread(values, KEY, ALL, least=0.25).any()
+    assert select.drop_zero_spread(values, KEY, ALL, least=0.2499).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_as_many_rows_are_kept_as_are_asked_for(count):
+    length = torch.tensor([4, 3, 2, 1])
+    assert select.gfpo(real(1, 2, 3, 4), KEY, ALL, length, count=count).tolist() == [
+        row >= 4 - count for row in range(4)
+    ]
+    ends = select.best_worst(real(1, 2, 3, 4), KEY, ALL, best=count, worst=0)
+    assert ends.tolist() == [row >= 4 - count for row in range(4)]
+    ends = select.best_worst(real(1, 2, 3, 4), KEY, ALL, best=0, worst=count)
+    assert ends.tolist() == [row < count for row in range(4)]
+
+
+def test_a_row_without_decisions_has_a_finite_efficiency():
+    length = torch.tensor([0, 1, 2, 4])
+    assert select.gfpo(real(0.5, 1, 1, 1), KEY, ALL, length, count=1, metric="efficiency").tolist() == [
+        False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_a_score_at_the_limit_is_no_outlier():
+    # deviations -1, -1, 1, 1 of a std (n - 1) of sqrt(4 / 3): scores of +-0.8660254
+    values = real(-1, -1, 1, 1)
+    limit = (3 / 4) ** 0.5
+    assert shape.drop_outliers(values, ALL, limit=limit + 1e-7, eps=0.0).tolist() == values.tolist()
+    assert shape.drop_outliers(values, ALL, limit=limit - 1e-7, eps=0.0).tolist() == [0, 0, 0, 0]
+
+
+def test_an_advantage_of_zero_is_not_right():
+    assert shape.right_or_wrong(real(0.0, 1e-9, -1.0)).tolist() == [-1.0, 0.1, -1.0]
+    assert shape.noisy_forward(real(0.5, 0.51), false_negative=0.2).tolist() == [pytest.approx(-0.8), 0.2]
+
+
+def test_an_advantage_of_zero_stays_zero_where_signs_are_weighted():
+    assert shape.sign_weights(real(0.0)).tolist() == [0.0]
+    assert shape.difficulty_weight(real(0, 0, 0, 0), real(1, 0, 0, 1), KEY, ALL).tolist() == [0, 0, 0, 0]
+
+
+def test_momentum_is_clipped_to_its_two_bounds():
+    got = shape.momentum(real(0, 0, 0, 0), real(1, 0.2, -0.1, -1), real(0, 0, 0, 0), low=-0.25, high=0.5)
+    assert got.tolist() == [0.5, 0.2, -0.1, -0.25]

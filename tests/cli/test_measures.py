@@ -1,0 +1,97 @@
+"""What evaluation reports: means over prompts and tasks, best of k, differences, and their tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mmgrpo.cli.measures import best, describe, difference, json_value, mean, powers, report, scored, summary
+from mmgrpo.types import Prompt
+
+NAN = math.nan
+
+
+def test_the_mean_of_a_prompt_is_over_its_scored_samples_and_the_whole_over_prompts():
+    made = summary([[1.0, NAN, 0.0], [1.0, 1.0, 1.0], [NAN, NAN, NAN]])
+    assert (made["mean"], made["n"], made["failed"]) == (0.75, 2, 4)
+    assert summary([[NAN], [NAN]]) == {"n": 0, "failed": 2}
+    assert mean([NAN, 1.0, 2.0]) == 1.5 and math.isnan(mean([NAN])) and math.isnan(mean([]))
+    assert scored([NAN, 0.0]) == [0.0] and json_value(NAN) is None and json_value(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])]
+)
+def test_sets_are_of_1_2_4_and_all_samples(largest, sizes):
+    assert powers(largest) == sizes
+
+
+def test_the_best_of_k_is_over_prompts_with_as_many_samples():
+    # two of [0, 1]: 1; of [0.5, NaN]: too few. One of each: (0.5 + 0.5) / 2.
+    assert best([[0.0, 1.0], [0.5, NAN]]) == {"1": 0.5, "2": 1.0}
+
+
+PROMPTS = [Prompt("a", "a", task="count"), Prompt("b", "b", task="colour"), Prompt("c", "c", task="count")]
+
+
+def test_tasks_are_reported_apart_and_only_rewards_of_0_to_1_have_chances():
+    table = {"right": [[1.0, 0.0], [0.5, 1.0], [0.0, 0.0]], "size": [[2.0, 0.0], [0.0, 0.0], [0.0, 1.0]]}
+    made = describe(table, [], PROMPTS, success=0.5)
+    assert list(made["tasks"]) == ["count", "colour"]
+    assert made["tasks"]["count"]["right"]["mean"] == 0.25 and made["tasks"]["colour"]["right"]["mean"] == 0.75
+    assert made["best_of"].keys() == made["pass_at"].keys() == {"right"}
+    # at least 0.5 passes: 1, 2 and 0 of two
+    assert made["pass_at"]["right"] == {"1": pytest.approx(0.5), "2": pytest.approx(2 / 3)}
+    assert made["best_of"]["right"] == {"1": pytest.approx(2.5 / 6), "2": pytest.approx(2 / 3)}
+    assert describe(table, [], PROMPTS, success=0.51)["pass_at"]["right"]["1"] == pytest.approx(2 / 6)
+    assert "(none)" in describe({"right": [[1.0]]}, [], [Prompt("a")], 1.0)["tasks"]
+    ends = describe({"below": [[-0.1]], "above": [[1.1]], "ends": [[0.0]]}, [], [Prompt("a")], 1.0)
+    assert ends["best_of"].keys() == {"ends"}
+
+
+def test_a_difference_is_of_the_prompts_that_both_sides_scored():
+    made = difference({"right": [[0.0, 1.0], [NAN], [0.0]]}, {"right": [[1.0, 1.0], [1.0], [0.25]]})
+    assert (made["right"]["mean"], made["right"]["n"]) == (pytest.approx(0.375), 2)
+
+
+def result(samples: int) -> dict:
+    table = {"right": [[1.0, 0.0][:samples], [1.0, 1.0][:samples], [NAN, NAN][:samples]]}
+    texts = [["x", "y"][:samples]] * 3
+    made = {"prompts": 3, "samples": samples, **describe(table, texts, PROMPTS, success=1.0)}
+    blind = describe({"right": [[0.0] * samples] * 3}, texts, PROMPTS, success=1.0)
+    made["blind"] = {"name": "blind", **blind, "difference": difference({"right": [[0.0]] * 3}, table)}
+    made["against"] = {"name": "untrained", **blind}
+    made["difference"] = difference({"right": [[0.0]] * 3}, table)
+    return made
+
+
+def test_the_tables_of_several_samples():
+    lines = [line for line in report(result(2), {"evaluation_steps": 4, "max_tokens": 8}) if line]
+    assert lines[0] == "3 prompts x 2 samples, evaluation steps 4, max tokens 8"
+    assert lines[1].split() == ["reward", "mean", "(95", "%)", "prompts", "failed"]
+    assert lines[2].split()[:2] == ["right", "0.750"] and lines[2].split()[-2:] == ["2", "2"]
+    assert lines[3].split() == ["task", "prompts", "right"]
+    assert lines[4].split() == ["count", "1", "0.500"] and lines[5].split() == ["colour", "1", "1.000"]
+    assert lines[6:9] == [
+        "right, best of k: 1: 0.750  2: 1.000",
+        "right, pass@k: 1: 0.750  2: 1.000",
+        "right, majority@k: 2: 1.000",
+    ]
+    assert lines[9] == "fraction of samples with the most frequent answer of their prompt: 0.500"
+    assert lines[10].startswith("right against blind (0.000): +0.750 [") and lines[10].endswith(", paired")
+    assert lines[11].startswith("right against untrained (0.000): +0.750 [") and len(lines) == 12
+
+
+def test_one_sample_has_no_chances_and_one_task_no_table():
+    made = result(1)
+    made["tasks"] = {"count": made["tasks"]["count"]}
+    text = "\n".join(report(made, {}))
+    assert "best of k" not in text and "pass@k" not in text and "fraction of samples" not in text
+    assert "task" not in text and text.startswith("3 prompts x 1 samples\n\nreward")
+
+
+def test_a_task_that_could_not_be_scored_is_a_dash():
+    made = result(2)
+    made["tasks"]["colour"]["right"] = {"n": 0, "failed": 2}
+    assert ["colour", "0", "–"] in [line.split() for line in report(made, {})]

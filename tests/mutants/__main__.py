@@ -1,0 +1,250 @@
+"""Which one-line changes of the code no test sees: a seeded sample, each run against the fast tests that run its file.
+
+    python -m tests.mutants --seed 0 --count 200 --report benchmarks/mutants.md
+
+Works in a copy of the repository in a temporary folder. Which test runs which line is recorded once
+(``build/mutants.json``), and again where tests or the code that they run have changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests import ROOT
+from tests.mutants.lines import FOLDERS
+from tests.mutants.operators import Mutant, mutants
+from tests.mutants.report import Verdict, equivalent, markdown
+
+CACHE = ROOT / "build" / "mutants.json"
+"""What was recorded; ignored by git."""
+
+LEAST_SECONDS = 10.0
+"""Time-out of a test that takes a moment; others have ten times what they take."""
+
+MOST_SECONDS = 40.0
+"""Tests of one mutant, by the time that they took while their lines were recorded; one that further tests might kill
+counts as a survivor."""
+
+
+LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_parts\.py$")
+"""What measures speed, which only slow tests run, and what makes random models for tests, where any size will do."""
+
+
+def modules() -> list[str]:
+    paths = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in paths if not LEFT_OUT.search(path)]
+
+
+def sample(seed: int, count: int, found: Sequence[Mutant]) -> list[Mutant]:
+    """``count`` lines drawn without replacement, and one mutant of each."""
+    lines: dict[tuple[str, int], list[Mutant]] = {}
+    for one in found:
+        lines.setdefault((one.file, one.line), []).append(one)
+    source = random.Random(seed)
+    chosen = source.sample(sorted(lines), min(count, len(lines)))
+    return [source.choice(lines[place]) for place in chosen]
+
+
+def digest(paths: Sequence[Path]) -> str:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(paths))).hexdigest()
+
+
+def environment(copy: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the repository, so that no mutant is ever in the checkout."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder) / "repository"
+        left_out = shutil.ignore_patterns(".git", ".venv", "runs", "build", "dist", ".*_cache")
+        shutil.copytree(ROOT, copy, ignore=left_out, symlinks=True)
+        yield copy
+
+
+def seen(copy: Path) -> dict[str, Any]:
+    """Which test runs which lines: from the cache, but for test files that changed or that run code that changed."""
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    shared = [path for path in (ROOT / "tests").rglob("*.py") if path not in tests and "mutants" not in path.parts]
+    code = {module: digest([ROOT / module]) for module in modules()} | {"tests": digest(shared)}
+    empty: dict[str, Any] = {"code": {}, "files": {}, "imported": {}, "modules": []}
+    known: dict[str, Any] = {**empty, **(json.loads(CACHE.read_text()) if CACHE.exists() else {})}
+    stale = {file for file in code if known["code"].get(file) != code[file]}
+    now = {path.relative_to(ROOT).as_posix(): digest([path]) for path in tests}
+    known["files"] = {file: entry for file, entry in known["files"].items() if file in now}
+
+    def changed(file: str) -> bool:
+        entry = known["files"].get(file)
+        if entry is None or entry["digest"] != now[file] or "tests" in stale:
+            return True
+        return any(not stale.isdisjoint(test["lines"]) for test in entry["tests"].values())
+
+    if record := [file for file in now if changed(file)]:
+        print(f"recording which lines {len(record)} test files run", file=sys.stderr)
+        written = copy / "lines.json"
+        command = ["-m", "pytest", "-q", "-p", "tests.mutants.lines", "--lines-to", str(written), "-m", "not slow"]
+        options = ["-p", "no:cacheprovider", "--timeout", "600", "--tb=short", *record]
+        subprocess.run([sys.executable, *command, *options], cwd=copy, env=environment(copy), stdout=sys.stderr)
+        new = json.loads(written.read_text())
+        for file in record:
+            of_file = {name: test for name, test in new["tests"].items() if name.split("::")[0] == file}
+            known["files"][file] = {"digest": now[file], "tests": of_file}
+        known["imported"] |= new["imported"]
+        known["modules"] = sorted({*known["modules"], *new["modules"]})
+    CACHE.parent.mkdir(parents=True, exist_ok=True)
+    CACHE.write_text(json.dumps({**known, "code": code}))
+    return known
+
+
+class Tests:
+    """Which tests see a mutant."""
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.by_line: dict[tuple[str, int], list[str]] = {}
+        self.by_file: dict[str, list[str]] = {}
+        paths = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
+        self.imported = {(file, line) for file, lines in known["imported"].items() for line in lines}
+        self.texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+        for entry in known["files"].values():
+            for name, test in entry["tests"].items():
+                self.seconds[name] = test["seconds"]
+                for file, lines in test["lines"].items():
+                    self.by_file.setdefault(file, []).append(name)
+                    for line in lines:
+                        self.by_line.setdefault((file, line), []).append(name)
+
+    def of(self, mutant: Mutant) -> dict[str, float]:
+        """First the tests that run the line, then the others of their files that run the module.
+
+        What is cached shows in the first test only. A line that is run at import is seen by whoever names the module
+        or runs code that does.
+        """
+        runs = {*self.at(mutant.file, mutant.line), *self.at(mutant.file, mutant.statement)}
+        at_import = {(mutant.file, mutant.line), (mutant.file, mutant.statement)} & self.imported
+        if mutant.called and not (at_import and not runs):
+            files = {name.split("::")[0] for name in runs}
+            near = {name for name in self.by_file.get(mutant.file, []) if name.split("::")[0] in files}
+        else:
+            naming = self.naming(mutant.file)
+            near = {name for file in naming for name in self.by_file.get(file, [])}
+            runs |= {name for name in self.seconds if name.split("::")[0] in naming}
+        room = str("tests" / Path(mutant.file.removeprefix("mmgrpo/")).parent)
+        limits: dict[str, float] = {}
+        spent = 0.0
+        for name in [*self.ordered(runs, room), *self.ordered(near - runs, room)]:
+            spent += self.seconds[name]
+            if limits and spent > MOST_SECONDS:
+                break
+            limits[name] = max(LEAST_SECONDS, 10 * self.seconds[name])
+        return limits
+
+    def at(self, file: str, line: int) -> list[str]:
+        return self.by_line.get((file, line), [])
+
+    def naming(self, file: str) -> set[str]:
+        """The module itself and all files, of the tests too, that name it."""
+        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        package, _, last = name.rpartition(".")
+        one = re.compile(rf"(from|import) {re.escape(name)}\b|from {re.escape(package)} import .*\b{last}\b|{name}:")
+        return {file, *(other for other, text in self.texts.items() if one.search(text))}
+
+    def ordered(self, names: set[str], room: str = "") -> list[str]:
+        """File by file, first those of the room that mirrors the module's, then those that take less time."""
+        total: dict[str, float] = {}
+        for name in names:
+            file = name.split("::")[0]
+            total[file] = total.get(file, 0) + self.seconds[name]
+
+        def place(name: str) -> tuple[bool, float, str, float]:
+            file = name.split("::")[0]
+            return str(Path(file).parent) != room, total[file], file, self.seconds[name]
+
+        return sorted(names, key=place)
+
+
+class Worker:
+    """A warm interpreter in a copy."""
+
+    def __init__(self, copy: Path, libraries: list[str]) -> None:
+        command = [sys.executable, "-m", "tests.mutants.trying"]
+        self.process = subprocess.Popen(
+            command, cwd=copy, env=environment(copy), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.send(libraries)
+
+    def send(self, value: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        self.send(job)
+        return json.loads(self.process.stdout.readline())
+
+
+def judge(worker: Worker, copy: Path, chosen: Sequence[Mutant], tests: Tests) -> list[Verdict]:
+    """Every mutant's verdict; a test that also fails without a mutant kills nothing."""
+    verdicts = {one: Verdict(one, equivalent(one)) for one in chosen}
+    waiting, broken = [one for one in chosen if not verdicts[one].reason], set[str]()
+    while waiting:
+        for number, one in enumerate(waiting, 1):
+            limits = {name: limit for name, limit in tests.of(one).items() if name not in broken}
+            text = one.text((copy / one.file).read_bytes()).hex()
+            limit = 60 + 10 * sum(tests.seconds[name] for name in limits)
+            answer = {"failed": [], "seconds": 0.0}
+            if limits:
+                answer = worker.ask({"file": one.file, "text": text, "tests": limits, "limit": limit})
+            verdicts[one] = Verdict(one, "", answer["failed"][0] if answer["failed"] else "", answer["seconds"])
+            print(f"{number}/{len(waiting)} {verdicts[one]}", file=sys.stderr, flush=True)
+        killers = {v.killer: tests.seconds[v.killer] for v in verdicts.values() if v.killer in tests.seconds}
+        job = {"tests": {name: 600.0 for name in tests.ordered(set(killers))}, "limit": 3600, "keep_going": True}
+        fresh = set(worker.ask(job)["failed"]) - broken if killers else set()
+        broken |= fresh
+        waiting = [one for one, verdict in verdicts.items() if verdict.killer in fresh]
+    return list(verdicts.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--only", default="", help="part of the path of the files that are changed")
+    parser.add_argument("--every", action="store_true", help="try every mutant instead of a sample")
+    parser.add_argument("--line", default="", help="try every mutant of a line: path:number")
+    parser.add_argument("--report", type=Path, default=None, help="write the table here")
+    parser.add_argument("--json", type=Path, default=None, help="write every verdict here")
+    options = parser.parse_args()
+    files = [file for file in modules() if options.only in file]
+    with copied() as copy:
+        found = [one for file in files for one in mutants(file, (copy / file).read_text(encoding="utf-8"))]
+        chosen = found if options.every else sample(options.seed, options.count, found)
+        if options.line:
+            chosen = [one for one in found if f"{one.file}:{one.line}" == options.line]
+        known = seen(copy)
+        verdicts = judge(Worker(copy, known["modules"]), copy, chosen, Tests(known))
+    text = markdown(verdicts, options.seed)
+    print(text)
+    if options.report:
+        options.report.write_text(text, encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps([verdict.row() for verdict in verdicts], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

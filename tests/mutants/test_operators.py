@@ -1,0 +1,82 @@
+"""The tool that tests the tests: which changes it makes, which it leaves alone, and how it counts."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.mutants.operators import Mutant, mutants
+from tests.mutants.report import Verdict, markdown, wilson
+
+
+def changes(source: str, kind: str) -> list[str]:
+    return [one.text(source.encode()).decode() for one in mutants("a.py", source) if one.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "expected"),
+    [
+        ("boundary", "x = a < b", ["x = a <= b"]),
+        ("boundary", "x = 0 <= a < 1", ["x = 0 < a < 1", "x = 0 <= a <= 1"]),
+        ("comparison", "x = a == b", ["x = a != b"]),
+        ("comparison", "x = a not in b", ["x = a in b"]),
+        ("arithmetic", "x = a - b", ["x = a + b"]),
+        ("arithmetic", "x = -a", ["x = a"]),
+        ("arithmetic", "x **= 2", ["x *= 2"]),
+        ("logic", "x = a and b == c", ["x = (b == c)", "x = a", "x = a or (b == c)"]),
+        ("logic", "x = not a", ["x = a"]),
+        ("constant", "x = [1, 0.5, True, 0.0, None]", ["x = [2, 0.5, True, 0.0, None]"]),
+        ("default", "def f(a=1, b='x', c=None): ...", ["def f(a=2,", "def f(a=1, b='xx',", "c=0): ..."]),
+        ("default", "class A:\n    a: int = 1", ["class A:\n    a: int = 2"]),
+        ("return", "def f():\n    return a", ["def f():\n    return None"]),
+        ("statement", "f(a)\nx.y = 1\nz = 1", ["pass\nx.y = 1\nz = 1", "f(a)\npass\nz = 1"]),
+        ("statement", "x += 1", ["pass"]),
+        ("loop", "for a in b:\n    break", ["for a in b:\n    continue"]),
+        ("condition", "if a:\n    b()", ["if False:\n    b()", "if True:\n    b()"]),
+        ("condition", "x = [a for a in b if a]", ["x = [a for a in b if True]"]),
+        ("slice", "x = a[1:b]", ["x = a[:b]", "x = a[1:]"]),
+        ("function", "x = max(a) + b.sum()", ["x = min(a) + b.sum()", "x = max(a) + b.mean()"]),
+        ("keyword", "f(a, b=c, d=e)", ["f(a,  d=e)", "f(a, b=c, )"]),
+    ],
+)
+def test_each_class_makes_its_changes_and_no_others(kind, source, expected):
+    made = changes(source, kind)
+    assert len(made) == len(expected) or kind == "constant"
+    assert all(any(text in one for one in made) for text in expected)
+    for one in made:
+        ast.parse(one)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Prose."""',
+        "raise ValueError(f'got {a + 1}')",
+        "warnings.warn('a', stacklevel=2)",
+        "def f(a: Float[Tensor, 'B 3']) -> int: ...",
+        "@dataclass(frozen=True)\nclass A: ...",
+        "if TYPE_CHECKING:\n    a = 1",
+        "x = zip(a, b, strict=True)",
+        "Row = Float[Tensor, 3]",
+    ],
+)
+def test_prose_annotations_and_decorators_are_left_alone(source):
+    assert mutants("a.py", source) == []
+
+
+def test_a_place_behind_letters_of_several_bytes_is_found():
+    assert changes("x = f('ä') + 1", "constant") == ["x = f('ä') + 2"]
+
+
+def test_wilsons_interval_is_the_published_one():
+    assert wilson(0, 10) == (pytest.approx(0, abs=1e-9), pytest.approx(0.2775, abs=1e-4))
+    assert wilson(5, 10) == (pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_equivalent_mutants_are_outside_of_the_share():
+    one = Mutant("mmgrpo/a.py", 1, "constant", 0, 1, "2", "1", "1")
+    page = markdown([Verdict(one, "no reason"), Verdict(one, killer="t"), Verdict(one), Verdict(one, killer="t")], 0)
+    assert "| mmgrpo | 4 | 1 | 2 | 1 | 66.7% (21% to 94%) |" in page
+    assert page.count("`mmgrpo/a.py:1`") == 1

@@ -1,0 +1,307 @@
+"""What families answer to a run, with numbers that can be checked in the head, on the smallest models there are."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import pytest
+import torch
+
+from mmgrpo.family import families, family
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.runtime.config import config_class
+from mmgrpo.toy import scenes
+from mmgrpo.types import Media, Prompt, Request, Turn
+from pipelines.factory import recognize
+from pipelines.pretrained import architecture, locate, read_network
+from pipelines.training import PLAIN, FrozenCopy, Training
+
+
+def visual(**sampling):
+    """Three prompts of four samples and five steps with the default of Stable Diffusion 3."""
+    config = config_class(family("sd3").sections)(seed=0)
+    config.data.prompts_per_step, config.data.group_size = 3, 4
+    for name, value in {"steps": 5, **sampling}.items():
+        setattr(config.sampling, name, value)
+    return config
+
+
+# What a round costs
+
+
+def test_a_round_of_transitions_costs_its_steps_and_trains_all_but_the_last():
+    config = visual()
+    made = family("sd3").arithmetic(config)
+    assert made.lines == (
+        "3 prompts x 4 samples = 12 samples, 5 denoising steps",
+        "60 network evaluations to sample, 48 decisions trained with 48 evaluations forward and backward",
+    )
+    assert made.groups == 3
+    config.optim.epochs, config.model.guidance = 2, 4.5  # guidance doubles evaluations, not decisions
+    assert family("sd3").arithmetic(config).totals == {
+        "samples": 12,
+        "evaluations to sample": 120,
+        "evaluations to train": 192,
+    }
+
+
+def test_a_round_of_drawn_noise_levels_costs_its_samples_and_its_old_errors():
+    made = family("sd3").arithmetic(visual(policy="matching", draws=2))
+    # 12 samples of 5 steps, and 12 x 2 drawn levels before and in training
+    assert made.lines[1] == (
+        "84 network evaluations to sample, 24 decisions trained with 24 evaluations forward and backward"
+    )
+    assert made.totals == {"samples": 12, "evaluations to sample": 84, "evaluations to train": 24} and made.groups == 3
+
+
+def test_several_branch_points_are_groups_of_their_own():
+    made = family("sd3").arithmetic(visual(plan="one_step_branch(draw='all')"))
+    # the first half of 5 steps has 2 of them; a plan evaluates the steps before once, and the rest for each of 4 rows
+    assert made.lines[0] == "3 prompts x 4 samples x 2 branch points = 24 samples, 5 denoising steps"
+    assert made.groups == 6
+    assert made.totals["evaluations to sample"] == 3 * ((1 + 4 * 4) + (2 + 3 * 4))
+    assert made.totals["evaluations to train"] == 3 * 2
+
+
+def test_a_policy_of_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="sampling.policy: got 'other', expected one of transitions, matching"):
+        family("sd3").decisions(visual(policy="other"))
+    assert family("sd3").decisions(visual()) == "gaussian"
+    assert family("sd3").decisions(visual(policy="matching")) == "matching"
+
+
+def test_a_round_of_completions_costs_its_tokens():
+    config = config_class(family("qwen_vl").sections)()
+    config.data.prompts_per_step, config.data.group_size, config.optim.epochs = 3, 500, 2
+    config.sampling.max_tokens = 4
+    made = family("qwen_vl").arithmetic(config)
+    assert made.lines == (
+        "3 prompts x 500 samples = 1,500 completions of at most 4 tokens, 6,000 in all",
+        "6,000 tokens sampled, 3,000 completions forward and backward",
+    )
+    assert made.totals == {"completions": 1500, "tokens sampled at most": 6000, "completions to train": 3000}
+    config.sampling.contrast = "shuffled_frames"
+    assert family("qwen_vl").arithmetic(config).lines[1] == (
+        "and those of changed prompts (shuffled_frames), scored but not trained on"
+    )
+    assert made.groups == 3 and family("qwen_vl").decisions(config) == "tokens"
+
+
+# What is loaded
+
+
+SAMPLING = {
+    "max_tokens": 5,
+    "temperature": 0.7,
+    "evaluation_temperature": 0.3,
+    "truncated": "mask",
+    "share_prefix": False,
+    "logits_chunk_size": 77,
+    "features_kept": 3,
+    "top_p": 0.9,
+    "contrast": "shuffled_frames",
+    "dtype": "bfloat16",
+}
+
+
+@pytest.mark.filterwarnings("ignore:top_p")
+def test_settings_reach_the_policy_of_a_language_model(tmp_path):
+    from pipelines.vlm import causal_lm
+
+    config = config_class(family("causal_lm").sections)(seed=0)
+    config.model.path, config.data.reference_in_group = causal_lm.tiny(tmp_path), True
+    plain = family("causal_lm").policy(config, "cpu")
+    for name, value in SAMPLING.items():
+        setattr(config.sampling, name, value)
+    made = family("causal_lm").policy(config, "cpu")
+    renamed = {"dtype": "sampling_dtype", "truncated": "train_truncated"}
+    for name, value in SAMPLING.items():
+        found, other = (getattr(one, renamed.get(name, name), "missing") for one in (made, plain))
+        if name not in ("contrast", "features_kept"):
+            assert found == {"mask": False}.get(value, value), name
+        assert found != other or found == "missing", name
+    assert made.feature_cache.capacity == 3 and plain.feature_cache.capacity == 0
+    assert made.contrast.text == "shuffled_frames" and plain.contrast is None
+    assert made.reference_in_group and made.settings.config is config and made.search == "sample"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    from pipelines.visual import sd3
+
+    return str(sd3.tiny_words(tmp_path_factory.mktemp("words"), scenes.vocabulary()))
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("transitions", DenoisingPolicy), ("matching", FlowMatchingPolicy)])
+def test_settings_reach_the_policy(policy, kind, words):
+    config = visual(policy=policy, draws=3, evaluation_steps=7, forward_batch_size=5, grid="shifted_linspace(shift=2)")
+    config.model.path, config.model.height, config.model.width = words, 16, 16
+    config.model.forget_encoders = True
+    prompts = [Prompt("a red circle", "0")]
+    made = family("sd3").policy(config, "cpu", prompts, training=True)
+    assert isinstance(made, kind) and made.grid.steps == 5 and made.evaluation_grid.steps == 7
+    # 2 t / (1 + t) at t = 4/5
+    assert made.grid.levels[1].item() == pytest.approx(1.6 / 1.8) and made.solver.forward_batch_size == 5
+    assert made.settings.config is config
+    [picture] = made.sample(Request(prompts, [0], 1, seed=0))
+    assert picture.pixels.shape[-2:] == (16, 16)
+    with pytest.raises(Exception, match="forgot|encod"):
+        made.sample(Request([Prompt("two blue squares", "1")], [0], 1, seed=0))
+
+
+def test_a_policy_of_noise_levels_keeps_its_reference_and_saves_its_network(words, tmp_path):
+    config = visual(policy="matching")
+    config.model.path, config.model.height, config.model.width = words, 16, 16
+    made = family("sd3").policy(config, "cpu")
+    made.keep_reference()
+    with torch.no_grad():
+        for parameter in made.network.parameters():
+            parameter += 1
+    with made.model.reference() as before:
+        assert all(torch.equal(a + 1, b) for a, b in zip(before.parameters(), made.network.parameters(), strict=True))
+    made.save(tmp_path / "model")
+    again = family("sd3").policy(config, "cpu", weights=str(tmp_path / "model"))
+    assert all(torch.equal(a, b) for a, b in zip(again.network.parameters(), made.network.parameters(), strict=True))
+
+
+def test_a_reference_that_was_not_kept_is_an_error_and_one_that_was_is_kept_once():
+    network = torch.nn.Linear(1, 1)
+    copy = FrozenCopy(network)
+    with pytest.raises(ValueError, match="the untrained network was not copied"):
+        copy()
+    copy.keep()
+    first = copy.copies[0].weight.clone()
+    with torch.no_grad():
+        network.weight += 1
+    copy.keep()
+    with copy() as before:
+        assert torch.equal(before.weight, first) and not before.weight.requires_grad
+
+
+# How a checkpoint is recognized
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ({"model_type": "whisper"}, "whisper"),
+        ({"_class_name": "FluxPipeline", "model_type": "whisper"}, "flux"),
+        ({"family": "duration"}, "duration"),
+    ],
+)
+def test_a_folder_is_of_the_family_that_reads_what_it_declares(content, name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert recognize(families(), str(tmp_path)) == name
+
+
+def test_a_folder_that_declares_nothing_or_something_else_is_named(tmp_path):
+    assert architecture(str(tmp_path)) == ""
+    with pytest.raises(ValueError, match="declares no architecture, expected one that a family here reads"):
+        recognize(families(), str(tmp_path))
+    with pytest.raises(ValueError, match="'' declares no architecture"):
+        recognize(families(), "")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="declares the architecture 'bert', expected"):
+        recognize(families(), str(tmp_path))
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')  # counts first
+    assert recognize(families(), str(tmp_path)) == "flux"
+
+
+def test_a_hub_id_is_asked_for_its_files_in_turn(tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    asked = []
+
+    def download(path, name):
+        asked.append((path, name))
+        if name == "model_index.json":
+            raise EntryNotFoundError("no such file")
+        (tmp_path / name).write_text('{"model_type": "qwen2_5_vl"}')
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert architecture("owner/model") == "qwen2_5_vl"
+    assert asked == [("owner/model", "model_index.json"), ("owner/model", "config.json")]
+
+
+@pytest.mark.parametrize("path", ["nowhere", "a/b/c", "/a/b", "-a/b", "a/", ""])
+def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(path):
+    with pytest.raises(FileNotFoundError, match="there is no model folder|is no model folder"):
+        locate(path, "owner/example")
+
+
+def test_a_folder_needs_one_of_its_marks_and_a_hub_id_has_one_slash(tmp_path):
+    assert locate("owner/name.v1", "a/b") == "owner/name.v1"
+    with pytest.raises(FileNotFoundError, match="got nothing, expected config.json"):
+        locate(tmp_path, "a/b")
+    (tmp_path / "b.json").touch()
+    with pytest.raises(FileNotFoundError, match="got b.json, expected a.json or c.json; .* e.g. a/b"):
+        locate(tmp_path, "a/b", "a.json", "c.json")
+    assert locate(tmp_path, "a/b", "a.json", "b.json") == str(tmp_path)
+
+
+class Reads:
+    """A class of networks that is asked for one; the checkpoint lacks what it is told."""
+
+    asked: ClassVar[list[tuple[str, dict]]] = []
+    missing: ClassVar[list[str]] = []
+
+    @classmethod
+    def from_pretrained(cls, path, **given):
+        cls.asked.append((path, given))
+        if path == "gone/away":
+            raise OSError("cannot be reached")
+        return torch.nn.Dropout(), {"missing_keys": set(cls.missing)}
+
+
+def test_a_network_is_read_whole_or_not_at_all(monkeypatch):
+    monkeypatch.setattr(Reads, "asked", [])
+    network = read_network(Reads, "a/b", PLAIN, "transformer")
+    assert not network.training
+    assert Reads.asked == [("a/b", {"dtype": torch.float32, "output_loading_info": True, "subfolder": "transformer"})]
+    read_network(Reads, "a/b", Training(weights="saved"))
+    assert Reads.asked[1][0] == "saved" and Reads.asked[1][1]["subfolder"] == ""
+    with pytest.raises(FileNotFoundError, match="no model could be read from part/ of 'gone/away', .*: cannot be"):
+        read_network(Reads, "gone/away", PLAIN, "part")
+    monkeypatch.setattr(Reads, "missing", ["b", "a", "d", "c"])
+    with pytest.raises(ValueError, match=r"'a/b': the checkpoint lacks 4 weights, e.g. \['a', 'b', 'c'\]; download"):
+        read_network(Reads, "a/b", PLAIN)
+
+
+def test_the_precision_of_storage_is_full_where_the_network_itself_trains():
+    assert Training(dtype="bfloat16").storage_dtype == torch.float32
+    assert Training(dtype="bfloat16", lora_rank=4).storage_dtype == torch.bfloat16
+    assert Training(dtype="bfloat16").compute_dtype == torch.bfloat16
+    assert not PLAIN.adapters and Training(lora_rank=1).adapters
+
+
+# Texts and media of a command line
+
+
+def test_texts_of_a_command_line_are_prompts():
+    typed = family("qwen_vl").prompts(config_class(family("qwen_vl").sections)(), ["one", "two"])
+    assert [(one.text, one.id, one.media) for one in typed] == [("one", "prompt-0", ()), ("two", "prompt-1", ())]
+
+
+class Plain:
+    """A tokenizer that finds nothing."""
+
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens
+        return {"input_ids": []}
+
+
+def test_a_model_of_words_needs_words_and_no_media():
+    from pipelines.vlm.causal_lm import CausalLm
+
+    model = object.__new__(CausalLm)
+    model.tokenizer = Plain()
+    with pytest.raises(ValueError, match=r"prompt 'a' \('x'\): got no tokens, expected at least one"):
+        model._ids(Prompt("x", "a"))
+    with pytest.raises(ValueError, match="got a medium of kind image, expected text only"):
+        model._ids(Prompt("", "a", turns=(Turn("user", (Media("image", "a.png"),)),)))

@@ -1,0 +1,60 @@
+"""Frames as patches, in an order that can be followed by hand, and the limits that a model is loaded with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipelines.training import PLAIN
+from pipelines.vlm import qwen_vl
+from pipelines.vlm.qwen_vl import patchify
+
+
+@pytest.mark.parametrize(
+    ("count", "temporal", "kept"), [(1, 2, 2), (2, 2, 2), (4, 3, 6), (5, 3, 6), (3, 3, 3), (1, 1, 1)]
+)
+def test_the_last_frame_is_repeated_up_to_a_multiple(count, temporal, kept):
+    frames = torch.arange(1.0, count + 1).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    patches, grid = patchify(frames, patch=1, merge=1, temporal=temporal)
+    assert grid == (kept // temporal, 2, 2) and patches.shape == (4 * kept // temporal, 3 * temporal)
+    # the first pixel of every time, channel 0
+    shown = patches[::4, :temporal].flatten().tolist()
+    assert shown == [min(frame, count) for frame in range(1, kept + 1)]
+
+
+def test_the_patches_of_a_token_are_adjacent_and_hold_channels_frames_rows_and_columns():
+    # one frame of 8 x 4 pixels numbered row by row, in three channels a thousand apart; patches of 2 x 2
+    pixels = torch.arange(32.0).view(8, 4)
+    frames = torch.stack([pixels, pixels + 1000, pixels + 2000])[None]
+    patches, grid = patchify(frames, patch=2, merge=2, temporal=1)
+    assert grid == (1, 4, 2)
+    corners = patches[:, 0].tolist()
+    # block of rows 0-3: its patches left to right, top to bottom; then that of rows 4-7
+    assert corners == [0, 2, 8, 10, 16, 18, 24, 26]
+    assert patches[0].tolist() == [0, 1, 4, 5, 1000, 1001, 1004, 1005, 2000, 2001, 2004, 2005]
+    wide, grid = patchify(frames.transpose(2, 3), patch=2, merge=2, temporal=1)
+    assert grid == (1, 2, 4) and wide[:, 0].tolist() == [0, 8, 2, 10, 16, 24, 18, 26]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return qwen_vl.tiny(tmp_path_factory.mktemp("qwen") / "tiny")
+
+
+def test_limits_that_are_not_given_are_those_of_the_checkpoint_and_of_qwen(folder):
+    plain = qwen_vl.load(folder, PLAIN)
+    size, merged = plain.processor.size, (plain.processor.patch_size * plain.processor.merge_size) ** 2
+    limits = plain.limits
+    assert (limits.min_pixels, limits.max_pixels) == (size["shortest_edge"], size["longest_edge"])
+    assert (limits.frame_pixels, limits.max_frames, limits.fps) == (768 * merged, 768, 2.0)
+    given = {"min_pixels": 100, "max_pixels": 2000, "frame_pixels": 300, "max_frames": 4, "fps": 0.5}
+    limits = qwen_vl.load(folder, PLAIN, **given, max_prompt_tokens=9).limits
+    assert {name: getattr(limits, name) for name in given} == given and limits.max_prompt_tokens == 9
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_the_tower_trains_where_it_is_asked_to(freeze, folder):
+    made = qwen_vl.load(folder, PLAIN, freeze_vision=freeze)
+    towers = {p.requires_grad for p in made.network.model.visual.parameters()}
+    rest = {p.requires_grad for p in made.network.model.language_model.parameters()}
+    assert towers == {not freeze} and rest == {True}

@@ -1,0 +1,47 @@
+"""Which features of media are kept between rounds."""
+
+from __future__ import annotations
+
+import torch
+
+from mmgrpo.policies.token_model import FeatureCache
+from mmgrpo.types import Media, Prompt, Turn
+
+
+def shown(name: str) -> Prompt:
+    return Prompt("", name, turns=(Turn("user", (Media("image", f"{name}.png"),)),))
+
+
+def test_features_of_recurring_prompts_are_computed_once_up_to_the_capacity():
+    cache, computed = FeatureCache(2), []
+    prompts = [shown("a"), Prompt("text", "t"), shown("b"), shown("c")]
+
+    def features(*chosen: int, recurring: bool = True) -> list[list[float]]:
+        some = [prompts[i] for i in chosen]
+
+        def compute(indices: list[int]) -> list[torch.Tensor]:
+            computed.append([some[i].id for i in indices])
+            return [torch.full((1, 2), float(ord(some[i].id))) for i in indices]
+
+        made = cache.features(some, compute, [recurring] * len(some))
+        return [one.tolist() for one in made]
+
+    a, b, c = ([[float(ord(letter))] * 2] for letter in "abc")
+    assert features(1) == [] and computed == []  # nothing to see, nothing to compute
+    assert features(0, 1, 2) == [a, [], b] and computed == [["a", "b"]]
+    assert features(2, 0) == [b, a] and len(computed) == 1
+    assert features(3, recurring=False) == [c] and features(3) == [c] and computed[1:] == [["c"], ["c"]]
+    # The third pushes the first out.
+    assert [prompt.id for prompt, _ in cache.entries.values()] == ["b", "c"]
+    assert features(0, 3) == [a, c] and computed[3:] == [["a"]]
+    assert [prompt.id for prompt, _ in cache.entries.values()] == ["c", "a"]
+
+
+def test_nothing_is_kept_without_capacity():
+    cache = FeatureCache(0)
+    [one] = cache.features([shown("a")], lambda indices: [torch.ones(1, 1)], [True])
+    assert one.tolist() == [[1]] and cache.entries == {}
+
+
+def test_no_media_are_no_features():
+    assert FeatureCache(1).features([Prompt("text", "t")], lambda indices: [], [True]) == ()

@@ -1,0 +1,160 @@
+"""Defaults are those that the documentation states: one that changes unseen changes every run that relies on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from mmgrpo.advantages.baseline import BASELINES
+from mmgrpo.advantages.combine import COMBINE
+from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.scale import SCALES
+from mmgrpo.advantages.select import AFTER, BEFORE
+from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.cli.check_data import Args as CheckData
+from mmgrpo.cli.evaluate import Evaluate
+from mmgrpo.cli.sample import Sample
+from mmgrpo.diffusion.kernels import KERNELS
+from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.diffusion.schedules import GRIDS
+from mmgrpo.family import families
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+from mmgrpo.policies.flow_matching import ERRORS
+from mmgrpo.registry import Block
+from mmgrpo.rewards import RewardEntry, entries
+from mmgrpo.rollout import SAMPLERS
+from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.plugins import load_object
+from tests import ROOT
+
+TABLES = {
+    "combine": COMBINE,
+    "baseline": BASELINES,
+    "scale": SCALES,
+    "shape": SHAPES,
+    "credit": CREDITS,
+    "select": {**BEFORE, **AFTER},
+    "sampler": SAMPLERS,
+    "objective": OBJECTIVES,
+    "off_policy": OFF_POLICY_OBJECTIVES,
+    "terms": TERMS,
+    "mismatch": MISMATCH,
+    "aggregation": AGGREGATIONS,
+    "sampling.plan": PLANS,
+    "sampling.kernel": KERNELS,
+    "sampling.grid": GRIDS,
+    "sampling.error": ERRORS,
+}
+
+
+def written() -> dict[str, list[str]]:
+    """Line of a recipe to its blocks as the documentation writes them."""
+    section = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    section = section.split("## Parameters and their defaults")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", section, re.MULTILINE)
+    return {line: re.findall(r"`([^`]+)`", blocks) for line, blocks in rows}
+
+
+def signature(name: str, block: Block) -> str:
+    """The block with all of its parameters, those that have no default as ``...``."""
+    parameters = list(inspect.signature(block.fn).parameters.values())[len(block.needs) :]
+    empty = inspect.Parameter.empty
+    texts = [f"{one.name}={'...' if one.default is empty else repr(one.default)}" for one in parameters]
+    return f"{name}({', '.join(texts)})"
+
+
+@pytest.mark.parametrize("line", TABLES)
+def test_the_parameters_of_every_block_and_their_defaults_are_those_of_the_documentation(line):
+    signatures = [signature(name, block) for name, block in TABLES[line].items()]
+    assert written()[line] == [text for text in signatures if not text.endswith("()")]
+
+
+def test_the_documentation_has_a_row_for_every_table():
+    assert list(written()) == list(TABLES)
+
+
+def settings() -> dict[str, dict[str, list[str]]]:
+    """Every setting to its defaults as text, and the families that have each."""
+    found: dict[str, dict[str, list[str]]] = {}
+
+    def walk(section: Any, prefix: str, name: str) -> None:
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if dataclasses.is_dataclass(value):
+                walk(value, f"{prefix}{field.name}.", name)
+            else:
+                found.setdefault(prefix + field.name, {}).setdefault(repr(value), []).append(name)
+
+    for name, one in families().items():
+        walk(config_class(one.sections)(), "", name)
+    return found
+
+
+def page() -> str:
+    """``docs/settings.md``."""
+    rows = []
+    for name, defaults in settings().items():
+        everywhere = sum(map(len, defaults.values())) == len(families())
+        if everywhere and len(defaults) == 1:
+            texts = [f"`{default}`" for default in defaults]
+        else:
+            texts = [f"`{default}` ({', '.join(members)})" for default, members in defaults.items()]
+        rows.append(f"| `{name}` | {'; '.join(texts)} |")
+    commands = [
+        f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
+        for name, options in (("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData("...")))
+    ]
+    rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(entries().items())]
+    return "\n".join([HEAD, *rows, COMMANDS, *commands, REWARDS, *rewards, ""])
+
+
+def reward(name: str, entry: RewardEntry) -> str:
+    """The reward with its parameters; all have a weight, of one by default."""
+    parameters = list(inspect.signature(load_object(entry.function, "rewards", own=False)).parameters.values())[2:]
+    texts = [
+        one.name if one.default is inspect.Parameter.empty else f"{one.name}={one.default!r}" for one in parameters
+    ]
+    return f"{name}({', '.join(texts)})" if texts else name
+
+
+def adds(entry: RewardEntry) -> str:
+    """What a reward adds to reports."""
+    return ", ".join(what for what, path in (("error rates", entry.rates), ("notes", entry.annotate)) if path)
+
+
+HEAD = """# Settings and their defaults
+
+Keys of a recipe, and options of `mmgrpo train` (`--optim.lr 1e-5`). `mmgrpo train --model.family <name> --help` says
+what each of them does. Families in brackets are those that have the setting, or this default of it; without brackets
+it holds for all.
+
+| setting | default |
+| --- | --- |"""
+
+COMMANDS = """
+## Options of other commands
+
+| command | options |
+| --- | --- |"""
+
+REWARDS = """
+## Parameters of rewards
+
+Every reward also has a `weight`, which is 1. Some add error rates of whole sets to a run's results, or notes to the
+samples of its report.
+
+| reward | adds |
+| --- | --- |"""
+
+
+def test_the_page_of_settings_holds_the_defaults_as_they_are():
+    """``python -m tests.test_defaults`` writes the page."""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")

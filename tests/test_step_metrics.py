@@ -1,0 +1,55 @@
+"""The metrics of one optimizer step, on a step whose numbers are known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmgrpo.update import LossRecipe
+from tests.building import trainer
+from tests.policies.test_token_policy import PROMPTS, token_policy
+from tests.toys import toy_policy, toy_prompts
+
+
+def lines(folder, **settings):
+    loss = LossRecipe.of(
+        "ppo(low=1e-5, high=1e-5)", "per_decision", terms=["kl_gaussian_exact(coef=2.0)", "kl_velocity(coef=3.0)"]
+    )
+    made = trainer(toy_policy(steps=5), folder, toy_prompts(2), loss=loss, steps=3, lr=8e-3, **settings)
+    made.fit()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_kl_is_the_sum_of_its_terms_and_clips_are_shares_of_decisions(tmp_path):
+    first, second, third = lines(tmp_path, epochs=3, decay="linear")
+    # 2 prompts x 4 samples x 4 stochastic steps
+    assert first["decisions"] == second["decisions"] == 32 and first["skipped"] == 0
+    assert first["kl"] == pytest.approx(0, abs=1e-9) and first["clip/low"] + first["clip/high"] == 0
+    for line in (second, third):
+        terms = line["term/kl_gaussian_exact"] + line["term/kl_velocity"]
+        assert line["kl"] == pytest.approx(terms, rel=1e-9) and line["kl"] > 1e-7
+        # Every decision has moved, one way or the other; those against their advantage stay in range.
+        assert 0 < line["clip/low"] + line["clip/high"] <= 1
+        assert (line["clip/low"] * 32) % 1 == pytest.approx(0, abs=1e-6)
+    assert [line["lr"] for line in (first, second, third)] == pytest.approx([8e-3, 16e-3 / 3, 8e-3 / 3])
+    # Sampling and scoring happened once in the three steps.
+    assert first["time/rollout"] > 0 and second["time/rollout"] == third["time/rollout"] == 0
+    assert first["time/update"] > 0 and second["time/update"] > 0 and first["memory"] > 0
+    assert first["seconds"] < second["seconds"] < third["seconds"]
+    assert first["seconds"] >= first["time/rollout"] + first["time/reward"] + first["time/update"] - 1e-6
+
+
+def test_another_term_is_no_kl(tmp_path):
+    loss = LossRecipe.of("ppo", "per_sample", terms=["entropy_bonus(coef=0.5)", "kl_hinge(coef=1.0)"])
+    made = trainer(
+        token_policy(),
+        tmp_path,
+        PROMPTS[:2],
+        reward=lambda prompts, outputs: [float(len(output.text)) for output in outputs],
+        loss=loss,
+        steps=1,
+    )
+    made.fit()
+    [line] = [json.loads(one) for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert line["term/entropy_bonus"] < -0.1 and line["kl"] == line["term/kl_hinge"] == 0
