@@ -336,7 +336,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     campaign = Campaign(folder, arguments.seed)
     every = [setting for setting in settings(folder) if setting.name.startswith(arguments.only)]
-    counts = {"kill": 30, "term": 6, "overwrite": 8, "damage": 15, "disk": 8, "two": 3}
+    counts = {"kill": 30, "term": 6, "overwrite": 8, "damage": 17, "disk": 8, "two": 3}
 
     for setting in every:
         kinds: dict[str, Callable[[random.Random, Path], str]] = {
