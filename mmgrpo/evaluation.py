@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -241,10 +242,18 @@ def draw(
 def annotate(
     scorers: Sequence[Scorer], prompts: Sequence[Prompt], outputs: Sequence[Output]
 ) -> list[Mapping[str, Any]]:
-    """Annotations of all rewards for every sample; for annotations of the same name the first reward's applies."""
+    """Annotations of all rewards for every sample; for annotations of the same name the first reward's applies.
+
+    They are for people only, so that one that fails is left out with a warning.
+    """
     notes: list[dict[str, Any]] = [{} for _ in outputs]
     for scorer in scorers:
-        if scorer.annotate is not None and outputs:
+        if scorer.annotate is None or not outputs:
+            continue
+        try:
             for note, more in zip(notes, scorer.annotate(prompts, outputs), strict=True):
                 note |= {name: value for name, value in more.items() if name not in note}
+        except Exception as error:
+            message = f"reward '{scorer.name}': its annotations are left out ({type(error).__name__}: {error})"
+            warnings.warn(message, stacklevel=2)
     return list(notes)

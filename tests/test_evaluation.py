@@ -7,8 +7,10 @@ import math
 
 import pytest
 
-from mmgrpo.evaluation import ErrorCounts, Evaluation, split_title, title_of
+from mmgrpo.evaluation import ErrorCounts, Evaluation, annotate, split_title, title_of
 from mmgrpo.report.comparison import compare_rates, sections
+from mmgrpo.scoring import Scorer
+from mmgrpo.types import Prompt, Text
 
 
 def test_an_error_rate_divides_all_errors_by_all_units():
@@ -55,3 +57,15 @@ def test_the_sections_of_a_summary_are_named_by_file_and_rate():
 )
 def test_the_title_of_an_evaluation_says_when_and_of_which_prompts(title, wanted):
     assert split_title(title) == wanted and title_of(*wanted) == title
+
+
+def test_annotations_that_fail_are_left_out_and_the_others_stay():
+    def broken(prompts, outputs):
+        raise OSError("no recognizer")
+
+    def spelled(prompts, outputs):
+        return [{"heard": output.text} for output in outputs]
+
+    scorers = [Scorer("a", spelled, annotate=broken), Scorer("b", spelled, annotate=spelled)]
+    with pytest.warns(UserWarning, match=r"reward 'a': its annotations are left out \(OSError: no recognizer\)"):
+        assert annotate(scorers, [Prompt("p")], [Text("t", 1, False)]) == [{"heard": "t"}]
