@@ -86,7 +86,9 @@ class Identity:
     def refuse_settings(self, folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:
         """What ``config`` changes, old and new; a ValueError if that includes what cannot change."""
         path = folder / "config.yaml"
-        before, now = _dotted(load_yaml(path)), _dotted(dataclasses.asdict(config))
+        now = _dotted(dataclasses.asdict(config))
+        # Absent where the start was cut off after the marker; the fingerprint then decides alone.
+        before = _dotted(load_yaml(path)) if path.is_file() else now
         changed = {key: (before.get(key), value) for key, value in now.items() if before.get(key) != value}
         fixed = sorted(changed.keys() - FREE_ON_RESUME)
         if fixed:

@@ -169,6 +169,15 @@ def test_a_run_is_resumed_with_its_settings_and_inputs_only(tmp_path):
         start(config(tmp_path))
 
 
+def test_a_start_that_was_cut_off_before_the_configuration_was_written_is_resumed(tmp_path):
+    identity = start(config(tmp_path))
+    (tmp_path / "demo" / "config.yaml").unlink()
+    with pytest.raises(ValueError, match="run.json has another fingerprint"):
+        start(config(tmp_path, seed=1, resume=True))
+    assert start(config(tmp_path, resume=True)).run == identity.run
+    assert (tmp_path / "demo" / "config.yaml").is_file()
+
+
 def test_what_may_change_on_resume_is_stated_and_recorded(tmp_path):
     from mmgrpo.runtime.config import Optim
 
