@@ -212,14 +212,9 @@ class Config(Run):
     eval: Any = field(default_factory=Eval)
 
     def check(self) -> None:
-        """Raise ValueError for a setting outside of its range, a warm-up longer than the run, and a tracker that is not
-        installed, which accelerate would leave out."""
+        """Raise ValueError for a setting outside of its range, and for a tracker that is not installed, which accelerate
+        would leave out."""
         check_ranges(self)
-        if self.optim.warmup > self.steps:
-            raise ValueError(
-                f"optim.warmup: got {self.optim.warmup}, expected at most steps={self.steps}; shorten the warm-up or "
-                "train longer"
-            )
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
                 raise ValueError(

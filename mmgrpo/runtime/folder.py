@@ -89,7 +89,7 @@ def claimed(config: Config, accelerator: Accelerator) -> Iterator[None]:
 def open_folder(
     config: Config, inputs: Mapping[str, str], skipped: Sequence[Skipped], accelerator: Accelerator
 ) -> Identity | None:
-    """Create the run folder, or open it to resume; its identity, on the main process only.
+    """Create the run folder, or open it to resume; its identity, or None on a process that does not see the folder.
 
     It contains the resolved configuration, and the skipped prompts in ``skipped.jsonl``. A run that is replaced is
     moved aside (``discard_replaced``).
@@ -113,7 +113,7 @@ def open_folder(
             write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
             print(f"{len(skipped)} prompts are skipped and listed in {folder / 'skipped.jsonl'}", flush=True)
     accelerator.wait_for_everyone()
-    return identity
+    return identity or Identity.read(folder)
 
 
 def replaced(folder: Path) -> list[Path]:

@@ -123,7 +123,6 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(opti
         (["--sampling.error", "velocty"], "sampling.error: there is no 'velocty'. Did you mean 'velocity'?"),
         (["--sampling.policy", "matching", "--sampling.draws", "11"], "sampling.draws: got 11, expected at most"),
         (["--model.device", "cdua"], "--model.device: got 'cdua', expected auto, cpu, cuda, cuda:N, mps, xpu or npu"),
-        (["--optim.warmup", "101"], "optim.warmup: got 101, expected at most steps=100"),
         (["--eval.samples", "0"], "--eval.samples: got 0, expected a number in [1, 1e6]"),
         (["--name", "."], "--name: got '.', expected one plain component of a path"),
         (["--name=../src"], "--name: got '../src', expected one plain component of a path"),

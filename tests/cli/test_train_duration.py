@@ -36,7 +36,11 @@ def test_a_run_leaves_a_whole_folder_with_sounds(spoken):
     lines = read_lines(spoken / "metrics.jsonl")
     assert [line["ratio/first_minus_one"] for line in lines] == pytest.approx([0, 0], abs=1e-5)
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)
-    assert sorted(path.name for path in (spoken / "model").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (spoken / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "run.json",
+    ]
     assert "<audio controls" in (spoken / "report.html").read_text()
     samples, rate = soundfile.read(spoken / "samples" / "after" / "000-said.ogg")
     assert rate == 8_000 and 0.3 < len(samples) / rate < 6.2

@@ -16,7 +16,7 @@ from mmgrpo.toy.clips import mixture
 from scripts.pretrain.questions import write_rows
 from tests import ROOT
 
-TIMES = {"seconds", "memory", "time/rollout", "time/reward", "time/update"}
+TIMES = {"run", "seconds", "memory", "time/rollout", "time/reward", "time/update"}
 
 
 @pytest.fixture

@@ -52,5 +52,5 @@ def bench_trainer(
         folder=folder,
         seed=0,
         accelerator=accelerator,
-        checkpoints=Checkpoints(folder, accelerator, every=10**9, every_minutes=0),
+        checkpoints=Checkpoints(folder, accelerator, every=10**9, every_minutes=0.0),
     )
