@@ -89,7 +89,8 @@ def _fork(
         return child
     status = 70
     try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+        # A rank whose peer is killed ends with the error of a lost connection, which is no error of the program.
+        descriptor = os.open(log if rank == 0 else f"{log}.{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stdout = sys.stderr = os.fdopen(descriptor, "w", buffering=1)
