@@ -6,6 +6,8 @@ EXTRAS ?= visual,vlm,speech,voice,rewards,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
+# Processes of `make test`, each with one thread.
+WORKERS ?= auto
 # Of `make mutants`: which lines are drawn, and how many.
 SEED ?= 0
 COUNT ?= 200
@@ -43,7 +45,7 @@ demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time
 	$(BIN)/mmgrpo train --recipe speech/demo_duration
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
