@@ -116,3 +116,17 @@ def test_the_size_of_a_number_is_bounded_before_it_is_computed(expression, digit
     if expression.startswith("Symbol"):
         value = sympy.Symbol("x")
     assert mathematics._digits(value) == pytest.approx(digits)
+
+
+def test_a_voice_is_a_file(tmp_path):
+    from mmgrpo.types import Audio, Media, Turn
+    from reward_models.speech.speaker import reference_file
+
+    def heard(source: object) -> Prompt:
+        return Prompt("", "a", turns=(Turn("user", (Media("image", "a.png"), Media("audio", source))),))
+
+    assert reference_file(heard("voice.flac"), "") == "voice.flac"
+    assert reference_file(heard("voice.flac"), "other.flac") == "other.flac"
+    for prompt in (heard(Audio(torch.zeros(1, 8), 8)), Prompt("", "a")):
+        with pytest.raises(ValueError, match="prompt 'a' .* has no recording of a voice, expected a file"):
+            reference_file(prompt, "")
