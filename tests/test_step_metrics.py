@@ -53,3 +53,11 @@ def test_another_term_is_no_kl(tmp_path):
     made.fit()
     [line] = [json.loads(one) for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert line["term/entropy_bonus"] < -0.1 and line["kl"] == line["term/kl_hinge"] == 0
+
+
+def test_sums_over_a_step_are_exact(tmp_path):
+    """2^24 + 1 decisions are one fewer in single precision."""
+    from mmgrpo.update import Tally
+
+    made = trainer(toy_policy(steps=2), tmp_path, toy_prompts(2))
+    assert made._sum_over_ranks(Tally({"entries": 2.0**24 + 1}))["entries"] == 2**24 + 1

@@ -36,3 +36,13 @@ def test_a_run_without_anything_else_shows_its_loss(tmp_path):
 @pytest.mark.parametrize("name", ["grad_norm", "clip/high"])
 def test_what_shows_the_state_of_training_is_drawn(name, tmp_path):
     assert name in titles(tmp_path / "c", **{name: 0.5})
+
+
+def test_a_word_that_fits_a_line_of_its_own_begins_one():
+    from PIL import ImageFont
+
+    from mmgrpo.report.plots import wrap
+
+    font = ImageFont.load_default(10)
+    width = int(font.getlength("wwwwwwww")) + 1
+    assert wrap("ww wwwwwww", font, width) == [("ww", False), ("wwwwwww", False)]

@@ -89,6 +89,13 @@ def test_what_is_no_mapping_or_lacks_a_key_is_no_action():
 # How large a number is
 
 
+def test_a_formula_of_a_thousand_characters_is_read_and_a_longer_one_is_not():
+    pytest.importorskip("math_verify")
+    longest = "11" + "+1" * 499
+    assert len(longest) == 1000 and mathematics.read(f"${longest[:998]}$") != []
+    assert mathematics.read(f"${longest[:998]}$ ") == [] == mathematics.read("")
+
+
 @pytest.mark.parametrize(
     ("expression", "digits"),
     [
