@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -91,3 +94,20 @@ def test_the_frames_of_a_clip_share_its_pixels():
     assert frame_pixel_limit(10, 100, 900, 2, clip_pixels=5000) == 900  # 1000 are left for each
     assert frame_pixel_limit(20, 100, 900, 2, clip_pixels=5000) == 500
     assert frame_pixel_limit(200, 100, 900, 2, clip_pixels=5000) == 105  # no fewer than 1.05 times the least
+
+
+def test_limits_of_a_model_of_tiles_are_those_of_its_checkpoint(tmp_path):
+    from pipelines.vlm import smolvlm
+
+    folder = Path(smolvlm.tiny(tmp_path / "tiny"))
+    plain = smolvlm.load(folder).limits
+    [file] = [one for one in folder.glob("*.json") if "max_image_size" in one.read_text()]
+    written = json.loads(file.read_text())
+    owner = written.get("image_processor", written)
+    owner["video_sampling"] = {"fps": 3.0, "max_frames": 7}
+    file.write_text(json.dumps(written))
+    checkpoint = smolvlm.load(folder).limits
+    assert (plain.max_frames, plain.fps) == (64, 1.0)
+    assert (checkpoint.max_frames, checkpoint.fps, checkpoint.max_prompt_tokens) == (7, 3.0, 0)
+    given = smolvlm.load(folder, max_frames=4, fps=0.5, max_prompt_tokens=9).limits
+    assert (given.max_frames, given.fps, given.max_prompt_tokens) == (4, 0.5, 9)
