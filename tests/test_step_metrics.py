@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -22,7 +23,11 @@ def lines(folder, **settings):
 
 
 def test_the_kl_is_the_sum_of_its_terms_and_clips_are_shares_of_decisions(tmp_path):
+    started = time.perf_counter()
     first, second, third = lines(tmp_path, epochs=3, decay="linear")
+    elapsed = time.perf_counter() - started
+    assert sum(line[name] for line in (first, second, third) for name in line if name.startswith("time/")) < elapsed
+    assert third["seconds"] < elapsed
     # 2 prompts x 4 samples x 4 stochastic steps
     assert first["decisions"] == second["decisions"] == 32 and first["skipped"] == 0
     assert first["kl"] == pytest.approx(0, abs=1e-9) and first["clip/low"] + first["clip/high"] == 0

@@ -99,3 +99,16 @@ def test_a_floor_replaces_a_smaller_deviation_only():
     for floor, divisor in ((0.25, 0.5), (0.5, 0.5), (0.75, 0.75)):
         got = bind(f"group_std_floor(floor={floor})", SCALES, "scale")(inputs)
         torch.testing.assert_close(got, inputs["centred"] / divisor)
+
+
+def test_rewards_between_other_limits_are_mapped_to_rates_first():
+    """Rewards of -1 and 3 with low=-1 and high=3 are rates of 0 and 1, of which advantages are a quarter as large."""
+    ones = real(1, 0, 0, 1, 1, 0, 0, 0)
+    key = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    every = torch.ones(8, dtype=torch.bool)
+
+    def scaled(values: torch.Tensor, text: str) -> torch.Tensor:
+        centred = values - torch.tensor([values[key == k].mean() for k in key])
+        return bind(text, SCALES, "scale")({"values": values, "centred": centred, "key": key, "stat": every})
+
+    torch.testing.assert_close(scaled(4 * ones - 1, "beta_pdf(low=-1.0, high=3.0)"), scaled(ones, "beta_pdf"))

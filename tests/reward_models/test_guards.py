@@ -137,3 +137,21 @@ def test_a_voice_is_a_file(tmp_path):
     for prompt in (heard(Audio(torch.zeros(1, 8), 8)), Prompt("", "a")):
         with pytest.raises(ValueError, match="prompt 'a' .* has no recording of a voice, expected a file"):
             reference_file(prompt, "")
+
+
+# Clicks
+
+
+@pytest.mark.parametrize("x", [5, 10, 15, 20, 25])
+@pytest.mark.parametrize("y", [15, 20, 25, 30, 35])
+def test_a_click_counts_strictly_inside_of_its_box(x, y):
+    from mmgrpo.rewards import scorer
+
+    gold = {"action": "click", "box": [10, 20, 20, 30]}
+    answer = (
+        f'<answer>[{{"action": "click", "point": [{point[0]}, {point[1]}], "input_text": "no input text"}}]</answer>'
+    )
+    prompt = Prompt("", "a", answer=gold, meta={"coordinates": "absolute"})
+    assert scorer("gui_r1").fn([prompt], [Text(f"<think>x</think><answer>[{action}]</answer>")]) == [
+        float(10 < x < 20 and 20 < y < 30)
+    ]
