@@ -148,9 +148,7 @@ def test_a_click_counts_strictly_inside_of_its_box(x, y):
     from mmgrpo.rewards import scorer
 
     gold = {"action": "click", "box": [10, 20, 20, 30]}
-    answer = (
-        f'<answer>[{{"action": "click", "point": [{point[0]}, {point[1]}], "input_text": "no input text"}}]</answer>'
-    )
+    action = f'{{"action": "click", "point": [{x}, {y}], "input_text": "no input text"}}'
     prompt = Prompt("", "a", answer=gold, meta={"coordinates": "absolute"})
     assert scorer("gui_r1").fn([prompt], [Text(f"<think>x</think><answer>[{action}]</answer>")]) == [
         float(10 < x < 20 and 20 < y < 30)
