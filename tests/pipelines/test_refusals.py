@@ -53,6 +53,9 @@ def test_adapters_need_a_rank_and_targets_that_are_there():
     with pytest.raises(ValueError, match="no module's name ends in 'k_proj'. Did you mean 'body.q_proj'|tower.q_proj"):
         lora.check_targets(network(), ["q_proj", "k_proj"])
     assert lora.check_targets(network(), ["q_proj", "body.q_proj"]) is None
+    with pytest.raises(ValueError) as error:  # only layers that can have adapters are proposed
+        lora.check_targets(network(), ["bod"])
+    assert str(error.value).endswith("Known: body.q_proj, tower.q_proj.")
 
 
 def test_a_folder_of_adapters_is_whole_or_refused(tmp_path):
