@@ -51,3 +51,13 @@ def test_the_sets_stand_side_by_side_in_as_many_columns_as_fit(columns, sets, ex
     assert seen["captions"][-1] == "picture 3\nexact 0.75" and (
         sets == 1 or "before exact 0.75" in seen["captions"][-2]
     )
+
+
+def test_the_tokens_of_an_oblong_picture_are_those_of_both_sides(words_folder):
+    from pipelines.visual import sd3
+
+    patch = sd3.load(words_folder, height=16, width=16).network.config.patch_size
+    for height, width in ((16, 24), (24, 16), (16, 16)):
+        made = sd3.load(words_folder, height=height, width=width)
+        assert made.latent_shape()[1:] == (height, width)
+        assert made.architecture.tokens == (height // patch) * (width // patch)
