@@ -15,6 +15,7 @@ from mmgrpo.advantages.credit import CREDITS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.api import train
 from mmgrpo.cli.check_data import Args as CheckData
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.sample import Sample
@@ -25,10 +26,11 @@ from mmgrpo.family import families
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.flow_matching import ERRORS
 from mmgrpo.registry import Block
-from mmgrpo.rewards import RewardEntry, entries
+from mmgrpo.rewards import RewardEntry
 from mmgrpo.rollout import SAMPLERS
 from mmgrpo.runtime.config import config_class
 from mmgrpo.runtime.plugins import load_object
+from reward_models import REWARDS
 from tests import ROOT
 
 TABLES = {
@@ -108,8 +110,12 @@ def page() -> str:
         f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
         for name, options in (("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData("...")))
     ]
-    rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(entries().items())]
-    return "\n".join([HEAD, *rows, COMMANDS, *commands, REWARDS, *rewards, ""])
+    rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(REWARDS.items())]
+    parameters = [one for one in inspect.signature(train).parameters.values() if one.kind != one.VAR_KEYWORD]
+    empty = inspect.Parameter.empty
+    arguments = ", ".join(one.name if one.default is empty else f"{one.name}={one.default!r}" for one in parameters)
+    commands.append(f"| `mmgrpo.train` in Python | `{arguments}` |")
+    return "\n".join([HEAD, *rows, COMMANDS, *commands, REWARD_HEAD, *rewards, ""])
 
 
 def reward(name: str, entry: RewardEntry) -> str:
@@ -141,7 +147,7 @@ COMMANDS = """
 | command | options |
 | --- | --- |"""
 
-REWARDS = """
+REWARD_HEAD = """
 ## Parameters of rewards
 
 Every reward also has a `weight`, which is 1. Some add error rates of whole sets to a run's results, or notes to the

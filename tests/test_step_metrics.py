@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -22,7 +23,11 @@ def lines(folder, **settings):
 
 
 def test_the_kl_is_the_sum_of_its_terms_and_clips_are_shares_of_decisions(tmp_path):
+    started = time.perf_counter()
     first, second, third = lines(tmp_path, epochs=3, decay="linear")
+    elapsed = time.perf_counter() - started
+    assert sum(line[name] for line in (first, second, third) for name in line if name.startswith("time/")) < elapsed
+    assert third["seconds"] < elapsed
     # 2 prompts x 4 samples x 4 stochastic steps
     assert first["decisions"] == second["decisions"] == 32 and first["skipped"] == 0
     assert first["kl"] == pytest.approx(0, abs=1e-9) and first["clip/low"] + first["clip/high"] == 0
@@ -53,3 +58,11 @@ def test_another_term_is_no_kl(tmp_path):
     made.fit()
     [line] = [json.loads(one) for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert line["term/entropy_bonus"] < -0.1 and line["kl"] == line["term/kl_hinge"] == 0
+
+
+def test_sums_over_a_step_are_exact(tmp_path):
+    """2^24 + 1 decisions are one fewer in single precision."""
+    from mmgrpo.update import Tally
+
+    made = trainer(toy_policy(steps=2), tmp_path, toy_prompts(2))
+    assert made._sum_over_ranks(Tally({"entries": 2.0**24 + 1}))["entries"] == 2**24 + 1

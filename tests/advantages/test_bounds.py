@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mmgrpo.advantages import select, shape
+from mmgrpo.advantages.scale import SCALES
+from mmgrpo.registry import bind
 
 ALL = torch.ones(4, dtype=torch.bool)
 KEY = torch.zeros(4, dtype=torch.long)
@@ -69,3 +71,44 @@ def test_an_advantage_of_zero_stays_zero_where_signs_are_weighted():
 def test_momentum_is_clipped_to_its_two_bounds():
     got = shape.momentum(real(0, 0, 0, 0), real(1, 0.2, -0.1, -1), real(0, 0, 0, 0), low=-0.25, high=0.5)
     assert got.tolist() == [0.5, 0.2, -0.1, -0.25]
+
+
+EPSILON = ["group_std", "batch_std", "batch_std_centred", "leave_one_out_std", "bernoulli", "mean", "virtual_max_std"]
+
+
+@pytest.mark.parametrize("name", EPSILON)
+def test_an_epsilon_is_added_to_the_divisor(name):
+    """Whatever the divisor d is, x / d becomes x / (d + 1/2)."""
+    values = real(1.0, 0.25, 0.0, 0.5)
+    inputs = {"values": values, "centred": values - 0.3, "key": KEY, "stat": ALL}
+    without, with_half = (bind(f"{name}(eps={eps})", SCALES, "scale")(inputs) for eps in (0.0, 0.5))
+    divisor = inputs["centred"] / without
+    assert (divisor > 0).all()
+    torch.testing.assert_close(with_half, inputs["centred"] / (divisor + 0.5))
+
+
+def test_the_epsilon_of_whitening_is_added_to_the_variance():
+    inputs = {"centred": real(1.0, -1.0, 0.5, -0.5), "stat": ALL, "length": torch.ones(4, dtype=torch.long)}
+    # squares 2.5 over 3; (2.5 + 1.5) / 3
+    got = bind("token_whiten(eps=0.5)", SCALES, "scale")(inputs)
+    torch.testing.assert_close(got, inputs["centred"] / (2.5 / 3 + 0.5) ** 0.5)
+
+
+def test_a_floor_replaces_a_smaller_deviation_only():
+    inputs = {"values": real(1, 0, 0, 1), "centred": real(1, 0, 0, 1), "key": KEY, "stat": ALL}
+    for floor, divisor in ((0.25, 0.5), (0.5, 0.5), (0.75, 0.75)):
+        got = bind(f"group_std_floor(floor={floor})", SCALES, "scale")(inputs)
+        torch.testing.assert_close(got, inputs["centred"] / divisor)
+
+
+def test_rewards_between_other_limits_are_mapped_to_rates_first():
+    """Rewards of -1 and 3 with low=-1 and high=3 are rates of 0 and 1, of which advantages are a quarter as large."""
+    ones = real(1, 0, 0, 1, 1, 0, 0, 0)
+    key = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    every = torch.ones(8, dtype=torch.bool)
+
+    def scaled(values: torch.Tensor, text: str) -> torch.Tensor:
+        centred = values - torch.tensor([values[key == k].mean() for k in key])
+        return bind(text, SCALES, "scale")({"values": values, "centred": centred, "key": key, "stat": every})
+
+    torch.testing.assert_close(scaled(4 * ones - 1, "beta_pdf(low=-1.0, high=3.0)"), scaled(ones, "beta_pdf"))

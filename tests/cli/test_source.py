@@ -128,3 +128,14 @@ def test_samples_of_both_models_are_listed_with_their_noise_and_rewards(brief_ru
     assert sorted(one.name for one in tmp_path.glob("*.png")) == [
         "000-0-before.png", "000-0.png", "000-1-before.png", "000-1.png", "grid.png",
     ]  # fmt: skip
+
+
+def test_what_a_family_adds_to_the_summary_is_in_it(words_folder, tmp_path, monkeypatch):
+    from mmgrpo.family import family
+
+    monkeypatch.setattr(type(family("sd3")), "summary", lambda self, config, trainer: {"seen": trainer.step})
+    call("train", *quick.visual(words_folder, tmp_path, "--steps", 1, "--eval.skip", "--data.prompts-per-step", 1))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["seen"], summary["steps"], summary["modality"], summary["family"]) == (1, 1, "visual", "sd3")
+    assert not (tmp_path / "run" / "skipped.jsonl").exists()  # no prompt was left out
+    assert (summary["preset"], summary["seed"], summary["skipped_steps"]) == ("grpo", 0, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -31,10 +32,13 @@ from tests.mutants.report import Verdict, equivalent, markdown
 CACHE = ROOT / "build" / "mutants.json"
 """What was recorded; ignored by git."""
 
+TABLES = {"tests/test_defaults.py", "tests/test_docs.py"}
+"""They compare tables of all modules with the documentation."""
+
 LEAST_SECONDS = 10.0
 """Time-out of a test that takes a moment; others have ten times what they take."""
 
-MOST_SECONDS = 40.0
+MOST_SECONDS = 60.0
 """Tests of one mutant, by the time that they took while their lines were recorded; one that further tests might kill
 counts as a survivor."""
 
@@ -142,16 +146,25 @@ class Tests:
         else:
             naming = self.naming(mutant.file)
             near = {name for file in naming for name in self.by_file.get(file, [])}
-            runs |= {name for name in self.seconds if name.split("::")[0] in naming}
+            runs |= {name for name in self.seconds if name.split("::")[0] in naming | TABLES}
         room = str("tests" / Path(mutant.file.removeprefix("mmgrpo/")).parent)
-        limits: dict[str, float] = {}
-        spent = 0.0
-        for name in [*self.ordered(runs, room), *self.ordered(near - runs, room)]:
-            spent += self.seconds[name]
-            if limits and spent > MOST_SECONDS:
-                break
-            limits[name] = max(LEAST_SECONDS, 10 * self.seconds[name])
-        return limits
+        chosen = self.ordered(self.within_time([*self.in_turn(runs), *self.in_turn(near - runs)]), room)
+        return {name: max(LEAST_SECONDS, 10 * self.seconds[name]) for name in chosen}
+
+    def in_turn(self, names: set[str]) -> list[str]:
+        """The fastest test of each file, then the second fastest of each, and so on."""
+        place: dict[str, int] = {}
+        turns: list[tuple[int, float, str]] = []
+        for name in sorted(names, key=lambda name: (self.seconds[name], name)):
+            file = name.split("::")[0]
+            place[file] = place.get(file, -1) + 1
+            turns.append((place[file], self.seconds[name], name))
+        return [name for _, _, name in sorted(turns)]
+
+    def within_time(self, names: Sequence[str]) -> set[str]:
+        """The first of the tests that take ``MOST_SECONDS`` together, at least one."""
+        spent = list(itertools.accumulate(self.seconds[name] for name in names))
+        return {name for name, until in zip(names, spent) if until <= MOST_SECONDS} or set(names[:1])
 
     def at(self, file: str, line: int) -> list[str]:
         return self.by_line.get((file, line), [])
@@ -160,7 +173,9 @@ class Tests:
         """The module itself and all files, of the tests too, that name it."""
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         package, _, last = name.rpartition(".")
-        one = re.compile(rf"(from|import) {re.escape(name)}\b|from {re.escape(package)} import .*\b{last}\b|{name}:")
+        one = re.compile(
+            rf"(from|import) {re.escape(name)}(?![\w.])|from {re.escape(package)} import .*\b{last}\b|{name}:"
+        )
         return {file, *(other for other, text in self.texts.items() if one.search(text))}
 
     def ordered(self, names: set[str], room: str = "") -> list[str]:

@@ -56,6 +56,7 @@ class Plugin:
         self.of_fixture: dict[int, set[tuple[str, int]]] = {}
         self.tests: dict[str, dict[str, Any]] = {}
         self.failed: set[str] = set()
+        self.path: Path | None = None
         self.imported: dict[str, list[int]] = {}
         """Lines that are run while modules are imported, by file."""
 
@@ -70,6 +71,9 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        if item.path != self.path:
+            self.path = item.path
+            forget()
         self.lines.current = set()
         threading.settrace(self.lines.call)
         sys.settrace(self.lines.call)
@@ -108,6 +112,14 @@ class Plugin:
         ours = {*FOLDERS, "tests", "scripts", "conftest", "pytest", "_pytest"}
         modules = [name for name in sys.modules if name.split(".")[0] not in ours and "<" not in name]
         self.target.write_text(json.dumps({"tests": passed, "imported": self.imported, "modules": modules}))
+
+
+def forget() -> None:
+    """Empty the caches of functions, so that the first test of every file runs what is cached."""
+    ours = [module for name, module in list(sys.modules.items()) if name.split(".")[0] in FOLDERS]
+    for one in [value for module in ours for value in list(vars(module).values())]:
+        if callable(getattr(type(one), "cache_clear", None)):
+            one.cache_clear()
 
 
 def by_file(lines: set[tuple[str, int]]) -> dict[str, list[int]]:

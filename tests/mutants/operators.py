@@ -158,6 +158,8 @@ class Sites(ast.NodeVisitor):
         target = ast.unparse(node.targets[0])
         if target.startswith("__") or (target[:1].isupper() and not target.isupper()):
             return  # dunder names and aliases of types
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("TypeVar", "ParamSpec"):
+            return
         if not isinstance(node.targets[0], ast.Name | ast.Tuple):
             self.add("statement", node, "pass")
         self.visit(node.value)

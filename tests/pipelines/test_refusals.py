@@ -53,6 +53,9 @@ def test_adapters_need_a_rank_and_targets_that_are_there():
     with pytest.raises(ValueError, match="no module's name ends in 'k_proj'. Did you mean 'body.q_proj'|tower.q_proj"):
         lora.check_targets(network(), ["q_proj", "k_proj"])
     assert lora.check_targets(network(), ["q_proj", "body.q_proj"]) is None
+    with pytest.raises(ValueError) as error:  # only layers that can have adapters are proposed
+        lora.check_targets(network(), ["bod"])
+    assert str(error.value).endswith("Known: body.q_proj, tower.q_proj.")
 
 
 def test_a_folder_of_adapters_is_whole_or_refused(tmp_path):
@@ -238,3 +241,21 @@ def test_flux_spaces_its_levels_evenly_or_leaves_it_to_the_scheduler(by_the_sche
         assert spacing.keys() == {"mu", "num_inference_steps"} and spacing["num_inference_steps"] == 4
     else:
         assert spacing["sigmas"].tolist() == [1.0, 0.75, 0.5, 0.25] and spacing.keys() == {"mu", "sigmas"}
+
+
+@pytest.mark.parametrize("missing", ["suppress_tokens", "begin_suppress_tokens"])
+def test_a_whisper_that_suppresses_nothing_of_its_own_suppresses_special_tokens_and_stamps(missing, tmp_path):
+    from transformers import GenerationConfig
+
+    folder = whisper.tiny(tmp_path)
+    settings = GenerationConfig.from_pretrained(folder)
+    settings.suppress_tokens, settings.begin_suppress_tokens = [3, 4], [5]
+    settings.save_pretrained(folder)
+    both = whisper.load(folder)
+    assert {3, 4} <= both.suppress_tokens and both.begin_suppress_tokens == {5}
+    setattr(settings, missing, None)
+    settings.save_pretrained(folder)
+    one = whisper.load(folder)
+    assert (one.begin_suppress_tokens == both.begin_suppress_tokens) == (missing == "suppress_tokens")
+    assert both.suppress_tokens - one.suppress_tokens == ({3, 4} if missing == "suppress_tokens" else set())
+    assert one.suppress_tokens and not one.suppress_tokens & one.end_ids

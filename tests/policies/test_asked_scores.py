@@ -140,3 +140,26 @@ def test_a_share_of_the_group_answers_about_shuffled_frames(fraction, group_size
 def test_a_share_of_no_samples_or_of_more_than_all_is_refused(fraction):
     with pytest.raises(ValueError, match="shuffled_frames: got fraction .*, expected 0 < fraction <= 1"):
         shuffled_frames(Prompt("what", "a"), 8, 3, fraction=fraction)
+
+
+@pytest.mark.parametrize("kind", ["matching", "denoising"])
+def test_what_a_round_draws_depends_on_its_seed_and_slots_alone(kind):
+    made = (
+        FlowMatchingPolicy(ToyModel(), steps=4, evaluation_steps=4, forward_batch_size=64, draws=2, error="velocity")
+        if kind == "matching"
+        else toy_policy("random_subset(fraction=0.5)", steps=4)
+    )
+    prompts = toy_prompts(2)
+
+    def drawn(other: int, slots: list[int], seed: int = 5) -> torch.Tensor:
+        torch.manual_seed(other)  # of torch itself, which nothing may use
+        rollout = made.rollout(Request([prompts[slot] for slot in slots], slots, 3, seed))
+        entries = torch.where(rollout.decisions.decision_mask, rollout.decisions.log_probs, 0.0)
+        return torch.cat(
+            [entries, rollout.decisions.loss_mask.float(), torch.stack([o.pixels for o in rollout.outputs]).flatten(1)],
+            1,
+        )
+
+    both = drawn(0, [0, 1])
+    assert torch.equal(both, drawn(1, [0, 1])) and not torch.equal(both, drawn(0, [0, 1], seed=6))
+    torch.testing.assert_close(drawn(2, [1]), both[3:], rtol=1e-5, atol=1e-5)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from types import SimpleNamespace
 
-from mmgrpo.policies.token_model import FeatureCache
+import pytest
+import torch
+from torch import nn
+
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_model import Context, FeatureCache
 from mmgrpo.types import Media, Prompt, Turn
 
 
@@ -45,3 +50,21 @@ def test_nothing_is_kept_without_capacity():
 
 def test_no_media_are_no_features():
     assert FeatureCache(1).features([Prompt("text", "t")], lambda indices: [], [True]) == ()
+
+
+@pytest.mark.parametrize(("counts", "refused"), [((2, 1), ""), ((2, 2), "b"), ((1, 1), "a")])
+def test_every_placeholder_has_one_feature(counts, refused):
+    """Prompt a has two placeholders (7) and prompt b one."""
+    policy = object.__new__(TokenPolicy)
+    features = [torch.zeros(count, 3) for count in counts]
+    policy.model = SimpleNamespace(frozen_media=True, features=lambda network, context: features)
+    policy.placeholders = torch.tensor([7])
+    ids, network = torch.tensor([[7, 7, 1], [2, 7, 1]]), nn.Identity()
+    context = Context(ids, torch.ones_like(ids, dtype=torch.bool), ids[:, None], [None, None])
+    if refused:
+        with pytest.raises(ValueError, match=f"prompt '{refused}': got . features of its media, expected"):
+            policy._features(network, context, ["a", "b"])
+    else:
+        assert policy._features(network, context, ["a", "b"]) is features
+    policy.placeholders = torch.tensor([], dtype=torch.long)  # a model without any
+    assert policy._features(network, context, ["a", "b"]) is features

@@ -89,6 +89,13 @@ def test_what_is_no_mapping_or_lacks_a_key_is_no_action():
 # How large a number is
 
 
+def test_a_formula_of_a_thousand_characters_is_read_and_a_longer_one_is_not():
+    pytest.importorskip("math_verify")
+    longest = "11" + "+1" * 499
+    assert len(longest) == 1000 and mathematics.read(f"${longest[:998]}$") != []
+    assert mathematics.read(f"${longest[:998]}$ ") == [] == mathematics.read("")
+
+
 @pytest.mark.parametrize(
     ("expression", "digits"),
     [
@@ -116,3 +123,33 @@ def test_the_size_of_a_number_is_bounded_before_it_is_computed(expression, digit
     if expression.startswith("Symbol"):
         value = sympy.Symbol("x")
     assert mathematics._digits(value) == pytest.approx(digits)
+
+
+def test_a_voice_is_a_file(tmp_path):
+    from mmgrpo.types import Audio, Media, Turn
+    from reward_models.speech.speaker import reference_file
+
+    def heard(source: object) -> Prompt:
+        return Prompt("", "a", turns=(Turn("user", (Media("image", "a.png"), Media("audio", source))),))
+
+    assert reference_file(heard("voice.flac"), "") == "voice.flac"
+    assert reference_file(heard("voice.flac"), "other.flac") == "other.flac"
+    for prompt in (heard(Audio(torch.zeros(1, 8), 8)), Prompt("", "a")):
+        with pytest.raises(ValueError, match="prompt 'a' .* has no recording of a voice, expected a file"):
+            reference_file(prompt, "")
+
+
+# Clicks
+
+
+@pytest.mark.parametrize("x", [5, 10, 15, 20, 25])
+@pytest.mark.parametrize("y", [15, 20, 25, 30, 35])
+def test_a_click_counts_strictly_inside_of_its_box(x, y):
+    from mmgrpo.rewards import scorer
+
+    gold = {"action": "click", "box": [10, 20, 20, 30]}
+    action = f'{{"action": "click", "point": [{x}, {y}], "input_text": "no input text"}}'
+    prompt = Prompt("", "a", answer=gold, meta={"coordinates": "absolute"})
+    assert scorer("gui_r1").fn([prompt], [Text(f"<think>x</think><answer>[{action}]</answer>")]) == [
+        float(10 < x < 20 and 20 < y < 30)
+    ]

@@ -187,3 +187,14 @@ def test_an_engine_that_is_not_linear_is_asked_once_more_and_no_more_than_it_mus
         with pytest.raises(ValueError, match="expected more than 0"):
             engine.render(Prompt("a", "a"), seconds)
     assert engine.render(Prompt("a", "a"), 1e-9).samples.shape == (1, 1)
+
+
+def test_a_network_has_the_papers_sizes_unless_it_is_told_otherwise():
+    from dataclasses import asdict
+
+    from pipelines.speech.duration import Shape
+
+    assert asdict(Shape()) == {
+        "classes": 301, "frames_a_class": 10, "frames_of_zero": 50, "width": 256, "layers": 4, "heads": 8, "inner": 512,
+        "alphabet": " abcdefghijklmnopqrstuvwxyz0123456789.,?!;:'-",
+    }  # fmt: skip

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from mmgrpo.types import Image, Media
 from pipelines.training import PLAIN
 from pipelines.vlm import qwen_vl
+from pipelines.vlm.media import Measure, frame_pixel_limit, measure, smart_resize
 from pipelines.vlm.qwen_vl import patchify
 
 
@@ -58,3 +63,51 @@ def test_the_tower_trains_where_it_is_asked_to(freeze, folder):
     towers = {p.requires_grad for p in made.network.model.visual.parameters()}
     rest = {p.requires_grad for p in made.network.model.language_model.parameters()}
     assert towers == {not freeze} and rest == {True}
+
+
+def test_a_picture_is_one_frame_that_takes_no_time():
+    assert measure(Media("image", Image(torch.zeros(3, 5, 7)))) == Measure(5, 7, frames=1, seconds=0.0) == Measure(5, 7)
+
+
+@pytest.mark.parametrize(
+    ("before", "limits", "after"),
+    [
+        ((28, 28), (784, 784), (28, 28)),  # as large as it may be and as small
+        ((56, 28), (1568, 1568), (56, 28)),
+        ((56, 28), (784, 1567), (28, 28)),  # a pixel too many: 56 / sqrt(1568 / 1567) is rounded down
+        ((28, 28), (785, 9999), (56, 56)),  # a pixel too few: 28 * sqrt(785 / 784) is rounded up
+        ((41, 43), (1, 9999), (28, 56)),  # rounded to the nearest multiple
+        ((1, 200), (1, 99999), (28, 196)),
+    ],
+)
+def test_a_size_within_its_limits_is_only_rounded(before, limits, after):
+    assert smart_resize(*before, 28, *limits) == after
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 5), (-1, 5), (6, 5)])
+def test_limits_that_leave_no_size_are_refused(low, high):
+    with pytest.raises(ValueError, match=f"got min_pixels={low} and max_pixels={high}, expected 0 < min"):
+        smart_resize(10, 10, 28, low, high)
+
+
+def test_the_frames_of_a_clip_share_its_pixels():
+    assert frame_pixel_limit(10, 100, 900, 2, clip_pixels=5000) == 900  # 1000 are left for each
+    assert frame_pixel_limit(20, 100, 900, 2, clip_pixels=5000) == 500
+    assert frame_pixel_limit(200, 100, 900, 2, clip_pixels=5000) == 105  # no fewer than 1.05 times the least
+
+
+def test_limits_of_a_model_of_tiles_are_those_of_its_checkpoint(tmp_path):
+    from pipelines.vlm import smolvlm
+
+    folder = Path(smolvlm.tiny(tmp_path / "tiny"))
+    plain = smolvlm.load(folder).limits
+    [file] = [one for one in folder.glob("*.json") if "max_image_size" in one.read_text()]
+    written = json.loads(file.read_text())
+    owner = written.get("image_processor", written)
+    owner["video_sampling"] = {"fps": 3.0, "max_frames": 7}
+    file.write_text(json.dumps(written))
+    checkpoint = smolvlm.load(folder).limits
+    assert (plain.max_frames, plain.fps) == (64, 1.0)
+    assert (checkpoint.max_frames, checkpoint.fps, checkpoint.max_prompt_tokens) == (7, 3.0, 0)
+    given = smolvlm.load(folder, max_frames=4, fps=0.5, max_prompt_tokens=9).limits
+    assert (given.max_frames, given.fps, given.max_prompt_tokens) == (4, 0.5, 9)
