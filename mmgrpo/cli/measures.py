@@ -55,7 +55,7 @@ def powers(largest: int) -> list[int]:
     return sorted({2**i for i in range(largest.bit_length())} | {largest})
 
 
-def summary(rows: Sequence[Sequence[float]]) -> dict[str, float | int]:
+def summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Mean over prompts with its interval, and the number of samples that could not be scored."""
     from mmgrpo.report.statistics import mean_of_scored
 

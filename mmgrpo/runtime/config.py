@@ -212,8 +212,8 @@ class Config(Run):
     eval: Any = field(default_factory=Eval)
 
     def check(self) -> None:
-        """Raise ValueError for a setting outside of its range, and for a tracker that is not installed, which accelerate
-        would leave out."""
+        """Raise ValueError for a setting outside of its range, and for a tracker that is not installed, which
+        accelerate would leave out."""
         check_ranges(self)
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:

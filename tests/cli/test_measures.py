@@ -15,7 +15,7 @@ NAN = math.nan
 def test_the_mean_of_a_prompt_is_over_its_scored_samples_and_the_whole_over_prompts():
     made = summary([[1.0, NAN, 0.0], [1.0, 1.0, 1.0], [NAN, NAN, NAN]])
     assert (made["mean"], made["n"], made["failed"]) == (0.75, 2, 4)
-    assert summary([[NAN], [NAN]]) == {"n": 0, "failed": 2}
+    assert summary([[NAN], [NAN]]) == {"mean": None, "low": None, "high": None, "n": 0, "failed": 2}
     assert mean([NAN, 1.0, 2.0]) == 1.5 and math.isnan(mean([NAN])) and math.isnan(mean([]))
     assert scored([NAN, 0.0]) == [0.0] and json_value(NAN) is None and json_value(0.0) == 0.0
 

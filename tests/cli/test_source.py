@@ -61,9 +61,9 @@ def test_what_is_not_there_is_named_with_what_is(brief_run, tmp_path):
         loaded(incomplete, "model")
     with pytest.raises(FileNotFoundError, match=r"contains no complete checkpoint; --weights untrained"):
         loaded(incomplete, "latest")
-    with pytest.raises(FileNotFoundError, match="'nowhere' is not a run folder: there is no nowhere/config.yaml"):
+    with pytest.raises(FileNotFoundError, match="'nowhere' is not a run folder: there is no 'nowhere/config.yaml'"):
         read_source(Evaluate, ["--run", "nowhere"], "")
-    with pytest.raises(ValueError, match="--weights latest selects weights of a run; name the run with --run"):
+    with pytest.raises(ValueError, match="--weights 'latest' selects weights of a run; name the run with --run"):
         read_source(Evaluate, ["--weights", "latest"], "")
     for name in ("samples", "batch-size"):
         with pytest.raises(ValueError, match=f"--{name} must be at least 1, got 0"):

@@ -67,7 +67,7 @@ def test_several_branch_points_are_groups_of_their_own():
 
 def test_a_policy_of_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="sampling.policy: got 'other', expected one of transitions, matching"):
-        family("sd3").decisions(visual(policy="other"))
+        visual(policy="other").check()
     assert family("sd3").decisions(visual()) == "gaussian"
     assert family("sd3").decisions(visual(policy="matching")) == "matching"
 
@@ -261,7 +261,8 @@ def test_a_network_is_read_whole_or_not_at_all(monkeypatch):
     monkeypatch.setattr(Reads, "asked", [])
     network = read_network(Reads, "a/b", PLAIN, "transformer")
     assert not network.training
-    assert Reads.asked == [("a/b", {"dtype": torch.float32, "output_loading_info": True, "subfolder": "transformer"})]
+    flags = {"output_loading_info": True, "subfolder": "transformer", "use_safetensors": True}
+    assert Reads.asked == [("a/b", {"dtype": torch.float32, **flags})]
     read_network(Reads, "a/b", Training(weights="saved"))
     assert Reads.asked[1][0] == "saved" and Reads.asked[1][1]["subfolder"] == ""
     with pytest.raises(FileNotFoundError, match="no model could be read from part/ of 'gone/away', .*: cannot be"):

@@ -36,6 +36,7 @@ def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
         "steps": 3,
         "seconds": 12.4,
         "skipped_steps": 2,
+        "nonfinite_steps": 0,
         "eval": SIDES,
         "blind": {"exact": one(0.125)},
         "extra": {"further": SIDES},
@@ -51,6 +52,6 @@ def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
 
 
 def test_the_end_of_a_run_without_evaluation_is_one_line():
-    assert closing({"steps": 1, "seconds": 0.6, "skipped_steps": 0, "eval": {}}) == (
+    assert closing({"steps": 1, "seconds": 0.6, "skipped_steps": 0, "nonfinite_steps": 0, "eval": {}}) == (
         "1 optimizer steps in 1 s of training"
     )

@@ -29,8 +29,8 @@ def test_there_is_a_reward_for_every_task_and_for_nothing_else():
 
 
 def test_what_a_reward_names_is_a_function():
-    with pytest.raises(ValueError, match="rewards: 'math:pi': got a float, expected a function"):
-        scorer("math:pi")
+    with pytest.raises(ValueError, match="rewards: 'torch:pi': got a float, expected a function"):
+        scorer("torch:pi(process=False)")
     with pytest.raises(ValueError, match="rewards: 'exact': got weight 'much', expected a number"):
         scorer("exact(weight='much')")
     with pytest.raises(ValueError, match="rewards: got 'exact' twice"):

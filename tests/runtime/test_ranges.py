@@ -94,7 +94,6 @@ class Inner:
         (replace(Config(), optim=Optim(max_grad_norm=math.nan)), "optim.max_grad_norm: got nan, expected a number in"),
         (replace(Config(), optim=Optim(ema_every=0)), "optim.ema_every: got 0, expected a number in [1, 1e9]"),
         (replace(Config(), optim=Optim(decay="cosin")), "got 'cosin', expected one of constant, linear, cosine"),
-        (replace(Config(), optim=Optim(warmup=101)), "optim.warmup: got 101, expected at most steps=100; shorten"),
         (replace(Config(), rewards=["\ud800"]), "rewards: got '\\ud800', expected text without NUL"),
         (Inner(2.0), "share: got 2.0, expected a number in [0, 1]"),
         (Inner(0.5, ["a", "c"]), "words: got 'c', expected one of a, b"),
