@@ -66,7 +66,7 @@ def test_what_is_not_there_is_named_with_what_is(brief_run, tmp_path):
     with pytest.raises(ValueError, match="--weights 'latest' selects weights of a run; name the run with --run"):
         read_source(Evaluate, ["--weights", "latest"], "")
     for name in ("samples", "batch-size"):
-        with pytest.raises(ValueError, match=f"--{name} must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=f"--{name}: got 0, expected a number in"):
             read_source(Evaluate, [f"--{name}", "0"], "")
         assert read_source(Evaluate, [f"--{name}", "1"], "")[0] is not None
 
