@@ -20,6 +20,7 @@ from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.identity import MARKER, Identity
 from mmgrpo.runtime.lock import lock
 from mmgrpo.runtime.reading import write_yaml
+from mmgrpo.runtime.saved_model import EARLIER, written_files
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,7 +33,7 @@ WRITTEN = re.compile(
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
     | evaluation\.json | drawn/(samples\.json|grid\.png|completions\.html|\d+-\d+(-before)?\.png)
-    | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-).*
+    | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-writing).*
     | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,
 )
@@ -176,12 +177,9 @@ def _is_written(name: str, model: set[str]) -> bool:
 
 
 def _model_files(folder: Path) -> set[str]:
-    """The files of ``model/`` that the run wrote, as ``model/run.json`` lists them."""
-    try:
-        names = json.loads((folder / "model" / MARKER).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
-    return {f"model/{MARKER}", *(f"model/{name}" for name in names)}
+    """The files of saved models that the run wrote."""
+    models = [name for name in ("model", EARLIER) if (folder / name).is_dir()]
+    return {f"{name}/{file}" for name in models for file in written_files(folder / name)}
 
 
 def _remove_empty(folder: Path) -> None:

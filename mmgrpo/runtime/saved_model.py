@@ -11,31 +11,48 @@ from mmgrpo.runtime.checkpoint import sha256_of
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.identity import MARKER
 
+WRITING, EARLIER = ".model-writing", ".model-replaced"
+"""Names beside ``model/`` while it is replaced."""
+
 
 def write_model(folder: Path, save: Callable[[Path], None], run: str, step: int) -> None:
     """Replace ``folder`` by what ``save`` writes into a folder beside it, and ``run.json``.
 
-    A process killed meanwhile leaves the earlier model as it was. Files of a user's in it are kept.
+    A process that is killed meanwhile leaves the earlier model, or the new one. Files of a user's in it are kept; one
+    whose name the new model takes gets the ending ``.earlier``.
     """
-    writing, earlier = folder.with_name(f".{folder.name}-writing"), folder.with_name(f".{folder.name}-replaced")
-    for rest in (writing, earlier):
-        if rest.exists():
-            shutil.rmtree(rest)
+    writing, earlier = folder.with_name(WRITING), folder.with_name(EARLIER)
+    if writing.exists():
+        shutil.rmtree(writing)
     save(writing)
     files = [path for path in sorted(writing.rglob("*")) if path.is_file()]
     digests = {path.relative_to(writing).as_posix(): sha256_of(path) for path in files}
     write_text(writing / MARKER, json.dumps({"run": run, "step": step, "files": digests}, indent=1))
+    if earlier.exists():  # of a process that was killed below
+        _give_back(earlier, folder)
     if folder.exists():
-        listed = {MARKER, *_listed(folder)}
-        for path in [path for path in folder.rglob("*") if not path.is_dir()]:
-            target = writing / path.relative_to(folder)
-            if path.relative_to(folder).as_posix() not in listed and not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(target)
         folder.rename(earlier)
     writing.rename(folder)
     if earlier.exists():
-        shutil.rmtree(earlier)
+        _give_back(earlier, folder)
+
+
+def written_files(folder: Path) -> set[str]:
+    """The files of a saved model that a run wrote, as ``run.json`` lists them, and that file."""
+    return {MARKER, *_listed(folder)}
+
+
+def _give_back(earlier: Path, folder: Path) -> None:
+    """Move a user's files from the earlier model to the present one, and remove the rest."""
+    listed = written_files(earlier)
+    files = {path.relative_to(earlier).as_posix(): path for path in earlier.rglob("*") if not path.is_dir()}
+    for name in files.keys() - listed:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        while target.exists():
+            target = target.with_name(f"{target.name}.earlier")
+        files[name].rename(target)
+    shutil.rmtree(earlier)
 
 
 def check_model(folder: Path) -> None:

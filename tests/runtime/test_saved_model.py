@@ -1,0 +1,73 @@
+"""``model/`` of a run: whole or as before, wherever a process is killed, and a user's files in it for ever."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from mmgrpo.runtime.saved_model import check_model, write_model
+from tests.faults.trials import Fault, in_child
+from tests.runtime.trees import tree
+
+
+def saves(*names):
+    def save(folder):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{name} of {len(names)}")
+
+    return save
+
+
+def test_a_model_is_replaced_and_its_files_have_hashes(tmp_path):
+    folder = tmp_path / "model"
+    write_model(folder, saves("a", "sub/b", "old"), "run", 1)
+    check_model(folder)
+    write_model(folder, saves("a", "sub/b"), "run", 2)
+    assert tree(tmp_path).keys() == {"model/run.json", "model/a", "model/sub/b"}
+    (folder / "a").write_text("a of 3")
+    with pytest.raises(ValueError, match=r"model/a is damaged \(.*run.json lists it with another SHA-256\)"):
+        check_model(folder)
+    (folder / "a").unlink()
+    with pytest.raises(ValueError, match="model/a is missing"):
+        check_model(folder)
+    (folder / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="run.json is damaged"):
+        check_model(folder)
+    (folder / "run.json").unlink()
+    check_model(folder)  # of an earlier version, or saved by hand
+
+
+def test_a_file_of_a_users_whose_name_the_new_model_takes_is_kept_under_another(tmp_path):
+    folder = tmp_path / "model"
+    write_model(folder, saves("a"), "run", 1)
+    (folder / "card").write_text("mine")
+    write_model(folder, saves("a", "card"), "run", 2)
+    assert (folder / "card").read_text() == "card of 2" and (folder / "card.earlier").read_text() == "mine"
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_wherever_it_is_killed_the_next_one_ends_the_same(users, tmp_path):
+    """Every operation on files in turn; the third model is written after the second was cut off."""
+    at = 0
+    while True:
+        at += 1
+        run = tmp_path / f"at-{at}"
+        run.mkdir()
+        folder = run / "model"
+        write_model(folder, saves("a", "old"), "run", 1)
+        if users:
+            (folder / "sub").mkdir()
+            (folder / "sub" / "mine").write_text("mine")
+        ended = in_child(partial(write_model, folder, saves("a", "sub/b"), "run", 2), run, Fault(at))
+        states = [name for name in ("model", ".model-replaced") if (run / name / "a").exists()]
+        assert states  # one of the two models is there, whole
+        check_model(run / states[0])
+        write_model(folder, saves("a", "sub/b"), "run", 2)
+        check_model(folder)
+        mine = {"model/sub/mine"} if users else set()
+        assert tree(run).keys() == {"model/a", "model/sub/b", "model/run.json"} | mine, at
+        if ended.status == 0:
+            break
+    assert at > 10
