@@ -235,6 +235,18 @@ def judge(worker: Worker, copy: Path, chosen: Sequence[Mutant], tests: Tests) ->
     return list(verdicts.values())
 
 
+def run(options: argparse.Namespace) -> list[Verdict]:
+    """Draw the mutants and judge them."""
+    files = [file for file in modules() if options.only in file]
+    with copied() as copy:
+        found = [one for file in files for one in mutants(file, (copy / file).read_text(encoding="utf-8"))]
+        chosen = found if options.every else sample(options.seed, options.count, found)
+        if options.line:
+            chosen = [one for one in found if f"{one.file}:{one.line}" == options.line]
+        known = seen(copy)
+        return judge(Worker(copy, known["modules"]), copy, chosen, Tests(known))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
@@ -244,15 +256,11 @@ def main() -> None:
     parser.add_argument("--line", default="", help="try every mutant of a line: path:number")
     parser.add_argument("--report", type=Path, default=None, help="write the table here")
     parser.add_argument("--json", type=Path, default=None, help="write every verdict here")
+    parser.add_argument("--verdicts", type=Path, default=None, help="run nothing: count the verdicts of such a file")
     options = parser.parse_args()
-    files = [file for file in modules() if options.only in file]
-    with copied() as copy:
-        found = [one for file in files for one in mutants(file, (copy / file).read_text(encoding="utf-8"))]
-        chosen = found if options.every else sample(options.seed, options.count, found)
-        if options.line:
-            chosen = [one for one in found if f"{one.file}:{one.line}" == options.line]
-        known = seen(copy)
-        verdicts = judge(Worker(copy, known["modules"]), copy, chosen, Tests(known))
+    verdicts = (
+        [Verdict.of(row) for row in json.loads(options.verdicts.read_text())] if options.verdicts else run(options)
+    )
     text = markdown(verdicts, options.seed)
     print(text)
     if options.report:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,17 +44,13 @@ class Verdict:
         return f"{word} {self.seconds:.1f}s {one.file}:{one.line} [{one.kind}] {one.change}   {self.killer}"
 
     def row(self) -> dict[str, Any]:
-        one = self.mutant
-        return {
-            "file": one.file,
-            "number": one.line,
-            "kind": one.kind,
-            "line": one.context,
-            "change": one.change,
-            "killer": self.killer,
-            "reason": self.reason,
-            "seconds": round(self.seconds, 2),
-        }
+        return {**asdict(self.mutant), "killer": self.killer, "seconds": round(self.seconds, 2)}
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> Verdict:
+        """The verdict of a row, with what is listed as equivalent by now."""
+        mutant = Mutant(**{field.name: row[field.name] for field in fields(Mutant)})
+        return Verdict(mutant, equivalent(mutant), row["killer"], row["seconds"])
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -76,7 +72,7 @@ def table(verdicts: Sequence[Verdict], what: str, of: Callable[[Verdict], str]) 
     for name in [*sorted({of(verdict) for verdict in verdicts}), "all"]:
         members = [verdict for verdict in verdicts if name in (of(verdict), "all")]
         same = sum(bool(verdict.reason) for verdict in members)
-        killed, trials = sum(bool(verdict.killer) for verdict in members), len(members) - same
+        killed, trials = sum(bool(v.killer and not v.reason) for v in members), len(members) - same
         low, high = wilson(killed, trials)
         share = f"{killed / trials:.1%} ({low:.0%} to {high:.0%})" if trials else "-"
         rows.append(f"| {name} | {len(members)} | {same} | {killed} | {trials - killed} | {share} |")

@@ -61,6 +61,8 @@ def test_several_branch_points_are_groups_of_their_own():
     # the first half of 5 steps has 2 of them; a plan evaluates the steps before once, and the rest for each of 4 rows
     assert made.lines[0] == "3 prompts x 4 samples x 2 branch points = 24 samples, 5 denoising steps"
     assert made.groups == 6
+    # each plan trains its one step in all 4 rows of a group
+    assert "24 decisions trained with 6 evaluations forward and backward" in made.lines[1]
     assert made.totals["evaluations to sample"] == 3 * ((1 + 4 * 4) + (2 + 3 * 4))
     assert made.totals["evaluations to train"] == 3 * 2
 
