@@ -62,7 +62,8 @@ def test_another_term_is_no_kl(tmp_path):
 
 def test_sums_over_a_step_are_exact(tmp_path):
     """2^24 + 1 decisions are one fewer in single precision."""
-    from mmgrpo.update import Tally
+    from mmgrpo.runtime.distributed import sum_by_name
 
     made = trainer(toy_policy(steps=2), tmp_path, toy_prompts(2))
-    assert made._sum_over_ranks(Tally({"entries": 2.0**24 + 1}))["entries"] == 2**24 + 1
+    sums = sum_by_name({"entries": 2.0**24 + 1}, ["loss", "entries"], made.accelerator)
+    assert sums == {"loss": 0, "entries": 2**24 + 1}

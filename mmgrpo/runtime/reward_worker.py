@@ -53,8 +53,11 @@ def main() -> None:
             }
         if os.getpid() != own:
             os._exit(1)  # a copy of this process that the reward forked and that came back
-        for part in frames(answer):
-            connection.sendall(part)
+        try:
+            for part in frames(answer):
+                connection.sendall(part)
+        except ConnectionError:
+            os._exit(0)  # the run has ended
 
 
 def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float]:
@@ -72,7 +75,10 @@ def _receive(connection: socket.socket) -> bytes:
 def _exactly(connection: socket.socket, count: int) -> bytes:
     content, done = bytearray(count), 0
     while done < count:
-        received = connection.recv_into(memoryview(content)[done:])
+        try:
+            received = connection.recv_into(memoryview(content)[done:])
+        except ConnectionError:
+            received = 0
         if not received:
             os._exit(0)  # the run has ended; threads of the reward may be left
         done += received
