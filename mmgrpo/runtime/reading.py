@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -177,7 +178,9 @@ def _number(value: Any) -> Any:
     """A number as a float, also one that YAML 1.1 reads as a string (1e-4 has no dot); other values unchanged."""
     try:
         return float(value) if isinstance(value, int | str) and not isinstance(value, bool) else value
-    except (ValueError, OverflowError):
+    except OverflowError:  # of an integer beyond all floats
+        return math.copysign(math.inf, value)
+    except ValueError:
         return value
 
 

@@ -222,3 +222,11 @@ def test_a_file_that_is_no_text_is_told(tmp_path):
 def test_keys_that_a_merge_brings_along_may_be_repeated(recipe):
     merged = load_yaml(recipe("a: &a {lr: 1, epochs: 2}\nb:\n  <<: *a\n  lr: 3\n"))
     assert merged["b"] == {"lr": 3, "epochs": 2}
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_an_integer_beyond_all_floats_is_infinite_and_refused(sign, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"optim:\n  max_grad_norm: {sign}1{'0' * 400}\n")
+    with pytest.raises(ValueError, match=f"optim.max_grad_norm: got {sign}inf, expected a number in"):
+        parsed("--config", path)
