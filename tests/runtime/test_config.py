@@ -229,4 +229,4 @@ def test_an_integer_beyond_all_floats_is_infinite_and_refused(sign, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"optim:\n  max_grad_norm: {sign}1{'0' * 400}\n")
     with pytest.raises(ValueError, match=f"optim.max_grad_norm: got {sign}inf, expected a number in"):
-        parsed("--config", path)
+        parsed("--config", str(path))
