@@ -179,7 +179,7 @@ def _number(value: Any) -> Any:
     try:
         return float(value) if isinstance(value, int | str) and not isinstance(value, bool) else value
     except OverflowError:  # of an integer beyond all floats
-        return math.inf if value > 0 else -math.inf
+        return math.inf if int(value) > 0 else -math.inf
     except ValueError:
         return value
 
