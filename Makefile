@@ -53,7 +53,8 @@ test-roundings: $(STAMP)  ## run the learning tests under two other roundings of
 
 faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards on purpose, thousands of times (hours)
 	MMGRPO_FAULTS=full $(BIN)/python -m pytest tests/faults
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.faults.campaign --output benchmarks/faults.md
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.faults.campaign --output build/faults.json
+	$(BIN)/python -m tests.faults.table build/faults.json --output benchmarks/faults.md
 
 mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
 	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --report benchmarks/mutants.md

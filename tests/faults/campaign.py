@@ -115,7 +115,9 @@ def results(run: Path) -> dict[str, Any]:
     numbers = {name: [one["step"], one["prompts"], one["values"], one["counts"]] for name, one in evaluations.items()}
     checkpoint = max((run / "checkpoints").glob("step-*"), key=lambda path: path.name)
     files = {path.name: path.read_bytes() for path in sorted(checkpoint.glob("*.safetensors"))}
-    model = {name: content for name, content in tree(run / "model").items() if name not in ("run.json", "mine.md")}
+    model = {
+        name: content for name, content in tree(run / "model").items() if name != "run.json" and "mine.md" not in name
+    }
     return {"metrics": metrics(run), "summary": kept, "evaluations": numbers, "weights": files, "model": model}
 
 
@@ -166,7 +168,7 @@ def killed(setting: Setting, campaign: Campaign, act: str) -> Callable[[random.R
             timed = act == "kill" and chance.random() < 0.4
             fault = Fault(seconds=chance.uniform(0.05, whole.seconds)) if timed else Fault(at, act)
             ended = train(setting, output, *(["--resume"] if attempt else []), fault=fault)
-            campaign.faults[act] += bool(ended.status)
+            campaign.faults[f"{act}: {setting.name}"] += bool(ended.status)
             if told := unexpected(ended, act):
                 return told
             add_users_files(output)
@@ -194,7 +196,7 @@ def overwritten(setting: Setting, campaign: Campaign) -> Callable[[random.Random
         early = chance.random() < 0.5
         at = chance.randint(1, 30 if early else whole.operations + 40)
         ended = train(setting, output, "--overwrite", fault=Fault(at, "kill"))
-        campaign.faults["overwrite"] += bool(ended.status)
+        campaign.faults[f"overwrite: {setting.name}"] += bool(ended.status)
         if told := unexpected(ended, "kill"):
             return told
         # Until the new run has a checkpoint the old one is somewhere, whole.
@@ -221,7 +223,7 @@ def damaged(setting: Setting, campaign: Campaign) -> Callable[[random.Random, Pa
         shutil.copytree(campaign.folder / f"reference-{setting.name}".replace(" ", "-") / "run", output / "run")
         what = damage(output / "run" / "checkpoints", chance)
         ended = train(setting, output, "--resume")
-        campaign.faults["damage"] += 1
+        campaign.faults[f"damage: {setting.name}"] += 1
         if ended.traceback or ended.status not in (0, 2):
             return f"{what}: {ended.status} {ended.output[-400:]}"
         if ended.status == 2:
@@ -241,7 +243,7 @@ def without_disk(setting: Setting, campaign: Campaign) -> Callable[[random.Rando
         _, whole = campaign.reference(setting)
         act = chance.choice(["ENOSPC", "EROFS", "EIO", "ENOENT", "EDQUOT", "ESTALE"])
         ended = train(setting, output, fault=Fault(chance.randint(1, whole.operations), act))
-        campaign.faults["disk"] += bool(ended.status)
+        campaign.faults[f"disk: {setting.name}"] += bool(ended.status)
         if told := unexpected(ended, act):
             return f"{act}: {told}"
         add_users_files(output)
@@ -275,7 +277,7 @@ def two_at_once(setting: Setting, campaign: Campaign) -> Callable[[random.Random
         thread.start()
         first = train(setting, output)
         thread.join()
-        campaign.faults["two"] += 1
+        campaign.faults[f"two: {setting.name}"] += 1
         statuses = sorted(one.status for one in (first, *ended))
         refused = [one for one in (first, *ended) if one.status == 2]
         if statuses not in ([0, 2], [0, 0]) or any(one.traceback for one in (first, *ended)):
@@ -324,13 +326,13 @@ def settings(folder: Path) -> Iterator[Setting]:
 
 
 def main() -> None:
-    from tests.faults.table import write_table
+    from tests.faults.table import write_results
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="size relative to the whole campaign")
     parser.add_argument("--only", default="", help="settings whose name begins with this, e.g. draws")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=None, help="file of the table, e.g. benchmarks/faults.md")
+    parser.add_argument("--output", type=Path, help="file of the results; 'python -m tests.faults.table' makes a table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a child could not use the threads that this process had started
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
@@ -350,7 +352,7 @@ def main() -> None:
         for kind, trial in kinds.items():
             if setting.ranks == 1 or kind in ("kill", "term", "overwrite"):
                 campaign.run(f"{kind}: {setting.name}", trial, max(1, round(counts[kind] * arguments.scale)))
-    write_table(campaign.trials, campaign.faults, campaign.failures, campaign.seconds, arguments.output)
+        write_results(campaign.trials, campaign.faults, campaign.failures, campaign.seconds, arguments.output)
     raise SystemExit(bool(campaign.failures))
 
 
