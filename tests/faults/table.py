@@ -51,8 +51,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "# Faults",
         "",
-        f"`make faults`; {platform.machine()}, {platform.system()}, Python {platform.python_version()}. Cells are trials;",
-        "a trial may meet its fault up to three times, or never, where its run ends before.",
+        f"`make faults`; {platform.machine()}, {platform.system()}, Python {platform.python_version()}.",
+        "Cells are trials; a trial may meet its fault up to three times, or never, where its run ends before.",
         "",
         f"| fault | {' | '.join(names)} | trials | faults met | failures | minutes |",
         f"| --- |{' --- |' * (len(names) + 4)}",
@@ -60,13 +60,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     for kind, about in KINDS.items():
         cells = [str(trials.get(f"{kind}: {name}", "–")) for name in names]
         failed = sum(line.startswith(f"{kind}: ") for line in failures)
-        sums = [
-            f"{total(trials, kind):.0f}",
-            f"{total(faults, kind):.0f}",
-            str(failed),
-            f"{total(seconds, kind) / 60:.0f}",
-        ]
-        lines.append(f"| {' | '.join([about, *cells, *sums])} |")
+        sums = [total(trials, kind), total(faults, kind), failed, total(seconds, kind) / 60]
+        lines.append(f"| {' | '.join([about, *cells, *(f'{one:.0f}' for one in sums)])} |")
     lines += ["", *(f"- {line[:500]}" for line in failures)]
     return "\n".join(lines).rstrip() + "\n"
 
