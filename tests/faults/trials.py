@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,8 +107,12 @@ def _fork(
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
         if rank == 0:
             sys.addaudithook(_hook(str(folder), fault, count))
+        from tqdm import tqdm
+
         from mmgrpo.cli.errors import enter
 
+        # The lock of tqdm is shared with all forks, and one that is killed while it holds it would stop the others.
+        tqdm.set_lock(threading.RLock())
         enter(work)
         status = 0
     except SystemExit as stop:

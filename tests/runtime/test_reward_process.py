@@ -192,7 +192,7 @@ def test_it_ends_with_the_reward_itself(folder):
     assert process.poll() is None
     del reward
     gc.collect()
-    assert process.poll() == -signal.SIGKILL
+    assert process.poll() is not None  # killed, unless it was faster to see that the connection was closed
 
 
 def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
