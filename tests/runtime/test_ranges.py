@@ -104,8 +104,11 @@ def test_a_setting_out_of_range_is_told_what_is_expected(settings, message):
         settings.check() if isinstance(settings, Config) else check_ranges(settings)
 
 
-def test_a_warm_up_may_last_as_long_as_the_run():
-    replace(Config(), optim=Optim(warmup=100), trackers=[]).check()
+def test_a_warm_up_may_be_longer_than_the_run():
+    """So that a recipe can be tried with a few steps; the learning rate then only rises."""
+    config = replace(Config(), steps=4, optim=Optim(lr=1.0, warmup=100, decay="cosine"), trackers=[])
+    config.check()
+    assert [config.optim.lr_at(step, config.steps) for step in range(4)] == [0.01, 0.02, 0.03, 0.04]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_package_to_install(monkeypatch):
