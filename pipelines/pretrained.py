@@ -144,20 +144,22 @@ def read_part(kind: Any, source: str, **options: Any) -> Any:
         return kind.from_pretrained(source, **options)
 
 
-def read_pipeline(kind: Any, source: str, network: Any, training: Training) -> Any:
-    """A diffusers pipeline around a network: its VAE in fp32, its text encoders in the precision of computation."""
+def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, **parts: Any) -> Any:
+    """A diffusers pipeline around its networks (``parts``, by name): its VAE, of the class ``vae`` (AutoencoderKL), in
+    fp32, its text encoders in the precision of computation."""
     import torch
     from diffusers import AutoencoderKL
 
     check_pipeline(source)
-    for part in ("vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
-        check_weights(source, part, training.allow_pickle)
-    vae = read_part(AutoencoderKL, source, subfolder="vae", dtype=torch.float32, **safely(training))
+    for name, part in (read_json(source, "model_index.json") or {}).items():
+        if not name.startswith("_") and part != [None, None] and name not in parts:
+            check_weights(source, name, training.allow_pickle)
+    autoencoder = read_part(vae or AutoencoderKL, source, subfolder="vae", dtype=torch.float32, **safely(training))
     return read_part(
         kind,
         source,
-        transformer=network,
-        vae=vae,
+        **parts,
+        vae=autoencoder,
         dtype=training.compute_dtype,
         trust_remote_code=False,
         **safely(training),

@@ -14,13 +14,16 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
-from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, VisualData, VisualEval
+from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, MemoryOptions, VisualData, VisualEval
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Policy, Prompt
+
+COMMON = {f.name for f in (*fields(ModelOptions), *fields(MemoryOptions))}
+"""Options that all families have, which are no arguments of their ``load``."""
 
 DECISIONS = {"transitions": "gaussian", "matching": "matching"}
 """``sampling.policy`` to the kind of its decisions, for which presets are defined."""
@@ -38,6 +41,8 @@ class VisualFamily:
     options: type = FlowOptions
     guidance: str = "guidance"
     """The option that doubles the network evaluations where it is not 1."""
+    pictures: str = ""
+    """The picture beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
     modality: str = "visual"
 
     @property
@@ -122,14 +127,16 @@ class VisualFamily:
         from pipelines.training import Training
 
         options, sampling = config.model, config.sampling
-        common = {f.name for f in fields(ModelOptions)} | {"forget_encoders"}
-        own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
+        path = locate(options.path)
+        self.refuse_other_architectures(path)
+        own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON}
         model = importlib.import_module(self.module).load(
-            locate(options.path),
+            path,
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
             **own,
         )
         model.levels = sampling.grid
+        model.limit_memory(options, identity=f"{path} {sorted(own.items())}")
         arguments: dict[str, Any] = {
             "steps": sampling.steps,
             "evaluation_steps": sampling.evaluation_steps,
@@ -144,14 +151,33 @@ class VisualFamily:
             policy = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **arguments)
         return with_settings(policy, self, config)
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts of a file; none is skipped."""
-        from mmgrpo.data.prompts import load_prompts
+    def refuse_other_architectures(self, path: str) -> None:
+        """ValueError for a checkpoint that declares the architecture of another family; it is named."""
+        from pipelines.pretrained import architecture
 
-        return load_prompts(locate(path)), []
+        declared = architecture(path)
+        if not declared or declared in self.architectures:
+            return
+        fitting = [other.name for other in FAMILIES.values() if declared in other.architectures]
+        advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(self.architectures)}"
+        raise ValueError(f"'{path}' is a {declared}, which the family '{self.name}' does not read; {advice}")
+
+    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts of a file, and those whose picture cannot be read."""
+        from pipelines.hub import load_prompts
+
+        return self.readable(config, load_prompts(locate(path), config.data.media_root), path)
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
-        """Every prompt."""
+        """The prompts whose picture can be read, and the others; ValueError for media that the family does not
+        take."""
+        from pipelines.visual.flow import refuse_media
+        from pipelines.visual.given import check_pictures
+
+        if self.pictures:
+            return check_pictures(prompts, self.name, self.pictures == "required", name, config.data.skip_limit)
+        for prompt in prompts:
+            refuse_media(prompt, self.name)
         return list(prompts), []
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:

@@ -17,19 +17,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import (
     TRANSFORMER,
+    Architecture,
     FlowModel,
-    at_least_one,
     freeze,
     image_shift,
-    latent_size,
     pixels_of_latents,
+    refuse_cut,
+    refuse_media,
 )
+from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -39,7 +42,7 @@ LORA_TARGETS = tuple(
 
 
 @dataclass(frozen=True)
-class Flux:
+class Flux(Architecture):
     """Text encoders and VAE of a checkpoint, and the packing of latents."""
 
     pipeline: Any
@@ -49,10 +52,15 @@ class Flux:
     size: tuple[int, int]
     """Height and width of latents."""
 
-    def encode(self, text: str) -> tuple[Tensor, ...]:
-        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers.
+
+        T5 reads the whole prompt; CLIP, of which it is only a summary, reads 77 tokens of it.
+        """
+        refuse_media(prompt, "flux")
+        refuse_cut(prompt, self.pipeline.tokenizer_2, self.max_sequence_length, "T5")
         hidden, pooled, _ = self.pipeline.encode_prompt(
-            prompt=text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
+            prompt=prompt.text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
         )
         return hidden[0], pooled[0]
 
@@ -84,9 +92,6 @@ class Flux:
         if config.get("use_flow_sigmas"):
             return {"num_inference_steps": steps, "mu": mu}
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
-
-    def save(self, folder: Path, network: Any) -> None:
-        network.save_pretrained(folder / TRANSFORMER)
 
 
 def pack(latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N tokens values"]:
@@ -135,7 +140,7 @@ def load(
     source = locate(path, "black-forest-labs/FLUX.1-dev", "model_index.json")
     device = torch.device(training.device)
     network = read_network(FluxTransformer2DModel, source, training, TRANSFORMER)
-    pipeline = read_pipeline(FluxPipeline, source, network, training)
+    pipeline = read_pipeline(FluxPipeline, source, training, transformer=network)
     vae = pipeline.vae
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
@@ -143,7 +148,6 @@ def load(
     return FlowModel(
         network,
         Flux(pipeline, max_sequence_length, guidance, device, size),
-        FluxPipeline,
         (network.config.in_channels // 4, *size),
         pipeline.scheduler,
         training,

@@ -6,12 +6,30 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, one_of, within
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, FRACTION, one_of, within
 from pipelines.options import ModelOptions
 
 
 @dataclass
-class FlowOptions(ModelOptions):
+class MemoryOptions(ModelOptions):
+    """The model, which of its weights are trained, and what limits its memory."""
+
+    forget_encoders: bool = False
+    """Encode all prompts at the start and free the memory of the text encoders."""
+    encodings_folder: Annotated[str, ANY_TEXT] = ""
+    """Folder that keeps encoded prompts between runs; empty: in memory only."""
+    encodings_gb: Annotated[float, within("(0, 1e6]")] = 4.0
+    """Limit of encodings_folder in GB; the longest unused are removed first."""
+    vae_dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
+    """Precision of the VAE; an overflow in half precision is an error that names it."""
+    vae_tiling: bool = False
+    """Decode in overlapping tiles: less memory for large pictures and clips, and seams that are blended."""
+    decode_batch_size: Annotated[int, COUNT] = 8
+    """Memory limit: pictures or clips that are decoded at one time."""
+
+
+@dataclass
+class FlowOptions(MemoryOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "sd3"
@@ -26,8 +44,6 @@ class FlowOptions(ModelOptions):
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
     max_sequence_length: Annotated[int, within("[1, 65536]")] = 256
     """Tokens of a prompt that T5 reads."""
-    forget_encoders: bool = False
-    """Encode all prompts at the start and free the memory of the text encoders."""
 
 
 @dataclass
@@ -48,6 +64,16 @@ class FluxOptions(FlowOptions):
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 512
     """Tokens of a prompt that T5 reads; schnell 256."""
+
+
+@dataclass
+class VideoOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    frames: Annotated[int, within("[0, 4096]")] = 0
+    """Frames of a clip; 0 takes the model's own."""
+    fps: Annotated[float, within("[0, 240]")] = 0.0
+    """Frames per second of a clip; 0 takes the model's own."""
 
 
 @dataclass
@@ -85,6 +111,11 @@ class VisualData(Data):
     embedded:<modality>/<file>."""
     heldout: str = "embedded:visual/scenes/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
+    media_root: Annotated[str, ANY_TEXT] = ""
+    """Root of relative paths of pictures beside prompts; empty: the folder of the prompt file."""
+    skip_limit: Annotated[float, FRACTION] = 0.05
+    """The largest fraction of prompts that may be skipped because their picture cannot be read; each is listed in
+    skipped.jsonl. 0 stops at the first."""
 
 
 @dataclass

@@ -15,19 +15,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline, reading
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual.flow import (
     TRANSFORMER,
+    Architecture,
     FlowModel,
-    at_least_one,
     freeze,
     image_shift,
-    latent_size,
     pixels_of_latents,
+    refuse_cut,
+    refuse_media,
 )
 from pipelines.visual.sd3_tiny import tiny, tiny_words
+from pipelines.visual.sizes import at_least_one, latent_size
 from pipelines.visual.words import WordEncoder
 
 __all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
@@ -59,7 +62,7 @@ def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class Pretrained(Architecture):
     """Text encoders and VAE of a published checkpoint."""
 
     pipeline: Any
@@ -68,10 +71,16 @@ class Pretrained:
     tokens: int
     """Image tokens of one latent."""
 
-    def encode(self, text: str) -> tuple[Tensor, ...]:
-        """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers."""
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers.
+
+        T5 reads the whole prompt; CLIP, of which it is only a summary, reads 77 tokens of it.
+        """
+        refuse_media(prompt, "sd3")
+        if self.pipeline.tokenizer_3 is not None:
+            refuse_cut(prompt, self.pipeline.tokenizer_3, self.max_sequence_length, "T5")
         hidden, _, pooled, _ = self.pipeline.encode_prompt(
-            prompt=text,
+            prompt=prompt.text,
             prompt_2=None,
             prompt_3=None,
             device=self.device,
@@ -89,22 +98,21 @@ class Pretrained:
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spacing(scheduler, steps, self.tokens)
 
-    def save(self, folder: Path, network: Any) -> None:
-        network.save_pretrained(folder / TRANSFORMER)
-
 
 @dataclass(frozen=True)
-class Small:
+class Small(Architecture):
     """A model in pixel space with a word encoder. All parts are saved, so that the folder loads by itself."""
 
     words: WordEncoder
     scheduler: Any
     tokens: int
     """Image tokens of one latent."""
+    pipeline: None = None
 
-    def encode(self, text: str) -> tuple[Tensor, ...]:
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt from word vectors."""
-        hidden, pooled = self.words(self.words.tokenize([text]))
+        refuse_media(prompt, "sd3")
+        hidden, pooled = self.words(self.words.tokenize([prompt.text]))
         return hidden[0], pooled[0]
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
@@ -117,9 +125,14 @@ class Small:
         return spacing(scheduler, steps, self.tokens)
 
     def save(self, folder: Path, network: Any) -> None:
-        network.save_pretrained(folder / TRANSFORMER)
+        super().save(folder, network)
         self.words.save(folder / "words")
         self.scheduler.save_pretrained(folder / "scheduler")
+
+    def diffusers_class(self) -> Any:
+        from diffusers import StableDiffusion3Pipeline
+
+        return StableDiffusion3Pipeline
 
 
 def load(
@@ -153,7 +166,7 @@ def load(
     small = (Path(source) / "words").is_dir()
     pipeline: Any = None
     if not small:
-        pipeline = read_pipeline(StableDiffusion3Pipeline, source, network, training)
+        pipeline = read_pipeline(StableDiffusion3Pipeline, source, training, transformer=network)
         freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
     config, factor = network.config, 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
@@ -172,7 +185,6 @@ def load(
     return FlowModel(
         network,
         architecture,
-        StableDiffusion3Pipeline,
         (config.in_channels, *size),
         scheduler,
         training,

@@ -41,7 +41,7 @@ def visual_recipe(name: str, model: Path, output: Path) -> list[object]:
     return [
         *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
         *("--model.height", 16, "--model.width", 16, "--model.dtype", "float32"),
-        *("--model.max-sequence-length", 16, "--data.prompts-per-step", PROMPTS_PER_STEP.get(name, 1)),
+        *("--model.max-sequence-length", 64, "--data.prompts-per-step", PROMPTS_PER_STEP.get(name, 1)),
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2, "--rewards", reward, *visible),

@@ -39,7 +39,7 @@ def test_the_saved_lora_in_diffusers_draws_what_sample_draws(recipe_run, sd3_fol
             latents=torch.randn(2, *latent_shape(pipe), generator=stream(1234, "start", 0)),
             num_inference_steps=2,
             guidance_scale=4.5,
-            max_sequence_length=16,
+            max_sequence_length=64,
             output_type="np",
         ).images
 

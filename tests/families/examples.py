@@ -44,7 +44,7 @@ SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
-SMALL = {"height": 16, "width": 16, "max_sequence_length": 16}
+SMALL = {"height": 16, "width": 16, "max_sequence_length": 48}
 SHORT = {"max_tokens": 5}
 
 EXAMPLES: Mapping[str, Example] = {

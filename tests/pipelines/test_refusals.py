@@ -14,7 +14,7 @@ from torch import nn
 from pipelines import kv, lora
 from pipelines.speech import audio, duration, whisper
 from pipelines.training import Training, make_trainable, target_names
-from pipelines.visual import flow
+from pipelines.visual import sizes
 
 
 def network() -> nn.Module:
@@ -215,9 +215,9 @@ def test_the_prefix_of_a_transcript_names_language_and_task_where_the_model_has_
 
 
 def test_a_scale_of_guidance_is_one_or_more():
-    assert flow.at_least_one("guidance", 1) == 1.0
+    assert sizes.at_least_one("guidance", 1) == 1.0
     with pytest.raises(ValueError, match="guidance: got 0.99, expected 1"):
-        flow.at_least_one("guidance", 0.99)
+        sizes.at_least_one("guidance", 0.99)
 
 
 def test_the_shift_of_levels_is_linear_in_the_number_of_image_tokens():

@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def ours(folder, **options) -> FlowModel:
-    return load(sd3, folder, height=16, width=16, max_sequence_length=16, **options)
+    return load(sd3, folder, height=16, width=16, max_sequence_length=48, **options)
 
 
 def noise(model, count: int = 3) -> torch.Tensor:
@@ -40,7 +40,7 @@ def theirs(pipe, x, guidance: float, output: str):
         latents=x.clone(),
         num_inference_steps=STEPS,
         guidance_scale=guidance,
-        max_sequence_length=16,
+        max_sequence_length=48,
         output_type=output,
     ).images
 

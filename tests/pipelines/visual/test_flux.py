@@ -27,7 +27,7 @@ def schnell(tmp_path_factory) -> Path:
 
 
 def ours(folder: Path, **options) -> FlowModel:
-    return load(flux, folder, height=16, width=24, max_sequence_length=16, **options)
+    return load(flux, folder, height=16, width=24, max_sequence_length=48, **options)
 
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
@@ -45,7 +45,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float
         num_inference_steps=STEPS,
         guidance_scale=guidance,
         true_cfg_scale=true_cfg_scale,
-        max_sequence_length=16,
+        max_sequence_length=48,
         output_type=output,
     ).images
 
@@ -89,7 +89,7 @@ def test_packing_puts_two_by_two_neighbours_into_one_token():
 def test_the_noise_levels_are_those_of_the_pipeline(dev, steps):
     pipe = FluxPipeline.from_pretrained(dev)
     pipe.set_progress_bar_config(disable=True)
-    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=16, output_type="latent")
+    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
     assert torch.equal(ours(dev).grid(steps).levels, pipe.scheduler.sigmas)
 
 

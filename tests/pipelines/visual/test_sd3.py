@@ -31,7 +31,7 @@ def test_an_euler_sample_equals_the_pipeline_of_diffusers(folder, pipe, guidance
 
 def test_the_encoding_equals_that_of_diffusers(folder, pipe):
     texts = [prompt.text for prompt in PROMPTS]
-    hidden, empty, pooled, pooled_empty = pipe.encode_prompt(texts, None, None, max_sequence_length=16)
+    hidden, empty, pooled, pooled_empty = pipe.encode_prompt(texts, None, None, max_sequence_length=48)
     conditioning = ours(folder).encode(PROMPTS)
     torch.testing.assert_close(conditioning.tensors[0], hidden, atol=5e-6, rtol=0)
     torch.testing.assert_close(conditioning.tensors[1], pooled, atol=5e-6, rtol=0)
@@ -44,7 +44,7 @@ def test_the_encoding_equals_that_of_diffusers(folder, pipe):
 def test_the_length_that_t5_reads_is_a_setting(folder):
     short, usual = ours(folder), sd3.load(folder, height=16, width=16)
     # CLIP gives 77 hidden states, T5 as many as it reads
-    assert short.encode(PROMPTS).tensors[0].shape == (3, 77 + 16, 32)
+    assert short.encode(PROMPTS).tensors[0].shape == (3, 77 + 48, 32)
     assert usual.encode(PROMPTS).tensors[0].shape == (3, 77 + 256, 32)
 
 
@@ -110,8 +110,8 @@ def test_guidance_costs_two_evaluations_a_row_in_one_batch(words_folder):
 
 def test_a_text_is_encoded_once_and_without_gradient(words_folder):
     model = ours(words_folder)
-    calls, encoder = [], model.encoder
-    model.encoder = lambda text: (calls.append(text), encoder(text))[1]
+    calls, encoder = [], model.encodings.encode
+    model.encodings.encode = lambda prompt: (calls.append(prompt.text), encoder(prompt))[1]
     first = model.encode([Prompt("a circle"), Prompt("a square"), Prompt("a circle")])
     second = model.encode([Prompt("a square")])
     assert calls == ["a circle", "a square"]
@@ -122,15 +122,15 @@ def test_a_text_is_encoded_once_and_without_gradient(words_folder):
 
 def test_the_cache_of_encodings_forgets_the_oldest(words_folder):
     model = ours(words_folder)
-    model.encodings_kept = 2
+    model.encodings.kept = 2
     got = model.encode([Prompt("a"), Prompt("red"), Prompt("circle")])
-    assert list(model.encodings) == ["red", "circle"]
+    assert list(model.encodings.memory) == ["red", "circle"]
     assert torch.equal(model.encode([Prompt("a")]).tensors[0][0], got.tensors[0][0])
 
 
 def test_forgotten_encoders_keep_the_prompts_that_were_named(words_folder):
     model = ours(words_folder, guidance=2.0)
-    model.encodings_kept = 1
+    model.encodings.kept = 1
     before = at(model, model.network)
     model.forget_encoders(PROMPTS)
     assert torch.equal(at(model, model.network), before)

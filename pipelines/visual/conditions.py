@@ -1,0 +1,145 @@
+"""Encoded prompts: each is encoded once, kept in memory and, where a folder is named, on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from mmgrpo.runtime.files import write_bytes
+from mmgrpo.types import Image, Media, Prompt, Video
+
+Encoding = tuple[Tensor, ...]
+"""The conditioning on one prompt, without a batch axis."""
+
+SUFFIX = ".encoding.safetensors"
+"""Of a file of the cache on disk; nothing else in its folder is ever removed."""
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The network's conditioning on the prompts: tensors with one row per prompt."""
+
+    tensors: tuple[Float[Tensor, "N *_"], ...]
+    negative: tuple[Float[Tensor, "N *_"], ...] = ()
+    """The same without the prompt's words, for classifier-free guidance; empty where there is none."""
+
+    def take(self, index: Int[Tensor, "M"]) -> Conditioning:
+        """Rows by number, possibly repeated."""
+        return Conditioning(tuple(tensor[index] for tensor in self.tensors), tuple(t[index] for t in self.negative))
+
+
+@dataclass
+class Encodings:
+    """Encodings by prompt, computed by ``encode``.
+
+    Prompts are encoded one at a time, so that an encoding depends on its prompt alone and neither on its neighbours
+    nor on how prompts are spread over ranks. ``kept`` are kept in memory, the oldest are dropped first. With a
+    ``folder`` they are also files there, of at most ``disk_bytes`` together, the longest unused dropped first;
+    ``identity`` tells the encodings of one model and its settings from those of others.
+    """
+
+    encode: Callable[[Prompt], Encoding]
+    device: torch.device
+    kept: int = 1024
+    folder: Path | None = None
+    disk_bytes: int = 0
+    identity: str = ""
+    memory: dict[str, Encoding] = field(default_factory=dict)
+
+    def rows(self, prompts: Sequence[Prompt]) -> list[Encoding]:
+        """One encoding per prompt, on the device."""
+        keys = [key_of(prompt) for prompt in prompts]
+        found = {}
+        for key, prompt in dict(zip(keys, prompts, strict=True)).items():
+            found[key] = self.memory[key] if key in self.memory else self._read_or_encode(key, prompt)
+        self.memory.update(found)
+        while len(self.memory) > self.kept:
+            del self.memory[next(iter(self.memory))]
+        return [found[key] for key in keys]
+
+    def only(self, prompts: Iterable[Prompt]) -> None:
+        """Encode these prompts, and refuse all others from now on, so that the encoders can be freed."""
+        distinct = {key_of(prompt): prompt for prompt in prompts}
+        self.kept = len(self.memory) + len(distinct)
+        self.rows(list(distinct.values()))
+        self.encode = missing_encoder
+
+    def _read_or_encode(self, key: str, prompt: Prompt) -> Encoding:
+        if self.folder is None:
+            return self.encode(prompt)
+        file = self.folder / (hashlib.sha256(f"{self.identity} {key}".encode()).hexdigest()[:40] + SUFFIX)
+        encoding = _read(file, self.device)
+        if encoding is None:
+            encoding = self.encode(prompt)
+            content = save({f"{i:02d}": tensor.contiguous().cpu() for i, tensor in enumerate(encoding)})
+            if len(content) <= self.disk_bytes:
+                self._make_room(len(content))
+                write_bytes(file, content)
+        return encoding
+
+    def _make_room(self, size: int) -> None:
+        """Remove the files that were not used for the longest time until ``size`` bytes more are within the limit."""
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in self.folder.glob(f"*{SUFFIX}"))
+        total = size + sum(bytes_ for _, bytes_, _ in files)
+        for _, bytes_, file in files:
+            if total <= self.disk_bytes:
+                break
+            file.unlink(missing_ok=True)
+            total -= bytes_
+
+
+def _read(file: Path, device: torch.device) -> Encoding | None:
+    """The encoding in a file, which counts as used now; None where there is none, or a damaged one."""
+    try:
+        with safe_open(file, framework="pt", device=str(device)) as opened:
+            encoding = tuple(opened.get_tensor(name) for name in sorted(opened.keys()))
+        file.touch()
+    except (OSError, SafetensorError):
+        return None
+    return encoding
+
+
+def key_of(prompt: Prompt) -> str:
+    """What an encoding depends on: the words, and the content of the media beside them."""
+    return "\n".join([prompt.text, *(_digest(medium) for medium in prompt.media)])
+
+
+def _digest(medium: Media) -> str:
+    digest = hashlib.sha256(f"{medium.kind} {sorted(medium.options.items())}".encode())
+    source = medium.source
+    if isinstance(source, Image | Video):
+        values = source.pixels if isinstance(source, Image) else source.frames
+        digest.update(f"{list(values.shape)}".encode() + values.contiguous().numpy().tobytes())
+    else:
+        for file in [source] if isinstance(source, str) else source if isinstance(source, tuple) else []:
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def without_words(prompt: Prompt) -> Prompt:
+    """The prompt of the unconditional branch of classifier-free guidance: its media, and no words."""
+    return replace(prompt, text="")
+
+
+def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
+    """Encodings of several prompts, one row each."""
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def missing_encoder(prompt: Any) -> NoReturn:
+    """Replaces the encoder after ``Encodings.only``."""
+    raise KeyError(
+        f"prompt '{prompt.text}' was not encoded before the text encoders were freed; pass all prompts to "
+        "forget_encoders, or set model.forget_encoders=False"
+    )

@@ -1,0 +1,56 @@
+"""The picture that a prompt gives beside its words: to be edited, or the first frame of a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from mmgrpo.data.images import read_picture
+from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.media import Skipped, file_of
+from mmgrpo.types import Image, Media, Prompt
+from pipelines.reading import check_skip_limit, filter_readable
+
+if TYPE_CHECKING:
+    from PIL import Image as Pil
+
+
+def given_picture(prompt: Prompt, family: str) -> Pil.Image:
+    """The one picture of a prompt, as diffusers' pipelines take it; ValueError for none, several or other media."""
+    from PIL import Image as Pil
+
+    if [medium.kind for medium in prompt.media] != ["image"]:
+        got = ", ".join(medium.kind for medium in prompt.media) or "none"
+        raise ValueError(
+            f"prompt '{prompt.text:.80}' (id '{prompt.id}'): got media {got}, expected one picture, which the family "
+            f"'{family}' starts from; give the row a column 'image'"
+        )
+    source = prompt.media[0].source
+    picture = source if isinstance(source, Image) else read_picture(str(source))
+    return Pil.fromarray((picture.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+def check_pictures(
+    prompts: Sequence[Prompt], family: str, required: bool, name: str, skip_limit: float
+) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts whose pictures can be read, and the skipped ones; ValueError for a prompt without a picture where
+    one is ``required``, for other media, and where more than ``skip_limit`` of them are skipped."""
+    for prompt in prompts:
+        kinds = [medium.kind for medium in prompt.media]
+        if kinds != ["image"] and (required or kinds):
+            raise ValueError(
+                f"{name}: prompt '{prompt.id}': got media {', '.join(kinds) or 'none'}, expected one picture, which "
+                f"the family '{family}' takes; give the row a column 'image'"
+            )
+    usable, skipped = filter_readable(prompts, _open)
+    check_skip_limit(skipped, len(prompts), skip_limit, name, "prompts have a picture that cannot be read")
+    return usable, skipped
+
+
+def _open(media: Media) -> None:
+    if not isinstance(media.source, Image):
+        if not isinstance(media.source, str):
+            raise Unreadable(f"{file_of(media)}: expected a file")
+        read_picture(media.source)
