@@ -14,7 +14,7 @@ from torch import nn
 from pipelines import kv, lora
 from pipelines.speech import audio, duration, whisper
 from pipelines.training import Training, make_trainable, target_names
-from pipelines.visual import sizes
+from pipelines.visual import flow, sizes
 
 
 def network() -> nn.Module:
