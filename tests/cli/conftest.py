@@ -10,6 +10,7 @@ import pytest
 from mmgrpo.toy import scenes
 from pipelines.visual import sd3
 from pipelines.vlm import qwen_vl
+from tests.building import module
 from tests.cli import quick
 from tests.cli.running import call, once
 
@@ -39,12 +40,18 @@ def media(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def recipe_run(sd3_folder, tmp_path_factory) -> Callable[[str], Path]:
-    """Two optimizer steps of a recipe for pictures on the tiny model; the run folder."""
+def recipe_run(sd3_folder, media, tmp_path_factory) -> Callable[[str], Path]:
+    """Two optimizer steps of a recipe for pictures or clips on the tiny model of its family; the run folder."""
     output = tmp_path_factory.mktemp("runs")
 
+    def tiny(family: str) -> Path:
+        return sd3_folder if family == "sd3" else module(family).tiny(output / f"tiny-{family}")
+
+    folder = once(tiny)
+
     def make(name: str) -> Path:
-        call("train", *quick.visual_recipe(name, sd3_folder, output))
+        family = quick.contents(f"visual/{name}")["model"]["family"]
+        call("train", *quick.visual_recipe(name, folder(family), output, media))
         return output / name
 
     return once(make)

@@ -10,8 +10,10 @@ import numpy as np
 import yaml
 from PIL import Image as Pil
 
+from mmgrpo.family import families
 from mmgrpo.runtime.plugins import recipes
 from tests.cli.running import write_rows
+from tests.families.examples import EXAMPLES
 
 RECIPES = recipes()
 """Recipes by ``<modality>/<name>``."""
@@ -29,22 +31,42 @@ def contents(recipe: str) -> dict[str, Any]:
 
 # ---- pictures that are drawn
 
-PROMPTS_PER_STEP = {"flow_grpo": 2, "flow_grpo_fast": 2, "dance_grpo": 4, "mix_grpo": 4, "demo": 2}
-"""As many as the recipe's updates need; one elsewhere."""
 
-
-def visual_recipe(name: str, model: Path, output: Path) -> list[object]:
-    """Two optimizer steps of a recipe on the tiny Stable Diffusion 3."""
+def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[object]:
+    """Two optimizer steps of a recipe on the tiny model of its family; trees keep their groups, others have four."""
+    recipe = contents(f"visual/{name}")
+    family, tree = (
+        recipe["model"]["family"],
+        "tree" in recipe["sampling"]["plan"] or "mix" in recipe["sampling"]["plan"],
+    )
     reward = "ocr" if name == "branch_grpo_mix" else "jpeg_compressibility"
+    clips = "frames" in recipe["model"]
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
+    small = [
+        word for key, value in EXAMPLES[family].model.items() for word in (f"--model.{key.replace('_', '-')}", value)
+    ]
     return [
-        *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
-        *("--model.height", 16, "--model.width", 16, "--model.dtype", "float32"),
-        *("--model.max-sequence-length", 64, "--data.prompts-per-step", PROMPTS_PER_STEP.get(name, 1)),
+        *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model, *small),
+        *("--model.dtype", "float32", "--data.prompts-per-step", recipe["optim"].get("updates", 1)),
+        *([] if tree else ["--data.group-size", 4]),
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
-        *("--eval.prompts", 2, "--samples-shown", 2, "--rewards", reward, *visible),
+        *("--eval.prompts", 2, "--samples-shown", 2),
+        *("--rewards", f'frames(reward="{reward}")' if clips else reward, *visible),
+        *(pictures(media, output / name) if families()[family].pictures == "required" else []),
+    ]
+
+
+def pictures(media: Path, output: Path) -> list[object]:
+    """Options that name prompts with a picture each."""
+    for split, numbers in {"train": range(4), "heldout": (4, 5)}.items():
+        rows = [{"text": f"a square {number}", "image": str(media / f"{number}.png")} for number in numbers]
+        write_rows(output.parent / f"{output.name}-{split}.jsonl", rows)
+    return [
+        option
+        for split in ("train", "heldout")
+        for option in (f"--data.{split}", output.parent / f"{output.name}-{split}.jsonl")
     ]
 
 
