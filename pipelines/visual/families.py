@@ -181,8 +181,19 @@ class VisualFamily:
         return list(prompts), []
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """Every prompt."""
-        return list(prompts), []
+        """The prompts that the text encoder reads whole, and the skipped ones, which it would cut."""
+        from mmgrpo.data.media import Skipped
+        from pipelines.reading import check_skip_limit
+
+        usable, skipped = [], []
+        for prompt in prompts:
+            try:
+                policy.model.architecture.check(prompt)  # type: ignore[attr-defined]
+                usable.append(prompt)
+            except ValueError as error:
+                skipped.append(Skipped(prompt.id, "", str(error)))
+        check_skip_limit(skipped, len(prompts), config.data.skip_limit, "the prompts", "cannot be read whole")
+        return usable, skipped
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
         """Texts of a command line."""

@@ -42,11 +42,14 @@ class Architecture:
     pipeline: Any
     """The diffusers pipeline of the frozen parts; None for a model that has none."""
 
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError for a prompt that is longer than the text encoder takes, which would be cut; encodes
+        nothing."""
+
     def encode(self, prompt: Prompt) -> Encoding:
         """The conditioning on one prompt, without a batch axis; the same shapes for all prompts.
 
-        An empty text is the unconditional branch of classifier-free guidance. Raises ValueError for a prompt that is
-        longer than the text encoder takes, and for media that the family does not take.
+        An empty text is the unconditional branch of classifier-free guidance. Raises what ``check`` raises.
         """
         raise NotImplementedError
 

@@ -30,7 +30,6 @@ from pipelines.visual.flow import (
     image_shift,
     pixels_of_latents,
     refuse_cut,
-    refuse_media,
 )
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -52,13 +51,13 @@ class Flux(Architecture):
     size: tuple[int, int]
     """Height and width of latents."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers.
-
-        T5 reads the whole prompt; CLIP, of which it is only a summary, reads 77 tokens of it.
-        """
-        refuse_media(prompt, "flux")
+    def check(self, prompt: Prompt) -> None:
+        """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
         refuse_cut(prompt, self.pipeline.tokenizer_2, self.max_sequence_length, "T5")
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
+        self.check(prompt)
         hidden, pooled, _ = self.pipeline.encode_prompt(
             prompt=prompt.text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
         )

@@ -27,7 +27,6 @@ from pipelines.visual.flow import (
     image_shift,
     pixels_of_latents,
     refuse_cut,
-    refuse_media,
 )
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sizes import at_least_one, latent_size
@@ -71,14 +70,14 @@ class Pretrained(Architecture):
     tokens: int
     """Image tokens of one latent."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers.
-
-        T5 reads the whole prompt; CLIP, of which it is only a summary, reads 77 tokens of it.
-        """
-        refuse_media(prompt, "sd3")
+    def check(self, prompt: Prompt) -> None:
+        """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
         if self.pipeline.tokenizer_3 is not None:
             refuse_cut(prompt, self.pipeline.tokenizer_3, self.max_sequence_length, "T5")
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers."""
+        self.check(prompt)
         hidden, _, pooled, _ = self.pipeline.encode_prompt(
             prompt=prompt.text,
             prompt_2=None,
@@ -109,9 +108,12 @@ class Small(Architecture):
     """Image tokens of one latent."""
     pipeline: None = None
 
+    def check(self, prompt: Prompt) -> None:
+        """Every word must be in the vocabulary."""
+        self.words.tokenize([prompt.text])
+
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt from word vectors."""
-        refuse_media(prompt, "sd3")
         hidden, pooled = self.words(self.words.tokenize([prompt.text]))
         return hidden[0], pooled[0]
 
