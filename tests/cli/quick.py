@@ -35,19 +35,16 @@ def contents(recipe: str) -> dict[str, Any]:
 def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[object]:
     """Two optimizer steps of a recipe on the tiny model of its family; trees keep their groups, others have four."""
     recipe = contents(f"visual/{name}")
-    family, tree = (
-        recipe["model"]["family"],
-        "tree" in recipe["sampling"]["plan"] or "mix" in recipe["sampling"]["plan"],
-    )
-    reward = "ocr" if name == "branch_grpo_mix" else "jpeg_compressibility"
+    family, plan = recipe["model"]["family"], recipe["sampling"]["plan"]
+    tree = plan.startswith(("branch", "tree"))
+    reward = "ocr" if name == "grpo_guard" else "jpeg_compressibility"
     clips = "frames" in recipe["model"]
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
-    small = [
-        word for key, value in EXAMPLES[family].model.items() for word in (f"--model.{key.replace('_', '-')}", value)
-    ]
+    small = {**EXAMPLES[family].model, "max_sequence_length": 64}
     return [
-        *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model, *small),
+        *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
+        *(word for key, value in small.items() for word in (f"--model.{key.replace('_', '-')}", value)),
         *("--model.dtype", "float32", "--data.prompts-per-step", recipe["optim"].get("updates", 1)),
         *([] if tree else ["--data.group-size", 4]),
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
