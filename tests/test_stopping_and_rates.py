@@ -31,12 +31,9 @@ def test_the_optimizer_steps_at_the_rate_of_the_schedule(tmp_path):
 
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_stop_saves_the_step_that_it_reached_once(every, tmp_path):
-    def stopping(prompts, outputs):
-        signal.raise_signal(signal.SIGTERM)
-        return [float(place) for place in range(len(outputs))]
-
-    made = trainer(toy_policy(steps=5), tmp_path, toy_prompts(2), steps=4, save_every=every, reward=stopping)
-    saved, save = [], made.save
+    made = trainer(toy_policy(steps=5), tmp_path, toy_prompts(2), steps=4, save_every=every)
+    saved, save, step = [], made.save, made.optimizer.step
+    made.optimizer.step = lambda *arguments: (signal.raise_signal(signal.SIGTERM), step(*arguments))[1]
     made.save = lambda: (saved.append(made.step), save())[1]
     with pytest.raises(Interrupted):
         made.fit()
