@@ -1,0 +1,68 @@
+"""What the optimizer is given, and what a stop leaves behind: the values in use, not those that are reported."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import fields
+
+import pytest
+import torch
+
+from mmgrpo.diffusion.schedules import Grid, ddim_grid
+from mmgrpo.runtime.interruption import Interrupted, Interruption
+from pipelines.options import ModelOptions
+from pipelines.training import Training
+from tests.building import trainer
+from tests.toys import toy_policy, toy_prompts
+
+
+def test_the_optimizer_steps_at_the_rate_of_the_schedule(tmp_path):
+    made = trainer(toy_policy(steps=5), tmp_path, toy_prompts(2), steps=4, lr=8e-3, decay="linear")
+    rates, step = [], made.optimizer.step
+
+    def noted(*arguments):
+        rates.append([group["lr"] for group in made.optimizer.param_groups])
+        return step(*arguments)
+
+    made.optimizer.step = noted
+    made.fit()
+    assert rates == [pytest.approx([rate]) for rate in (8e-3, 6e-3, 4e-3, 2e-3)]
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_stop_saves_the_step_that_it_reached_once(every, tmp_path):
+    made = trainer(toy_policy(steps=5), tmp_path, toy_prompts(2), steps=4, save_every=every)
+    saved, save, step = [], made.save, made.optimizer.step
+    made.optimizer.step = lambda *arguments: (signal.raise_signal(signal.SIGTERM), step(*arguments))[1]
+    made.save = lambda: (saved.append(made.step), save())[1]
+    with pytest.raises(Interrupted):
+        made.fit()
+    assert saved == [1]
+
+
+def test_work_that_may_be_left_anywhere_does_not_begin_after_a_signal():
+    asked, begun = Interruption(), []
+    asked.requested = signal.SIGINT
+    with pytest.raises(Interrupted) as stop, asked.at_once():
+        begun.append(True)
+    assert stop.value.status == 130 and begun == []
+
+
+def test_every_option_of_a_model_reaches_its_training():
+    changed = {"lora_rank": 3, "lora_alpha": 5.0, "lora_targets": ["to_q"], "dtype": "bfloat16", "allow_pickle": True}
+    options = ModelOptions(**changed, gradient_checkpointing=True)
+    training = Training.of(options, seed=7, device="cuda:1", weights="w")
+    assert {f.name: getattr(training, f.name) for f in fields(Training)} == {
+        **changed,
+        "lora_targets": ("to_q",),
+        "gradient_checkpointing": True,
+        "lora_seed": 7,
+        "device": "cuda:1",
+        "weights": "w",
+    }
+    assert not Training.of(options, seed=7, device="cpu", training=False).gradient_checkpointing
+
+
+def test_a_grid_without_a_time_shift_has_the_shift_one():
+    assert Grid(torch.tensor([1.0, 0.0]), torch.tensor([1.0]), "flow", 0.5).shift == 1.0
+    assert ddim_grid(torch.linspace(0.9, 0.1, 10), 2).shift == 1.0
