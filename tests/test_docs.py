@@ -194,19 +194,30 @@ def test_the_examples_run(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_walkthrough_runs_and_prints_what_it_shows(workplace: Path) -> None:
-    session: dict[str, Any] = {"__name__": "walkthrough"}
+@pytest.mark.parametrize("page", ["walkthrough.md", "visual.md"])
+def test_a_page_with_cells_runs_and_prints_what_it_shows(page: str, workplace: Path) -> None:
+    session: dict[str, Any] = {"__name__": page}
     output = ""
-    for kind, content in CELL.findall(DOCS["walkthrough.md"]):
+    for kind, content in CELL.findall(DOCS[page]):
         if kind == "text":
             assert output == content
             output = ""
             continue
         assert output == "", "what a cell prints stands below it"
         with contextlib.redirect_stdout(io.StringIO()) as stream:
-            exec(compile(content, "docs/walkthrough.md", "exec"), session)
+            exec(compile(content, f"docs/{page}", "exec"), session)
         output = stream.getvalue()
     assert output == ""
+
+
+def test_the_page_of_generators_lists_their_families_and_the_memory_of_each_model() -> None:
+    from scripts.memory import MODELS, row
+
+    page = DOCS["visual.md"]
+    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(listed) == sorted(name for name, one in FAMILIES.items() if one.modality == "visual")
+    smallest = min(MODELS, key=lambda model: model.width)
+    assert row(smallest) in page and all(f"| {model.name} | {model.sample} |" in page for model in MODELS)
 
 
 def test_a_reward_of_your_own_takes_at_most_ten_lines() -> None:
