@@ -2,8 +2,8 @@
 
     python -m scripts.memory
 
-    full        16 bytes per parameter: weights, gradients and both moments of AdamW in fp32 (4 more for the reference of
-                a KL)
+    full        16 bytes per parameter: weights, gradients and both moments of AdamW in fp32 (a KL adds 4: its
+                reference)
     LoRA        2 bytes per parameter of the frozen base in bf16; the adapters are below 2 % of it
     kept        per trained sample and network evaluation, with gradient checkpointing: the input of every block in
                 bf16, tokens x width x blocks x 2 bytes

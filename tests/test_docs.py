@@ -196,7 +196,7 @@ def test_the_examples_run(workplace: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["walkthrough.md", "visual.md"])
 def test_a_page_with_cells_runs_and_prints_what_it_shows(page: str, workplace: Path) -> None:
-    session: dict[str, Any] = {"__name__": page}
+    session: dict[str, Any] = {"__name__": "__main__"}
     output = ""
     for kind, content in CELL.findall(DOCS[page]):
         if kind == "text":
