@@ -145,7 +145,7 @@ def ddim_scheduler(source: str, scheduler: Any) -> tuple[Any, str]:
     from diffusers import DDIMScheduler
 
     config, place = scheduler.config, f"'{source}': scheduler/scheduler_config.json"
-    if "beta_schedule" not in config or config.get("use_flow_sigmas"):
+    if getattr(scheduler, "betas", None) is None or config.get("use_flow_sigmas"):
         raise ValueError(
             f"{place}: got a {type(scheduler).__name__} of a flow or without betas, expected the scheduler of a "
             "denoising diffusion model (DDIM, DDPM, PNDM, Euler, DPM-Solver, ...)"

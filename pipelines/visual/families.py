@@ -101,17 +101,21 @@ class VisualFamily:
                 f"sampling.kernel: got {sampling.kernel}, expected {' or '.join(kernels)}, since '{self.name}' is a "
                 f"family of {self.process} models"
             )
-        if self.process == "flow":
-            return
-        reason = f"is defined for flows only, and '{self.name}' is a family of diffusion models"
-        for key, expected in {"grid": CHECKPOINT, "policy": "transitions"}.items():
-            if getattr(sampling, key) != expected:
-                raise ValueError(f"sampling.{key}: got {getattr(sampling, key)}, expected {expected}: the former {reason}")
         plan = parse(sampling.plan)[1]
-        if plan.get("tail", "euler") != "euler" or plan.get("tail_ratio", 1) != 1:
-            raise ValueError(
-                f"sampling.plan: got {sampling.plan}, expected it without tail and tail_ratio: a tail of its own {reason}"
-            )
+        flows_only = {
+            "grid": (sampling.grid != CHECKPOINT, CHECKPOINT),
+            "policy": (sampling.policy != "transitions", "transitions"),
+            "plan": (
+                plan.get("tail", "euler") != "euler" or plan.get("tail_ratio", 1) != 1,
+                "it without tail and tail_ratio",
+            ),
+        }
+        for key, (chosen, expected) in flows_only.items():
+            if chosen and self.process == "diffusion":
+                raise ValueError(
+                    f"sampling.{key}: got {getattr(sampling, key)}, expected {expected}, since this is defined for "
+                    f"flows only and '{self.name}' is a family of diffusion models"
+                )
 
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""

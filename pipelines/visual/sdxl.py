@@ -41,7 +41,7 @@ class Sdxl(UnetArchitecture):
         """Hidden states of both encoders side by side for all 77 tokens, and the pooled vector of the second."""
         refuse_media(prompt, "sdxl")
         for tokenizer in filter(None, (self.pipeline.tokenizer, self.pipeline.tokenizer_2)):
-            refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP")
+            refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
         hidden, no_hidden, pooled, no_pooled = self.pipeline.encode_prompt(
             prompt=prompt.text, device=self.device, do_classifier_free_guidance=not prompt.text
         )
@@ -105,11 +105,12 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     require("visual", "diffusers", "transformers")
     from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
+    levels: Any = EulerDiscreteScheduler.from_config(tiny_parts.stable_diffusion_levels(prediction))
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sdxl-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = StableDiffusionXLPipeline(
-            scheduler=EulerDiscreteScheduler.from_config(tiny_parts.stable_diffusion_levels(prediction)),
+            scheduler=levels,
             unet=tiny_parts.unet(cross_attention_dim=32, pooled_width=16),
             vae=tiny_parts.vae(4, scaling_factor=0.13025, shift_factor=0.0),
             text_encoder=tiny_parts.clip(projection=False),

@@ -40,7 +40,7 @@ class StableDiffusion(UnetArchitecture):
         """Hidden states of CLIP for all 77 tokens, padding included, as in diffusers."""
         refuse_media(prompt, "stable_diffusion")
         tokenizer = self.pipeline.tokenizer
-        refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP")
+        refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
         hidden, _ = self.pipeline.encode_prompt(prompt.text, self.device, 1, False)
         return (hidden[0],)
 
@@ -95,10 +95,11 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     from diffusers import DDIMScheduler, PNDMScheduler, StableDiffusionPipeline
 
     kind: Any = PNDMScheduler if prediction == "epsilon" else DDIMScheduler
+    whole: Any = StableDiffusionPipeline  # its annotations do not allow for None
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-stable-diffusion-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipeline = StableDiffusionPipeline(
+        pipeline = whole(
             scheduler=kind.from_config(tiny_parts.stable_diffusion_levels(prediction)),
             unet=tiny_parts.unet(cross_attention_dim=16),
             vae=tiny_parts.vae(4, scaling_factor=0.18215, shift_factor=0.0),
