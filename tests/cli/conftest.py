@@ -10,6 +10,7 @@ import pytest
 from mmgrpo.toy import scenes
 from pipelines.visual import sd3
 from pipelines.vlm import qwen_vl
+from tests.building import module
 from tests.cli import quick
 from tests.cli.running import call, once
 
@@ -40,11 +41,12 @@ def media(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def recipe_run(sd3_folder, tmp_path_factory) -> Callable[[str], Path]:
-    """Two optimizer steps of a recipe for pictures on the tiny model; the run folder."""
+    """Two optimizer steps of a recipe for pictures on the tiny model of its family; the run folder."""
     output = tmp_path_factory.mktemp("runs")
+    tiny = once(lambda family: sd3_folder if family == "sd3" else module(family).tiny(tmp_path_factory.mktemp(family)))
 
     def make(name: str) -> Path:
-        call("train", *quick.visual_recipe(name, sd3_folder, output))
+        call("train", *quick.visual_recipe(name, tiny(quick.family_of(name)), output))
         return output / name
 
     return once(make)

@@ -29,19 +29,33 @@ def contents(recipe: str) -> dict[str, Any]:
 
 # ---- pictures that are drawn
 
-PROMPTS_PER_STEP = {"flow_grpo": 2, "flow_grpo_fast": 2, "dance_grpo": 4, "mix_grpo": 4, "demo": 2}
+PROMPTS_PER_STEP = {
+    "flow_grpo": 2,
+    "flow_grpo_fast": 2,
+    "dance_grpo": 4,
+    "mix_grpo": 4,
+    "demo": 2,
+    "ddpo": 4,
+    "prdp": 4,
+}
 """As many as the recipe's updates need; one elsewhere."""
 
 
+def family_of(name: str) -> str:
+    """The model family of a recipe for pictures."""
+    return contents(f"visual/{name}")["model"]["family"]
+
+
 def visual_recipe(name: str, model: Path, output: Path) -> list[object]:
-    """Two optimizer steps of a recipe on the tiny Stable Diffusion 3."""
+    """Two optimizer steps of a recipe on the tiny model of its family."""
     reward = "ocr" if name == "branch_grpo_mix" else "jpeg_compressibility"
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
+    length = [] if family_of(name) == "stable_diffusion" else ["--model.max-sequence-length", 64]
     return [
         *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
-        *("--model.height", 16, "--model.width", 16, "--model.dtype", "float32"),
-        *("--model.max-sequence-length", 64, "--data.prompts-per-step", PROMPTS_PER_STEP.get(name, 1)),
+        *("--model.height", 16, "--model.width", 16, "--model.dtype", "float32", *length),
+        *("--data.prompts-per-step", PROMPTS_PER_STEP.get(name, 1)),
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2, "--rewards", reward, *visible),
