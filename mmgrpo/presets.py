@@ -320,6 +320,14 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
+    # arXiv:2305.13301: importance sampling, clip 1e-4, no KL. Its statistics per prompt are running ones, here those of
+    # the group; population std plus 1e-6 and advantage clip 5 are its released code's.
+    "ddpo": _gaussian(
+        "PPO on every step of DDIM, rewards standardized per prompt.",
+        scale="group_std(ddof=0, eps=1e-6)",
+        shape=["clamp(limit=5)"],
+        objective="ppo(low=1e-4, high=1e-4)",
+    ),
     # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is the selector best_worst(best=4, worst=4) of 24.
     "dance_grpo": _gaussian(
         "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",

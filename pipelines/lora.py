@@ -22,6 +22,8 @@ ADAPTER = "default"
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 """The adapter file of diffusers, whose metadata holds rank, alpha and targets."""
+NETWORKS = {"transformer", "unet"}
+"""Names of the network in such a file, with which the names of its tensors begin."""
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """The adapter files of peft, and so of transformers."""
 
@@ -112,8 +114,9 @@ def has_adapters(folder: str | Path) -> bool:
 def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of saved adapters by their names in the network, and their configuration."""
     if (folder / DIFFUSERS_FILE).is_file():
-        file, prefix = folder / DIFFUSERS_FILE, "transformer."
+        file = folder / DIFFUSERS_FILE
         with _opened(file) as opened:
+            prefix = next(iter({name.partition(".")[0] for name in opened.keys()} & NETWORKS), "") + "."  # noqa: SIM118
             header = parse_object((opened.metadata() or {}).get("lora_adapter_metadata", "{}"), file)
     else:
         missing = [name for name in PEFT_FILES if not (folder / name).is_file()]

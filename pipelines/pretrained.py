@@ -7,7 +7,7 @@ outside its own folder is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +65,15 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
     return read_object(file) if file.is_file() else None
 
 
-def check_pipeline(source: str) -> None:
+def check_pipeline(source: str, absent: Collection[str] = ()) -> None:
     """ValueError where a diffusers pipeline names code of its own, or a class of any other package, as one of its
-    parts: diffusers imports what is named."""
+    parts: diffusers imports what is named, except for the parts that are ``absent``."""
     index = read_json(source, "model_index.json") or {}
     place = f"'{source}': model_index.json"
     if not isinstance(index.get("_class_name", ""), str):
         raise ValueError(f"{place}: its pipeline is code of the checkpoint ({index['_class_name']}), which is not run")
     for name, part in index.items():
-        if name.startswith("_") or not isinstance(part, list | dict) or part == [None, None]:
+        if name.startswith("_") or not isinstance(part, list | dict) or part == [None, None] or name in absent:
             continue
         if not (isinstance(part, list) and len(part) == 2 and part[0] in LIBRARIES and str(part[1]).isidentifier()):
             raise ValueError(
@@ -146,11 +146,11 @@ def read_part(kind: Any, source: str, **options: Any) -> Any:
 
 def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, **parts: Any) -> Any:
     """A diffusers pipeline around its networks (``parts``, by name): its VAE, of the class ``vae`` (AutoencoderKL), in
-    fp32, its text encoders in the precision of computation."""
+    fp32, its text encoders in the precision of computation. A part that is given as None is not read."""
     import torch
     from diffusers import AutoencoderKL
 
-    check_pipeline(source)
+    check_pipeline(source, [name for name, part in parts.items() if part is None])
     for name, part in (read_json(source, "model_index.json") or {}).items():
         if not name.startswith("_") and part != [None, None] and name not in parts:
             check_weights(source, name, training.allow_pickle)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.registry import Block, bind
-from mmgrpo.runtime.ranges import UPPER_BOUND, one_of
+from mmgrpo.runtime.ranges import UPPER_BOUND
 
 Latent: TypeAlias = Float[Tensor, "N *latent"]
 """Samples, network outputs and noise: any latent axes behind N."""
@@ -168,11 +168,11 @@ def ddim(
     output: Latent,
     step: Step,
     grid: Grid,
+    prediction: str,
     eta: float = 1.0,
-    prediction: Annotated[str, one_of("epsilon", "v", "sample")] = "epsilon",
     clip: Annotated[float, UPPER_BOUND] = math.inf,
 ) -> Transition:
-    """DDIM with noise eta for networks that predict the noise, v or the clean sample; eta = 0 is the ODE.
+    """DDIM with noise eta for networks that predict ``epsilon``, ``v`` or the clean ``sample``; eta = 0 is the ODE.
 
     ``var = (1 - abar') / (1 - abar) (1 - abar / abar')``, ``std = eta sqrt(var)``,
     ``mean = sqrt(abar') x0 + sqrt(1 - abar' - std^2) e``; ``clip`` bounds x0 to [-clip, clip] and
@@ -188,7 +188,7 @@ def ddim(
     elif prediction == "sample":
         clean, noise = output, (x - signal * output) / spread
     else:
-        raise ValueError(f"ddim: prediction must be 'epsilon', 'v' or 'sample', got '{prediction}'")
+        raise ValueError(f"ddim: got a network that predicts '{prediction}', expected epsilon, v or sample")
     std = eta * ((1 - then) / (1 - now) * (1 - now / then)).sqrt()
     direction = (1 - then - std.square()).clamp(min=0).sqrt()
     return Transition(then.sqrt() * clean.clamp(-clip, clip) + direction * noise, std)
@@ -202,14 +202,19 @@ KERNELS: dict[str, Block] = {
     "cps": Block(cps, KERNEL_INPUTS),
     "flow_ddim": Block(flow_ddim, KERNEL_INPUTS),
     "edm_churn": Block(edm_churn, KERNEL_INPUTS),
-    "ddim": Block(ddim, KERNEL_INPUTS),
+    "ddim": Block(ddim, (*KERNEL_INPUTS, "prediction")),
 }
 
+DIFFUSION_KERNELS = ("ddim",)
+"""Kernels of a diffusion process; all others are a flow's."""
 
-def kernel(text: str) -> Kernel:
-    """The kernel that ``name(parameter=value)`` names, with its parameters bound."""
+
+def kernel(text: str, prediction: str = "flow") -> Kernel:
+    """The kernel that ``name(parameter=value)`` names, with its parameters bound, for a network of this prediction."""
     bound = bind(text, KERNELS, "kernel")
-    return lambda x, output, step, grid: bound({"x": x, "output": output, "step": step, "grid": grid})
+    return lambda x, output, step, grid: bound(
+        {"x": x, "output": output, "step": step, "grid": grid, "prediction": prediction}
+    )
 
 
 def noise_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:

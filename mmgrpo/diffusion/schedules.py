@@ -129,7 +129,9 @@ def ddim_grid(
     """Integer timesteps of DDIM and their cumulative alphas (arXiv:2010.02502).
 
     ``leading`` with ``offset=1`` is Stable Diffusion's (981, 961, ..., 1 for 50 of 1000 steps);
-    ``trailing`` starts at the last timestep. The final level is the first entry of
+    ``trailing`` starts at the last timestep; ``linspace`` reaches from the last to the first. A step
+    leads to the level of the next timestep, also where rounding makes their distances uneven; diffusers
+    then steps by ``train // steps`` to a level between timesteps. The final level is the first entry of
     ``alphas_cumprod`` as in Stable Diffusion and DDPO, or exactly 1 with ``clean_end``.
     """
     at_least_one(steps)
@@ -140,8 +142,10 @@ def ddim_grid(
         times = torch.arange(steps - 1, -1, -1) * (train // steps) + offset
     elif spacing == "trailing":
         times = torch.arange(train, 0, -train / steps, dtype=torch.float64)[:steps].round().long() - 1
+    elif spacing == "linspace":
+        times = torch.linspace(train - 1, 0, steps, dtype=torch.float64).round().long()
     else:
-        raise ValueError(f"ddim_grid: got spacing '{spacing}', expected 'leading' or 'trailing'")
+        raise ValueError(f"ddim_grid: got spacing '{spacing}', expected 'leading', 'trailing' or 'linspace'")
     times = times.clamp(0, train - 1)
     final = torch.ones(1) if clean_end else alphas_cumprod[:1]
     levels = torch.cat([alphas_cumprod.cpu()[times], final.to("cpu", alphas_cumprod.dtype)]).float()

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
-from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND
+from mmgrpo.runtime.ranges import COUNT, POSITIVE, UPPER_BOUND
 
 
 def pair_mean(
@@ -109,17 +109,20 @@ def regression_proximal(
     *,
     clip: Annotated[float, UPPER_BOUND],
     beta: Annotated[float, POSITIVE] = 10.0,
+    dimensions: Annotated[int, COUNT] = 1,
 ) -> Loss:
     """Regress reward differences on log-ratios to a reference, with a proximal clip of each step.
 
     mean over pairs of max(g, g'), g = ((R_i - R_j) - (A_i - A_j) / beta)^2, R the sum over steps of
     log_probs - reference_log_probs; g' clips each step's term to within ``clip`` of its value under
     the old log-probs. PRDP (2402.08714), beta 10; the paper does not state ``clip``.
+
+    The paper's log-probs are sums over the latent's ``dimensions``, those of a denoising policy are means: with 1, beta
+    has another scale than the paper's. ``clip`` is for the sums.
     """
-    change = log_probs - old_log_probs
-    start = (
-        row_sum(old_log_probs - reference_log_probs, decision_mask) - row_advantage(advantages, decision_mask) / beta
-    )
+    change = dimensions * (log_probs - old_log_probs)
+    moved = dimensions * row_sum(old_log_probs - reference_log_probs, decision_mask)
+    start = moved - row_advantage(advantages, decision_mask) / beta
     residuals = torch.stack([start + row_sum(step, decision_mask) for step in (change, change.clamp(-clip, clip))])
     loss = pair_mean(residuals, loss_mask.any(1), key)
     return Loss(at_decisions(loss, loss_mask), change < -clip, change > clip)

@@ -128,7 +128,7 @@ class DenoisingPolicy:
         self.device = torch.device(device)
         self.grid = model.grid(steps).to(self.device)
         self.evaluation_grid = model.grid(evaluation_steps).to(self.device)
-        self.kernel: Kernel = kernel(kernel_text)
+        self.kernel: Kernel = kernel(kernel_text, model.prediction)
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
         self.solver = Solver(model, forward_batch_size, self.device)
 

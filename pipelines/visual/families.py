@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmgrpo.family import Arithmetic
 from mmgrpo.registry import bind
@@ -14,7 +14,17 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
-from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, MemoryOptions, VisualData, VisualEval
+from pipelines.visual.options import (
+    DenoisingSampling,
+    DiffusionSampling,
+    FlowOptions,
+    FluxOptions,
+    MemoryOptions,
+    SdxlOptions,
+    StableDiffusionOptions,
+    VisualData,
+    VisualEval,
+)
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -31,7 +41,7 @@ DECISIONS = {"transitions": "gaussian", "matching": "matching"}
 
 @dataclass(frozen=True)
 class VisualFamily:
-    """A family of flow models of images; ``module`` has its ``load`` and ``tiny``."""
+    """A family of generators of images; ``module`` has its ``load`` and ``tiny``."""
 
     name: str
     about: str
@@ -43,21 +53,23 @@ class VisualFamily:
     """The option that doubles the network evaluations where it is not 1."""
     pictures: str = ""
     """The picture beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
+    process: Literal["flow", "diffusion"] = "flow"
+    """What the network was trained on, which decides on the kernels, the noise levels and the kind of decisions."""
     modality: str = "visual"
 
     @property
     def sections(self) -> Sections:
         return Sections(
             model=self.options,
-            sampling=DenoisingSampling,
+            sampling=DenoisingSampling if self.process == "flow" else DiffusionSampling,
             data=VisualData,
             eval=VisualEval,
             rewards=("scene_all",),
         )
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for unknown names and values in the options that are written ``name(parameter=value)``, and
-        for more draws than noise levels."""
+        """Raise ValueError for unknown names and values in the options that are written ``name(parameter=value)``, for
+        those of another process than the family's, and for more draws than noise levels."""
         from mmgrpo.diffusion.kernels import KERNELS
         from mmgrpo.diffusion.planners import PLANS
         from mmgrpo.diffusion.schedules import GRIDS
@@ -70,11 +82,40 @@ class VisualFamily:
         bind(sampling.kernel, KERNELS, "sampling.kernel")
         bind(sampling.plan, PLANS, "sampling.plan")
         bind(sampling.error, ERRORS, "sampling.error")
+        self.refuse_other_process(sampling)
         if self.decisions(config) == "matching" and sampling.draws > sampling.steps:
             raise ValueError(
                 f"sampling.draws: got {sampling.draws}, expected at most sampling.steps={sampling.steps}, which is the "
                 "number of noise levels; lower it or take more steps"
             )
+
+    def refuse_other_process(self, sampling: DenoisingSampling) -> None:
+        """ValueError for what is defined for flows only in a diffusion family, and the other way round."""
+        from mmgrpo.diffusion.kernels import DIFFUSION_KERNELS, KERNELS
+        from mmgrpo.registry import parse
+        from pipelines.visual.flow import CHECKPOINT
+
+        kernels = [name for name in KERNELS if (name in DIFFUSION_KERNELS) == (self.process == "diffusion")]
+        if parse(sampling.kernel)[0] not in kernels:
+            raise ValueError(
+                f"sampling.kernel: got {sampling.kernel}, expected {' or '.join(kernels)}, since '{self.name}' is a "
+                f"family of {self.process} models"
+            )
+        plan = parse(sampling.plan)[1]
+        flows_only = {
+            "grid": (sampling.grid != CHECKPOINT, CHECKPOINT),
+            "policy": (sampling.policy != "transitions", "transitions"),
+            "plan": (
+                plan.get("tail", "euler") != "euler" or plan.get("tail_ratio", 1) != 1,
+                "it without tail and tail_ratio",
+            ),
+        }
+        for key, (chosen, expected) in flows_only.items():
+            if chosen and self.process == "diffusion":
+                raise ValueError(
+                    f"sampling.{key}: got {getattr(sampling, key)}, expected {expected}, since this is defined for "
+                    f"flows only and '{self.name}' is a family of diffusion models"
+                )
 
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
@@ -238,6 +279,22 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("FluxPipeline",),
             FluxOptions,
             guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "stable_diffusion",
+            "Stable Diffusion 1.x and 2.x",
+            "pipelines.visual.stable_diffusion",
+            ("StableDiffusionPipeline",),
+            StableDiffusionOptions,
+            process="diffusion",
+        ),
+        VisualFamily(
+            "sdxl",
+            "Stable Diffusion XL",
+            "pipelines.visual.sdxl",
+            ("StableDiffusionXLPipeline",),
+            SdxlOptions,
+            process="diffusion",
         ),
     )
 }

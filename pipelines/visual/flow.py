@@ -259,11 +259,19 @@ def refuse_media(prompt: Prompt, family: str) -> None:
         )
 
 
-def refuse_cut(prompt: Prompt, tokenizer: Any, most: int, encoder: str, text: str | None = None) -> None:
-    """ValueError for a prompt that has more tokens than the text encoder reads, since the rest would be cut."""
+LONGER = ", or raise model.max_sequence_length where the model allows"
+
+
+def refuse_cut(
+    prompt: Prompt, tokenizer: Any, most: int, encoder: str, text: str | None = None, advice: str = LONGER
+) -> None:
+    """ValueError for a prompt that has more tokens than the text encoder reads, since the rest would be cut.
+
+    ``advice`` says what may be done beside shortening it.
+    """
     tokens = len(tokenizer(prompt.text if text is None else text, truncation=False, verbose=False).input_ids)
     if tokens > most:
         raise ValueError(
             f"prompt '{prompt.text:.80}': has {tokens} tokens, expected at most {most}, which {encoder} reads; shorten "
-            "it, or raise model.max_sequence_length where the model allows"
+            f"it{advice}"
         )

@@ -67,6 +67,32 @@ class FluxOptions(FlowOptions):
 
 
 @dataclass
+class StableDiffusionOptions(MemoryOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "stable_diffusion"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "CompVis/stable-diffusion-v1-4"
+    """Folder or hub id."""
+    height: Annotated[int, within("[0, 16384]")] = 0
+    """Height of the pictures in pixels; 0 takes the checkpoint's own (512 of Stable Diffusion 1.x)."""
+    width: Annotated[int, within("[0, 16384]")] = 0
+    """Width of the pictures in pixels; 0 takes the checkpoint's own."""
+    guidance: Annotated[float, within("[0, 1000]")] = 5.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+
+
+@dataclass
+class SdxlOptions(StableDiffusionOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "sdxl"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "stabilityai/stable-diffusion-xl-base-1.0"
+    """Folder or hub id."""
+
+
+@dataclass
 class VideoOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
@@ -83,7 +109,8 @@ class DenoisingSampling:
     steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of a rollout."""
     kernel: Annotated[str, ANY_TEXT] = "flow_sde(a=0.7)"
-    """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...)."""
+    """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
+    ddim(eta=...)."""
     policy: Annotated[str, one_of("transitions", "matching")] = "transitions"
     """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan) or matching
     (flow-matching errors at sampled noise levels, with rollouts by the ODE; options draws and error)."""
@@ -100,6 +127,18 @@ class DenoisingSampling:
     """Denoising steps of an evaluation sample (deterministic)."""
     forward_batch_size: Annotated[int, COUNT] = 256
     """Memory limit: network evaluations of one forward pass without gradient."""
+
+
+@dataclass
+class DiffusionSampling(DenoisingSampling):
+    """Sampling in rollouts and in evaluation, by DDIM whatever scheduler the checkpoint has."""
+
+    steps: int = 50
+    """Denoising steps of a rollout."""
+    kernel: str = "ddim(eta=1.0)"
+    """Stochastic transition; eta scales its noise, and 1 is that of DDPM."""
+    evaluation_steps: int = 50
+    """Denoising steps of an evaluation sample (deterministic)."""
 
 
 @dataclass

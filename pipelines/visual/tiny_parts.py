@@ -73,3 +73,48 @@ def t5_tokenizer() -> Any:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -3.0) for letter in ("\u2581", *map(chr, range(33, 127)))]
     return T5Tokenizer(vocab=special + letters, extra_ids=0)
+
+
+def unet(cross_attention_dim: int, pooled_width: int = 0) -> Any:
+    """A UNet of widths 8 and 16 with attention in its upper blocks, for latents of 8 x 8.
+
+    With ``pooled_width`` it also reads a pooled text vector and six sizes, as that of SDXL.
+    """
+    from diffusers import UNet2DConditionModel
+
+    sizes: dict[str, Any] = {}
+    if pooled_width:
+        sizes = {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": pooled_width + 6 * 8,
+        }
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=(8, 16),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        layers_per_block=1,
+        norm_num_groups=4,
+        attention_head_dim=2,
+        cross_attention_dim=cross_attention_dim,
+        **sizes,
+    )
+
+
+def stable_diffusion_levels(prediction: str) -> dict[str, Any]:
+    """The configuration of the published schedulers of Stable Diffusion 1.x, 2.x and XL, whatever their class."""
+    return {
+        "num_train_timesteps": 1000,
+        "beta_start": 0.00085,
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+        "prediction_type": prediction,
+        "timestep_spacing": "leading",
+        "steps_offset": 1,
+        "set_alpha_to_one": False,
+        "clip_sample": False,
+        "skip_prk_steps": True,
+    }

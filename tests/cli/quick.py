@@ -41,7 +41,9 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     clips = "frames" in recipe["model"]
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
-    small = {**EXAMPLES[family].model, "max_sequence_length": 64}
+    small = dict(EXAMPLES[family].model)
+    if "max_sequence_length" in small:
+        small["max_sequence_length"] = 64
     return [
         *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
         *(word for key, value in small.items() for word in (f"--model.{key.replace('_', '-')}", value)),

@@ -69,7 +69,7 @@ def test_ddim_gives_the_worked_numbers_for_every_prediction(prediction, mean, st
 
 def test_ddim_log_prob_is_the_worked_number():
     grid = Grid(real(0.5, 0.7), torch.tensor([10]), "diffusion", 0.7)
-    transition = ddim(real(1)[:, None], real(0.4)[:, None], torch.tensor([0]), grid)
+    transition = ddim(real(1)[:, None], real(0.4)[:, None], torch.tensor([0]), grid, "epsilon")
     sample = transition.sample(real(0.3)[:, None])
     assert sample.item() == pytest.approx(1.11619118, abs=6e-9)
     assert transition.log_prob(sample).item() == pytest.approx(-0.08214424, abs=6e-9)
@@ -77,7 +77,7 @@ def test_ddim_log_prob_is_the_worked_number():
 
 def test_clipping_bounds_the_clean_estimate_and_leaves_the_noise():
     grid = Grid(real(0.5, 0.7), torch.tensor([10]), "diffusion", 0.7)
-    inputs = (real(1)[:, None], real(0.4)[:, None], torch.tensor([0]), grid)
+    inputs = (real(1)[:, None], real(0.4)[:, None], torch.tensor([0]), grid, "epsilon")
     # x0 falls from 1.01421356 to 0.8, so the mean by sqrt(.7) of that
     lost = ddim(*inputs).mean - ddim(*inputs, clip=0.8).mean
     assert lost.item() == pytest.approx(math.sqrt(0.7) * 0.21421356, abs=1e-8)
@@ -124,7 +124,7 @@ def test_the_noise_level_is_the_std_without_the_root_of_dt():
     torch.testing.assert_close(levels, torch.full((10,), 0.3), atol=1e-6, rtol=0)
     grid = flow_like(real(1, 0.8, 0.6, 0))
     assert level_table(kernel("flow_sde(a=0.7)"), grid)[1].item() == pytest.approx(1.4)
-    assert level_table(kernel("ddim"), Grid(real(0.5, 0.7), torch.tensor([1]), "diffusion", 0.7)).item() == (
+    assert level_table(kernel("ddim", "v"), Grid(real(0.5, 0.7), torch.tensor([1]), "diffusion", 0.7)).item() == (
         pytest.approx(0.41403934)
     )
 
@@ -238,7 +238,7 @@ def test_entries_at_different_steps_do_not_mix(text):
 def test_every_kernel_of_the_table_runs_with_its_defaults(name):
     process = "diffusion" if name == "ddim" else "flow"
     grid = fine_ddim_grid(5) if process == "diffusion" else flow_grid(5)
-    stds = noise_table(kernel(name), grid)
+    stds = noise_table(kernel(name, "epsilon"), grid)
     assert stds.shape == (5,) and bool((stds[:-1] > 0).all()) and bool(stds.isfinite().all())
 
 
@@ -254,8 +254,10 @@ def test_unknown_kernels_and_predictions_are_refused_with_what_is_known():
         kernel("flow_sd(a=0.7)")
     with pytest.raises(ValueError, match="has no parameter 'eta'"):
         kernel("flow_sde(eta=0.7)")
-    with pytest.raises(ValueError, match="prediction of ddim: got 'flow', expected one of epsilon, v, sample"):
-        noise_table(kernel("ddim(prediction='flow')"), fine_ddim_grid(5))
+    with pytest.raises(ValueError, match="'ddim' has no parameter 'prediction'"):
+        kernel("ddim(prediction='v')")  # it is the network's
+    with pytest.raises(ValueError, match="got a network that predicts 'flow', expected epsilon, v or sample"):
+        noise_table(kernel("ddim"), fine_ddim_grid(5))
 
 
 # Siblings ---------------------------------------------------------------------------------------------

@@ -142,8 +142,8 @@ def test_impossible_grids_are_refused_with_the_reason():
         flow_grid(0)
     with pytest.raises(ValueError, match="expected at most the 1000 timesteps"):
         ddim_grid(stable_diffusion_alphas(), 1001)
-    with pytest.raises(ValueError, match="got spacing 'linspace', expected 'leading' or 'trailing'"):
-        ddim_grid(stable_diffusion_alphas(), 10, spacing="linspace")
+    with pytest.raises(ValueError, match="got spacing 'even', expected 'leading', 'trailing' or 'linspace'"):
+        ddim_grid(stable_diffusion_alphas(), 10, spacing="even")
     with pytest.raises(ValueError, match="got a grid of a diffusion process, expected a flow"):
         ddim_grid(stable_diffusion_alphas(), 10).with_tail(2, 2)
 

@@ -44,12 +44,15 @@ SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
-SMALL = {"height": 16, "width": 16, "max_sequence_length": 48}
+SQUARE = {"height": 16, "width": 16}
+SMALL = SQUARE | {"max_sequence_length": 48}
 SHORT = {"max_tokens": 5}
 
 EXAMPLES: Mapping[str, Example] = {
     "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "stable_diffusion": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
+    "sdxl": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),

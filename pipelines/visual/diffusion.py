@@ -1,0 +1,167 @@
+"""What the denoising diffusion models have in common: a UNet, and DDIM on the noise levels of the checkpoint.
+
+x_t = sqrt(abar_t) x0 + sqrt(1 - abar_t) eps with integer timesteps t; the network predicts eps, v or x0. Rollout,
+training and evaluation take the steps of DDIM (Song et al. 2020, arXiv:2010.02502), whatever scheduler the checkpoint
+has (PNDM, Euler, ...), as DDPO does (Black et al. 2023, arXiv:2305.13301): betas, spacing, offset, final level and
+prediction are those of the checkpoint's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmgrpo.diffusion.schedules import Grid, ddim_grid
+from pipelines.lora import lora_weights
+from pipelines.pretrained import locate, read_network, read_pipeline, reading
+from pipelines.training import Training, make_trainable
+from pipelines.visual.flow import Architecture, FlowModel, freeze
+from pipelines.visual.sizes import at_least_one, latent_size
+
+UNET = "unet"
+"""Subfolder of the network in a diffusers folder."""
+
+LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+"""Projections of self- and cross-attention, as in the released code of DDPO."""
+
+PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
+"""``prediction_type`` of a scheduler to ``DenoisingModel.prediction``."""
+
+MULTIPLE = 8
+"""Height and width in pixels that the pipelines accept are multiples of it."""
+
+
+class UnetArchitecture(Architecture):
+    """A family whose network is the pipeline's UNet."""
+
+    def save(self, folder: Path, network: Any) -> None:
+        network.save_pretrained(folder / UNET)
+
+    def save_adapters(self, folder: Path, network: Any) -> None:
+        weights, config = lora_weights(network)
+        self.diffusers_class().save_lora_weights(folder, unet_lora_layers=weights, unet_lora_adapter_metadata=config)
+
+
+@dataclass
+class DiffusionModel(FlowModel):
+    """A UNet as the model of a denoising policy; ``scheduler`` is a ``DDIMScheduler``."""
+
+    def grid(self, steps: int) -> Grid:
+        """Timesteps and levels of ``steps`` steps of DDIM; ``levels`` has no other choice.
+
+        Raises ValueError for levels that begin at pure noise (rescaled betas) with a network that predicts the noise.
+        """
+        config = self.scheduler.config
+        grid = ddim_grid(
+            self.scheduler.alphas_cumprod,
+            steps,
+            spacing=config.timestep_spacing,
+            offset=config.steps_offset,
+            clean_end=config.set_alpha_to_one,
+        )
+        if grid.levels[0] == 0 and self.prediction == "epsilon":
+            raise ValueError(
+                "the checkpoint's scheduler: got rescale_betas_zero_snr=True and prediction_type=epsilon, expected "
+                "v_prediction: its first timestep is pure noise, in which a prediction of the noise tells nothing; "
+                "correct scheduler/scheduler_config.json"
+            )
+        return grid
+
+
+def load_unet(
+    kind: Any,
+    architecture: Callable[[Any, torch.device, tuple[int, int]], UnetArchitecture],
+    path: str | Path,
+    training: Training,
+    *,
+    example: str,
+    height: int,
+    width: int,
+    guidance: float,
+    options: Mapping[str, Any],
+) -> DiffusionModel:
+    """A UNet with the frozen parts of its pipeline, which is of class ``kind``.
+
+    ``architecture`` takes pipeline, device, and height and width of latents. ``options`` are further arguments of
+    ``kind.from_pretrained``, among them None for parts that are not read; ``example`` is a hub id for errors.
+    """
+    from diffusers import UNet2DConditionModel
+
+    at_least_one("guidance", guidance)
+    source = locate(path, example, "model_index.json")
+    device = torch.device(training.device)
+    network = read_network(UNet2DConditionModel, source, training, UNET)
+    pipeline = read_pipeline(kind, source, training, unet=network, **options)
+    refuse_other_inputs(source, network.config, pipeline.vae.config.latent_channels)
+    scheduler, prediction = ddim_scheduler(source, pipeline.scheduler)
+    frozen = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    freeze((part for part in frozen if part is not network), device)
+    factor, positions = pipeline.vae_scale_factor, network.config.sample_size
+    size = latent_size(
+        height,
+        width,
+        unit=max(MULTIPLE, factor),
+        factor=factor,
+        default=positions if isinstance(positions, int) else tuple(positions),
+    )
+    return DiffusionModel(
+        network,
+        architecture(pipeline, device, size),
+        (network.config.in_channels, *size),
+        scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+        prediction=prediction,
+    )
+
+
+def refuse_other_inputs(source: str, config: Any, channels: int) -> None:
+    """ValueError for UNets that read more than latents, time and words: those of inpainting, and distilled ones."""
+    if config.in_channels != channels:
+        raise ValueError(
+            f"'{source}': unet/config.json: got in_channels={config.in_channels}, expected {channels}, the channels of "
+            "a latent; models for inpainting or editing read a picture beside it and are not supported"
+        )
+    if config.time_cond_proj_dim is not None:
+        raise ValueError(
+            f"'{source}': unet/config.json: got time_cond_proj_dim={config.time_cond_proj_dim}, expected none; the "
+            "model is distilled with the scale of guidance as an input (LCM), which is not supported; take the model "
+            "that it was distilled from"
+        )
+
+
+def ddim_scheduler(source: str, scheduler: Any) -> tuple[Any, str]:
+    """The ``DDIMScheduler`` of a checkpoint's scheduler, and what its network predicts.
+
+    As ``DDIMScheduler.from_config``, except that x0 is never clipped: that it clips by default is for pixels, and
+    other schedulers do not state it. Raises ValueError for a scheduler that clips or thresholds, and for one of other
+    models than denoising diffusion.
+    """
+    from diffusers import DDIMScheduler
+
+    config, place = scheduler.config, f"'{source}': scheduler/scheduler_config.json"
+    if getattr(scheduler, "betas", None) is None or config.get("use_flow_sigmas"):
+        raise ValueError(
+            f"{place}: got a {type(scheduler).__name__} of a flow or without betas, expected the scheduler of a "
+            "denoising diffusion model (DDIM, DDPM, PNDM, Euler, DPM-Solver, ...)"
+        )
+    if config["prediction_type"] not in PREDICTIONS:
+        raise ValueError(
+            f"{place}: got prediction_type={config['prediction_type']}, expected one of {', '.join(PREDICTIONS)}"
+        )
+    for key in ("clip_sample", "thresholding"):
+        if config.get(key):
+            raise ValueError(
+                f"{place}: got {key}=True, expected False: models of latents do not bound the clean estimate, and "
+                f"transitions are scored without it; set {key} to false there"
+            )
+    # An offset that the pipeline has corrected counts as a default, which from_config would replace by another.
+    offset = {"steps_offset": config["steps_offset"]} if "steps_offset" in config else {}
+    with reading(source, "scheduler"):
+        made = DDIMScheduler.from_config(config, clip_sample=False, thresholding=False, **offset)
+    return made, PREDICTIONS[config["prediction_type"]]

@@ -1,0 +1,123 @@
+"""Stable Diffusion XL (Podell et al. 2023, arXiv:2307.01952): a UNet that reads two text encoders and the size.
+
+The unconditional branch of classifier-free guidance is zeros where the checkpoint asks for them
+(``force_zeros_for_empty_prompt``, which SDXL base does). The published VAE overflows float16: keep
+``model.vae_dtype`` at float32, or take bfloat16.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.training import PLAIN, Training
+from pipelines.visual import tiny_parts
+from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
+from pipelines.visual.flow import pixels_of_latents, refuse_cut, refuse_media
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
+
+NOT_READ = {"feature_extractor": None, "image_encoder": None, "add_watermarker": False}
+
+
+@dataclass(frozen=True)
+class Sdxl(UnetArchitecture):
+    """Text encoders and VAE of a checkpoint."""
+
+    pipeline: Any
+    device: torch.device
+    size: tuple[int, int]
+    """Height and width of latents."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of both encoders side by side for all 77 tokens, and the pooled vector of the second."""
+        refuse_media(prompt, "sdxl")
+        for tokenizer in filter(None, (self.pipeline.tokenizer, self.pipeline.tokenizer_2)):
+            refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+        hidden, no_hidden, pooled, no_pooled = self.pipeline.encode_prompt(
+            prompt=prompt.text, device=self.device, do_classifier_free_guidance=not prompt.text
+        )
+        return (hidden[0], pooled[0]) if prompt.text else (no_hidden[0], no_pooled[0])
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The UNet's prediction at integer timesteps, for uncropped pictures of their own size."""
+        hidden, pooled = conditioning
+        height, width = (side * self.pipeline.vae_scale_factor for side in self.size)
+        sizes = torch.tensor([height, width, 0, 0, height, width], dtype=torch.float32, device=x.device)
+        (predicted,) = network(
+            x,
+            time,
+            encoder_hidden_states=hidden,
+            added_cond_kwargs={"text_embeds": pooled, "time_ids": sizes.expand(len(x), -1)},
+            return_dict=False,
+        )
+        return predicted
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        return pixels_of_latents(self.pipeline.vae, latents)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    guidance: float = 5.0,
+) -> DiffusionModel:
+    """Load a Stable Diffusion XL model for training; text encoders and VAE are frozen.
+
+    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes, settings or checkpoints.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import StableDiffusionXLPipeline
+
+    return load_unet(
+        StableDiffusionXLPipeline,
+        Sdxl,
+        path,
+        training,
+        example="stabilityai/stable-diffusion-xl-base-1.0",
+        height=height,
+        width=width,
+        guidance=guidance,
+        options=NOT_READ,
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") -> Path:
+    """Write a complete ``StableDiffusionXLPipeline`` folder (by default a new temporary one) and return it.
+
+    The scheduler is that of SDXL base (Euler), with ``prediction`` epsilon or v_prediction; one block with and one
+    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the pictures.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+
+    levels: Any = EulerDiscreteScheduler.from_config(tiny_parts.stable_diffusion_levels(prediction))
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sdxl-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipeline = StableDiffusionXLPipeline(
+            scheduler=levels,
+            unet=tiny_parts.unet(cross_attention_dim=32, pooled_width=16),
+            vae=tiny_parts.vae(4, scaling_factor=0.13025, shift_factor=0.0),
+            text_encoder=tiny_parts.clip(projection=False),
+            tokenizer=tiny_parts.clip_tokenizer(),
+            text_encoder_2=tiny_parts.clip(),
+            tokenizer_2=tiny_parts.clip_tokenizer(),
+            add_watermarker=False,
+        )
+    pipeline.save_pretrained(folder)
+    return folder

@@ -1,0 +1,113 @@
+"""Stable Diffusion 1.x and 2.x (Rombach et al. 2021, arXiv:2112.10752): a UNet, CLIP, and a VAE of 4 channels.
+
+Checkpoints predict the noise (1.x, 2.x base) or v (2.0 and 2.1 at 768 pixels), as their scheduler says. The safety
+checker of a checkpoint is never read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.training import PLAIN, Training
+from pipelines.visual import tiny_parts
+from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
+from pipelines.visual.flow import pixels_of_latents, refuse_cut, refuse_media
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
+
+NOT_READ = {"safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False}
+
+
+@dataclass(frozen=True)
+class StableDiffusion(UnetArchitecture):
+    """Text encoder and VAE of a checkpoint."""
+
+    pipeline: Any
+    device: torch.device
+    size: tuple[int, int]
+    """Height and width of latents."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of CLIP for all 77 tokens, padding included, as in diffusers."""
+        refuse_media(prompt, "stable_diffusion")
+        tokenizer = self.pipeline.tokenizer
+        refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+        hidden, _ = self.pipeline.encode_prompt(prompt.text, self.device, 1, False)
+        return (hidden[0],)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The UNet's prediction at integer timesteps."""
+        (hidden,) = conditioning
+        (predicted,) = network(x, time, encoder_hidden_states=hidden, return_dict=False)
+        return predicted
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        return pixels_of_latents(self.pipeline.vae, latents)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    guidance: float = 5.0,
+) -> DiffusionModel:
+    """Load a Stable Diffusion 1.x or 2.x model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes, settings or checkpoints.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import StableDiffusionPipeline
+
+    return load_unet(
+        StableDiffusionPipeline,
+        StableDiffusion,
+        path,
+        training,
+        example="CompVis/stable-diffusion-v1-4",
+        height=height,
+        width=width,
+        guidance=guidance,
+        options=NOT_READ,
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") -> Path:
+    """Write a complete ``StableDiffusionPipeline`` folder (by default a new temporary one) and return it.
+
+    The scheduler is that of SD 1.4 (PNDM), or of 2.1 (DDIM) for ``prediction`` v_prediction; one block with and one
+    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the pictures.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import DDIMScheduler, PNDMScheduler, StableDiffusionPipeline
+
+    kind: Any = PNDMScheduler if prediction == "epsilon" else DDIMScheduler
+    whole: Any = StableDiffusionPipeline  # its annotations do not allow for None
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-stable-diffusion-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipeline = whole(
+            scheduler=kind.from_config(tiny_parts.stable_diffusion_levels(prediction)),
+            unet=tiny_parts.unet(cross_attention_dim=16),
+            vae=tiny_parts.vae(4, scaling_factor=0.18215, shift_factor=0.0),
+            text_encoder=tiny_parts.clip(projection=False),
+            tokenizer=tiny_parts.clip_tokenizer(),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
