@@ -14,7 +14,16 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
-from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, MemoryOptions, VisualData, VisualEval
+from pipelines.visual.options import (
+    DenoisingSampling,
+    FlowOptions,
+    FluxOptions,
+    KleinOptions,
+    MemoryOptions,
+    SanaOptions,
+    VisualData,
+    VisualEval,
+)
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -228,6 +237,15 @@ FAMILIES: Mapping[str, VisualFamily] = {
             FluxOptions,
             guidance="true_cfg_scale",
         ),
+        VisualFamily(
+            "flux2_klein",
+            "FLUX.2 klein, also to edit a picture",
+            "pipelines.visual.flux2_klein",
+            ("Flux2KleinPipeline",),
+            KleinOptions,
+            pictures="optional",
+        ),
+        VisualFamily("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
     )
 }
 """Name to family."""
