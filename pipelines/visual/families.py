@@ -19,7 +19,9 @@ from pipelines.visual.options import (
     DiffusionSampling,
     FlowOptions,
     FluxOptions,
+    KleinOptions,
     MemoryOptions,
+    SanaOptions,
     SdxlOptions,
     StableDiffusionOptions,
     VisualData,
@@ -296,6 +298,15 @@ FAMILIES: Mapping[str, VisualFamily] = {
             SdxlOptions,
             process="diffusion",
         ),
+        VisualFamily(
+            "flux2_klein",
+            "FLUX.2 klein, also to edit a picture",
+            "pipelines.visual.flux2_klein",
+            ("Flux2KleinPipeline",),
+            KleinOptions,
+            pictures="optional",
+        ),
+        VisualFamily("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
     )
 }
 """Name to family."""

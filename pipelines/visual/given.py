@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from mmgrpo.data.images import read_picture
 from mmgrpo.data.limits import Unreadable
@@ -30,6 +32,30 @@ def given_picture(prompt: Prompt, family: str) -> Pil.Image:
     source = prompt.media[0].source
     picture = source if isinstance(source, Image) else read_picture(str(source))
     return Pil.fromarray((picture.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+def optional_picture(
+    prompt: Prompt, family: str, pipeline: Any, latents_of: Callable[[Tensor], Tensor], height: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """Latents of the picture that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one.
+
+    Black takes its place in a prompt without, so that all encodings have the same shape; it is never read. The
+    pipeline prepares the picture; ``latents_of`` encodes its pixels in [-1, 1], with a batch axis.
+    """
+    from PIL import Image as Pil
+
+    picture = given_picture(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
+    pixels = pipeline.image_processor.preprocess(picture, height, width)
+    latents = latents_of(pixels.to(pipeline.vae.device, pipeline.vae.dtype))[0]
+    return latents, torch.tensor(bool(prompt.media), device=latents.device)
+
+
+def with_and_without(given: Bool[Tensor, "N"], predict: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """The rows with a given picture and those without, whose sequences differ in length, predicted one after the other
+    by ``predict(rows, shown)``; in the order of the rows."""
+    rows = [given.nonzero()[:, 0], (~given).nonzero()[:, 0]]
+    parts = [predict(some, shown) for some, shown in zip(rows, (True, False), strict=True) if len(some)]
+    return torch.cat(parts)[torch.cat(rows).argsort()]
 
 
 def check_pictures(

@@ -93,6 +93,38 @@ class SdxlOptions(StableDiffusionOptions):
 
 
 @dataclass
+class KleinOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "flux2_klein"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "black-forest-labs/FLUX.2-klein-base-4B"
+    """Folder or hub id."""
+    height: int = 512
+    """Height of the pictures in pixels."""
+    width: int = 512
+    """Width of the pictures in pixels."""
+    guidance: float = 4.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none, which distilled models need."""
+    max_sequence_length: int = 512
+    """Tokens of a prompt that Qwen reads, chat template included."""
+
+
+@dataclass
+class SanaOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "sana"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers"
+    """Folder or hub id."""
+    guidance: float = 4.5
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    max_sequence_length: int = 300
+    """Tokens of a prompt that Gemma reads, beside the instruction before it."""
+
+
+@dataclass
 class VideoOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

@@ -1,6 +1,6 @@
 """The frozen parts of random checkpoints of a few hundred kilobytes, of the real classes: encoders, tokenizers, VAE.
 
-Nothing is downloaded: the vocabularies are the bytes (CLIP) and the printable characters (T5), without words.
+Nothing is downloaded: the vocabularies are bytes (CLIP, Qwen) or printable characters (T5, Gemma), without words.
 """
 
 from __future__ import annotations
@@ -53,6 +53,104 @@ def vae(channels: int, scaling_factor: float, shift_factor: float) -> Any:
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
+
+
+def compressing_vae(channels: int, scaling_factor: float) -> Any:
+    """A deep-compression autoencoder, which quarters height and width."""
+    from diffusers import AutoencoderDC
+
+    autoencoder: Any = AutoencoderDC  # diffusers' annotations allow one level only
+    return autoencoder(
+        latent_channels=channels,
+        attention_head_dim=4,
+        encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        encoder_layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        encoder_qkv_multiscales=((), (), (5,)),
+        decoder_qkv_multiscales=((), (), (5,)),
+        scaling_factor=scaling_factor,
+    )
+
+
+def normalized_vae(channels: int) -> Any:
+    """An autoencoder of FLUX.2, which halves height and width, with statistics of its latents."""
+    from diffusers import AutoencoderKLFlux2
+
+    made: Any = AutoencoderKLFlux2(
+        block_out_channels=(4, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=4,
+        sample_size=16,
+    )
+    made.bn.running_mean.normal_()
+    made.bn.running_var.uniform_(0.5, 2)
+    return made
+
+
+def qwen3(layers: int) -> Any:
+    """A Qwen 3 of width 16."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(qwen_tokenizer()),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+        )
+    )
+
+
+def qwen_tokenizer() -> Any:
+    """A tokenizer over bytes, with a chat template."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    pieces = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
+    tokenizer = Qwen2Tokenizer(
+        vocab={piece: i for i, piece in enumerate(pieces)},
+        merges=[],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{% endif %}{% if enable_thinking is false %}-{% endif %}"
+    )
+    return tokenizer
+
+
+def gemma() -> Any:
+    """A Gemma 2 of width 32."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    return Gemma2Model(
+        Gemma2Config(
+            vocab_size=128,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+        )
+    )
+
+
+def gemma_tokenizer() -> Any:
+    """A tokenizer over printable characters."""
+    from transformers import GemmaTokenizer
+
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\u2581", "\n", *map(chr, range(33, 127))]
+    return GemmaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], add_bos_token=True)
 
 
 def clip_tokenizer() -> Any:

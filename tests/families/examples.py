@@ -41,6 +41,7 @@ TEXTS = [Prompt("a red square", "0"), Prompt("blue", "1"), Prompt("a green circl
 PICTURE = Media("image", Image(noise(3, 16, 16, seed=0)))
 CLIP = Media("video", Video(noise(16, 3, 16, 24, seed=3), 4.0), {"fps": 2.0})
 SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes or no ?", "2")]
+EDITED = [*TEXTS[:2], shown(2, PICTURE, "make it blue")]
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
@@ -53,6 +54,8 @@ EXAMPLES: Mapping[str, Example] = {
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "stable_diffusion": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
     "sdxl": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
+    "flux2_klein": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),

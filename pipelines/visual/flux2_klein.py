@@ -1,0 +1,200 @@
+"""FLUX.2 klein (Black Forest Labs 2026), base and distilled: a Qwen 3 encoder; a picture can be given to edit.
+
+Latents are those of the network: 2 x 2 neighbours of the VAE's latents as channels of one position, normalized by the
+statistics of the VAE's batch normalization. Positions have four axes (picture, row, column, word); those of a given
+picture are 10 on the first. The base checkpoints take classifier-free guidance, the distilled ones none. The words are
+encoded by three layers of Qwen 3, of which padding is a part, as in diffusers' pipeline.
+
+A given picture is resized to the size of the picture to be made (the pipeline keeps its own size), so that all prompts
+have sequences of the same length.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import tiny_parts
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut
+from pipelines.visual.given import optional_picture, with_and_without
+from pipelines.visual.sizes import at_least_one, latent_size
+
+LORA_TARGETS = tuple(
+    f"attn.{name}"
+    for name in (
+        *("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+        "to_qkv_mlp_proj",
+    )
+)
+"""Attention of the double-stream blocks, and the joint projection of the single-stream ones, as in Flow-Factory."""
+
+
+@dataclass(frozen=True)
+class Klein(Architecture):
+    """Text encoder and VAE of a checkpoint, and the positions of tokens."""
+
+    pipeline: Any
+    max_sequence_length: int
+    device: torch.device
+    size: tuple[int, int]
+    """Rows and columns of tokens."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Qwen 3, latents of the given picture (0 without one), and whether there is one."""
+        tokenizer = self.pipeline.tokenizer
+        said = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt.text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        refuse_cut(prompt, tokenizer, self.max_sequence_length, "Qwen 3 (chat template included)", text=said)
+        hidden, _ = self.pipeline.encode_prompt(
+            prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
+        )
+        height, width = (2 * self.pipeline.vae_scale_factor * tokens for tokens in self.size)
+        return hidden[0], *optional_picture(prompt, "flux2_klein", self.pipeline, self.latents_of, height, width)
+
+    def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
+        """Normalized latents of pixels in [-1, 1]."""
+        mean, deviation = self.statistics
+        return (pixel_unshuffle(self.pipeline.vae.encode(pixels).latent_dist.mode().float(), 2) - mean) / deviation
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction; rows with a given picture read it after their own tokens."""
+        hidden, picture, given = conditioning
+
+        def predict(rows: Tensor, shown: bool) -> Tensor:
+            sequence = [x[rows], picture[rows].to(x.dtype)] if shown else [x[rows]]
+            (predicted,) = network(
+                hidden_states=torch.cat([latents.flatten(2).mT for latents in sequence], dim=1),
+                # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
+                timestep=time[rows] * 1000 / 1000,
+                guidance=None,
+                encoder_hidden_states=hidden[rows],
+                txt_ids=places(words=hidden.shape[1]).to(x.device),
+                img_ids=torch.cat([places(10 * i, *self.size) for i in range(len(sequence))]).to(x.device),
+                return_dict=False,
+            )
+            return predicted[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)
+
+        return with_and_without(given, predict)
+
+    @property
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the channels of the VAE's latents."""
+        vae = self.pipeline.vae
+        mean, variance = vae.bn.running_mean.float(), vae.bn.running_var.float()
+        return mean.view(1, -1, 1, 1), torch.sqrt(variance + vae.config.batch_norm_eps).view(1, -1, 1, 1)
+
+    def denormalized(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N c/4 2*h 2*w"]:
+        """The VAE's own latents."""
+        mean, deviation = self.statistics
+        return pixel_shuffle(latents.float() * deviation + mean, 2)
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        vae = self.pipeline.vae
+        return vae.decode(self.denormalized(latents).to(vae.dtype), return_dict=False)[0].float() / 2 + 0.5
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        """Evenly spaced levels from 1 to 1 / steps, shifted according to the numbers of tokens and steps."""
+        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+        mu = compute_empirical_mu(self.size[0] * self.size[1], steps)
+        if scheduler.config.get("use_flow_sigmas"):
+            return {"num_inference_steps": steps, "mu": mu}
+        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+
+
+def places(picture: int = 0, rows: int = 1, columns: int = 1, words: int = 1) -> Tensor:
+    """(picture, row, column, word) of every token."""
+    return torch.cartesian_prod(torch.tensor([picture]), torch.arange(rows), torch.arange(columns), torch.arange(words))
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 512,
+    width: int = 512,
+    guidance: float = 4.0,
+    max_sequence_length: int = 512,
+) -> FlowModel:
+    """Load a FLUX.2 klein model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; Qwen reads ``max_sequence_length`` tokens.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+
+    at_least_one("guidance", guidance)
+    source = locate(path, "black-forest-labs/FLUX.2-klein-base-4B", "model_index.json")
+    network = read_network(Flux2Transformer2DModel, source, training, TRANSFORMER)
+    pipeline = read_pipeline(Flux2KleinPipeline, source, training, vae=AutoencoderKLFlux2, transformer=network)
+    if pipeline.config.is_distilled and guidance != 1:
+        raise ValueError(
+            f"guidance: got {guidance}, expected 1, since '{source}' is distilled and takes none; set it to 1 or train "
+            "a base checkpoint, e.g. black-forest-labs/FLUX.2-klein-base-4B"
+        )
+    device = torch.device(training.device)
+    freeze((pipeline.vae, pipeline.text_encoder), device)
+    factor = 2 * pipeline.vae_scale_factor
+    size = latent_size(height, width, unit=factor, factor=factor, default=pipeline.default_sample_size // 2)
+    return FlowModel(
+        network,
+        Klein(pipeline, max_sequence_length, device, size),
+        (network.config.in_channels, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0, distilled: bool = False) -> Path:
+    """Write a complete ``Flux2KleinPipeline`` folder (by default a new temporary one) and return it.
+
+    One block of each kind with width 32, and a Qwen 3 of 27 layers, the last that the pipeline reads; the VAE halves
+    height and width, and a token has 2 x 2 positions of its 4 channels.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-flux2-klein-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipeline = Flux2KleinPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+            vae=tiny_parts.normalized_vae(4),
+            text_encoder=tiny_parts.qwen3(layers=27),
+            tokenizer=tiny_parts.qwen_tokenizer(),
+            transformer=Flux2Transformer2DModel(
+                in_channels=16,
+                num_layers=1,
+                num_single_layers=1,
+                attention_head_dim=16,
+                num_attention_heads=2,
+                joint_attention_dim=3 * 16,
+                timestep_guidance_channels=32,
+                axes_dims_rope=(4, 4, 4, 4),
+                guidance_embeds=False,
+            ),
+            is_distilled=distilled,
+        )
+    pipeline.save_pretrained(folder)
+    return folder

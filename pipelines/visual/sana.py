@@ -1,0 +1,195 @@
+"""Sana 1.0 and 1.5 (Xie et al. 2024, arXiv:2410.10629): linear attention, a deep-compression VAE, a Gemma 2 encoder.
+
+Gemma reads an instruction to embellish before the prompt (the "complex human instruction", the default of diffusers'
+pipeline), which is then left out of the encoding. The unconditional branch has none. Sizes are taken as they are, as
+with ``use_resolution_binning=False`` of the pipeline.
+
+Noise levels: published checkpoints come with a DPM solver of second order, which has no transition densities; Euler
+steps take its place here. The solver's levels are s u / (1 + (s - 1) u), s being the checkpoint's ``flow_shift``, for u
+evenly from .999 to .999 / T, then 0. Ours are the same for u from 1 to 1 / T: exactly pure noise at the start, as the
+solver assumes, too, and less than .001 apart elsewhere. They are those of the pipeline with
+``FlowMatchEulerDiscreteScheduler(shift=s)`` and ``sigmas=linspace(1, 1 / T, T)`` (by itself, this scheduler ends much
+closer to 0). The solver rounds the network's time 1000 sigma down; it is not rounded here. A checkpoint that comes with
+the Euler scheduler keeps its own levels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import tiny_parts
+from pipelines.visual.flow import (
+    TRANSFORMER,
+    Architecture,
+    FlowModel,
+    freeze,
+    pixels_of_latents,
+    refuse_cut,
+    refuse_media,
+)
+from pipelines.visual.sizes import at_least_one, latent_size
+
+LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
+"""Projections of the linear self-attention and of the cross-attention, as in cosmos-rl's recipe for Sana."""
+
+
+@dataclass(frozen=True)
+class Sana(Architecture):
+    """Text encoder and VAE of a checkpoint."""
+
+    pipeline: Any
+    max_sequence_length: int
+    device: torch.device
+    even: bool
+    """Even levels before the shift, which replace those of a DPM solver."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Gemma 2, and the mask of those that are words."""
+        refuse_media(prompt, "sana")
+        tokenizer = self.pipeline.tokenizer
+        instruction = instruction_of(self.pipeline) if prompt.text else []
+        before = "\n".join(instruction)
+        # Of the instruction, the first and the last token are kept, and so are not added to the length.
+        tokens = len(tokenizer.encode(before)) if before else 2
+        encoder = f"Gemma (instruction of {tokens} tokens included)" if before else "Gemma"
+        most = self.max_sequence_length + tokens - 2
+        refuse_cut(prompt, tokenizer, most, encoder, text=before + prompt.text.lower().strip())
+        hidden, mask, _, _ = self.pipeline.encode_prompt(
+            prompt.text,
+            do_classifier_free_guidance=False,
+            device=self.device,
+            max_sequence_length=self.max_sequence_length,
+            complex_human_instruction=instruction,
+        )
+        return hidden[0], mask[0]
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        hidden, mask = conditioning
+        (predicted,) = network(
+            x,
+            encoder_hidden_states=hidden,
+            encoder_attention_mask=mask,
+            timestep=time * 1000 * network.config.timestep_scale,
+            return_dict=False,
+        )
+        return predicted
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        return pixels_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return {"sigmas": np.linspace(1, 1 / steps, steps)} if self.even else {"num_inference_steps": steps}
+
+
+def instruction_of(pipeline: Any) -> list[str]:
+    """The instruction before every prompt, a default of the pipeline's call."""
+    return inspect.signature(type(pipeline).__call__).parameters["complex_human_instruction"].default
+
+
+def euler(scheduler: Any, source: str) -> tuple[Any, bool]:
+    """The Euler scheduler with the shift of the checkpoint's, and whether it replaces a DPM solver.
+
+    Raises ValueError for a scheduler that is not of a flow.
+    """
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    config = scheduler.config
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        return scheduler, False
+    prediction, flow_sigmas = config.get("prediction_type"), config.get("use_flow_sigmas")
+    if prediction != "flow_prediction" or not flow_sigmas:
+        raise ValueError(
+            f"scheduler/ of '{source}': got prediction_type {prediction} and use_flow_sigmas {flow_sigmas}, expected "
+            "flow_prediction and true, or FlowMatchEulerDiscreteScheduler; correct scheduler_config.json"
+        )
+    return FlowMatchEulerDiscreteScheduler(shift=config["flow_shift"]), True
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    guidance: float = 4.5,
+    max_sequence_length: int = 300,
+) -> FlowModel:
+    """Load a Sana model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default; of the words Gemma reads
+    ``max_sequence_length`` tokens.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import AutoencoderDC, SanaPipeline, SanaTransformer2DModel
+
+    at_least_one("guidance", guidance)
+    source = locate(path, "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "model_index.json")
+    network = read_network(SanaTransformer2DModel, source, training, TRANSFORMER)
+    pipeline = read_pipeline(SanaPipeline, source, training, vae=AutoencoderDC, transformer=network)
+    device = torch.device(training.device)
+    freeze((pipeline.vae, pipeline.text_encoder), device)
+    scheduler, even = euler(pipeline.scheduler, source)
+    factor, config = pipeline.vae_scale_factor, network.config
+    size = latent_size(height, width, unit=factor * config.patch_size, factor=factor, default=config.sample_size)
+    return FlowModel(
+        network,
+        Sana(pipeline, max_sequence_length, device, even),
+        (config.in_channels, *size),
+        scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a complete ``SanaPipeline`` folder (by default a new temporary one) and return it.
+
+    The architecture of Sana 1.5 (normalized queries and keys) with 2 layers of width 32, pictures of 16 x 16 pixels by
+    default, and latents of 4 channels at a quarter of the resolution.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import DPMSolverMultistepScheduler, SanaPipeline, SanaTransformer2DModel
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sana-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipeline = SanaPipeline(
+            tokenizer=tiny_parts.gemma_tokenizer(),
+            text_encoder=tiny_parts.gemma(),
+            vae=tiny_parts.compressing_vae(4, scaling_factor=0.41407),
+            transformer=SanaTransformer2DModel(
+                in_channels=4,
+                out_channels=4,
+                num_attention_heads=2,
+                attention_head_dim=16,
+                num_layers=2,
+                num_cross_attention_heads=2,
+                cross_attention_head_dim=16,
+                cross_attention_dim=32,
+                caption_channels=32,
+                sample_size=4,
+                qk_norm="rms_norm_across_heads",
+            ),
+            scheduler=DPMSolverMultistepScheduler(
+                prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+            ),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
