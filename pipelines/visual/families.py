@@ -14,7 +14,15 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
-from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, MemoryOptions, VisualData, VisualEval
+from pipelines.visual.options import (
+    DenoisingSampling,
+    FlowOptions,
+    FluxOptions,
+    MemoryOptions,
+    QwenImageOptions,
+    VisualData,
+    VisualEval,
+)
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -227,6 +235,13 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("FluxPipeline",),
             FluxOptions,
             guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "qwen_image",
+            "Qwen-Image",
+            "pipelines.visual.qwen_image",
+            ("QwenImagePipeline",),
+            QwenImageOptions,
         ),
     )
 }

@@ -67,6 +67,20 @@ class FluxOptions(FlowOptions):
 
 
 @dataclass
+class QwenImageOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "qwen_image"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Qwen/Qwen-Image"
+    """Folder or hub id."""
+    guidance: float = 4.0
+    """The pipeline's true_cfg_scale, in two evaluations; 1 is none."""
+    max_sequence_length: Annotated[int, within("[1, 1024]")] = 512
+    """Tokens of a prompt that Qwen2.5-VL reads."""
+
+
+@dataclass
 class VideoOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
