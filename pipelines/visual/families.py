@@ -22,6 +22,7 @@ from pipelines.visual.options import (
     QwenImageOptions,
     VisualData,
     VisualEval,
+    ZImageOptions,
 )
 
 if TYPE_CHECKING:
@@ -242,6 +243,13 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.qwen_image",
             ("QwenImagePipeline",),
             QwenImageOptions,
+        ),
+        VisualFamily(
+            "z_image",
+            "Z-Image and Z-Image-Turbo",
+            "pipelines.visual.z_image",
+            ("ZImagePipeline",),
+            ZImageOptions,
         ),
     )
 }

@@ -81,6 +81,22 @@ class QwenImageOptions(FlowOptions):
 
 
 @dataclass
+class ZImageOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "z_image"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Tongyi-MAI/Z-Image-Turbo"
+    """Folder or hub id."""
+    guidance: float = 1.0
+    """The pipeline's guidance_scale plus 1, in two evaluations; 1 is none, as Z-Image-Turbo needs it."""
+    cfg_normalization: Annotated[float, within("[0, 1000]")] = 0.0
+    """Largest norm of a guided prediction, in norms of the one with the prompt; 0 is no limit."""
+    max_sequence_length: int = 512
+    """Tokens of a prompt that Qwen3 reads."""
+
+
+@dataclass
 class VideoOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

@@ -13,19 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import qwen_tiny
+from pipelines.visual.conditions import padded
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut, refuse_media
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.sizes import at_least_one, latent_size
 
-__all__ = ["LORA_TARGETS", "QwenImage", "load", "padded", "tiny"]
+__all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
 
 NOTHING = " "
 """The words of the unconditional branch: the negative prompt of Qwen's model card."""
@@ -102,12 +103,6 @@ def predicted(
         return_dict=False,
     )
     return velocity
-
-
-def padded(hidden: Float[Tensor, "tokens d"], length: int) -> tuple[Float[Tensor, "length d"], Bool[Tensor, " length"]]:
-    """Hidden states with zeros up to ``length``, and which of them are real."""
-    real = torch.arange(length, device=hidden.device) < len(hidden)
-    return nn.functional.pad(hidden, (0, 0, 0, length - len(hidden))), real
 
 
 def latent_statistics(vae: Any) -> tuple[Float[Tensor, "c 1 1 1"], Float[Tensor, "c 1 1 1"]]:

@@ -63,7 +63,7 @@ def test_the_tokens_of_an_oblong_picture_are_those_of_both_sides(words_folder):
         assert made.architecture.tokens == (height // patch) * (width // patch)
 
 
-@pytest.mark.parametrize("name", ["sd3", "flux", "qwen_image"])
+@pytest.mark.parametrize("name", ["sd3", "flux", "qwen_image", "z_image"])
 def test_only_the_transformer_trains(name, tmp_path):
     import importlib
 
