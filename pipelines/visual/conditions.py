@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Image, Media, Prompt, Video
@@ -135,6 +135,12 @@ def without_words(prompt: Prompt) -> Prompt:
 def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
     """Encodings of several prompts, one row each."""
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def padded(hidden: Float[Tensor, "tokens d"], length: int) -> tuple[Float[Tensor, "length d"], Bool[Tensor, " length"]]:
+    """Hidden states with zeros up to ``length``, and which of them are real."""
+    real = torch.arange(length, device=hidden.device) < len(hidden)
+    return nn.functional.pad(hidden, (0, 0, 0, length - len(hidden))), real
 
 
 def missing_encoder(prompt: Any) -> NoReturn:

@@ -21,11 +21,13 @@ from pipelines.visual.options import (
     FluxOptions,
     KleinOptions,
     MemoryOptions,
+    QwenImageOptions,
     SanaOptions,
     SdxlOptions,
     StableDiffusionOptions,
     VisualData,
     VisualEval,
+    ZImageOptions,
 )
 
 if TYPE_CHECKING:
@@ -307,6 +309,20 @@ FAMILIES: Mapping[str, VisualFamily] = {
             pictures="optional",
         ),
         VisualFamily("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
+        VisualFamily(
+            "qwen_image",
+            "Qwen-Image",
+            "pipelines.visual.qwen_image",
+            ("QwenImagePipeline",),
+            QwenImageOptions,
+        ),
+        VisualFamily(
+            "z_image",
+            "Z-Image and Z-Image-Turbo",
+            "pipelines.visual.z_image",
+            ("ZImagePipeline",),
+            ZImageOptions,
+        ),
     )
 }
 """Name to family."""

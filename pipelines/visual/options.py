@@ -125,6 +125,36 @@ class SanaOptions(FlowOptions):
 
 
 @dataclass
+class QwenImageOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "qwen_image"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Qwen/Qwen-Image"
+    """Folder or hub id."""
+    guidance: float = 4.0
+    """The pipeline's true_cfg_scale, in two evaluations; 1 is none."""
+    max_sequence_length: Annotated[int, within("[1, 1024]")] = 512
+    """Tokens of a prompt that Qwen2.5-VL reads."""
+
+
+@dataclass
+class ZImageOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "z_image"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Tongyi-MAI/Z-Image-Turbo"
+    """Folder or hub id."""
+    guidance: float = 1.0
+    """The pipeline's guidance_scale plus 1, in two evaluations; 1 is none, as Z-Image-Turbo needs it."""
+    cfg_normalization: Annotated[float, within("[0, 1000]")] = 0.0
+    """Largest norm of a guided prediction, in norms of the one with the prompt; 0 is no limit."""
+    max_sequence_length: int = 512
+    """Tokens of a prompt that Qwen3 reads."""
+
+
+@dataclass
 class VideoOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,39 @@ def write_model(
     seed: int = 0,
 ) -> str:
     """Write a Qwen2.5-VL with random weights as an ordinary folder: config, weights, tokenizer, processor."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import Qwen2_5_VLForConditionalGeneration
 
     tokenizer = word_tokenizer(words)
     ids = tokenizer.get_vocab()
-    config = Qwen2_5_VLConfig(
+    config = configuration(
+        ids,
+        width=width,
+        layers=layers,
+        heads=heads,
+        vision_width=vision_width,
+        vision_layers=vision_layers,
+        patch=patch,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = Qwen2_5_VLForConditionalGeneration(config)
+    network.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    network.generation_config.pad_token_id = ids["<|endoftext|>"]
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    image_processor(patch, min_pixels, max_pixels).save_pretrained(folder)
+    return str(folder)
+
+
+def configuration(
+    ids: Mapping[str, int], *, width: int, layers: int, heads: int, vision_width: int, vision_layers: int, patch: int
+) -> Any:
+    """The configuration of a small Qwen2.5-VL over a vocabulary (``ids``) with Qwen's special tokens."""
+    from transformers import Qwen2_5_VLConfig
+
+    return Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": len(tokenizer),
+            "vocab_size": len(ids),
             "hidden_size": width,
             "intermediate_size": 3 * width,
             "num_hidden_layers": layers,
@@ -107,15 +133,6 @@ def write_model(
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        network = Qwen2_5_VLForConditionalGeneration(config)
-    network.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
-    network.generation_config.pad_token_id = ids["<|endoftext|>"]
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    image_processor(patch, min_pixels, max_pixels).save_pretrained(folder)
-    return str(folder)
 
 
 def word_tokenizer(

@@ -56,6 +56,8 @@ EXAMPLES: Mapping[str, Example] = {
     "sdxl": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
     "flux2_klein": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "qwen_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "z_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),

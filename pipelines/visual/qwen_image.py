@@ -1,0 +1,183 @@
+"""Qwen-Image (Wu et al. 2025, arXiv:2508.02324): Qwen2.5-VL reads the prompt, latents are packed, guidance keeps norms.
+
+Latents are [channels, height, width] outside the network, which reads them packed, 2 x 2 neighbours per token. Guidance
+g gives each token the direction of v_empty + g (v_prompt - v_empty) and the norm of v_prompt.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import qwen_tiny
+from pipelines.visual.conditions import padded
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut, refuse_media
+from pipelines.visual.flux import LORA_TARGETS, pack, unpack
+from pipelines.visual.sizes import at_least_one, latent_size
+
+__all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
+
+NOTHING = " "
+"""The words of the unconditional branch: the negative prompt of Qwen's model card."""
+
+TEXT_TOKENS = 1024
+"""Tokens of a prompt that the pipeline reads at most."""
+
+
+@dataclass(frozen=True)
+class QwenImage(Architecture):
+    """Text encoder and VAE of a checkpoint, and the packing of latents."""
+
+    pipeline: Any
+    max_sequence_length: int
+    device: torch.device
+    size: tuple[int, int]
+    """Height and width of latents."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""
+        refuse_media(prompt, "qwen_image")
+        text, cut = prompt.text or NOTHING, self.pipeline.prompt_template_encode_start_idx
+        refuse_cut(
+            prompt,
+            self.pipeline.tokenizer,
+            self.max_sequence_length + cut,
+            f"Qwen2.5-VL ({cut} of them an instruction)",
+            self.pipeline.prompt_template_encode.format(text),
+        )
+        hidden, _ = self.pipeline.encode_prompt(text, self.device, max_sequence_length=self.max_sequence_length)
+        return padded(hidden[0], self.max_sequence_length)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction for unpacked latents."""
+        height, width = self.size
+        return unpack(predicted(network, pack(x), time, conditioning, [(1, height // 2, width // 2)]), height, width)
+
+    def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
+        """The pipeline's true CFG: the guided direction, with the norm of the conditional prediction in each token."""
+        guided, conditional = pack(super().guided(unconditional, conditional, scale)), pack(conditional)
+        norms = [tokens.norm(dim=-1, keepdim=True) for tokens in (conditional, guided)]
+        return unpack(guided * (norms[0] / norms[1]), *self.size)
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        vae = self.pipeline.vae
+        mean, std = (statistic.to(latents) for statistic in latent_statistics(vae))
+        scaled = (latents[:, :, None] * std + mean).to(vae.dtype)
+        return vae.decode(scaled, return_dict=False)[0][:, :, 0].float() / 2 + 0.5
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
+        mu = image_shift(scheduler.config, self.size[0] * self.size[1] // 4, 1.15)
+        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+
+
+def predicted(
+    network: Any,
+    tokens: Float[Tensor, "N tokens values"],
+    time: Float[Tensor, " N"],
+    conditioning: tuple[Tensor, ...],
+    shapes: list[tuple[int, int, int]],
+) -> Float[Tensor, "N tokens values"]:
+    """The transformer's prediction; ``shapes`` are the frames, rows and columns of tokens of each picture."""
+    hidden, real = conditioning
+    longest = int(real.sum(1).max())
+    real = real[:, :longest]
+    (velocity,) = network(
+        hidden_states=tokens,
+        # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
+        timestep=time * 1000 / 1000,
+        encoder_hidden_states=hidden[:, :longest],
+        encoder_hidden_states_mask=None if bool(real.all()) else real,
+        img_shapes=[shapes] * len(tokens),
+        return_dict=False,
+    )
+    return velocity
+
+
+def latent_statistics(vae: Any) -> tuple[Float[Tensor, "c 1 1 1"], Float[Tensor, "c 1 1 1"]]:
+    """Mean and standard deviation of the latents of Qwen-Image's VAE."""
+    config = vae.config
+    return torch.tensor(config.latents_mean).view(-1, 1, 1, 1), torch.tensor(config.latents_std).view(-1, 1, 1, 1)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    guidance: float = 4.0,
+    max_sequence_length: int = 512,
+) -> FlowModel:
+    """Load a Qwen-Image model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; ``guidance`` is the pipeline's
+    ``true_cfg_scale``, 1 is none. A prompt may have ``max_sequence_length`` tokens, at most 1024.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+
+    at_least_one("guidance", guidance)
+    check_text_tokens(max_sequence_length)
+    source = locate(path, "Qwen/Qwen-Image", "model_index.json")
+    device = torch.device(training.device)
+    network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
+    pipeline = read_pipeline(QwenImagePipeline, source, training, vae=AutoencoderKLQwenImage, transformer=network)
+    freeze((pipeline.vae, pipeline.text_encoder), device)
+    factor = pipeline.vae_scale_factor
+    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
+    return FlowModel(
+        network,
+        QwenImage(pipeline, max_sequence_length, device, size),
+        (network.config.in_channels // 4, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+    )
+
+
+def check_text_tokens(most: int) -> None:
+    """ValueError for more tokens than the pipeline reads."""
+    if most > TEXT_TOKENS:
+        raise ValueError(f"max_sequence_length: got {most}, expected at most {TEXT_TOKENS}, which the pipeline reads")
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a complete ``QwenImagePipeline`` folder (by default a new temporary one) and return it.
+
+    The architecture of Qwen-Image with 2 blocks of width 32; latents of 4 channels at half the resolution of the
+    pictures.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import QwenImagePipeline
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-qwen-image-"))
+    nothing: Any = None
+    template = QwenImagePipeline(nothing, nothing, nothing, nothing, nothing).prompt_template_encode
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        words = qwen_tiny.tokenizer(template)
+        pipeline = QwenImagePipeline(
+            scheduler=qwen_tiny.scheduler(),
+            vae=qwen_tiny.vae(),
+            text_encoder=qwen_tiny.vision_language(words),
+            tokenizer=words,
+            transformer=qwen_tiny.transformer(),
+        )
+    pipeline.save_pretrained(folder)
+    return folder

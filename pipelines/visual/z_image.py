@@ -1,0 +1,182 @@
+"""Z-Image and Z-Image-Turbo (Cai et al. 2025, arXiv:2511.22699): one stream of tokens, with time and sign reversed.
+
+The network's time is 1 - sigma, and it predicts x0 - eps, the negative of the velocity. The guidance_scale s of
+diffusers adds s (v_prompt - v_empty) to v_prompt, so that s = 0 is none; here ``guidance`` is g = s + 1, so that 1 is
+none, as in every other family.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import qwen_tiny, tiny_parts
+from pipelines.visual.conditions import padded
+from pipelines.visual.flow import (
+    TRANSFORMER,
+    Architecture,
+    FlowModel,
+    freeze,
+    image_shift,
+    pixels_of_latents,
+    refuse_cut,
+    refuse_media,
+)
+from pipelines.visual.sizes import at_least_one, latent_size
+
+LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
+"""Projections of the attention of all blocks, the refiners' too."""
+
+PATCH = 2
+"""Latent positions per side of a token."""
+
+MULTIPLE = 32
+"""The network pads prompt and picture to multiples of so many tokens."""
+
+PIXELS = 1024
+"""Height and width of the pipeline's pictures by default."""
+
+
+@dataclass(frozen=True)
+class ZImage(Architecture):
+    """Text encoder and VAE of a checkpoint."""
+
+    pipeline: Any
+    max_sequence_length: int
+    cfg_normalization: float
+    device: torch.device
+    tokens: int
+    """Image tokens of one latent."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Qwen3, padded, and which of them are real; an empty prompt is the pipeline's negative."""
+        refuse_media(prompt, "z_image")
+        chat = self.pipeline.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
+        )
+        refuse_cut(
+            prompt, self.pipeline.tokenizer, self.max_sequence_length, "Qwen3 (its chat template included)", chat
+        )
+        (hidden,), _ = self.pipeline.encode_prompt(
+            prompt.text,
+            self.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_sequence_length,
+        )
+        return padded(hidden, self.max_sequence_length)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The velocity of the network's prediction; it takes a list of pictures and one of prompts."""
+        hidden, real = conditioning
+        prompts = [row[:length] for row, length in zip(hidden, real.sum(1).tolist(), strict=True)]
+        # Bit for bit as in the pipeline, whose time is that of the scheduler, 1000 sigma.
+        (predicted,) = network(list(x[:, :, None]), (1000 - time * 1000) / 1000, prompts, return_dict=False)
+        return -torch.stack(predicted)[:, :, 0]
+
+    def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
+        """Classifier-free guidance; ``cfg_normalization`` limits the norm of each picture's prediction."""
+        guided = super().guided(unconditional, conditional, scale)
+        if not self.cfg_normalization:
+            return guided
+        most, norm = (v.flatten(1).norm(dim=1)[:, None, None, None] for v in (conditional, guided))
+        return guided * (self.cfg_normalization * most / norm).clamp(max=1)
+
+    def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+        return pixels_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        """Evenly spaced levels from 1 to 1 / steps, with the shift of the scheduler."""
+        mu = image_shift(scheduler.config, self.tokens, 1.15)
+        return {"sigmas": torch.linspace(1.0, 1 / steps, steps).tolist(), "mu": mu}
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    guidance: float = 1.0,
+    cfg_normalization: float = 0.0,
+    max_sequence_length: int = 512,
+) -> FlowModel:
+    """Load a Z-Image model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; ``guidance`` is the pipeline's
+    ``guidance_scale`` plus 1, so that 1 is none; ``cfg_normalization`` is the pipeline's, 0 for no limit.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import ZImagePipeline, ZImageTransformer2DModel
+
+    at_least_one("guidance", guidance)
+    source = locate(path, "Tongyi-MAI/Z-Image-Turbo", "model_index.json")
+    device = torch.device(training.device)
+    network = read_network(ZImageTransformer2DModel, source, training, TRANSFORMER)
+    pipeline = read_pipeline(ZImagePipeline, source, training, transformer=network)
+    freeze((pipeline.vae, pipeline.text_encoder), device)
+    factor, (text, *sides) = pipeline.vae_scale_factor, network.config.axes_lens
+    # The prompt has the positions from 1, padded, and the picture the one behind them.
+    if max_sequence_length > (most := (text - 2) // MULTIPLE * MULTIPLE):
+        raise ValueError(
+            f"max_sequence_length: got {max_sequence_length}, expected at most {most}, for which the network has "
+            "positions"
+        )
+    unit = PATCH * factor
+    size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS // factor, most=unit * min(sides))
+    tokens = size[0] * size[1] // PATCH**2
+    return FlowModel(
+        network,
+        ZImage(pipeline, max_sequence_length, float(cfg_normalization), device, tokens),
+        (network.config.in_channels, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a complete ``ZImagePipeline`` folder (by default a new temporary one) and return it.
+
+    The architecture of Z-Image with one block of each kind and width 32; latents of 4 channels at half the resolution
+    of the pictures.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-z-image-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        words = qwen_tiny.tokenizer("user\nassistant")
+        pipeline = ZImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
+            text_encoder=qwen_tiny.language(words),
+            tokenizer=words,
+            transformer=ZImageTransformer2DModel(
+                in_channels=4,
+                dim=32,
+                n_layers=1,
+                n_refiner_layers=1,
+                n_heads=2,
+                n_kv_heads=2,
+                cap_feat_dim=32,
+                axes_dims=[4, 6, 6],
+                axes_lens=[1024, 512, 512],
+            ),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
