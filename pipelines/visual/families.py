@@ -27,6 +27,8 @@ from pipelines.visual.options import (
     StableDiffusionOptions,
     VisualData,
     VisualEval,
+    WanImageOptions,
+    WanOptions,
     ZImageOptions,
 )
 
@@ -322,6 +324,21 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.z_image",
             ("ZImagePipeline",),
             ZImageOptions,
+        ),
+        VisualFamily(
+            "wan",
+            "Wan 2.1 and 2.2: clips from words, and small models of their architecture",
+            "pipelines.visual.wan",
+            ("WanPipeline", "WanTransformer3DModel"),
+            WanOptions,
+        ),
+        VisualFamily(
+            "wan_i2v",
+            "Wan 2.1 and 2.2: clips from words and their first frame",
+            "pipelines.visual.wan_i2v",
+            ("WanImageToVideoPipeline", "WanPipeline"),
+            WanImageOptions,
+            pictures="required",
         ),
     )
 }

@@ -47,6 +47,10 @@ ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for numb
 
 SQUARE = {"height": 16, "width": 16}
 SMALL = SQUARE | {"max_sequence_length": 48}
+FIRST = [shown(n, Media("image", Image(noise(3, 20, 24, seed=4 + n))), text.text) for n, text in enumerate(TEXTS)]
+
+SMALL = {"height": 16, "width": 16, "max_sequence_length": 48}
+FILMED = {"height": 16, "width": 32, "frames": 5}
 SHORT = {"max_tokens": 5}
 
 EXAMPLES: Mapping[str, Example] = {
@@ -58,6 +62,8 @@ EXAMPLES: Mapping[str, Example] = {
     "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "z_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "wan": Example(TEXTS, {**FILMED, "max_sequence_length": 48}, {"steps": 4, "evaluation_steps": 3}),
+    "wan_i2v": Example(FIRST, FILMED, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),
