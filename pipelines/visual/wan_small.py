@@ -63,7 +63,6 @@ class Small(SmallModel):
     """A video model in pixel space with a word encoder."""
 
     clip: Clip
-    family = "wan"
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction at time 1000 sigma, which is not rounded."""
