@@ -14,7 +14,15 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
-from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, MemoryOptions, VisualData, VisualEval
+from pipelines.visual.options import (
+    DenoisingSampling,
+    FlowOptions,
+    FluxOptions,
+    HunyuanVideoOptions,
+    MemoryOptions,
+    VisualData,
+    VisualEval,
+)
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -226,6 +234,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.flux",
             ("FluxPipeline",),
             FluxOptions,
+            guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "hunyuan_video",
+            "HunyuanVideo: clips from words",
+            "pipelines.visual.hunyuan_video",
+            ("HunyuanVideoPipeline",),
+            HunyuanVideoOptions,
             guidance="true_cfg_scale",
         ),
     )

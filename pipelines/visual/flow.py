@@ -179,8 +179,10 @@ class FlowModel:
                 pixels = self.architecture.pixels(batch)
             refuse_overflow(pixels, self.architecture.pipeline)
             for sample in pixels:
-                picture = to_image(sample)
-                outputs.append(Video(picture.pixels, self.fps) if self.fps else picture)
+                if self.fps:
+                    outputs.append(Video(sample.to("cpu", torch.float32).clamp(0, 1), self.fps))
+                else:
+                    outputs.append(to_image(sample))
         return outputs
 
     def grid(self, steps: int) -> Grid:

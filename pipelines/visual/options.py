@@ -77,6 +77,30 @@ class VideoOptions(FlowOptions):
 
 
 @dataclass
+class HunyuanVideoOptions(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "hunyuan_video"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "hunyuanvideo-community/HunyuanVideo"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the clips in pixels; 0 is 720."""
+    width: int = 0
+    """Width of the clips in pixels; 0 is 1280."""
+    frames: int = 0
+    """Frames of a clip, 1 more than a multiple of 4; 0 is 129."""
+    fps: float = 0.0
+    """Frames per second of a clip; 0 is 24."""
+    guidance: float = 6.0
+    """Embedded guidance scale, in one evaluation."""
+    true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
+    """Additional classifier-free guidance, in two evaluations; 1 is none."""
+    max_sequence_length: int = 256
+    """Tokens of a prompt that Llama reads."""
+
+
+@dataclass
 class DenoisingSampling:
     """Sampling in rollouts and in evaluation."""
 
