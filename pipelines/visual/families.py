@@ -19,6 +19,7 @@ from pipelines.visual.options import (
     FlowOptions,
     FluxOptions,
     HunyuanVideoOptions,
+    LtxVideoOptions,
     MemoryOptions,
     VisualData,
     VisualEval,
@@ -243,6 +244,13 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("HunyuanVideoPipeline",),
             HunyuanVideoOptions,
             guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "ltx_video",
+            "LTX-Video: clips from words",
+            "pipelines.visual.ltx_video",
+            ("LTXPipeline",),
+            LtxVideoOptions,
         ),
     )
 }

@@ -101,6 +101,28 @@ class HunyuanVideoOptions(VideoOptions):
 
 
 @dataclass
+class LtxVideoOptions(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "ltx_video"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Lightricks/LTX-Video"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the clips in pixels; 0 is 512."""
+    width: int = 0
+    """Width of the clips in pixels; 0 is 704."""
+    frames: int = 0
+    """Frames of a clip, 1 more than a multiple of 8; 0 is 161."""
+    fps: float = 0.0
+    """Frames per second of a clip, which the network is told; 0 is 25."""
+    guidance: float = 3.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    max_sequence_length: int = 128
+    """Tokens of a prompt that T5 reads."""
+
+
+@dataclass
 class DenoisingSampling:
     """Sampling in rollouts and in evaluation."""
 

@@ -51,6 +51,7 @@ EXAMPLES: Mapping[str, Example] = {
     "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "hunyuan_video": Example(TEXTS, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
+    "ltx_video": Example(TEXTS, {**SMALL, "height": 32, "width": 32, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),

@@ -13,10 +13,13 @@ from pipelines.visual.options import MemoryOptions
 from tests.building import load, module
 from tests.pipelines.visual.drawing import noise
 
-TALL = {"hunyuan_video": {"height": 512, "width": 16, "frames": 5}}
+TALL = {
+    "hunyuan_video": {"height": 512, "width": 16, "frames": 5},
+    "ltx_video": {"height": 1024, "width": 32, "frames": 5},
+}
 """Family to the size of clips that are taller than a tile of its VAE."""
-INNER = ("conv2.conv", "to_out.0")
-"""Names of the last layers of residual branches in a VAE's decoder."""
+INNER = ("conv2.conv", "to_out.0", "per_channel_scale")
+"""Last layers of residual branches in a VAE's decoder, and the scales of noise that it injects."""
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,9 @@ def tall(folders: dict[str, Path], name: str, **memory: Any) -> Any:
     """A model of tall clips whose decoder is local: without its residual branches, whose random weights would mix all
     that a tile contains, which those of a trained decoder do not."""
     model = load(module(name), folders[name], **TALL[name])
-    for key, layer in model.architecture.pipeline.vae.decoder.named_modules():
-        if key.endswith(INNER):
-            torch.nn.init.zeros_(layer.weight)
-            torch.nn.init.zeros_(layer.bias)
+    for key, parameter in model.architecture.pipeline.vae.decoder.named_parameters():
+        if any(inner in key for inner in INNER):
+            torch.nn.init.zeros_(parameter)
     model.limit_memory(MemoryOptions(**memory), name)
     return model
 
@@ -47,13 +49,12 @@ def test_clips_are_the_same_one_by_one(folders, name):
     )
 
 
-@pytest.mark.parametrize("name", TALL)
-def test_tiles_give_the_same_clip_up_to_their_seams(folders, name):
-    """Normalization sees one tile at a time, so that the clips are not equal: within a fifth of the deviation of pixels
-    on average, where a clip whose tiles are exchanged differs by more than four fifths."""
+@pytest.mark.parametrize(("name", "most"), [("hunyuan_video", 0.2), ("ltx_video", 0.01)])
+def test_tiles_give_the_same_clip_up_to_their_seams(folders, name, most):
+    """The average gap is small beside the deviation of pixels, where that of a clip with misplaced tiles is not: at the
+    seams with LTX-Video, everywhere with HunyuanVideo, whose normalization sees one tile at a time."""
     whole, tiled = filmed(tall(folders, name)), filmed(tall(folders, name, vae_tiling=True))
-    gap = float((tiled - whole).abs().mean() / whole.std())
-    assert tiled.shape == whole.shape and 0 < gap < 0.2
+    assert tiled.shape == whole.shape and 0 < (tiled - whole).abs().mean() / whole.std() < most
     assert (tiled.roll(192, -2) - whole).abs().mean() / whole.std() > 0.8
 
 
