@@ -100,7 +100,7 @@ def places(pipeline: Any, fps: float) -> tuple[float, float, float]:
 def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
     """Pixels in [0, 1], which the VAE may slightly exceed.
 
-    Where the decoder itself denoises, it does so at time 0, as by default in the pipeline. Where it injects noise, this
+    A decoder that itself denoises does so at time 0, as by default in the pipeline. Where it injects noise, this
     is the same for every clip, so that a clip is a function of its latents.
     """
     channels = (1, -1, 1, 1, 1)
@@ -109,7 +109,7 @@ def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Ten
     time = torch.zeros(len(scaled), device=scaled.device, dtype=scaled.dtype)
     with torch.random.fork_rng([scaled.device] if scaled.device.type == "cuda" else []):
         torch.manual_seed(0)
-        (pixels,) = vae.decode(scaled, time if vae.config.timestep_conditioning else None, return_dict=False)
+        (pixels,) = vae.decode(scaled, time, return_dict=False)
     return pixels.float().transpose(1, 2) / 2 + 0.5
 
 
