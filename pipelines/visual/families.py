@@ -23,6 +23,8 @@ from pipelines.visual.options import (
     MemoryOptions,
     VisualData,
     VisualEval,
+    WanImageOptions,
+    WanOptions,
 )
 
 if TYPE_CHECKING:
@@ -251,6 +253,21 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.ltx_video",
             ("LTXPipeline",),
             LtxVideoOptions,
+        ),
+        VisualFamily(
+            "wan",
+            "Wan 2.1 and 2.2: clips from words, and small models of their architecture",
+            "pipelines.visual.wan",
+            ("WanPipeline", "WanTransformer3DModel"),
+            WanOptions,
+        ),
+        VisualFamily(
+            "wan_i2v",
+            "Wan 2.1 and 2.2: clips from words and their first frame",
+            "pipelines.visual.wan_i2v",
+            ("WanImageToVideoPipeline", "WanPipeline"),
+            WanImageOptions,
+            pictures="required",
         ),
     )
 }
