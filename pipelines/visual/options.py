@@ -165,6 +165,52 @@ class VideoOptions(FlowOptions):
 
 
 @dataclass
+class HunyuanVideoOptions(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "hunyuan_video"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "hunyuanvideo-community/HunyuanVideo"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the clips in pixels; 0 is 720."""
+    width: int = 0
+    """Width of the clips in pixels; 0 is 1280."""
+    frames: int = 0
+    """Frames of a clip, 1 more than a multiple of 4; 0 is 129."""
+    fps: float = 0.0
+    """Frames per second of a clip; 0 is 24."""
+    guidance: float = 6.0
+    """Embedded guidance scale, in one evaluation."""
+    true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
+    """Additional classifier-free guidance, in two evaluations; 1 is none."""
+    max_sequence_length: int = 256
+    """Tokens of a prompt that Llama reads."""
+
+
+@dataclass
+class LtxVideoOptions(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "ltx_video"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Lightricks/LTX-Video"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the clips in pixels; 0 is 512."""
+    width: int = 0
+    """Width of the clips in pixels; 0 is 704."""
+    frames: int = 0
+    """Frames of a clip, 1 more than a multiple of 8; 0 is 161."""
+    fps: float = 0.0
+    """Frames per second of a clip, which the network is told; 0 is 25."""
+    guidance: float = 3.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    max_sequence_length: int = 128
+    """Tokens of a prompt that T5 reads."""
+
+
+@dataclass
 class WanOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 

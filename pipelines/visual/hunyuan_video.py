@@ -1,0 +1,192 @@
+"""HunyuanVideo (Kong et al. 2024, arXiv:2412.03603): Llama and CLIP read the prompt, guidance is an input.
+
+The checkpoint is distilled: the scale of guidance (``guidance``) is an input, times 1000, and the network predicts the
+guided velocity in one evaluation. ``true_cfg_scale`` adds classifier-free guidance proper, with two evaluations. Llama
+reads the prompt inside a template whose tokens are cut off its hidden states afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network, read_part, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut, refuse_media
+from pipelines.visual.hunyuan_tiny import tiny
+from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
+
+LORA_TARGETS = tuple(
+    f"attn.{name}"
+    for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+)
+"""Attention of the double-stream blocks and of the prompt's refiner, and queries, keys and values of the single-stream
+blocks."""
+
+FRAMES, HEIGHT, WIDTH, FPS = 129, 720, 1280, 24.0
+"""The model's own clips."""
+
+
+@dataclass(frozen=True)
+class HunyuanVideo(Architecture):
+    """Text encoders and VAE of a checkpoint."""
+
+    pipeline: Any
+    max_sequence_length: int
+    guidance: float
+    device: torch.device
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens, as in diffusers."""
+        refuse_media(prompt, "hunyuan_video")
+        return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        return velocity(network, x, time, conditioning, self.guidance)
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+        return clips_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(steps)
+
+
+def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens.
+
+    Llama reads the whole prompt, of at most ``most`` tokens; CLIP, of which it is only a summary, reads 77 of it.
+    """
+    template, cut = prompt_template()
+    text = template.format(prompt.text)
+    refuse_cut(prompt, pipeline.tokenizer, most + cut, f"Llama (with the {cut} of its template)", text)
+    hidden, pooled, mask = pipeline.encode_prompt(prompt=prompt.text, device=device, max_sequence_length=most)
+    return hidden[0], pooled[0], mask[0]
+
+
+def prompt_template() -> tuple[str, int]:
+    """The template around a prompt, and the number of tokens before the prompt."""
+    from diffusers.pipelines.hunyuan_video import pipeline_hunyuan_video
+
+    template = pipeline_hunyuan_video.DEFAULT_PROMPT_TEMPLATE
+    return str(template["template"]), int(template["crop_start"])
+
+
+def velocity(
+    network: Any,
+    x: Float[Tensor, "N c f h w"],
+    time: Float[Tensor, " N"],
+    words: tuple[Tensor, ...],
+    guidance: float,
+) -> Float[Tensor, "N c f h w"]:
+    """The transformer's prediction at time 1000 sigma, for a guidance that is an input times 1000."""
+    hidden, pooled, mask = words
+    (predicted,) = network(
+        hidden_states=x,
+        timestep=time * 1000,
+        encoder_hidden_states=hidden,
+        encoder_attention_mask=mask,
+        pooled_projections=pooled,
+        guidance=torch.full((len(x),), guidance * 1000, device=x.device),
+        return_dict=False,
+    )
+    return predicted
+
+
+def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+    """Pixels in [0, 1], which the VAE may slightly exceed."""
+    scaled = latents.float() / vae.config.scaling_factor
+    return vae.decode(scaled.to(vae.dtype), return_dict=False)[0].float().transpose(1, 2) / 2 + 0.5
+
+
+def spacing(steps: int) -> dict[str, Any]:
+    """Evenly spaced levels from 1 to 1 / steps, which the scheduler shifts."""
+    return {"sigmas": np.linspace(1.0, 0.0, steps + 1)[:-1]}
+
+
+def read_hunyuan(kind: Any, source: str, training: Training, network: Any) -> Any:
+    """The pipeline around a network; ValueError for a tokenizer that does not fit the prompt's template."""
+    from diffusers import AutoencoderKLHunyuanVideo
+    from transformers import PreTrainedTokenizerFast
+
+    # The checkpoint names LlamaTokenizerFast, which since transformers 5 replaces the tokenizer's own way of splitting
+    # a text by that of Llama 2, without spaces.
+    tokenizer = read_part(PreTrainedTokenizerFast, source, subfolder="tokenizer")
+    template, cut = prompt_template()
+    ahead = len(tokenizer(template.split("{}")[0]).input_ids)
+    if ahead != cut:
+        raise ValueError(
+            f"'{source}': tokenizer: reads the template before a prompt as {ahead} tokens, expected {cut}, those of "
+            "Llama 3; take the tokenizer of hunyuanvideo-community/HunyuanVideo"
+        )
+    pipeline = read_pipeline(
+        kind, source, training, AutoencoderKLHunyuanVideo, transformer=network, tokenizer=tokenizer
+    )
+    freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2), training.device)
+    return pipeline
+
+
+def latent_clip(
+    pipeline: Any, network: Any, frames: int, height: int, width: int, default: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Latent frames, height and width of a clip; 0 takes the ``default``. ValueError names the nearest that is
+    possible."""
+    factor = pipeline.vae_scale_factor_spatial
+    size = latent_size(
+        height or default[1],
+        width or default[2],
+        unit=math.lcm(16, factor * network.config.patch_size),
+        factor=factor,
+        default=1,
+    )
+    return latent_frames(frames or default[0], pipeline.vae_scale_factor_temporal), *size
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    frames: int = 0,
+    fps: float = 0.0,
+    guidance: float = 6.0,
+    true_cfg_scale: float = 1.0,
+    max_sequence_length: int = 256,
+) -> FlowModel:
+    """Load a HunyuanVideo model for training; text encoders and VAE are frozen.
+
+    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels; 0 is the pipeline's default (720 x 1280, 129 frames, 24 per second). Llama
+    reads ``max_sequence_length`` tokens of a prompt.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
+
+    at_least_one("true_cfg_scale", true_cfg_scale)
+    source = locate(path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
+    network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
+    pipeline = read_hunyuan(HunyuanVideoPipeline, source, training, network)
+    size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+    return FlowModel(
+        network,
+        HunyuanVideo(pipeline, max_sequence_length, guidance, torch.device(training.device)),
+        (network.config.in_channels, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(true_cfg_scale),
+        fps=fps or FPS,
+    )

@@ -1,0 +1,239 @@
+"""LTX-Video (HaCohen et al. 2024, arXiv:2501.00103): T5 reads the prompt, places in the clip are seconds and pixels.
+
+Latents are [channels, frames, height, width] outside the network, which reads one token per latent pixel. Its rotary
+embedding takes the places of tokens in seconds, so that the rate of the clip (``fps``) is an input of the model.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import tiny_parts
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut, refuse_media
+from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
+
+LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
+"""Attention within the clip, and from the clip to the prompt."""
+
+FRAMES, HEIGHT, WIDTH, FPS = 161, 512, 704, 25.0
+"""The pipeline's own clips."""
+
+
+@dataclass(frozen=True)
+class LtxVideo(Architecture):
+    """Text encoder and VAE of a checkpoint, and the rate of clips."""
+
+    pipeline: Any
+    max_sequence_length: int
+    fps: float
+    device: torch.device
+    tokens: int
+    """Latent pixels of one clip."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5 and the mask of its tokens, as in diffusers."""
+        refuse_media(prompt, "ltx_video")
+        return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        return velocity(network, x, time, conditioning, places(self.pipeline, self.fps))
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+        return clips_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(scheduler, steps, self.tokens)
+
+
+def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Hidden states of T5 and the mask of its tokens, of which there are at most ``most``."""
+    refuse_cut(prompt, pipeline.tokenizer, most, "T5")
+    hidden, mask, _, _ = pipeline.encode_prompt(
+        prompt=prompt.text, do_classifier_free_guidance=False, max_sequence_length=most, device=device
+    )
+    return hidden[0], mask[0]
+
+
+def velocity(
+    network: Any,
+    x: Float[Tensor, "N c f h w"],
+    time: Float[Tensor, "N *tokens"],
+    words: tuple[Tensor, ...],
+    scale: tuple[float, float, float],
+) -> Float[Tensor, "N c f h w"]:
+    """The transformer's prediction at time 1000 sigma, of a row or of each of its tokens."""
+    hidden, mask = words
+    frames, height, width = x.shape[2:]
+    (predicted,) = network(
+        hidden_states=x.flatten(2).transpose(1, 2),
+        encoder_hidden_states=hidden,
+        timestep=time * 1000,
+        encoder_attention_mask=mask,
+        num_frames=frames,
+        height=height,
+        width=width,
+        rope_interpolation_scale=scale,
+        return_dict=False,
+    )
+    return predicted.transpose(1, 2).unflatten(2, (frames, height, width))
+
+
+def places(pipeline: Any, fps: float) -> tuple[float, float, float]:
+    """Seconds per latent frame, pixels per latent row and column."""
+    side = pipeline.vae_spatial_compression_ratio
+    return pipeline.vae_temporal_compression_ratio / fps, side, side
+
+
+def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+    """Pixels in [0, 1], which the VAE may slightly exceed.
+
+    A decoder that itself denoises does so at time 0, as by default in the pipeline. Where it injects noise, this
+    is the same for every clip, so that a clip is a function of its latents.
+    """
+    channels = (1, -1, 1, 1, 1)
+    deviation = vae.latents_std.float().view(channels) / vae.config.scaling_factor
+    scaled = (latents.float() * deviation + vae.latents_mean.float().view(channels)).to(vae.dtype)
+    time = torch.zeros(len(scaled), device=scaled.device, dtype=scaled.dtype)
+    with torch.random.fork_rng([scaled.device] if scaled.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        (pixels,) = vae.decode(scaled, time, return_dict=False)
+    return pixels.float().transpose(1, 2) / 2 + 0.5
+
+
+def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
+    """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of tokens."""
+    return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": image_shift(scheduler.config, tokens, 1.15)}
+
+
+def read_ltx(kind: Any, source: str, training: Training, network: Any) -> Any:
+    """The pipeline around a network."""
+    from diffusers import AutoencoderKLLTXVideo
+
+    pipeline = read_pipeline(kind, source, training, AutoencoderKLLTXVideo, transformer=network)
+    freeze((pipeline.vae, pipeline.text_encoder), training.device)
+    return pipeline
+
+
+def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """Latent frames, height and width of a clip; 0 takes the pipeline's own. ValueError names the nearest that is
+    possible."""
+    factor = pipeline.vae_spatial_compression_ratio
+    size = latent_size(height or HEIGHT, width or WIDTH, unit=math.lcm(32, factor), factor=factor, default=1)
+    return latent_frames(frames or FRAMES, pipeline.vae_temporal_compression_ratio), *size
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    frames: int = 0,
+    fps: float = 0.0,
+    guidance: float = 3.0,
+    max_sequence_length: int = 128,
+) -> FlowModel:
+    """Load an LTX-Video model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels; 0 is the pipeline's default (512 x 704, 161 frames, 25 per second). T5 reads
+    ``max_sequence_length`` tokens.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import LTXPipeline, LTXVideoTransformer3DModel
+
+    at_least_one("guidance", guidance)
+    source = locate(path, "Lightricks/LTX-Video", "model_index.json")
+    network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
+    pipeline = read_ltx(LTXPipeline, source, training, network)
+    size = latent_clip(pipeline, frames, height, width)
+    return FlowModel(
+        network,
+        LtxVideo(pipeline, max_sequence_length, fps or FPS, torch.device(training.device), math.prod(size)),
+        (network.config.in_channels, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+        fps=fps or FPS,
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0, denoising_decoder: bool = True) -> Path:
+    """Write a complete ``LTXPipeline`` folder (by default a new temporary one) and return it.
+
+    Two layers of width 32; latents of 8 channels at an eighth of the resolution, a quarter of the frames. The decoder
+    denoises and injects noise, as since LTX-Video 0.9.1, or does neither (0.9.0).
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import LTXPipeline
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-ltx-video-"))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pipeline = LTXPipeline(**_parts(denoising_decoder))
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def _parts(denoising_decoder: bool) -> dict[str, Any]:
+    """Every part of a small pipeline by its name."""
+    from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXVideoTransformer3DModel
+
+    autoencoder: Any = AutoencoderKLLTXVideo  # diffusers' annotations allow one value of every tuple only
+    widths, scaling, layers = (8, 8, 8, 8), (True, True, False, False), (1, 1, 1, 1, 1)
+    vae = autoencoder(
+        latent_channels=8,
+        block_out_channels=widths,
+        decoder_block_out_channels=widths,
+        layers_per_block=layers,
+        decoder_layers_per_block=layers,
+        spatio_temporal_scaling=scaling,
+        decoder_spatio_temporal_scaling=scaling,
+        decoder_inject_noise=(denoising_decoder,) * 5,
+        timestep_conditioning=denoising_decoder,
+        patch_size=2,
+    )
+    with torch.no_grad():
+        for name, parameter in vae.named_parameters():
+            if "per_channel_scale" in name:  # of the injected noise; initially zero
+                parameter.normal_(std=0.1)
+        vae.latents_mean.normal_(std=0.1)
+        vae.latents_std.uniform_(0.5, 1.5)
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            base_shift=0.95,
+            max_shift=2.05,
+            base_image_seq_len=1024,
+            max_image_seq_len=4096,
+            shift_terminal=0.1,
+        ),
+        "vae": vae,
+        "text_encoder": tiny_parts.t5(),
+        "tokenizer": tiny_parts.t5_tokenizer(),
+        "transformer": LTXVideoTransformer3DModel(
+            in_channels=8,
+            out_channels=8,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            cross_attention_dim=32,
+            num_layers=2,
+            caption_channels=32,
+        ),
+    }

@@ -1,0 +1,156 @@
+"""LTX-Video: equal to diffusers' own pipeline, places in seconds, the terminal shift, a decoder that denoises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import LTXPipeline
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import ltx_video
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.families.examples import PICTURE, shown
+from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return ltx_video.tiny(tmp_path_factory.mktemp("ltx"))
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    size = {"height": 32, "width": 64, "frames": 5, "max_sequence_length": 48}
+    return load(ltx_video, folder, **{**size, **options})
+
+
+def theirs(folder: Path, x: torch.Tensor, output: str, lora: str | Path = "", **options):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    pipe = LTXPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    torch.manual_seed(0)  # of the noise that the decoder injects
+    frames = pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        height=32,
+        width=64,
+        num_frames=5,
+        latents=x.flatten(2).transpose(1, 2),
+        num_inference_steps=STEPS,
+        max_sequence_length=48,
+        output_type=output,
+        generator=torch.Generator(),
+        **options,
+    ).frames
+    return frames if output == "pt" else frames.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+@pytest.mark.parametrize("guidance", [3.0, 1.0])
+@pytest.mark.parametrize("fps", [25.0, 8.0])
+def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, fps):
+    model = ours(folder, guidance=guidance, fps=fps)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    options = {"guidance_scale": guidance, "frame_rate": int(fps)}
+    torch.testing.assert_close(end, theirs(folder, start, "latent", **options), atol=1e-5, rtol=0)
+    clips = model.decode(end)
+    frames = torch.stack([clip.frames for clip in clips])
+    torch.testing.assert_close(frames, theirs(folder, start, "pt", **options), atol=1e-5, rtol=0)
+    assert frames.shape == (3, 5, 3, 32, 64) and frames.std() > 0.01 and clips[0].fps == fps
+    assert model.evaluations_per_row == (2 if guidance > 1 else 1)
+
+
+def test_a_decoder_that_does_not_denoise_is_told_no_time(tmp_path):
+    model = ours(ltx_video.tiny(tmp_path, denoising_decoder=False))
+    start = noise(model)
+    frames = torch.stack([clip.frames for clip in model.decode(draw(model, model.network, start))])
+    torch.testing.assert_close(frames, theirs(tmp_path, start, "pt"), atol=1e-5, rtol=0)
+
+
+def test_a_clip_is_a_function_of_its_latents_although_the_decoder_injects_noise(folder):
+    model = ours(folder)
+    latents = noise(model)
+    before = torch.random.get_rng_state()
+    first = [clip.frames for clip in model.decode(latents)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(5)
+    model.decode_batch_size = 1
+    for one, other in zip(first, model.decode(latents), strict=True):
+        torch.testing.assert_close(one, other.frames, atol=1e-5, rtol=0)
+
+
+def test_the_rate_of_the_clip_is_told_to_the_network(folder):
+    start = noise(ours(folder))
+    slow, fast = (draw(m, m.network, start) for m in (ours(folder, fps=2.0), ours(folder, fps=50.0)))
+    assert (slow - fast).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("steps", [2, 4, 30])
+def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    pipe = LTXPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe("a", height=32, width=64, num_frames=5, num_inference_steps=steps, max_sequence_length=9, output_type="latent")
+    levels = ours(folder).grid(steps).levels
+    assert torch.equal(levels, pipe.scheduler.sigmas)
+    assert float(levels[-2]) == pytest.approx(0.1)  # shift_terminal
+
+
+def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (theirs(folder, start, "latent") - with_adapters).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "plan", ["every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"]
+)
+def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, plan):
+    policy = DenoisingPolicy(
+        ours(folder), steps=4, kernel_text="dance(eta=0.25)", plan=plan, evaluation_steps=2, forward_batch_size=64
+    )
+    rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
+    assert rollout.outputs[0].frames.shape == (5, 3, 32, 64)
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        sampled = rollout.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 80}, "height: got 80 pixels, expected a multiple of 32, .* the nearest is 64"),
+        ({"width": 8}, "width: got 8 pixels, expected a multiple of 32, .* the nearest is 32"),
+        ({"frames": 24}, "frames: got 24, expected 1 more than a multiple of 4, .* the nearest is 25"),
+        ({"guidance": 0.5}, "guidance: got 0.5, expected 1"),
+    ],
+)
+def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(folder, **options)
+
+
+def test_the_clips_of_the_pipeline_are_the_default(folder):
+    model = load(ltx_video, folder)
+    assert (model.latent_shape(), model.fps) == ((8, 41, 64, 88), 25.0)
+
+
+def test_a_prompt_that_t5_would_not_read_to_its_end_is_refused(folder):
+    model = ours(folder)
+    model.encode([Prompt("b" * 46)])  # with the start of a word and the end of the text
+    with pytest.raises(ValueError, match="has 49 tokens, expected at most 48, which T5 reads"):
+        model.encode([Prompt("b" * 47)])
+
+
+def test_media_are_refused(folder):
+    with pytest.raises(ValueError, match="'ltx_video' takes none"):
+        ours(folder).encode([shown(0, PICTURE, "a")])
