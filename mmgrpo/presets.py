@@ -1,16 +1,13 @@
 """Algorithms by name: each preset is a choice of blocks with the constants of its source.
 
-A preset is a dictionary over the fields of a recipe's ``algorithm`` section, never a class and never a
-script; fields that it does not state are those of ``BASE``. It has no numbers of the run (group size,
-learning rate, steps), no plan of a denoising policy and no reward: these belong to recipes.
+A preset is a dictionary over the fields of a recipe's ``algorithm`` section, never a class and never a script; fields
+that it does not state are those of ``BASE``. It has no numbers of the run (group size, learning rate, steps), no plan
+of a denoising policy and no reward: these belong to recipes. This module imports no torch, so that ``--help`` is quick.
 
     PRESETS        name to blocks
     CATALOGUE      name to ``Preset``: description, kind of policies, blocks
     TOKENS_ONLY    names for token policies only
-    GAUSSIAN_ONLY  names for denoising policies only: they need Gaussian scores, or their clip ranges are for
-                   log-probs that are means over latent dimensions
-
-This module imports no torch, so that ``--help`` starts quickly.
+    GAUSSIAN_ONLY  names for denoising policies only: they need Gaussian scores, or clip means over latent dimensions
 """
 
 from __future__ import annotations

@@ -210,16 +210,6 @@ def test_a_page_with_cells_runs_and_prints_what_it_shows(page: str, workplace: P
     assert output == ""
 
 
-def test_the_page_of_generators_lists_their_families_and_the_memory_of_each_model() -> None:
-    from scripts.memory import MODELS, row
-
-    page = DOCS["visual.md"]
-    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert sorted(listed) == sorted(name for name, one in FAMILIES.items() if one.modality == "visual")
-    smallest = min(MODELS, key=lambda model: model.width)
-    assert row(smallest) in page and all(f"| {model.name} | {model.sample} |" in page for model in MODELS)
-
-
 def test_a_reward_of_your_own_takes_at_most_ten_lines() -> None:
     [(_, code)] = [example for example in EXAMPLE.findall(DOCS["extending.md"]) if example[0] == "my_rewards.py"]
     assert len(code.splitlines()) <= 10
