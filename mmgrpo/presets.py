@@ -317,8 +317,7 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
-    # arXiv:2305.13301: importance sampling, clip 1e-4, no KL. Its statistics per prompt are running ones, here those of
-    # the group; population std plus 1e-6 and advantage clip 5 are its released code's.
+    # arXiv:2305.13301: clip 1e-4, no KL; of the code: population std + 1e-6, clip at 5 (running, here the group's).
     "ddpo": _gaussian(
         "PPO on every step of DDIM, rewards standardized per prompt.",
         scale="group_std(ddof=0, eps=1e-6)",
