@@ -19,6 +19,7 @@ from pipelines.visual.options import (
     FlowOptions,
     FluxOptions,
     KleinOptions,
+    KontextOptions,
     MemoryOptions,
     SanaOptions,
     VisualData,
@@ -236,6 +237,15 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("FluxPipeline",),
             FluxOptions,
             guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "flux_kontext",
+            "FLUX.1 Kontext, to edit a picture",
+            "pipelines.visual.flux_kontext",
+            ("FluxKontextPipeline",),
+            KontextOptions,
+            guidance="true_cfg_scale",
+            pictures="optional",
         ),
         VisualFamily(
             "flux2_klein",

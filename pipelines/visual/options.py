@@ -67,6 +67,16 @@ class FluxOptions(FlowOptions):
 
 
 @dataclass
+class KontextOptions(FluxOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "flux_kontext"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "black-forest-labs/FLUX.1-Kontext-dev"
+    """Folder or hub id."""
+
+
+@dataclass
 class KleinOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

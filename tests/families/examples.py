@@ -51,6 +51,7 @@ SHORT = {"max_tokens": 5}
 EXAMPLES: Mapping[str, Example] = {
     "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "flux_kontext": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux2_klein": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
