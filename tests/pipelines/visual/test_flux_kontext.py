@@ -15,6 +15,7 @@ from mmgrpo.types import Image, Media, Prompt, Request
 from pipelines.visual import flux, flux_kontext
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
+from pipelines.visual.options import MemoryOptions
 from tests.building import load
 from tests.families.examples import SEEN, shown
 from tests.families.examples import noise as drawn
@@ -112,6 +113,14 @@ def test_the_given_picture_is_neither_noised_nor_predicted(folder, monkeypatch):
     assert torch.equal(early, late) and torch.equal(early, flux.pack(rows.tensors[2]))
     assert seen[0]["img_ids"][:, 0].tolist() == [0.0] * 24 + [1.0] * 24
     assert torch.equal(seen[0]["img_ids"][:24, 1:], seen[0]["img_ids"][24:, 1:])
+
+
+def test_pictures_encoded_by_a_vae_of_another_precision_are_not_taken_from_the_disk(folder, tmp_path):
+    for files, dtype in ((1, "float32"), (1, "float32"), (2, "bfloat16")):
+        model = ours(folder)
+        model.limit_memory(MemoryOptions(encodings_folder=str(tmp_path), vae_dtype=dtype), "kontext")
+        model.encode(PROMPTS[:1])
+        assert len(list(tmp_path.iterdir())) == files
 
 
 def test_the_rows_come_back_in_their_order(folder):
