@@ -21,6 +21,7 @@ from pipelines.visual.options import (
     FluxOptions,
     HunyuanVideoOptions,
     KleinOptions,
+    KontextOptions,
     LtxVideoOptions,
     MemoryOptions,
     QwenImageOptions,
@@ -303,6 +304,15 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("StableDiffusionXLPipeline",),
             SdxlOptions,
             process="diffusion",
+        ),
+        VisualFamily(
+            "flux_kontext",
+            "FLUX.1 Kontext, to edit a picture",
+            "pipelines.visual.flux_kontext",
+            ("FluxKontextPipeline",),
+            KontextOptions,
+            guidance="true_cfg_scale",
+            pictures="optional",
         ),
         VisualFamily(
             "flux2_klein",

@@ -8,9 +8,10 @@ evaluation. ``true_cfg_scale`` adds classifier-free guidance proper, with two ev
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,9 +51,22 @@ class Flux(Architecture):
     device: torch.device
     size: tuple[int, int]
     """Height and width of latents."""
+    pipeline_name: ClassVar[str] = "FluxPipeline"
+    """The class of diffusers' pipeline."""
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5 and the pooled vector of CLIP."""
+        refuse_media(prompt, "flux")
+        return self.words(prompt)
+
+    def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers.
+
+        T5 reads the whole prompt; CLIP, of which it is only a summary, reads 77 tokens of it.
+        """
         refuse_cut(prompt, self.pipeline.tokenizer_2, self.max_sequence_length, "T5")
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
@@ -65,21 +79,27 @@ class Flux(Architecture):
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction for unpacked latents."""
-        hidden, pooled = conditioning
-        height, width = self.size
+        return self.predicted(network, [x], time, *conditioning)
+
+    def predicted(
+        self, network: Any, pictures: Sequence[Tensor], time: Tensor, hidden: Tensor, pooled: Tensor
+    ) -> Tensor:
+        """The prediction for the first of several pictures, the others of which are given and follow in the
+        sequence; the number of a picture is its first position."""
+        x, (height, width) = pictures[0], self.size
         guided = network.config.guidance_embeds
         (predicted,) = network(
-            hidden_states=pack(x),
+            hidden_states=torch.cat([pack(picture.to(x.dtype)) for picture in pictures], dim=1),
             # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
             timestep=time * 1000 / 1000,
             guidance=torch.full((len(x),), self.guidance, device=x.device) if guided else None,
             pooled_projections=pooled,
             encoder_hidden_states=hidden,
             txt_ids=torch.zeros(hidden.shape[1], 3, device=x.device),
-            img_ids=places(height // 2, width // 2).to(x.device),
+            img_ids=torch.cat([places(height // 2, width // 2, i) for i in range(len(pictures))]).to(x.device),
             return_dict=False,
         )
-        return unpack(predicted, height, width)
+        return unpack(predicted[:, : height * width // 4], height, width)
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of_latents(self.pipeline.vae, latents)
@@ -106,9 +126,10 @@ def unpack(tokens: Float[Tensor, "N tokens values"], height: int, width: int) ->
     return blocks.permute(0, 3, 1, 4, 2, 5).reshape(n, values // 4, height, width)
 
 
-def places(height: int, width: int) -> Float[Tensor, "tokens 3"]:
-    """(0, row, column) of every token: the first of FLUX's three position axes is unused for images."""
+def places(height: int, width: int, picture: int = 0) -> Float[Tensor, "tokens 3"]:
+    """(picture, row, column) of every token: 0 for the picture that is made."""
     grid = torch.zeros(height, width, 3)
+    grid[..., 0] = picture
     grid[..., 1] += torch.arange(height)[:, None]
     grid[..., 2] += torch.arange(width)[None]
     return grid.view(-1, 3)
@@ -118,35 +139,36 @@ def load(
     path: str | Path,
     training: Training = PLAIN,
     *,
-    height: int = 0,
-    width: int = 0,
+    height: int = 512,
+    width: int = 512,
     guidance: float = 3.5,
     true_cfg_scale: float = 1.0,
     max_sequence_length: int = 512,
+    kind: type[Flux] = Flux,
 ) -> FlowModel:
     """Load a FLUX.1 model for training; text encoders and VAE are frozen.
 
     ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
     ``height`` and ``width`` are in pixels, 0 for the pipeline's default; T5 reads ``max_sequence_length`` tokens (at
-    most 512, schnell 256).
+    most 512, schnell 256). ``kind`` is the architecture, which a family with the same parts replaces.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import FluxPipeline, FluxTransformer2DModel
+    import diffusers
 
     at_least_one("true_cfg_scale", true_cfg_scale)
     source = locate(path, "black-forest-labs/FLUX.1-dev", "model_index.json")
     device = torch.device(training.device)
-    network = read_network(FluxTransformer2DModel, source, training, TRANSFORMER)
-    pipeline = read_pipeline(FluxPipeline, source, training, transformer=network)
+    network = read_network(diffusers.FluxTransformer2DModel, source, training, TRANSFORMER)
+    pipeline = read_pipeline(getattr(diffusers, kind.pipeline_name), source, training, transformer=network)
     vae = pipeline.vae
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
     size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
     return FlowModel(
         network,
-        Flux(pipeline, max_sequence_length, guidance, device, size),
+        kind(pipeline, max_sequence_length, guidance, device, size),
         (network.config.in_channels // 4, *size),
         pipeline.scheduler,
         training,
@@ -155,21 +177,23 @@ def load(
     )
 
 
-def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True) -> Path:
-    """Write a complete ``FluxPipeline`` folder (by default a new temporary one) and return it.
+def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type[Flux] = Flux) -> Path:
+    """Write a complete folder of the pipeline of ``kind`` (by default a new temporary one) and return it.
 
     The architecture of FLUX.1 dev (of schnell, unless ``guided``) with one block of each kind and width 32; latents of
     4 channels at half the resolution of the pictures.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+    import diffusers
 
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-flux-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipeline = FluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if guided else 1.0, use_dynamic_shifting=guided),
-            transformer=FluxTransformer2DModel(
+        pipeline = getattr(diffusers, kind.pipeline_name)(
+            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
+                shift=3.0 if guided else 1.0, use_dynamic_shifting=guided
+            ),
+            transformer=diffusers.FluxTransformer2DModel(
                 in_channels=16,
                 num_layers=1,
                 num_single_layers=1,

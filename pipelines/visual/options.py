@@ -89,6 +89,15 @@ class SdxlOptions(StableDiffusionOptions):
     family: str = "sdxl"
     """Model family; 'mmgrpo families' lists them."""
     path: str = "stabilityai/stable-diffusion-xl-base-1.0"
+
+
+@dataclass
+class KontextOptions(FluxOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "flux_kontext"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "black-forest-labs/FLUX.1-Kontext-dev"
     """Folder or hub id."""
 
 

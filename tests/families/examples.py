@@ -58,6 +58,7 @@ EXAMPLES: Mapping[str, Example] = {
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "stable_diffusion": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
     "sdxl": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
+    "flux_kontext": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux2_klein": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),

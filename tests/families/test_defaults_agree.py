@@ -25,9 +25,8 @@ def test_a_family_is_loaded_by_default_as_its_settings_say(name):
     made = family(name)
     options = asdict(config_class(made.sections)().model)
     arguments = defaults(importlib.import_module(made.module).load)
-    # The device is chosen by the run; in Python a picture of FLUX has the checkpoint's own size.
-    own = {"device"} | ({"height", "width"} if name == "flux" else set())
-    shared = {key: value for key, value in arguments.items() if key in options and key not in own}
+    # The device is chosen by the run.
+    shared = {key: value for key, value in arguments.items() if key in options and key != "device"}
     assert shared == {key: options[key] for key in shared}
     assert shared or name == "duration"
 

@@ -23,6 +23,8 @@ LOADS = {
     "visual.flux": ("visual", ["diffusers", "transformers"]),
     "visual.hunyuan_video": ("visual", ["diffusers", "transformers"]),
     "visual.ltx_video": ("visual", ["diffusers", "transformers"]),
+    "visual.flux2_klein": ("visual", ["diffusers", "transformers"]),
+    "visual.sana": ("visual", ["diffusers", "transformers"]),
 }
 CALLS = {
     "soxr": ("speech", lambda path: audio.resample(Audio(torch.ones(1, 80), 8_000), 16_000)),

@@ -19,9 +19,7 @@ def test_the_page_of_generators_lists_their_families_and_the_memory_of_each_mode
     assert all(f"| {model.name} | {model.sample} |" in PAGE for model in MODELS)
 
 
-@pytest.mark.parametrize(
-    ("gigabytes", "card"), [(19.9, "24 GB"), (20.1, "80 GB"), (76.0, "80 GB"), (76.1, "sharding")]
-)
+@pytest.mark.parametrize(("gigabytes", "card"), [(19.9, "24 GB"), (20.1, "80 GB"), (76.0, "80 GB"), (76.1, "sharding")])
 def test_four_gigabytes_are_left(gigabytes, card):
     assert fits(gigabytes) == card
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import Flux2KleinPipeline
@@ -99,7 +100,7 @@ def test_a_picture_of_another_size_is_resized_to_that_of_the_picture_to_be_made(
     architecture = ours(base).architecture
     picture = drawn(3, 40, 40, seed=3)
     small = architecture.pipeline.image_processor.resize(pil(picture), 16, 24)
-    resized = torch.tensor(list(small.get_flattened_data())).view(16, 24, 3).permute(2, 0, 1) / 255
+    resized = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
     large, fitting = (
         architecture.encode(shown(0, Media("image", Image(pixels)), "a"))[1] for pixels in (picture, resized)
     )

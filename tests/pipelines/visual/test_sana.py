@@ -133,3 +133,10 @@ def test_bad_sizes_media_and_checkpoints_are_refused(folder):
     with pytest.raises(ValueError, match="is a SanaPipeline, .*take model.family=sana"):
         FAMILIES["flux"].refuse_other_architectures(str(folder))
     assert sana.load(folder).latent_shape() == (4, 4, 4)
+
+
+def test_only_the_transformer_trains(folder):
+    model = ours(folder)
+    assert all(parameter.requires_grad for parameter in model.network.parameters())
+    for part in (model.architecture.pipeline.vae, model.architecture.pipeline.text_encoder):
+        assert not part.training and not any(parameter.requires_grad for parameter in part.parameters())

@@ -1,0 +1,80 @@
+"""FLUX.1 Kontext (Black Forest Labs 2025, arXiv:2506.15742): FLUX.1 that edits a given picture, or draws without one.
+
+The latents of the given picture follow those of the picture that is made, with 1 as their first position; they are
+never noised, and nothing is predicted for them. The picture is resized to the size of the picture to be made, where the
+pipeline takes the nearest of its preferred sizes, so that all prompts have sequences of the same length: choose
+``height`` and ``width`` in the ratio of the pictures. The model was trained on about a megapixel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines.training import PLAIN, Training
+from pipelines.visual import flux
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.given import optional_picture, with_and_without
+
+LORA_TARGETS = flux.LORA_TARGETS
+
+
+@dataclass(frozen=True)
+class Kontext(flux.Flux):
+    """FLUX.1 with a given picture."""
+
+    pipeline_name: ClassVar[str] = "FluxKontextPipeline"
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states, pooled vector, latents of the given picture, and whether there is one."""
+        height, width = (self.pipeline.vae_scale_factor * side for side in self.size)
+        picture = optional_picture(prompt, "flux_kontext", self.pipeline, self.latents_of, height, width)
+        return *self.words(prompt), *picture
+
+    def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
+        """Scaled latents of pixels in [-1, 1]: the mode of their distribution."""
+        vae = self.pipeline.vae
+        return (vae.encode(pixels).latent_dist.mode().float() - vae.config.shift_factor) * vae.config.scaling_factor
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction; rows with a given picture read it after their own tokens."""
+        hidden, pooled, picture, given = conditioning
+
+        def predict(rows: Tensor, shown: bool) -> Tensor:
+            pictures = [x[rows], picture[rows]] if shown else [x[rows]]
+            return self.predicted(network, pictures, time[rows], hidden[rows], pooled[rows])
+
+        return with_and_without(given, predict)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 512,
+    width: int = 512,
+    guidance: float = 3.5,
+    true_cfg_scale: float = 1.0,
+    max_sequence_length: int = 512,
+) -> FlowModel:
+    """Load a FLUX.1 Kontext model for training, as ``flux.load`` does FLUX.1."""
+    return flux.load(
+        path,
+        training,
+        height=height,
+        width=width,
+        guidance=guidance,
+        true_cfg_scale=true_cfg_scale,
+        max_sequence_length=max_sequence_length,
+        kind=Kontext,
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a complete ``FluxKontextPipeline`` folder (by default a new temporary one) of ``flux.tiny``'s sizes."""
+    return flux.tiny(folder, seed, kind=Kontext)
