@@ -21,6 +21,8 @@ LOADS = {
     "vlm.smolvlm": ("vlm", ["transformers", "peft"]),
     "visual.sd3": ("visual", ["diffusers", "transformers"]),
     "visual.flux": ("visual", ["diffusers", "transformers"]),
+    "visual.stable_diffusion": ("visual", ["diffusers", "transformers"]),
+    "visual.sdxl": ("visual", ["diffusers", "transformers"]),
 }
 CALLS = {
     "soxr": ("speech", lambda path: audio.resample(Audio(torch.ones(1, 80), 8_000), 16_000)),
