@@ -331,11 +331,7 @@ CATALOGUE: dict[str, Preset] = {
         **DANCE,
     ),
     # arXiv:2507.21802: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages.
-    "mix_grpo": _gaussian(
-        "SDE in a sliding window, ODE outside.",
-        objective="ppo(low=1e-4, high=1e-4)",
-        **DANCE,
-    ),
+    "mix_grpo": _gaussian("SDE in a sliding window, ODE outside.", objective="ppo(low=1e-4, high=1e-4)", **DANCE),
     # Granular-GRPO, arXiv:2510.01982: one noise injection per group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
     "granular_grpo": _gaussian(

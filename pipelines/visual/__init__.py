@@ -1,4 +1,4 @@
-"""Image generators: flow models whose decisions are denoising transitions, or sampled noise levels.
+"""Image generators: models whose decisions are denoising transitions, or (flows only) sampled noise levels.
 
 >>> from pipelines import visual
 >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, plan="one_step_branch(first=0.7)", steps=6)

@@ -98,8 +98,7 @@ def load_unet(
     pipeline = read_pipeline(kind, source, training, unet=network, **options)
     refuse_other_inputs(source, network.config, pipeline.vae.config.latent_channels)
     scheduler, prediction = ddim_scheduler(source, pipeline.scheduler)
-    frozen = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
-    freeze((part for part in frozen if part is not network), device)
+    freeze((part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)), device)
     factor, positions = pipeline.vae_scale_factor, network.config.sample_size
     size = latent_size(
         height,

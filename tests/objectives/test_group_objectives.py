@@ -77,15 +77,16 @@ def test_prdp_takes_the_worse_of_moved_and_held_steps():
 
 
 def test_prdp_of_means_over_dimensions_is_that_of_their_sums():
-    # means of half the log-ratios over 2 dimensions: the numbers of the two tests above, and twice the gradient
+    # Means over 2 dimensions: sums of .2 and -.1, held at .1 and -.1, that had moved by .02 and -.02 from the
+    # reference: (10 - .2 - .04)^2, and twice the gradient of the sums
     batch = group([0.1, -0.05], [1.0, 0.0], length=1)
-    reference = torch.full_like(batch["log_probs"], 0.02)  # the same for both, so that their difference stays
+    reference = torch.tensor([[-0.01], [0.01]], dtype=torch.float64)
     batch["log_probs"].requires_grad_()
     loss = regression.regression_proximal(**batch, reference_log_probs=reference, clip=0.1, beta=0.1, dimensions=2)
     total(loss, batch).backward()
-    assert total(loss, batch).item() == pytest.approx(9.8**2)
+    assert total(loss, batch).item() == pytest.approx(9.76**2)
     assert loss.high.tolist() == [[True], [False]] and not loss.low.any()
-    assert_close(batch["log_probs"].grad, torch.tensor([[0.0], [2 * 19.6]], dtype=torch.float64))
+    assert_close(batch["log_probs"].grad, torch.tensor([[0.0], [2 * 2 * 9.76]], dtype=torch.float64))
 
 
 def test_rebel_is_four_times_gvpo_for_any_group():

@@ -25,6 +25,8 @@ LOADS = {
     "visual.ltx_video": ("visual", ["diffusers", "transformers"]),
     "visual.flux2_klein": ("visual", ["diffusers", "transformers"]),
     "visual.sana": ("visual", ["diffusers", "transformers"]),
+    "visual.stable_diffusion": ("visual", ["diffusers", "transformers"]),
+    "visual.sdxl": ("visual", ["diffusers", "transformers"]),
 }
 CALLS = {
     "soxr": ("speech", lambda path: audio.resample(Audio(torch.ones(1, 80), 8_000), 16_000)),

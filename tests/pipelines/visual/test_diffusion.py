@@ -124,6 +124,19 @@ def test_sdxl_is_told_the_size_of_the_picture(folder):
     assert seen[0].tolist() == [[16, 24, 0, 0, 16, 24]] * 6
 
 
+@FAMILIES
+def test_forgotten_encoders_keep_the_prompts_that_were_named(folder, family):
+    model = ours(family, folder(family))
+    before = predicted(model)
+    model.forget_encoders(PROMPTS)
+    assert torch.equal(predicted(model), before)
+    parts = model.architecture.pipeline.components
+    assert {name for name, part in parts.items() if isinstance(part, nn.Module)} == {"vae", "unet"}
+    assert len(model.decode(noise(model))) == 3
+    with pytest.raises(KeyError, match="green"):
+        model.encode([Prompt("a green square")])
+
+
 # ---- what trains
 
 

@@ -89,6 +89,9 @@ def test_the_pipelines_own_corrections_of_an_old_checkpoint_are_kept(folders, tm
     folder = edited(folders[stable_diffusion], tmp_path / "model", steps_offset=0, clip_sample=True)
     config = ours(stable_diffusion, folder).scheduler.config
     assert (config.steps_offset, config.clip_sample) == (1, False)
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "steps_offset"}))
+    assert ours(stable_diffusion, folder).scheduler.config.steps_offset == 1
     silent = diffusers.PNDMScheduler.from_config(SD)  # which says nothing of clipping, as PNDM does not clip
     assert ddim_scheduler("there", silent)[0].config.clip_sample is False
 
