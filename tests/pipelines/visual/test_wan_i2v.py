@@ -209,3 +209,18 @@ def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
     assert sum(file.stat().st_size for file in one.rglob("*")) < 1.5e6
     with pytest.raises(ValueError, match="version: got '2.3', expected 2.1"):
         wan_i2v.tiny(tmp_path, version="2.3")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_half_precision_base_keeps_fp32_adapters_and_predictions(folders, version):
+    exact, rough = (ours(folders[version], True, lora_rank=2, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    predictions = []
+    for model in (exact, rough):
+        shake(model.network)
+        _, x = start_of(model)
+        predictions.append(model.predict(model.network, x, torch.full((3,), 0.7), model.encode(PICTURED)))
+        assert {p.dtype for p in model.network.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in rough.network.parameters()} == {torch.float32, torch.bfloat16}
+    fine, coarse = predictions
+    error = (coarse - fine).square().mean().sqrt() / fine.square().mean().sqrt()
+    assert coarse.dtype == torch.float32 and 0 < error < 0.06
