@@ -200,6 +200,19 @@ def test_settings_that_cannot_be_are_errors(folders):
         ours(folders["2.2-5B"], True, frames=1)
 
 
+PARTS = [("2.1", "image_encoder"), ("2.1", "vae"), ("2.1", "text_encoder"), ("2.2-14B", "transformer_2")]
+
+
+@pytest.mark.parametrize(("version", "part"), PARTS)
+def test_every_part_is_read_from_safetensors(folders, tmp_path, version, part):
+    folder = shutil.copytree(folders[version], tmp_path / "model")
+    [file] = (folder / part).glob("*.safetensors")
+    name = "pytorch_model.bin" if part.endswith("encoder") else "diffusion_pytorch_model.bin"
+    file.rename(folder / part / name)
+    with pytest.raises(ValueError, match=f"/{part}' has its weights in {name} only, a pickle"):
+        ours(folder, True)
+
+
 def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
     one, again, other = (wan_i2v.tiny(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     files = [file.relative_to(one) for file in one.rglob("*.safetensors")]
