@@ -210,9 +210,11 @@ def test_sizes_and_lengths_that_cannot_be_name_the_nearest(folders):
         ours(folder, frames=257)
 
 
-def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two):
+def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two, tmp_path):
     with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0, since .* has one network"):
         ours(folders["2.1"], guidance=4.0, guidance_2=3.0)
+    with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0, since .* has one network"):
+        wan.load(wan.tiny_words(tmp_path), guidance_2=3.0)
     with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0 with guidance=1"):
         ours(two, guidance_2=3.0)
 
