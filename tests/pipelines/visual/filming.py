@@ -25,6 +25,16 @@ SIZE = {"height": 32, "width": 64}
 WORDS = ("a red circle", "a blue   square &amp; a circle.", "a red circle")
 
 
+FOUR = {
+    "branch_tree": "branch_tree(splits=[0, 1])",
+    "branch_mix": "branch_mix(splits=[0, 1], window=2)",
+    "tree_window": "tree_window(children=2, depth=2)",
+    "one_step_branch": "one_step_branch(draw='all', intervals=[1, 2])",
+    "sliding_window": "sliding_window(size=2, tail='dpmpp_2m')",
+}
+"""Plans of 4 samples and 5 steps, where the name alone is not one."""
+
+
 def pictured(text: str, seed: int) -> Prompt:
     """Words and a picture, of another size than the clip."""
     pixels = torch.rand(3, 40, 50, generator=torch.Generator().manual_seed(seed))
