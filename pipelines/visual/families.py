@@ -27,6 +27,7 @@ from pipelines.visual.options import (
     QwenImageOptions,
     SanaOptions,
     SdxlOptions,
+    SkyreelsOptions,
     StableDiffusionOptions,
     VisualData,
     VisualEval,
@@ -344,6 +345,15 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("HunyuanVideoPipeline",),
             HunyuanVideoOptions,
             guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "skyreels_i2v",
+            "SkyReels-V1, a HunyuanVideo: clips from words and their first frame",
+            "pipelines.visual.skyreels_i2v",
+            ("HunyuanSkyreelsImageToVideoPipeline", "HunyuanVideoPipeline"),
+            SkyreelsOptions,
+            guidance="true_cfg_scale",
+            pictures="required",
         ),
         VisualFamily(
             "ltx_video",

@@ -149,6 +149,8 @@ class FlowModel:
         """Apply the options that limit memory; ``identity`` tells the encodings of one model from those of others."""
         self.decode_batch_size = options.decode_batch_size
         self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype}"
+        # The VAE encodes the pictures of prompts.
+        self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling}"
         if options.encodings_folder:
             self.encodings.folder = Path(options.encodings_folder)
             self.encodings.disk_bytes = int(options.encodings_gb * 1e9)

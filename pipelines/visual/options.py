@@ -198,6 +198,26 @@ class HunyuanVideoOptions(VideoOptions):
 
 
 @dataclass
+class SkyreelsOptions(HunyuanVideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "skyreels_i2v"
+    """Model family; 'mmgrpo families' lists them."""
+    transformer: Annotated[str, ANY_TEXT] = ""
+    """Folder or hub id of a network that is published by itself, Skywork/SkyReels-V1-Hunyuan-I2V; empty: path's own."""
+    height: int = 0
+    """Height of the clips in pixels; 0 is 544."""
+    width: int = 0
+    """Width of the clips in pixels; 0 is 960."""
+    frames: int = 0
+    """Frames of a clip, 1 more than a multiple of 4; 0 is 97."""
+    guidance: float = 1.0
+    """Embedded guidance scale, in one evaluation."""
+    true_cfg_scale: float = 6.0
+    """Classifier-free guidance, in two evaluations; 1 is none."""
+
+
+@dataclass
 class LtxVideoOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 

@@ -22,6 +22,7 @@ LOADS = {
     "visual.sd3": ("visual", ["diffusers", "transformers"]),
     "visual.flux": ("visual", ["diffusers", "transformers"]),
     "visual.hunyuan_video": ("visual", ["diffusers", "transformers"]),
+    "visual.skyreels_i2v": ("visual", ["diffusers", "transformers"]),
     "visual.ltx_video": ("visual", ["diffusers", "transformers"]),
     "visual.flux2_klein": ("visual", ["diffusers", "transformers"]),
     "visual.sana": ("visual", ["diffusers", "transformers"]),

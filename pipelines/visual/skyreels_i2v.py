@@ -1,0 +1,134 @@
+"""SkyReels-V1 (Skywork AI 2025): HunyuanVideo (``pipelines.visual.hunyuan_video``) with the first frame of the clip.
+
+The picture is a condition: the network reads the VAE's latents of it in channels of their own, beside the noisy latents
+of the first frame, and zeros beside those of the others. No noise is added to it, and no decision concerns it: all
+frames are sampled. Guidance is true classifier-free guidance (``true_cfg_scale``); its unconditional branch keeps the
+picture. Diffusers' pipeline draws the latents of a picture from the VAE's posterior, here they are its mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import hunyuan_tiny
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.given import given_picture
+from pipelines.visual.hunyuan_video import (
+    FPS,
+    LORA_TARGETS,
+    clips_of_latents,
+    encode_words,
+    latent_clip,
+    read_hunyuan,
+    spacing,
+    velocity,
+)
+from pipelines.visual.sizes import at_least_one
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
+
+FRAMES, HEIGHT, WIDTH = 97, 544, 960
+"""The model's own clips."""
+NETWORK = "Skywork/SkyReels-V1-Hunyuan-I2V"
+"""The published transformer, which is to be used with the other parts of HunyuanVideo."""
+
+
+@dataclass(frozen=True)
+class Skyreels(Architecture):
+    """Text encoders and VAE of a checkpoint, and the size of clips."""
+
+    pipeline: Any
+    max_sequence_length: int
+    guidance: float
+    device: torch.device
+    size: tuple[int, int]
+    """Height and width of latents."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """What HunyuanVideo reads of the words, and the VAE's latents of the picture, [channels, 1, h, w]."""
+        picture = given_picture(prompt, "skyreels_i2v")
+        words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
+        vae, factor = self.pipeline.vae, self.pipeline.vae_scale_factor_spatial
+        height, width = (side * factor for side in self.size)
+        pixels = self.pipeline.video_processor.preprocess(picture, height=height, width=width)
+        posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
+        return *words, posterior.mode()[0].float() * vae.config.scaling_factor
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction for the noisy latents, with the picture's in channels of their own."""
+        *words, picture = conditioning
+        beside = torch.cat([picture, torch.zeros_like(x[:, :, 1:])], 2)
+        return velocity(network, torch.cat([x, beside], 1), time, tuple(words), self.guidance)
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+        return clips_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(steps)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    transformer: str = "",
+    height: int = 0,
+    width: int = 0,
+    frames: int = 0,
+    fps: float = 0.0,
+    guidance: float = 1.0,
+    true_cfg_scale: float = 6.0,
+    max_sequence_length: int = 256,
+) -> FlowModel:
+    """Load a SkyReels model for training on clips that begin with a picture; text encoders and VAE are frozen.
+
+    ``path`` is a folder or a hub id of HunyuanVideo; ``transformer`` is that of a network which is published by itself,
+    empty where the network is part of ``path``. ``height`` and ``width`` are in pixels; 0 is the pipeline's default
+    (544 x 960, 97 frames, 24 per second). Otherwise as ``pipelines.visual.hunyuan_video.load``.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for a network that takes no picture, and for
+    unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import HunyuanSkyreelsImageToVideoPipeline, HunyuanVideoTransformer3DModel
+
+    at_least_one("true_cfg_scale", true_cfg_scale)
+    source = locate(path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
+    if transformer and not training.network:
+        network = read_network(HunyuanVideoTransformer3DModel, locate(transformer, NETWORK), training)
+    else:
+        network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
+    pipeline = read_hunyuan(HunyuanSkyreelsImageToVideoPipeline, source, training, network)
+    channels = pipeline.vae.config.latent_channels
+    if network.config.in_channels != 2 * channels:
+        raise ValueError(
+            f"'{transformer or source}': the network reads {network.config.in_channels} channels, expected "
+            f"{2 * channels}, half of them for the picture; set model.transformer={NETWORK}, or take "
+            "model.family=hunyuan_video for clips from words"
+        )
+    size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+    return FlowModel(
+        network,
+        Skyreels(pipeline, max_sequence_length, guidance, torch.device(training.device), size[1:]),
+        (channels, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(true_cfg_scale),
+        fps=fps or FPS,
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a complete ``HunyuanSkyreelsImageToVideoPipeline`` folder; see ``hunyuan_tiny.tiny``."""
+    return hunyuan_tiny.tiny(folder, seed, pictures=True)
