@@ -1,8 +1,7 @@
 """Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206), and small models of their architecture.
 
 Two kinds of folder load: an ordinary ``StableDiffusion3Pipeline`` of diffusers (folder or hub id; two CLIP encoders, T5
-and a VAE), and a small one of three parts, ``transformer/`` (the same ``SD3Transformer2DModel``), ``words/``
-(``WordEncoder``) and ``scheduler/``, whose latents are the pixels themselves, in [-1, 1].
+and a VAE), and a small one (``pipelines.visual.small``) with the same ``SD3Transformer2DModel``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.pretrained import locate, read_network, read_part, read_pipeline, reading
+from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual.flow import (
     TRANSFORMER,
@@ -31,7 +30,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sizes import at_least_one, latent_size
-from pipelines.visual.words import WordEncoder
+from pipelines.visual.small import SmallModel, is_small, read_words
 
 __all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
 
@@ -100,34 +99,18 @@ class Pretrained(Architecture):
 
 
 @dataclass(frozen=True)
-class Small(Architecture):
-    """A model in pixel space with a word encoder. All parts are saved, so that the folder loads by itself."""
+class Small(SmallModel):
+    """A model in pixel space with a word encoder."""
 
-    words: WordEncoder
-    scheduler: Any
     tokens: int
     """Image tokens of one latent."""
-    pipeline: None = None
-
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states and pooled vector of one prompt from word vectors."""
-        refuse_media(prompt, "sd3")
-        hidden, pooled = self.words(self.words.tokenize([prompt.text]))
-        return hidden[0], pooled[0]
+    family = "sd3"
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         return velocity(network, x, time, conditioning)
 
-    def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 h w"]:
-        return (latents.float() + 1) / 2
-
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spacing(scheduler, steps, self.tokens)
-
-    def save(self, folder: Path, network: Any) -> None:
-        super().save(folder, network)
-        self.words.save(folder / "words")
-        self.scheduler.save_pretrained(folder / "scheduler")
 
     def diffusers_class(self) -> Any:
         from diffusers import StableDiffusion3Pipeline
@@ -163,7 +146,7 @@ def load(
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
     scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
-    small = (Path(source) / "words").is_dir()
+    small = is_small(source)
     pipeline: Any = None
     if not small:
         pipeline = read_pipeline(StableDiffusion3Pipeline, source, training, transformer=network)
@@ -176,10 +159,7 @@ def load(
     tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
     architecture: Any
     if small:
-        with reading(source, "words"):
-            words = WordEncoder.load(Path(source) / "words")
-        freeze([words], device)
-        architecture = Small(words, scheduler, tokens)
+        architecture = Small(read_words(source, device), scheduler, tokens)
     else:
         architecture = Pretrained(pipeline, max_sequence_length, device, tokens)
     return FlowModel(

@@ -26,11 +26,17 @@ def nearest_multiple(size: int, unit: int, most: int) -> int:
     return min(max(round(size / unit), 1) * unit, most - most % unit)
 
 
-def latent_frames(frames: int, factor: int) -> int:
-    """Latent frames of a clip whose VAE encodes its first frame alone and then ``factor`` frames at a time.
+def latent_frames(frames: int, factor: int, most: int = 1 << 30) -> int:
+    """Latent frames, at most ``most``, of a clip whose VAE encodes its first frame alone and then ``factor`` frames at
+    a time.
 
     ValueError unless ``frames`` is 1 more than a multiple of ``factor``.
     """
+    longest = (most - 1) * factor + 1
+    if frames > longest:
+        raise ValueError(
+            f"frames: got {frames}, expected at most {longest}, which is the nearest that the model can do"
+        )
     if frames < 1 or (frames - 1) % factor:
         nearest = max(round((frames - 1) / factor), 0) * factor + 1
         raise ValueError(
