@@ -1,6 +1,6 @@
 """Films of coloured shapes that move on white, and the sentences that describe them: text-to-video, exactly verified.
 
-A ``Film`` is the content of a clip of six frames of 20 x 20 pixels, ``text`` its sentence, ``parse`` the inverse, and
+A ``Film`` is the content of a clip of four frames of 16 x 16 pixels, ``text`` its sentence, ``parse`` the inverse, and
 ``render`` draws one of the clips that match. What the sentence leaves open (where it begins, a speed that is not
 mentioned) is random, so that a sentence has many correct clips. The sentences are finite in number.
 
@@ -32,17 +32,17 @@ from mmgrpo.toy.questions import paint
 from mmgrpo.toy.scenes import BACKGROUND, COLOURS, SHAPES
 from mmgrpo.types import Prompt, Video
 
-FRAMES, SIZE = 6, 20
+FRAMES, SIZE = 4, 16
 """Frames of a clip, and their width and height in pixels."""
 
-FPS = 3.0
+FPS = 2.0
 """Frames per second, at which a clip takes two seconds."""
 
 SIDE = 7
 """Width and height of every object in pixels."""
 
-SPEEDS: Mapping[str, int] = {"slowly": 1, "fast": 2}
-"""Pixels per frame; a sentence without a speed allows both."""
+SPEEDS: Mapping[str, int] = {"slowly": 1, "fast": 3}
+"""Pixels per frame; a sentence without a speed allows any."""
 
 COUNTS = ("a", "two")
 KINDS = ("move", "speed", "many", "both", "order")
@@ -154,19 +154,19 @@ def _axis(way: str) -> int:
 def cast(film: Film, draw: np.random.Generator) -> tuple[Mover, ...]:
     """The objects of a film with their paths, in the order of ``film.objects``."""
     if film.kind == "order":
-        change = int(draw.integers(2, 5))
+        change = int(draw.integers(1, 4))
         spans = ((0, change), (change, FRAMES))
-        starts = draw.integers(4, 10, (2, 2))
+        starts = draw.integers(3, 7, (2, 2))
         return tuple(
             Mover(actor.colour, actor.shape, SIDE, (int(x), int(y)), "right", 0, *span)
             for actor, (x, y), span in zip(film.actors, starts, spans, strict=True)
         )
-    # One object has its lane in the middle; two have one half each, two pixels or more apart.
-    lanes = [draw.integers(4, 10)] if len(film.objects) == 1 else [0, 11] + draw.integers(0, 3, 2)
+    # One object has its lane in the middle; two have one half each, two pixels apart.
+    lanes = [draw.integers(3, 7)] if len(film.objects) == 1 else [0, 9]
     order = iter(draw.permutation(lanes).tolist())
     movers = []
     for actor in film.actors:
-        speed = SPEEDS[actor.speed] if actor.speed else int(draw.integers(1, 3))
+        speed = SPEEDS[actor.speed] if actor.speed else int(draw.integers(1, 4))
         travel = speed * (FRAMES - 1)
         for _ in range(actor.count):
             along = int(draw.integers(0, SIZE - SIDE - travel + 1)) + travel * (sum(WAYS[actor.way]) < 0)
@@ -176,7 +176,7 @@ def cast(film: Film, draw: np.random.Generator) -> tuple[Mover, ...]:
     return tuple(movers)
 
 
-def render(film: Film, seed: int) -> UInt8[np.ndarray, "6 20 20 3"]:
+def render(film: Film, seed: int) -> UInt8[np.ndarray, "4 16 16 3"]:
     """Draw one of the clips of a film, without antialiasing; a function of film and seed."""
     frames = np.full((FRAMES, SIZE, SIZE, 3), BACKGROUND, np.uint8)
     for mover in cast(film, np.random.default_rng(seed)):

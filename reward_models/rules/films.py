@@ -3,7 +3,7 @@
 The objects of every frame are detected as in pictures of scenes, without the prompt, and then compared with the film in
 ``Prompt.answer``. One frame of a clip may be wrong (``RIGHT``). A path is the straight line with the least squared
 distance to the centres of an object over the frames; an object that leaves its path by more than ``STRAY`` pixels does
-not move along it. A clip takes about two milliseconds, without weights or network access.
+not move along it. A clip takes about a millisecond, without weights or network access.
 
 Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN. ``film_clean``
 monitors quality and should not be trained on.
@@ -91,7 +91,7 @@ REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]
 """The verifiers by name."""
 
 
-def _clips(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[np.ndarray, "frames 20 20 3"]]:
+def _clips(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[np.ndarray, "frames 16 16 3"]]:
     if len(prompts) != len(outputs):
         raise ValueError(f"film rewards: got {len(prompts)} prompts and {len(outputs)} outputs, expected equally many")
     arrays = []
@@ -120,7 +120,7 @@ def _score(prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable
     return values
 
 
-def _watch(clip: Float[np.ndarray, "frames 20 20 3"]) -> Frames:
+def _watch(clip: Float[np.ndarray, "frames 16 16 3"]) -> Frames:
     """The objects of every frame, on a white margin that makes it as large as a picture of a scene."""
     margin = ((0, 0), (0, PICTURE - SIZE), (0, PICTURE - SIZE), (0, 0))
     return [see(frame) for frame in np.pad(clip, margin, constant_values=1)]
@@ -165,7 +165,7 @@ def _motion(film: Film, frames: Frames) -> list[tuple[bool, bool]]:
     """
     if film.kind == "order":
         first, second = ([t for t, o in enumerate(frames) if {d.colour for d in o} == {a.colour}] for a in film.actors)
-        right = len(first) >= 2 and len(second) >= 2 and first[-1] < second[0]
+        right = bool(first and second) and first[-1] < second[0]
         return [(right, right)] * 2
     return [motion for actor in film.actors for motion in _paths(actor, frames)]
 
@@ -187,7 +187,7 @@ def _paths(actor: Actor, frames: Frames) -> list[tuple[bool, bool]]:
         strayed = np.abs(path - np.polynomial.polynomial.polyval(np.array(times), line).T).max()
         speed, across = float(line[1] @ along), float(np.abs(line[1] @ along[::-1]))
         right = speed >= SLOWEST and across <= SLOWEST and bool(strayed <= STRAY)
-        motions.append((right, right and (not actor.speed or abs(speed - SPEEDS[actor.speed]) < 0.5)))
+        motions.append((right, right and (not actor.speed or abs(speed - SPEEDS[actor.speed]) < 1)))
     return motions
 
 

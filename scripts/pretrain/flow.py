@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     """Prediction of noise - x_0 from x_t, t in [0, 1], and the hidden states and pooled vectors of the words."""
     Measures = Mapping[str, Float[np.ndarray, "P samples"]]
 
+SHIFT = 3.0
+"""Time shift of the scheduler, with which samples are drawn."""
+
 
 @dataclass
 class Loop:
@@ -35,11 +38,11 @@ class Loop:
     """Output folder: transformer/, words/, scheduler/."""
     measure: bool = False
     """Do not train: evaluate the model in ``output`` on the held-out prompts."""
-    steps: int = 1000
+    steps: int = 1600
     """Optimizer steps. The result is a function of the steps and the seed, not of the time."""
     batch: int = 32
     """Samples per step."""
-    lr: float = 1.5e-3
+    lr: float = 2e-3
     """Peak learning rate: linear warm-up, then cosine decay to zero."""
     warmup: int = 50
     """Warm-up steps."""
@@ -48,8 +51,10 @@ class Loop:
     dropout: float = 0.1
     """Fraction of samples with the empty prompt, so that classifier-free guidance is possible."""
     shift: float = 3.0
-    """Time shift t = shift u / (1 + (shift - 1) u) of logit-normal u; also the scheduler's."""
-    every: int = 200
+    """Time shift t = shift u / (1 + (shift - 1) u) of logit-normal u in training; the scheduler's is ``SHIFT``."""
+    start: str = ""
+    """Folder of a model to continue from; empty: random weights."""
+    every: int = 400
     """Steps between evaluations, after each of which the model is saved as <output>-<step>."""
     threads: int = 1
     """CPU threads."""
@@ -131,7 +136,7 @@ def fit(
 
 
 def sample(
-    velocity: Velocity, words: Any, texts: Sequence[str], size: tuple[int, ...], shift: float, steps: int = 10
+    velocity: Velocity, words: Any, texts: Sequence[str], size: tuple[int, ...], steps: int = 10
 ) -> Float[Tensor, "N *size"]:
     """Samples of the Euler ODE without guidance, from fixed noise, in [-1, 1] up to the model's errors."""
     import torch
@@ -139,7 +144,7 @@ def sample(
     from mmgrpo.diffusion.schedules import flow_grid
     from mmgrpo.runtime.randomness import stream
 
-    random, levels, samples = stream(0, "measure"), flow_grid(steps, shift).levels, []
+    random, levels, samples = stream(0, "measure"), flow_grid(steps, SHIFT).levels, []
     for start in range(0, len(texts), 64):
         with torch.no_grad():
             conditions = words(words.tokenize(texts[start : start + 64]))
@@ -150,7 +155,7 @@ def sample(
     return torch.cat(samples)
 
 
-def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
+def save(folder: Path, transformer: Any, words: Any) -> None:
     """Write a model folder; the transformer in half precision, the few word vectors in full."""
     from diffusers.schedulers import FlowMatchEulerDiscreteScheduler
 
@@ -164,7 +169,7 @@ def save(folder: Path, transformer: Any, words: Any, shift: float) -> None:
     half.load_state_dict({name: weight.half() for name, weight in transformer.state_dict().items()})
     half.save_pretrained(folder / "transformer")
     words.save(folder / "words")
-    FlowMatchEulerDiscreteScheduler(shift=shift).save_pretrained(folder / "scheduler")
+    FlowMatchEulerDiscreteScheduler(shift=SHIFT).save_pretrained(folder / "scheduler")
 
 
 def describe(values: Measures, success: str, prompts: Sequence[Prompt]) -> str:

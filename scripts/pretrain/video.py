@@ -9,7 +9,6 @@ Rectified flow (``scripts.pretrain.flow``) on rendered films with the transforme
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +43,12 @@ class Args(Loop):
     """Channels of the transformer and of the word vectors."""
     layers: int = 4
     """Blocks of the transformer."""
-    heads: int = 4
+    heads: int = 5
     """Attention heads per block."""
 
 
 def build(args: Args) -> tuple[Any, Any]:
-    """The untrained transformer and its word encoder."""
+    """The transformer and its word encoder, from ``start`` or untrained."""
     import torch
     from diffusers.models import WanTransformer3DModel
     from torch import nn
@@ -58,6 +57,8 @@ def build(args: Args) -> tuple[Any, Any]:
     from mmgrpo.toy import films
     from pipelines.visual.words import WordEncoder
 
+    if args.start:
+        return read(Path(args.start))
     torch.manual_seed(derive(args.seed, "weights"))
     transformer = WanTransformer3DModel(
         patch_size=(2, 4, 4),
@@ -76,7 +77,17 @@ def build(args: Args) -> tuple[Any, Any]:
     return transformer, WordEncoder(films.vocabulary(), args.length, args.width, 1)
 
 
-def draw(count: int, random: torch.Generator) -> tuple[list[str], Float[Tensor, "count 3 6 20 20"]]:
+def read(folder: Path) -> tuple[Any, Any]:
+    """A saved transformer, in full precision, and its word encoder."""
+    from diffusers.models import WanTransformer3DModel
+
+    from pipelines.visual.words import WordEncoder
+
+    transformer: Any = WanTransformer3DModel.from_pretrained(str(folder / "transformer"), use_safetensors=True)
+    return transformer.float(), WordEncoder.load(folder / "words")
+
+
+def draw(count: int, random: torch.Generator) -> tuple[list[str], Float[Tensor, "count 3 4 16 16"]]:
     """Sentences and a clip of each, in [-1, 1]."""
     import numpy as np
     import torch
@@ -101,7 +112,7 @@ def velocity_of(transformer: Any) -> Any:
     return velocity
 
 
-def measure(transformer: Any, words: Any, prompts: Sequence[Prompt], samples: int, shift: float) -> Measures:
+def measure(transformer: Any, words: Any, prompts: Sequence[Prompt], samples: int) -> Measures:
     """All verifiers on samples of the Euler ODE without guidance, from fixed noise."""
     import numpy as np
 
@@ -110,7 +121,7 @@ def measure(transformer: Any, words: Any, prompts: Sequence[Prompt], samples: in
     from reward_models.rules.films import REWARDS
 
     rows = [prompt for prompt in prompts for _ in range(samples)]
-    clips = sample(velocity_of(transformer), words, [p.text for p in rows], (3, FRAMES, SIZE, SIZE), shift)
+    clips = sample(velocity_of(transformer), words, [p.text for p in rows], (3, FRAMES, SIZE, SIZE))
     outputs = [Video(clip, FPS) for clip in (clips.transpose(1, 2) / 2 + 0.5).clamp(0, 1)]
     return {name: np.reshape(reward(rows, outputs), (-1, samples)) for name, reward in REWARDS.items()}
 
@@ -128,23 +139,18 @@ def train(args: Args) -> None:
         matrices,
         [*others, *words.table.parameters(), words.place],
         lambda random: flow_loss(velocity_of(transformer), words, *draw(args.batch, random), args, random),
-        lambda: measure(transformer, words, tune, samples=1, shift=args.shift),
-        lambda folder: save(folder, transformer, words, args.shift),
+        lambda: measure(transformer, words, tune, samples=1),
+        lambda folder: save(folder, transformer, words),
         args,
     )
 
 
 def report(folder: Path, samples: int = 16) -> None:
     """Evaluate a saved model on the held-out prompts and print rewards and success rates."""
-    from diffusers.models import WanTransformer3DModel
-
     from mmgrpo.data.prompts import load_prompts
-    from pipelines.visual.words import WordEncoder
 
-    transformer: Any = WanTransformer3DModel.from_pretrained(str(folder / "transformer"), use_safetensors=True)
-    shift = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())["shift"]
     prompts = load_prompts(ASSETS / "heldout.jsonl")
-    values = measure(transformer.float().eval(), WordEncoder.load(folder / "words"), prompts, samples, shift)
+    values = measure(*read(folder), prompts, samples)
     print(describe(values, "film_all", prompts))
 
 
