@@ -152,7 +152,7 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
 
     check_pipeline(source)
     for name, part in (read_json(source, "model_index.json") or {}).items():
-        if not name.startswith("_") and part != [None, None] and name not in parts:
+        if isinstance(part, list) and part != [None, None] and not name.startswith("_") and name not in parts:
             check_weights(source, name, training.allow_pickle)
     autoencoder = read_part(vae or AutoencoderKL, source, subfolder="vae", dtype=torch.float32, **safely(training))
     return read_part(

@@ -61,7 +61,7 @@ class ToyModel:
         self.forwards += len(x)
         return network(x, time, conditioning.number)
 
-    def decode(self, latents: Tensor) -> list[Image]:
+    def decode(self, latents: Tensor, conditioning: ToyConditioning) -> list[Image]:
         return [Image(latent.detach()) for latent in latents]
 
     def grid(self, steps: int) -> Grid:

@@ -161,14 +161,15 @@ class DenoisingPolicy:
                 finals.append(self.solver.denoise(self.network, end, rows, walk.grid, plan.end))
             for interval in plan.intervals[1:]:
                 coarse = self.solver.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
-                previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse))
+                previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
             walks.append(walk)
             decisions.append(self._decisions(request, plan, number, len(plans), walk, log_probs))
-        prompts = [request.prompts[i] for walk in walks for i in walk.prompt.tolist()]
+        prompt = torch.cat([walk.prompt for walk in walks])
+        latents = refuse_nonfinite(torch.cat(finals), "the sampled latents")
         evaluations = len(request.prompts) * sum(plan.evaluations for plan in plans)
         return Rollout(
-            prompts=prompts,
-            outputs=list(self.model.decode(refuse_nonfinite(torch.cat(finals), "the sampled latents"))),
+            prompts=[request.prompts[i] for i in prompt.tolist()],
+            outputs=list(self.model.decode(latents, conditioning.take(prompt))),
             decisions=join_decisions(decisions),
             steps=Walks(walks),
             previews=previews,

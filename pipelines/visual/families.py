@@ -14,7 +14,16 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
-from pipelines.visual.options import DenoisingSampling, FlowOptions, FluxOptions, MemoryOptions, VisualData, VisualEval
+from pipelines.visual.options import (
+    DenoisingSampling,
+    FlowOptions,
+    FluxOptions,
+    MemoryOptions,
+    VisualData,
+    VisualEval,
+    WanImageOptions,
+    WanOptions,
+)
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -229,6 +238,21 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("FluxPipeline",),
             FluxOptions,
             guidance="true_cfg_scale",
+        ),
+        VisualFamily(
+            "wan",
+            "Wan 2.1 and 2.2: clips from words, and small models of their architecture",
+            "pipelines.visual.wan",
+            ("WanPipeline", "WanTransformer3DModel"),
+            WanOptions,
+        ),
+        VisualFamily(
+            "wan_i2v",
+            "Wan 2.1 and 2.2: clips from words and their first frame",
+            "pipelines.visual.wan_i2v",
+            ("WanImageToVideoPipeline", "WanPipeline"),
+            WanImageOptions,
+            pictures="required",
         ),
     )
 }

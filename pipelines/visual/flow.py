@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.registry import bind
-from mmgrpo.types import Image, Prompt, Reference, Video, to_image
+from mmgrpo.types import Image, Prompt, Reference, Video
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
 from pipelines.visual.conditions import Conditioning, Encoding, Encodings, stacked, without_words
@@ -31,6 +31,9 @@ from pipelines.visual.options import MemoryOptions
 
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
+
+NOTHING = Conditioning(())
+"""The conditioning of outputs of which it states no part."""
 
 CHECKPOINT = "checkpoint"
 """Name of the noise levels of the checkpoint's own scheduler."""
@@ -54,9 +57,18 @@ class Architecture:
         """The network's prediction at noise level sigma = ``time`` (diffusion: at timestep ``time``), one per row."""
         raise NotImplementedError
 
-    def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
+    def guided(self, unconditional: Tensor, conditional: Tensor, scale: float | Tensor) -> Tensor:
         """Classifier-free guidance, for families whose pipelines do nothing else."""
         return unconditional + scale * (conditional - unconditional)
+
+    def scale_at(self, time: Float[Tensor, " N"], scale: float) -> float | Tensor:
+        """The scale of guidance at each row's time, for models in which it depends on the time."""
+        return scale
+
+    def complete(self, latents: Tensor, conditioning: tuple[Tensor, ...]) -> Float[Tensor, "N *latent"]:
+        """The latents of whole outputs from those of samples, for models in which the conditioning states a part of
+        them (the first frame of a clip), which is neither drawn nor scored."""
+        return latents
 
     def pixels(self, latents: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *frames 3 H W"]:
         """Pixels of denoised latents in [0, 1], which the decoder may slightly exceed; of clips with frames."""
@@ -138,14 +150,16 @@ class FlowModel:
             self.encodings.folder = Path(options.encodings_folder)
             self.encodings.disk_bytes = int(options.encodings_gb * 1e9)
         if self.architecture.pipeline is not None:
-            vae = self.architecture.pipeline.vae.to(torch_dtype(options.vae_dtype))
+            vae, dtype = self.architecture.pipeline.vae, torch_dtype(options.vae_dtype)
+            if vae.dtype != dtype:
+                vae.to(dtype)
             if options.vae_tiling:
                 vae.enable_tiling()
 
     def forget_encoders(self, prompts: Iterable[Prompt]) -> None:
         """Encode these prompts, with and without their words, and free the memory of the text encoders."""
         prompts = list(prompts)
-        self.encodings.only([Prompt(""), *prompts, *(without_words(prompt) for prompt in prompts)])
+        self.encodings.only([*prompts, *(without_words(prompt) for prompt in prompts)])
         pipeline, needed = self.architecture.pipeline, {id(module) for module in self.network.modules()}
         for name, part in (pipeline.components if pipeline else {}).items():
             if isinstance(part, nn.Module) and id(part) not in needed and name != "vae":
@@ -159,7 +173,7 @@ class FlowModel:
         conditioning: Conditioning,
     ) -> Float[Tensor, "N *latent"]:
         """The (guided) prediction at ``time`` (a flow's in [0, 1]), in fp32."""
-        tensors = conditioning.tensors
+        tensors, scale = conditioning.tensors, self.architecture.scale_at(time, self.guidance)
         if self.guidance != 1:
             tensors = tuple(torch.cat(pair) for pair in zip(conditioning.negative, tensors, strict=True))
             x, time = torch.cat([x, x]), torch.cat([time, time])
@@ -168,19 +182,22 @@ class FlowModel:
         if self.guidance == 1:
             return velocity
         unconditional, conditional = velocity.chunk(2)
-        return self.architecture.guided(unconditional, conditional, self.guidance)
+        return self.architecture.guided(unconditional, conditional, scale)
 
     @torch.no_grad()
-    def decode(self, latents: Float[Tensor, "N *latent"]) -> list[Any]:
-        """Pictures or clips of denoised latents, ``decode_batch_size`` at a time, in the VAE's own precision."""
+    def decode(self, latents: Float[Tensor, "N *latent"], conditioning: Conditioning = NOTHING) -> list[Any]:
+        """Pictures or clips of denoised latents, ``decode_batch_size`` at a time, in the VAE's own precision.
+
+        ``conditioning`` is that of the rows; only models in which it states a part of the output need it.
+        """
         outputs: list[Image | Video] = []
-        for batch in latents.to(self.device).split(self.decode_batch_size):
+        latents = self.architecture.complete(latents.to(self.device), conditioning.tensors)
+        for batch in latents.split(self.decode_batch_size):
             with self._autocast(torch.float32):
                 pixels = self.architecture.pixels(batch)
             refuse_overflow(pixels, self.architecture.pipeline)
-            for sample in pixels:
-                picture = to_image(sample)
-                outputs.append(Video(picture.pixels, self.fps) if self.fps else picture)
+            for sample in pixels.to("cpu", torch.float32).clamp(0, 1):
+                outputs.append(Video(sample, self.fps) if self.fps else Image(sample))
         return outputs
 
     def grid(self, steps: int) -> Grid:
@@ -210,7 +227,7 @@ class FlowModel:
 def time_shift(config: Any, mu: float | None) -> float:
     """The factor s of ``s t / (1 + (s - 1) t)`` by which a scheduler shifts its levels."""
     if not config.get("use_dynamic_shifting"):
-        return float(config["shift"])
+        return float(config["flow_shift"] if "flow_shift" in config else config["shift"])  # UniPC and Euler
     assert mu is not None
     return math.exp(mu) if config.get("time_shift_type", "exponential") == "exponential" else mu
 

@@ -77,6 +77,40 @@ class VideoOptions(FlowOptions):
 
 
 @dataclass
+class WanOptions(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "wan"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    """Folder or hub id."""
+    frames: int = 0
+    """Frames of a clip, 1 more than a multiple of 4; 0 takes the model's own, 81 of a published one."""
+    fps: float = 0.0
+    """Frames per second of a clip; 0 takes the model's own, 16 (Wan 2.2 5B: 24)."""
+    height: int = 0
+    """Height of a clip in pixels; 0 takes the model's own, 480 of a published one."""
+    width: int = 0
+    """Width of a clip in pixels; 0 takes the model's own, 832 of a published one."""
+    guidance: float = 5.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    guidance_2: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    """The same of the second network of Wan 2.2 14B, which works at low noise; 0 takes guidance."""
+    max_sequence_length: int = 512
+    """Tokens of a prompt that UMT5 reads; 512 for Wan 2.1 with a picture."""
+
+
+@dataclass
+class WanImageOptions(WanOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "wan_i2v"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
+    """Folder or hub id."""
+
+
+@dataclass
 class DenoisingSampling:
     """Sampling in rollouts and in evaluation."""
 

@@ -34,9 +34,7 @@ def latent_frames(frames: int, factor: int, most: int = 1 << 30) -> int:
     """
     longest = (most - 1) * factor + 1
     if frames > longest:
-        raise ValueError(
-            f"frames: got {frames}, expected at most {longest}, which is the nearest that the model can do"
-        )
+        raise ValueError(f"frames: got {frames}, expected at most {longest}, which is also the nearest")
     if frames < 1 or (frames - 1) % factor:
         nearest = max(round((frames - 1) / factor), 0) * factor + 1
         raise ValueError(

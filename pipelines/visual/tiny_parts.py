@@ -73,3 +73,25 @@ def t5_tokenizer() -> Any:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -3.0) for letter in ("\u2581", *map(chr, range(33, 127)))]
     return T5Tokenizer(vocab=special + letters, extra_ids=0)
+
+
+def clip_vision() -> Any:
+    """A CLIP image encoder of width 16 for pictures of 16 x 16 pixels."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    config = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return CLIPVisionModel(config)
+
+
+def clip_processor() -> Any:
+    """What prepares pictures for ``clip_vision``."""
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    return CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})

@@ -1,25 +1,137 @@
-"""Wan 2.1 and 2.2 (Wan team 2025, arXiv:2503.20314): clips from words, and small models of the architecture."""
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv:2503.20314): clips from words.
+
+Four kinds of folder load: of diffusers' ``WanPipeline`` (folder or hub id) those with one network (Wan 2.1), with two,
+one above and one below a noise level (Wan 2.2 14B), and with a time per token (Wan 2.2 5B); and small ones
+(``pipelines.visual.wan_small``). Clips from words and a picture are the family ``wan_i2v``.
+
+The noise levels are those of the checkpoint's scheduler, UniPC in published ones. Its multistep solver is not ours: a
+deterministic sample takes Euler steps on these levels, so that it equals the pipeline's own output where the pipeline
+has a ``FlowMatchEulerDiscreteScheduler``. UniPC also rounds the network's time 1000 sigma to an integer; here it is
+never rounded.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.pretrained import locate, read_network, read_part
+from pipelines.pretrained import locate, read_json, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual.flow import TRANSFORMER, FlowModel
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut, refuse_media
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
+from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
 from pipelines.visual.wan_small import Clip, Small
-from pipelines.visual.wan_tiny import tiny_words
+from pipelines.visual.wan_tiny import tiny, tiny_words
 
-__all__ = ["LORA_TARGETS", "load", "tiny_words"]
+__all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """Projections of self- and cross-attention."""
+
+IMAGE_TARGETS = ("add_k_proj", "add_v_proj")
+"""Those of the attention to the tokens of a picture, where a network has it."""
+
+EXAMPLE = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+
+
+@dataclass(frozen=True)
+class Wan(Architecture):
+    """Text encoder and VAE of a published checkpoint."""
+
+    pipeline: Any
+    max_sequence_length: int
+    device: torch.device
+    size: tuple[int, int, int]
+    """Frames, height and width of latents."""
+    tokens: int
+    """Tokens of one latent frame."""
+    guidance_2: float
+    """Scale of guidance of the second network; 0 is that of the first."""
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, frames, height and width of one sample."""
+        return (self.pipeline.vae.config.z_dim, *self.size)
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of UMT5, zero after the last token, as in diffusers."""
+        refuse_media(prompt, "wan")
+        return (self.words(prompt),)
+
+    def words(self, prompt: Prompt) -> Float[Tensor, "length width"]:
+        """Hidden states of a prompt's words; ValueError where they are too many, or cannot be cleaned."""
+        # Not by the pipeline's own method, which with pictures calls ftfy even where it is missing.
+        text, tokenizer, encoder = cleaned(prompt.text), self.pipeline.tokenizer, self.pipeline.text_encoder
+        refuse_cut(prompt, tokenizer, self.max_sequence_length, "UMT5", text)
+        tokens = tokenizer(text, padding="max_length", max_length=self.max_sequence_length, return_tensors="pt")
+        real = tokens.attention_mask.to(self.device)
+        hidden = encoder(tokens.input_ids.to(self.device), real).last_hidden_state
+        return hidden.masked_fill(real[..., None] == 0, 0)[0]
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction at time 1000 sigma; a checkpoint with a time per token has the same one for all."""
+        (hidden,) = conditioning
+        time = time * 1000
+        if self.pipeline.config.expand_timesteps:
+            time = time[:, None].expand(-1, self.size[0] * self.tokens)
+        return network(x, time, hidden, return_dict=False)[0]
+
+    def scale_at(self, time: Float[Tensor, " N"], scale: float) -> float | Tensor:
+        """That of the network which the row passes through."""
+        if not self.guidance_2:
+            return scale
+        first = time * 1000 >= boundary_of(self.pipeline)
+        return torch.where(first, scale, self.guidance_2).view(-1, 1, 1, 1, 1)
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N frames 3 H W"]:
+        vae = self.pipeline.vae
+        mean, std = (
+            torch.tensor(values, device=latents.device).view(1, -1, 1, 1, 1)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        clips = vae.decode((latents.float() * std + mean).to(vae.dtype), return_dict=False)[0]
+        return clips.transpose(1, 2).float() / 2 + 0.5
+
+    def save(self, folder: Path, network: Any) -> None:
+        if not isinstance(network, Experts):
+            return super().save(folder, network)
+        super().save(folder, network.transformer)
+        network.transformer_2.save_pretrained(folder / SECOND)
+
+    def save_adapters(self, folder: Path, network: Any) -> None:
+        if not isinstance(network, Experts):
+            return super().save_adapters(folder, network)
+        super().save_adapters(folder, network.transformer)
+        super().save_adapters(folder / SECOND, network.transformer_2)
+
+
+def cleaned(text: str) -> str:
+    """A text as diffusers' pipeline cleans it: HTML entities, white space, and by ftfy what is damaged in Unicode.
+
+    diffusers leaves out ftfy where it is missing, and other words would reach the network than on a machine that has
+    it: ValueError for a text that ftfy might change.
+    """
+    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+    from diffusers.utils import is_ftfy_available
+
+    if not text.isascii() and not is_ftfy_available():
+        raise ValueError(
+            f"prompt '{text:.80}': has characters outside ASCII, which Wan's pipeline normalizes with ftfy, which is "
+            "not installed; install it (pip install ftfy), or write the prompt in ASCII"
+        )
+    return prompt_clean(text)
+
+
+def boundary_of(pipeline: Any) -> float:
+    """The time from which on the first of two networks predicts."""
+    return pipeline.config.boundary_ratio * pipeline.scheduler.config.num_train_timesteps
 
 
 def load(
@@ -30,33 +142,125 @@ def load(
     width: int = 0,
     frames: int = 0,
     fps: float = 0.0,
-    guidance: float = 1.0,
-    max_sequence_length: int = 256,
+    guidance: float = 5.0,
+    guidance_2: float = 0.0,
+    max_sequence_length: int = 512,
 ) -> FlowModel:
-    """Load a Wan model for training.
+    """Load a Wan model for training; text encoder and VAE are frozen.
+
+    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
+    ``height`` and ``width`` are in pixels; they, ``frames`` and ``fps`` are 0 for the checkpoint's own. ``guidance_2``
+    is the scale of the second of two networks, 0 for that of the first.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
+    from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 
+    source = locate(path, EXAMPLE, "model_index.json", "words")
+    clip = Clip(frames, height, width, fps)
+    if not is_small(source):
+        return pretrained(Wan, WanPipeline, source, training, clip, guidance, guidance_2, max_sequence_length)
     at_least_one("guidance", guidance)
-    source = locate(path, "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "model_index.json", "words")
-    device = torch.device(training.device)
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
     scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
-    clip = Clip.read(source)
-    unit, most = network.config.patch_size[1], network.config.rope_max_seq_len
-    size = latent_size(height, width, unit=unit, factor=1, default=(clip.height, clip.width), most=unit * most)
-    shape = (network.config.in_channels, latent_frames(frames or clip.frames, 1, most), *size)
-    assert is_small(source)
+    own = Clip.read(source)
     return FlowModel(
         network,
-        Small(read_words(source, device), scheduler, clip),
-        shape,
+        Small(read_words(source, torch.device(training.device)), scheduler, own),
+        (network.config.in_channels, *latent_clip(clip, own, network.config)),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
-        fps=fps or clip.fps,
+        fps=fps or own.fps,
+    )
+
+
+def latent_clip(clip: Clip, own: Clip, config: Any, factor: int = 1, temporal: int = 1) -> tuple[int, int, int]:
+    """Frames, height and width of the latents of a clip, where zeros are those of the model's ``own``; ValueError for
+    what it cannot do."""
+    unit, most = factor * config.patch_size[1], config.rope_max_seq_len
+    size = latent_size(
+        clip.height,
+        clip.width,
+        unit=unit,
+        factor=factor,
+        default=(own.height // factor, own.width // factor),
+        most=unit * most,
+    )
+    return (latent_frames(clip.frames or own.frames, temporal, most), *size)
+
+
+def read_networks(source: str, training: Training) -> dict[str, Any]:
+    """The network of a checkpoint, or both of them, by their names in the pipeline."""
+    from diffusers import WanTransformer3DModel
+
+    index = read_json(source, "model_index.json") or {}
+    boundary = index.get("boundary_ratio")
+    names = [TRANSFORMER]
+    if boundary is not None:
+        names.append(SECOND)
+        if not (isinstance(boundary, int | float) and 0 < boundary < 1) or index.get(SECOND, [None])[0] is None:
+            raise ValueError(
+                f"'{source}': model_index.json: got boundary_ratio {boundary!s:.40} and {SECOND} "
+                f"{index.get(SECOND)!s:.80}, expected a number between 0 and 1 and a second network; download the "
+                "checkpoint again"
+            )
+    return {name: read_network(WanTransformer3DModel, source, training, name) for name in names}
+
+
+def pretrained(
+    kind: type[Wan],
+    pipeline_class: Any,
+    source: str,
+    training: Training,
+    clip: Clip,
+    guidance: float,
+    guidance_2: float,
+    max_sequence_length: int,
+) -> FlowModel:
+    """A published checkpoint as a model of ``kind``; zeros of ``clip`` are the defaults of diffusers' pipelines."""
+    from diffusers import AutoencoderKLWan
+
+    at_least_one("guidance", guidance)
+    parts = read_networks(source, training)
+    config = parts[TRANSFORMER].config
+    targets = LORA_TARGETS + (IMAGE_TARGETS if config.added_kv_proj_dim else ())
+    pipeline = read_pipeline(pipeline_class, source, training, vae=AutoencoderKLWan, **parts)
+    freeze((pipeline.vae, pipeline.text_encoder, getattr(pipeline, "image_encoder", None)), training.device)
+    if SECOND in parts:
+        network: Any = Experts(pipeline.transformer, pipeline.transformer_2, boundary_of(pipeline))
+        reference = make_experts_trainable(network, training, targets)
+    else:
+        network, reference = pipeline.transformer, make_trainable(pipeline.transformer, training, targets)
+        if guidance_2:
+            raise ValueError(f"guidance_2: got {guidance_2}, expected 0, since '{source}' has one network")
+    if guidance_2:
+        at_least_one("guidance_2", guidance_2)
+        if guidance == 1:
+            raise ValueError(
+                f"guidance_2: got {guidance_2}, expected 0 with guidance=1, which is none in both networks"
+            )
+    own = Clip(frames=81, height=480, width=832, fps=24.0 if pipeline.config.expand_timesteps else 16.0)
+    vae = pipeline.vae.config
+    size = latent_clip(clip, own, config, vae.scale_factor_spatial, vae.scale_factor_temporal)
+    _, rows, columns = config.patch_size
+    architecture = kind(
+        pipeline,
+        max_sequence_length,
+        torch.device(training.device),
+        size,
+        (size[1] // rows) * (size[2] // columns),
+        float(guidance_2),
+    )
+    return FlowModel(
+        network,
+        architecture,
+        architecture.latent_shape(),
+        pipeline.scheduler,
+        training,
+        reference,
+        guidance=float(guidance),
+        fps=clip.fps or own.fps,
     )

@@ -44,12 +44,17 @@ SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
+FIRST = [shown(n, Media("image", Image(noise(3, 20, 24, seed=4 + n))), text.text) for n, text in enumerate(TEXTS)]
+
 SMALL = {"height": 16, "width": 16, "max_sequence_length": 48}
+FILMED = {"height": 16, "width": 32, "frames": 5}
 SHORT = {"max_tokens": 5}
 
 EXAMPLES: Mapping[str, Example] = {
     "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "wan": Example(TEXTS, {**FILMED, "max_sequence_length": 48}, {"steps": 4, "evaluation_steps": 3}),
+    "wan_i2v": Example(FIRST, FILMED, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),

@@ -1,0 +1,88 @@
+"""The two networks of Wan 2.2 14B as one: the first above a noise level, the second below it.
+
+Checkpoints, runs and diffusers keep them apart: ``transformer/`` and ``transformer_2/`` of a whole model, and of
+adapters ``pytorch_lora_weights.safetensors`` and ``transformer_2/pytorch_lora_weights.safetensors``, which plain
+diffusers loads with
+
+    pipe.load_lora_weights(folder)
+    pipe.load_lora_weights(f"{folder}/transformer_2", load_into_transformer_2=True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmgrpo.types import Reference
+from pipelines.lora import has_adapters
+from pipelines.training import AdaptersOff, FrozenCopy, Training, make_trainable
+
+SECOND = "transformer_2"
+"""Subfolder of the network for low noise."""
+
+
+class Experts(nn.Module):
+    """Each row passes through one network: ``transformer`` where its time is at least ``boundary``, else
+    ``transformer_2``.
+
+    The interface is that of the transformer of diffusers as far as it is used here; both have one configuration.
+    """
+
+    def __init__(self, transformer: Any, transformer_2: Any, boundary: float) -> None:
+        super().__init__()
+        self.transformer, self.transformer_2, self.boundary = transformer, transformer_2, boundary
+
+    @property
+    def config(self) -> Any:
+        return self.transformer.config
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "N channels frames h w"],
+        timestep: Float[Tensor, " N"],
+        encoder_hidden_states: Float[Tensor, "N words width"],
+        encoder_hidden_states_image: Float[Tensor, "N patches width"] | None = None,
+        return_dict: bool = False,
+    ) -> tuple[Float[Tensor, "N channels frames h w"]]:
+        assert not return_dict
+        image = encoder_hidden_states_image
+        high = timestep >= self.boundary
+        rows, parts = [], []
+        for network, chosen in ((self.transformer, high), (self.transformer_2, ~high)):
+            index = chosen.nonzero()[:, 0]
+            if len(index):
+                given = None if image is None else image[index]
+                words = encoder_hidden_states[index]
+                parts += network(hidden_states[index], timestep[index], words, given, return_dict=False)
+                rows.append(index)
+        return (torch.cat(parts)[torch.cat(rows).argsort()],)
+
+    def disable_adapters(self) -> None:
+        """Disable the adapters of both networks."""
+        self.transformer.disable_adapters()
+        self.transformer_2.disable_adapters()
+
+    def enable_adapters(self) -> None:
+        """Enable the adapters of both networks."""
+        self.transformer.enable_adapters()
+        self.transformer_2.enable_adapters()
+
+
+def make_experts_trainable(experts: Experts, training: Training, targets: tuple[str, ...]) -> Reference:
+    """``make_trainable`` of both networks; saved adapters must be there for both."""
+    second = training
+    if has_adapters(training.weights):
+        second = replace(training, weights=Path(training.weights) / SECOND)
+        if not has_adapters(second.weights):
+            raise FileNotFoundError(
+                f"'{training.weights}' has adapters of one network, expected another file of them in {SECOND}/, since "
+                "the model has two networks; name a folder that a run of this model saved"
+            )
+    make_trainable(experts.transformer, training, targets)
+    make_trainable(experts.transformer_2, second, targets)
+    return AdaptersOff(experts) if training.adapters else FrozenCopy(experts)

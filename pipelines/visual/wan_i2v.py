@@ -1,0 +1,144 @@
+"""Wan 2.1 and 2.2 (``pipelines.visual.wan``) with a picture beside the words, the first frame of the clip.
+
+The picture is a condition: no noise is added to it, and no decision concerns it. There are two kinds:
+
+- Wan 2.1 and 2.2 14B read it in channels of their own, beside the noisy latents: the VAE's latents of the picture
+  followed by black frames, and a mask. 2.1 also reads tokens of a CLIP image encoder. All frames are sampled.
+- Wan 2.2 5B (a time per token) has the picture's latents as the first latent frame, at time 0. Samples are the other
+  frames; the first one is put before them for the network, which predicts nothing for it, and for the VAE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_json
+from pipelines.training import PLAIN, Training
+from pipelines.visual import wan_tiny
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.given import given_picture
+from pipelines.visual.wan import Wan, pretrained
+from pipelines.visual.wan_small import Clip
+
+__all__ = ["load", "tiny"]
+
+EXAMPLE = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
+
+IMAGE_CONTEXT = 512
+"""Text tokens that a network with image tokens takes: diffusers tells the two apart by this number."""
+
+
+@dataclass(frozen=True)
+class WanImage(Wan):
+    """Text encoder, image encoder and VAE of a published checkpoint."""
+
+    @property
+    def first_is_given(self) -> bool:
+        """True where the first latent frame is the picture's, as in Wan 2.2 5B."""
+        return self.pipeline.config.expand_timesteps
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, frames without a given one, height and width of one sample."""
+        channels, frames, height, width = super().latent_shape()
+        return (channels, frames - self.first_is_given, height, width)
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of UMT5, the condition of the picture, and the image encoder's tokens where there is one."""
+        picture = given_picture(prompt, "wan_i2v")
+        words = self.words(prompt)
+        if self.pipeline.image_encoder is None:
+            return words, self.condition(picture)
+        return words, self.condition(picture), self.pipeline.encode_image(picture, self.device)[0]
+
+    def condition(self, picture: Any) -> Float[Tensor, "channels frames h w"]:
+        """A mask of 4 channels and the latents of the picture followed by black frames; or the latents of its one."""
+        pipeline = self.pipeline
+        frames, height, width = self.size
+        factor = pipeline.vae_scale_factor_spatial
+        pixels = pipeline.video_processor.preprocess(picture, height=height * factor, width=width * factor)
+        return pipeline.prepare_latents(
+            pixels.to(self.device, torch.float32),
+            batch_size=1,
+            num_channels_latents=pipeline.vae.config.z_dim,
+            height=height * factor,
+            width=width * factor,
+            num_frames=(frames - 1) * pipeline.vae_scale_factor_temporal + 1,
+            dtype=torch.float32,
+            device=self.device,
+            latents=torch.zeros(1),  # the noise, which is drawn elsewhere
+        )[1][0]
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction for the sampled frames at time 1000 sigma."""
+        hidden, condition, *image = conditioning
+        time = time * 1000
+        if not self.first_is_given:
+            return network(torch.cat([x, condition], 1), time, hidden, *image, return_dict=False)[0]
+        clean = torch.zeros(len(x), self.tokens, device=x.device)
+        noisy = time[:, None].expand(-1, x.shape[2] * self.tokens)
+        whole = self.complete(x, conditioning)
+        return network(whole, torch.cat([clean, noisy], 1), hidden, return_dict=False)[0][:, :, 1:]
+
+    def complete(self, latents: Tensor, conditioning: tuple[Tensor, ...]) -> Float[Tensor, "N c frames h w"]:
+        """The sampled frames behind a given one."""
+        if not self.first_is_given:
+            return latents
+        _, first = conditioning
+        return torch.cat([first, latents], 2)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    frames: int = 0,
+    fps: float = 0.0,
+    guidance: float = 5.0,
+    guidance_2: float = 0.0,
+    max_sequence_length: int = 512,
+) -> FlowModel:
+    """Load a Wan model for training on clips that begin with a picture; see ``pipelines.visual.wan.load``.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for one that takes words only or a last picture
+    too, and for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import WanImageToVideoPipeline
+
+    source = locate(path, EXAMPLE, "model_index.json")
+    index = read_json(source, "model_index.json") or {}
+    if not index.get("expand_timesteps") and index.get("_class_name") == "WanPipeline":
+        raise ValueError(f"'{source}' makes clips from words only, expected one that takes a picture; take family wan")
+    network = read_json(source, "transformer/config.json") or {}
+    if network.get("pos_embed_seq_len") is not None:
+        raise ValueError(
+            f"'{source}' takes the last frame of a clip beside the first, expected the first only; take a model of "
+            f"image-to-video, e.g. {EXAMPLE}"
+        )
+    if network.get("image_dim") is not None and max_sequence_length != IMAGE_CONTEXT:
+        raise ValueError(
+            f"max_sequence_length: got {max_sequence_length}, expected {IMAGE_CONTEXT}, the only number of text tokens "
+            "that a network with image tokens takes"
+        )
+    clip = Clip(frames, height, width, fps)
+    model = pretrained(
+        WanImage, WanImageToVideoPipeline, source, training, clip, guidance, guidance_2, max_sequence_length
+    )
+    if model.latent_shape()[1] == 0:
+        raise ValueError(f"frames: got {frames}, of which the first is given, expected more; the nearest is 5")
+    return model
+
+
+def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1") -> Path:
+    """Write a complete ``WanImageToVideoPipeline`` folder; see ``wan_tiny.tiny``."""
+    return wan_tiny.tiny(folder, seed, version, pictures=True)
