@@ -64,7 +64,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
             f"rewards: there is no '{name}'.{nearest(name, entries())} "
             "A function of your own is named package.module:function."
         )
-    weight, timeout = common_parameters(name, parameters, own)
+    title, weight, timeout = common_parameters(name, parameters, own)
     if timeout:
         fn = RewardProcess(name, entry.function, parameters, device, timeout)
     else:
@@ -73,7 +73,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         plugins.load_object(path, "rewards", own=False)(**parameters) if path else None
         for path in (entry.rates, entry.annotate)
     )
-    return Scorer(name.split(":")[-1], fn, weight, rates or (), annotate, trusted=bool(timeout) or not own)
+    return Scorer(title, fn, weight, rates or (), annotate, trusted=bool(timeout) or not own)
 
 
 def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
@@ -84,7 +84,9 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
     names = [one.name for one in several]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"rewards: got '{name}' twice, expected different names, by which metrics are logged")
+            raise ValueError(
+                f"rewards: got '{name}' twice, expected different names, by which metrics are logged (log_as=...)"
+            )
     return several
 
 

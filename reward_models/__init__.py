@@ -33,6 +33,11 @@ SPEECH = (
 )
 """Rewards of transcripts against the reference."""
 
+FILMS = (
+    *("film_count", "film_things", "film_same", "film_direction", "film_speed", "film_all", "film_score", "film_clean"),
+)
+"""Verifiers of clips of moving shapes."""
+
 BOXES = "reward_models.rules.drawn_boxes:annotate"
 
 REWARDS: dict[str, RewardEntry] = {
@@ -44,6 +49,8 @@ REWARDS: dict[str, RewardEntry] = {
     "scene_score": RewardEntry("reward_models.rules.scenes:scene_score"),
     "scene_fit": RewardEntry("reward_models.rules.scenes:scene_fit"),
     "scene_clean": RewardEntry("reward_models.rules.scenes:scene_clean"),
+    **{name: RewardEntry(f"reward_models.rules.films:{name}") for name in FILMS},
+    "frames": RewardEntry("reward_models.frames:frames", rates="reward_models.frames:check"),
     "ocr": RewardEntry("reward_models.ocr:ocr"),
     "jpeg_compressibility": RewardEntry("reward_models.rules.jpeg:jpeg_compressibility"),
     "jpeg_incompressibility": RewardEntry("reward_models.rules.jpeg:jpeg_incompressibility"),

@@ -102,10 +102,12 @@ def figure_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int = 4, tile: int = 192) -> Pil.Image:
+def sample_grid(
+    images: Sequence[Output | Pil.Image], captions: Sequence[str], columns: int = 4, tile: int = 192
+) -> Pil.Image:
     """A grid of pictures with captions below, on white.
 
-    Every picture is scaled to fit ``tile`` x ``tile`` px; small ones are enlarged without smoothing, so that their
+    Every picture is scaled to a longer side of ``tile`` px; small ones are enlarged without smoothing, so that their
     pixels remain visible. Captions are wrapped; text after the first line break (for example scores) is grey.
     """
     if len(images) != len(captions) or not images:
@@ -114,31 +116,37 @@ def sample_grid(images: Sequence[Output], captions: Sequence[str], columns: int 
         )
     if columns < 1:
         raise ValueError(f"got {columns} columns, expected at least one")
-    pictures = [to_pil(image) for image in images]
+    pictures = [fit(to_pil(image), tile) for image in images]
     columns = min(columns, len(pictures))
     gap, size = tile // 12, max(11, tile // 11)
     font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size)
     texts = [wrap(caption, font, tile) for caption in captions]
     line_height = round(size * 1.3)
     rows = [range(start, min(start + columns, len(pictures))) for start in range(0, len(pictures), columns)]
-    heights = [tile + gap // 2 + line_height * max(len(texts[i]) for i in row) + gap for row in rows]
+    spaces = [max(pictures[i].height for i in row) for row in rows]
+    heights = [
+        space + gap // 2 + line_height * max(len(texts[i]) for i in row) + gap
+        for row, space in zip(rows, spaces, strict=True)
+    ]
     sheet = Pil.new("RGB", (columns * (tile + gap) + gap, sum(heights) + gap), "white")
     draw = ImageDraw.Draw(sheet)
     top = gap
-    for row, height in zip(rows, heights, strict=True):
+    for row, space, height in zip(rows, spaces, heights, strict=True):
         for column, i in enumerate(row):
             left = gap + column * (tile + gap)
-            image = fit(pictures[i], tile)
-            sheet.paste(image, (left + (tile - image.width) // 2, top + (tile - image.height) // 2))
+            image = pictures[i]
+            sheet.paste(image, (left + (tile - image.width) // 2, top + (space - image.height) // 2))
             for number, (line, grey) in enumerate(texts[i]):
-                below = top + tile + gap // 2 + number * line_height
+                below = top + space + gap // 2 + number * line_height
                 draw.text((left, below), line, font=font, fill="#77777f" if grey else "#1c1c20")
         top += height
     return sheet
 
 
-def to_pil(image: Output) -> Pil.Image:
+def to_pil(image: Output | Pil.Image) -> Pil.Image:
     """The image as 8-bit RGB: round(255 clip(pixel, 0, 1)), with NaN as 0."""
+    if isinstance(image, Pil.Image):
+        return image
     if not isinstance(image, Image):
         raise TypeError(f"got {type(image).__name__}, expected a grid of Image outputs")
     levels = image.pixels.detach().cpu().float().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte()

@@ -3,7 +3,8 @@
     config.yaml              the configuration
     metrics.jsonl            one line per optimizer step
     evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
-    samples/<title>.png      grids of samples, if they are pictures
+    samples/<title>.png      grids of samples, if they are pictures; of clips strips of frames, and beside them
+    samples/<title>.webp     the same grid, which moves
     samples/<title>.jsonl    completions, if they are texts or sounds (mmgrpo/report/completions.py)
     summary.json             written only at the end of a run
 
@@ -38,7 +39,7 @@ from mmgrpo.report.untrusted import (
 
 SIDES = ("before", "after", "difference")
 PARTS = ("config.yaml", "metrics.jsonl", "summary.json", "evaluations", "samples")
-FILES = ("evaluations/*.json", "samples/*.png", "samples/*.jsonl")
+FILES = ("evaluations/*.json", "samples/*.png", "samples/*.webp", "samples/*.jsonl")
 
 MAX_CELLS = 50_000_000
 """Rows times names in metrics.jsonl."""
@@ -60,7 +61,7 @@ class RunFolder:
     metrics: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
     samples: Mapping[str, str]
-    """Grids of pictures: title to file name in ``samples``; ``before`` is first for each file of prompts."""
+    """Grids of pictures or clips: title to file name in ``samples``; ``before`` is first for each file of prompts."""
     rates: Sequence[Mapping[str, Any]]
     """``step`` and the held-out error rates of every evaluation, ordered by step."""
     evaluation: Mapping[str, Any]
@@ -97,7 +98,8 @@ def read_run(folder: Path) -> RunFolder:
         config=config,
         metrics=_metrics(folder),
         summary=summary,
-        samples={path.stem: path.name for path in sorted(_files(folder, "samples/*.png"), key=_order)},
+        # Of clips there are both: a grid that moves replaces the still one.
+        samples={p.stem: p.name for s in ("png", "webp") for p in sorted(_files(folder, f"samples/*.{s}"), key=_order)},
         rates=_rates(folder),
         evaluation=mapping(summary.get("eval") or _intervals(folder), "summary.json: eval"),
         links_out=_links_out(folder),

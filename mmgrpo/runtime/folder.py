@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 TITLE = r"(before|after|blind|step-\d+)(-[^/]*)?"
 WRITTEN = re.compile(
     rf"""(run|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
-    | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
+    | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|webp|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
-    | evaluation\.json | drawn/(samples\.json|grid\.png|completions\.html|\d+-\d+(-before)?\.png)
+    | evaluation\.json | drawn/(samples\.json|grid\.(png|webp)|completions\.html|\d+-\d+(-before)?\.(png|mp4))
     | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-writing).*
     | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,15 +14,19 @@ from mmgrpo.runtime import plugins
 from mmgrpo.runtime.kinds import reward
 from mmgrpo.runtime.reward_call import in_words
 
-COMMON_PARAMETERS = ("weight", "timeout", "process")
+COMMON_PARAMETERS = ("weight", "timeout", "process", "log_as")
 """Parameters that every named reward has (``mmgrpo.rewards.scorer``)."""
 
 TIMEOUT = 600.0
 """Seconds that a reward in a process of its own may take for a batch, unless ``timeout`` says otherwise."""
 
 
-def common_parameters(name: str, parameters: dict[str, Any], own: bool) -> tuple[float, float]:
-    """(weight, time-out) of a reward, taken out of its parameters; time-out 0 is for one in the run's own process."""
+def common_parameters(name: str, parameters: dict[str, Any], own: bool) -> tuple[str, float, float]:
+    """(name in metrics, weight, time-out) of a reward, taken out of its parameters; time-out 0 is for one in the run's
+    own process."""
+    title = parameters.pop("log_as", name.split(":")[-1])
+    if not isinstance(title, str) or not re.fullmatch(r"[\w.-]+", title):
+        raise ValueError(f"rewards: '{name}': got log_as {title!r}, expected letters, digits, '_', '.' and '-'")
     weight, timeout = parameters.pop("weight", 1.0), parameters.pop("timeout", None)
     process = parameters.pop("process", own or timeout is not None)
     if not _is_number(weight) or not math.isfinite(weight):
@@ -35,7 +40,7 @@ def common_parameters(name: str, parameters: dict[str, Any], own: bool) -> tuple
             f"rewards: '{name}': got timeout {timeout!r} and process False, expected only one of them: in the process "
             "of the run no reward can be stopped"
         )
-    return float(weight), (TIMEOUT if timeout is None else float(timeout)) if process else 0.0
+    return title, float(weight), (TIMEOUT if timeout is None else float(timeout)) if process else 0.0
 
 
 def _is_number(value: Any) -> bool:

@@ -118,7 +118,7 @@ def picture(random: np.random.Generator) -> tuple[Thing, ...]:
     return tuple(things)
 
 
-def paint(canvas: UInt8[np.ndarray, "32 32 3"], thing: Thing) -> None:
+def paint(canvas: UInt8[np.ndarray, "height width 3"], thing: Thing) -> None:
     """Draw one thing into a picture."""
     left, top, right, bottom = thing.box
     canvas[top:bottom, left:right][mask(thing.shape, bottom - top, right - left)] = COLOURS[thing.colour]

@@ -257,16 +257,18 @@ class VisualFamily:
         return []
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """A grid of pictures with prompts and rewards, ``<stem>.png``."""
-        from pipelines.visual.pictures import write_grid
+        """A grid of pictures with prompts and rewards, ``<stem>.png``; of clips, also ``<stem>.webp``, which moves."""
+        from pipelines.visual import clips, pictures
 
-        write_grid(stem, shown)
+        (clips if clips.are_clips([shown]) else pictures).write_grid(stem, shown)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """A PNG per picture and ``grid.png`` with all of them, the sets side by side."""
-        from pipelines.visual.pictures import write_pictures
+        """A PNG per picture (or an mp4 per clip) and a grid of all of them, the sets side by side; its path."""
+        from pipelines.visual import clips, pictures
 
-        return write_pictures(folder, sets, samples, columns)
+        if clips.are_clips(sets.values()):
+            return clips.write_clips(folder, sets, samples, columns)
+        return pictures.write_pictures(folder, sets, samples, columns)
 
     def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
         """Nothing more."""

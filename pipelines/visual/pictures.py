@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from PIL import Image as Pil
 
     from mmgrpo.evaluation import Shown
+    from mmgrpo.types import Output
 
 
 def png(picture: Pil.Image) -> bytes:
@@ -23,27 +25,48 @@ def png(picture: Pil.Image) -> bytes:
     return buffer.getvalue()
 
 
-def write_grid(stem: Path, shown: Shown) -> None:
-    """``<stem>.png``: pictures with their prompts and rewards."""
-    captions = [
+def captions(shown: Shown) -> list[str]:
+    """Of every sample its prompt, and its rewards in a second line."""
+    return [
         f"{prompt.text}\n" + "  ".join(f"{name} {value:.2f}" for name, value in values.items())
         for prompt, values in zip(shown.prompts, shown.values, strict=True)
     ]
-    write_bytes(stem.with_suffix(".png"), png(sample_grid(shown.outputs, captions, columns=4)))
 
 
-def write_pictures(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-    """One PNG per picture, ``<prompt>-<sample>-<title>.png``, and ``grid.png`` with the sets side by side."""
+def write_grid(stem: Path, shown: Shown) -> None:
+    """``<stem>.png``: pictures with their prompts and rewards."""
+    write_bytes(stem.with_suffix(".png"), png(sample_grid(shown.outputs, captions(shown), columns=4)))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One sample of several sets that are shown side by side."""
+
+    name: str
+    """``<prompt>-<sample>-<title>``, as a file name without suffix."""
+    output: Output
+    caption: str
+
+
+def side_by_side(sets: Mapping[str, Shown], samples: int, columns: int) -> tuple[list[Tile], int]:
+    """The samples of all sets, those of a prompt together, and the columns with which the sets are side by side."""
     tiles = []
     for title, shown in sets.items():
         for place, (prompt, output, values) in enumerate(zip(shown.prompts, shown.outputs, shown.values, strict=True)):
             slot, sample = divmod(place, samples)
-            name = "-".join(filter(None, [f"{slot:03d}", str(sample), title])) + ".png"
-            write_bytes(folder / name, png(to_pil(output)))
+            name = "-".join(filter(None, [f"{slot:03d}", str(sample), title]))
             scores = "  ".join(f"{n} {v:.2f}" if v == v else f"{n} –" for n, v in values.items())
-            tiles.append((place, output, "\n".join(filter(None, [prompt.text, f"{title} {scores}".strip()]))))
+            caption = "\n".join(filter(None, [prompt.text, f"{title} {scores}".strip()]))
+            tiles.append((place, Tile(name, output, caption)))
     tiles.sort(key=lambda tile: tile[0])  # stable, so that the sets keep their order
-    columns = max(columns - columns % len(sets), len(sets))
-    grid = sample_grid([output for _, output, _ in tiles], [caption for _, _, caption in tiles], columns)
+    return [tile for _, tile in tiles], max(columns - columns % len(sets), len(sets))
+
+
+def write_pictures(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+    """One PNG per picture, ``<prompt>-<sample>-<title>.png``, and ``grid.png`` with the sets side by side."""
+    tiles, columns = side_by_side(sets, samples, columns)
+    for tile in tiles:
+        write_bytes(folder / f"{tile.name}.png", png(to_pil(tile.output)))
+    grid = sample_grid([tile.output for tile in tiles], [tile.caption for tile in tiles], columns)
     write_bytes(folder / "grid.png", png(grid))
     return folder / "grid.png"

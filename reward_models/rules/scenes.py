@@ -192,12 +192,13 @@ def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
     The distance, in RGB from 0 to 1, is that to the nearest colour of the scenes or the background. It does not depend
     on the prompt and monitors runs that train on the other rewards.
     """
-    values = []
-    for output in _images(prompts, outputs):
-        paint = output.reshape(-1, 3)
-        distance = np.stack([np.square(paint - colour).sum(-1) for colour in _FLAT]).min(0) ** 0.5
-        values.append(float(np.maximum(0, 1 - distance / 0.25).mean()))
-    return values
+    return [cleanness(pixels) for pixels in _images(prompts, outputs)]
+
+
+def cleanness(pixels: Float[np.ndarray, "*size 3"]) -> float:
+    """Mean over pixels of max(0, 1 - distance / 0.25) from the nearest colour of the scenes or the background."""
+    distance = np.stack([np.square(pixels - colour).sum(-1) for colour in _FLAT]).min(0) ** 0.5
+    return float(np.maximum(0, 1 - distance / 0.25).mean())
 
 
 REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]]] = {

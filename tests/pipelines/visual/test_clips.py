@@ -1,5 +1,7 @@
 """Clips of every family that films: tiles and slices of the VAE, and checkpoints of other families."""
 
+"""Clips as files: grids that move, strips that do not, mp4 files that play at their own rate."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -62,3 +64,120 @@ def test_tiles_give_the_same_clip_up_to_their_seams(folders, name, most):
 def test_another_family_names_the_one_to_take(folders, name):
     with pytest.raises(ValueError, match=f"which the family 'sd3' does not read; take model.family={name}"):
         families()["sd3"].refuse_other_architectures(str(folders[name]))
+
+
+import numpy as np
+import pytest
+from PIL import Image as Pil
+
+from mmgrpo.evaluation import Shown
+from mmgrpo.report.html import grids
+from mmgrpo.report.media import MediaFolder
+from mmgrpo.report.plots import sample_grid, to_pil
+from mmgrpo.report.run_folder import read_run
+from mmgrpo.runtime.folder import WRITTEN
+from mmgrpo.types import Image, Prompt, Video
+from pipelines.visual import FAMILIES, clips
+
+SHADES = (0.0, 0.2, 0.4, 0.6, 0.8)
+
+
+def clip(frames: int = 5, height: int = 8, width: int = 8, fps: float = 4.0) -> Video:
+    """Flat frames, from black to nearly white."""
+    return Video(torch.linspace(0, 0.8, frames).view(-1, 1, 1, 1).expand(-1, 3, height, width).contiguous(), fps)
+
+
+def shown(count: int, **form: float) -> Shown:
+    prompts = [Prompt(f"clip {number}", str(number)) for number in range(count)]
+    return Shown(prompts, [clip(**form) for _ in prompts], [{"exact": 0.5}] * count, [{}] * count)
+
+
+def greys(picture: Pil.Image, place: tuple[int, int] = (60, 60)) -> list[int]:
+    """The grey of one pixel in every frame of an animation."""
+    values = []
+    for frame in range(getattr(picture, "n_frames", 1)):
+        picture.seek(frame)
+        values.append(picture.convert("RGB").getpixel(place)[0])
+    return values
+
+
+def decoded(file: Path) -> tuple[list[float], list[np.ndarray]]:
+    """Times in seconds and pixels of the frames of an mp4 file."""
+    import av
+
+    with av.open(str(file)) as container:
+        frames = list(container.decode(video=0))
+    return [float(frame.pts * frame.time_base) for frame in frames], [f.to_ndarray(format="rgb24") for f in frames]
+
+
+def test_the_samples_of_a_run_move_and_stand_beside_each_other_as_strips(tmp_path):
+    FAMILIES["sd3"].write_samples(tmp_path / "after", shown(3))
+    with Pil.open(tmp_path / "after.webp") as moving:
+        assert greys(moving) == [round(255 * shade) for shade in SHADES]
+        assert moving.info["duration"] == 250 and moving.info["loop"] == 0
+    with Pil.open(tmp_path / "after.png") as still:
+        row = np.asarray(still.convert("L"))[60, : still.width // 3]
+        assert [round(255 * shade) for shade in SHADES] == [int(g) for g in dict.fromkeys(row.tolist()) if g != 255]
+    assert all(WRITTEN.fullmatch(f"samples/{name}") for name in ("before.webp", "after-natural.webp"))
+
+
+def test_pictures_are_written_as_before(tmp_path):
+    prompts = [Prompt("picture", "0")]
+    FAMILIES["sd3"].write_samples(tmp_path / "after", Shown(prompts, [Image(torch.zeros(3, 8, 8))], [{}], [{}]))
+    assert [path.name for path in tmp_path.iterdir()] == ["after.png"]
+
+
+def test_a_report_plays_the_grid_and_needs_no_other_file(tmp_path):
+    (tmp_path / "samples").mkdir()
+    for title in ("before", "after"):
+        clips.write_grid(tmp_path / "samples" / title, shown(1))
+    run = read_run(tmp_path)
+    assert dict(run.samples) == {"before": "before.webp", "after": "after.webp"}
+    (pair,) = grids(run, MediaFolder(tmp_path / "samples"))
+    assert [medium.uri.partition(",")[0] for medium in pair.pictures.values()] == ["data:image/webp;base64"] * 2
+
+
+def test_long_clips_keep_their_pace_in_fewer_frames(tmp_path):
+    clips.write_grid(tmp_path / "after", shown(1, frames=49, fps=16.0))
+    with Pil.open(tmp_path / "after.webp") as moving:
+        values = greys(moving)
+        assert len(values) == clips.FRAMES and moving.info["duration"] == round(1000 * 49 / 16 / 24)
+        assert values[0] == 0 and values[-1] == 204 and values == sorted(values)
+
+
+def test_a_sample_is_an_mp4_file_at_its_own_rate_with_its_frames(tmp_path):
+    page = FAMILIES["sd3"].write_page(tmp_path, {"before": shown(2, fps=7.5), "": shown(2, fps=7.5)}, 1, 4)
+    assert page == tmp_path / "grid.webp"
+    names = [f"{slot:03d}-0{title}.mp4" for slot in (0, 1) for title in ("", "-before")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "grid.png", "grid.webp"])
+    assert all(WRITTEN.fullmatch(f"drawn/{name}") for name in [*names, "grid.webp"])
+    times, frames = decoded(tmp_path / names[0])
+    assert times == pytest.approx([n / 7.5 for n in range(5)], abs=1e-3)
+    assert {frame.shape for frame in frames} == {(240, 240, 3)}
+    # H.264 in yuv420p keeps flat greys within a few of 255 levels.
+    assert [float(frame.mean()) for frame in frames] == pytest.approx([255 * s for s in SHADES], abs=4)
+
+
+def test_odd_sides_are_made_even_by_a_repeated_line(tmp_path):
+    (tmp_path / "odd.mp4").write_bytes(clips.mp4(clip(height=241, width=243)))
+    _, frames = decoded(tmp_path / "odd.mp4")
+    assert [frame.shape for frame in frames] == [(242, 244, 3)] * 5
+    assert abs(int(frames[-1][241, 243, 0]) - 204) <= 4
+
+
+def test_a_grid_of_very_many_clips_shows_the_first_and_stays_within_what_webp_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(clips, "ROWS", 1)
+    clips.write_clips(tmp_path, {"": shown(3)}, 1, 2)
+    with Pil.open(tmp_path / "grid.webp") as moving:
+        assert moving.size == sample_grid([Image(torch.zeros(3, 8, 8))] * 2, ["clip 0\nexact 0.50"] * 2, 2).size
+    assert len(list(tmp_path.glob("*.mp4"))) == 3
+
+
+def test_a_picture_among_clips_is_an_error():
+    with pytest.raises(TypeError, match="got Image, expected a Video among clips"):
+        clips.frames_of(Image(torch.zeros(3, 8, 8)))
+
+
+def test_a_picture_that_is_one_already_is_taken_as_it_is():
+    picture = Pil.new("RGB", (2, 2))
+    assert to_pil(picture) is picture

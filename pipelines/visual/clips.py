@@ -1,0 +1,115 @@
+"""Generated clips as files: grids that move for reports, strips of frames where nothing can, and one mp4 per clip."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmgrpo.report.plots import sample_grid, to_pil
+from mmgrpo.report.thumbnails import strip
+from mmgrpo.runtime.files import write_bytes
+from mmgrpo.types import Image, Output, Video
+from pipelines import require
+from pipelines.visual.pictures import captions, png, side_by_side
+
+if TYPE_CHECKING:
+    from PIL import Image as Pil
+
+    from mmgrpo.evaluation import Shown
+
+FRAMES = 24
+"""Most frames of a grid that moves; of longer clips it shows as many, evenly spaced, at their own pace."""
+
+ROWS = 40
+"""Most rows of a grid that moves, since WebP has no pictures higher than 16,383 pixels."""
+
+STILL = 80
+"""Height in pixels to which small frames are enlarged in strips, by a whole factor."""
+
+WATCHABLE = 240
+"""Height in pixels to which small clips are enlarged in mp4 files, by a whole factor."""
+
+
+def are_clips(sets: Iterable[Shown]) -> bool:
+    """Whether outputs are clips, rather than pictures."""
+    return any(isinstance(output, Video) for shown in sets for output in shown.outputs)
+
+
+def write_grid(stem: Path, shown: Shown) -> None:
+    """``<stem>.webp``, clips with their prompts and rewards that play, and ``<stem>.png``, the same as strips."""
+    _write_grids(stem, shown.outputs, captions(shown), columns=4)
+
+
+def write_clips(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+    """One mp4 per clip, ``<prompt>-<sample>-<title>.mp4``, and ``grid.webp`` and ``grid.png`` with the sets side by
+    side."""
+    tiles, columns = side_by_side(sets, samples, columns)
+    for tile in tiles:
+        write_bytes(folder / f"{tile.name}.mp4", mp4(tile.output))
+    _write_grids(folder / "grid", [tile.output for tile in tiles], [tile.caption for tile in tiles], columns)
+    return folder / "grid.webp"
+
+
+def _write_grids(stem: Path, clips: Sequence[Output], texts: Sequence[str], columns: int) -> None:
+    few = columns * ROWS
+    write_bytes(stem.with_suffix(".webp"), animation(clips[:few], texts[:few], columns))
+    strips = [strip([enlarged(frame, STILL) for frame in frames_of(clip)]) for clip in clips]
+    write_bytes(stem.with_suffix(".png"), png(sample_grid(strips, texts, columns, tile=max(s.width for s in strips))))
+
+
+def frames_of(clip: Output) -> list[Pil.Image]:
+    """Every frame as a picture."""
+    if not isinstance(clip, Video):
+        raise TypeError(f"got {type(clip).__name__}, expected a Video among clips")
+    return [to_pil(Image(frame)) for frame in clip.frames]
+
+
+def enlarged(frame: Pil.Image, height: int) -> Pil.Image:
+    """A small frame with every pixel repeated, to at most ``height`` pixels."""
+    factor = max(1, height // frame.height)
+    return frame.resize((factor * frame.width, factor * frame.height), 0)  # nearest pixel
+
+
+def animation(clips: Sequence[Output], texts: Sequence[str], columns: int) -> bytes:
+    """A grid of clips with captions as a WebP that plays for ever, at the pace of the first clip.
+
+    Small frames keep their exact colours, others are compressed with losses.
+    """
+    films = [frames_of(clip) for clip in clips]
+    longest, fps = max(map(len, films)), next(clip.fps for clip in clips if isinstance(clip, Video))
+    times = np.linspace(0, longest - 1, min(longest, FRAMES)).round().astype(int).tolist()
+    sheets = [sample_grid([film[min(time, len(film) - 1)] for film in films], texts, columns) for time in times]
+    buffer, small = io.BytesIO(), max(films[0][0].size) <= 128
+    duration = round(1000 * longest / fps / len(times))
+    arguments: dict[str, Any] = {"save_all": True, "append_images": sheets[1:], "duration": duration, "loop": 0}
+    sheets[0].save(buffer, "WEBP", lossless=small, quality=80, **arguments)
+    return buffer.getvalue()
+
+
+def mp4(clip: Output) -> bytes:
+    """The clip as H.264 in an mp4 file, at its own rate.
+
+    Small clips are enlarged by a whole factor; a last row or column is repeated where a side is odd, which H.264 needs
+    even.
+    """
+    require("visual", "av")
+    import av
+
+    pixels = [np.asarray(enlarged(frame, WATCHABLE)) for frame in frames_of(clip)]
+    assert isinstance(clip, Video)
+    height, width = pixels[0].shape[:2]
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=Fraction(clip.fps).limit_denominator(1001))
+        stream.height, stream.width, stream.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
+        stream.options = {"crf": "18"}
+        for frame in pixels:
+            even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
+        container.mux(stream.encode())
+    return buffer.getvalue()

@@ -1,0 +1,69 @@
+"""Rewards of pictures for clips: a clip is scored frame by frame.
+
+A reward of whole clips takes the ``Video`` as it is; one of pictures is lifted by ``frames(reward="...")``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from mmgrpo.rewards import scorer
+from mmgrpo.scoring import Scorer, score_column
+from mmgrpo.types import Image, Output, Prompt, Video
+
+REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": lambda values: float(np.mean(values)),
+    "min": lambda values: float(np.min(values)),
+    "max": lambda values: float(np.max(values)),
+    "first": lambda values: values[0],
+}
+"""From the values of the frames, in their order, to the value of the clip."""
+
+
+def frames(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    reward: str,
+    reduce: str = "mean",
+    every: int = 1,
+    device: str = "cpu",
+) -> list[float]:
+    """The reward of pictures ``reward``, written as in a recipe, of frames 0, ``every``, 2 ``every``, ... as one.
+
+    ``reduce`` is one of ``REDUCTIONS``. A clip is NaN where one of these frames is. One clip is scored at a time.
+    """
+    one = _of_pictures(reward, reduce, every, device)
+    return [_value(one, prompt, output, reduce, every) for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def check(reward: str, reduce: str = "mean", every: int = 1) -> tuple[()]:
+    """No error rates; the parameters are checked when a run starts, and not at its first clip."""
+    _of_pictures(reward, reduce, every, "cpu")
+    return ()
+
+
+def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int) -> float:
+    if not isinstance(output, Video):
+        raise TypeError(
+            f"frames: got an output of kind {type(output).__name__}, expected a Video; name the reward alone"
+        )
+    pictures = [Image(frame) for frame in output.frames[::every]]
+    return REDUCTIONS[reduce](score_column(one.name, one.fn, [prompt] * len(pictures), pictures, one.trusted))
+
+
+@functools.cache
+def _of_pictures(reward: str, reduce: str, every: int, device: str) -> Scorer:
+    """The reward, loaded once; ValueError for parameters that cannot be."""
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"frames: reduce: got {reduce!r}, expected one of {', '.join(REDUCTIONS)}")
+    if type(every) is not int or every < 1:
+        raise ValueError(f"frames: every: got {every!r}, expected a whole number of at least 1")
+    one = scorer(reward, device)
+    if one.weight != 1:
+        raise ValueError(
+            f"frames: reward: got {reward!r}, expected no weight in it; write frames(weight={one.weight}, ...)"
+        )
+    return one

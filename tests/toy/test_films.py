@@ -1,0 +1,245 @@
+"""The world of films: sentences read back, clips fit them, verifiers are exact, splits are apart."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.toy import films
+from mmgrpo.toy.films import FRAMES, KINDS, SPLITS, Actor, Film, cast, clip, parse, prompt, render, text
+from mmgrpo.types import Image, Prompt, Video
+from reward_models.rules.films import REWARDS, film_all, film_clean, film_score
+from tests import ROOT
+
+ASSETS = ROOT / "pipelines" / "visual" / "assets" / "films"
+ALL = [film for kind in KINDS for film in films.films(kind)]
+
+
+@cache
+def shown() -> tuple[list[Film], list[Prompt], list[Video]]:
+    """Films of all kinds equally often, their prompts and a clip of each."""
+    random = np.random.default_rng(1)
+    pools = [films.films(KINDS[i % len(KINDS)]) for i in range(250)]
+    mix = [pool[random.integers(len(pool))] for pool in pools]
+    return mix, [prompt(film) for film in mix], [clip(film, i) for i, film in enumerate(mix)]
+
+
+def judge(name: str, sentence: str, frames: Video | str, seed: int = 0) -> float:
+    output = clip(parse(frames), seed) if isinstance(frames, str) else frames
+    return REWARDS[name]([prompt(parse(sentence))], [output])[0]
+
+
+def joined(*parts: tuple[str, int, int]) -> Video:
+    """A clip with frames ``start`` to ``end`` of the clips of several sentences."""
+    return Video(torch.cat([clip(parse(s), 0).frames[start:end] for s, start, end in parts]), films.FPS)
+
+
+def test_every_sentence_reads_back_and_is_said_once():
+    sentences = [text(film) for film in ALL]
+    assert [parse(sentence) for sentence in sentences[::20]] == ALL[::20]
+    assert len(set(sentences)) == len(sentences)
+    assert max(len(sentence.split()) for sentence in sentences) == 11
+
+
+def test_films_survive_json():
+    assert [Film.from_json(json.loads(json.dumps(film.to_json()))) for film in ALL] == ALL
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "a red cube moves left",
+        "two red circle move left",
+        "a red circle",
+        "a red circle moves",
+        "a red circle moves left and a red square moves right",
+        "a red circle moves left and a blue square moves up",
+        "two red circles move left fast",
+        "",
+    ],
+)
+def test_a_sentence_of_another_world_is_refused_with_an_example(sentence):
+    with pytest.raises(ValueError, match="expected a sentence such as 'a red circle moves left'"):
+        parse(sentence)
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"'several'.*order"):
+        films.films("several")
+
+
+def test_a_clip_is_a_function_of_film_and_seed():
+    film = parse("a red circle moves left")
+    assert (render(film, 3) == render(film, 3)).all()
+    assert len({render(film, seed).tobytes() for seed in range(50)}) > 25
+
+
+def test_a_fast_square_has_the_pixels_that_it_should_have():
+    # A square of 7 x 7 pixels that moves up by two pixels in every frame.
+    frames = (render(parse("a blue square moves up fast"), 0) == (35, 80, 225)).all(-1)
+    assert frames.sum((1, 2)).tolist() == [49] * FRAMES
+    tops = [int(np.nonzero(frame)[0].min()) for frame in frames]
+    lefts = {int(np.nonzero(frame)[1].min()) for frame in frames}
+    assert np.diff(tops).tolist() == [-2] * (FRAMES - 1) and len(lefts) == 1
+
+
+def test_objects_stay_inside_and_two_pixels_apart():
+    for seed, film in enumerate(ALL[::11]):
+        for frame in range(FRAMES):
+            boxes = [m.at(frame).box for m in cast(film, np.random.default_rng(seed)) if m.first <= frame < m.end]
+            assert all(min(box) >= 0 and max(box) <= films.SIZE for box in boxes)
+            if len(boxes) == 2:
+                (a, b), axes = boxes, ((0, 2), (1, 3))
+                assert any(max(a[low], b[low]) - min(a[high], b[high]) >= 2 for low, high in axes)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_verifier_is_right_on_real_clips(name):
+    _, prompts, outputs = shown()
+    assert REWARDS[name](prompts, outputs) == [1.0] * len(outputs)
+
+
+def test_clips_of_other_sentences_earn_nothing():
+    mix, prompts, outputs = shown()
+    other = np.random.default_rng(2).permutation(len(mix))
+    # "a red circle moves left" is also shown by a clip of "a red circle moves left fast".
+    plain = [tuple(replace(actor, speed="") for actor in film.actors) for film in mix]
+    pairs = [(i, j) for i, j in enumerate(other) if set(plain[i]) != set(plain[j])]
+    values = film_all([prompts[i] for i, _ in pairs], [outputs[j] for _, j in pairs])
+    assert len(pairs) > 240 and values == [0.0] * len(pairs)
+
+
+@pytest.mark.parametrize("name", ["film_direction", "film_all"])
+def test_a_direction_is_none_of_the_others(name):
+    ways = ("left", "right", "up", "down")
+    for wanted in ways:
+        values = {way: judge(name, f"a red circle moves {wanted}", f"a red circle moves {way}") for way in ways}
+        assert values == {way: float(way == wanted) for way in ways}
+
+
+@pytest.mark.parametrize(("wanted", "other"), [("slowly", "fast"), ("fast", "slowly")])
+def test_a_speed_is_told_from_the_other(wanted, other):
+    sentence, shown = f"a red circle moves left {wanted}", f"a red circle moves left {other}"
+    assert judge("film_speed", sentence, sentence) == 1
+    assert judge("film_speed", sentence, shown) == judge("film_all", sentence, shown) == 0
+    assert judge("film_direction", sentence, shown) == judge("film_all", "a red circle moves left", shown) == 1
+
+
+def test_an_order_is_not_its_reverse():
+    sentence, reverse = "a red circle then a green square", "a green square then a red circle"
+    assert judge("film_direction", sentence, reverse) == judge("film_all", sentence, reverse) == 0
+    assert judge("film_direction", sentence, sentence) == judge("film_things", sentence, reverse) == 1
+
+
+def test_a_count_is_the_number_of_objects_in_every_frame():
+    assert judge("film_count", "two red circles move left", "a red circle moves left") == 0
+    assert judge("film_count", "a red circle moves left", "two red circles move left") == 0
+    both = "a red circle moves left and a blue square moves left"
+    assert judge("film_count", "two red circles move left", both) == 1
+    assert judge("film_all", "two red circles move left", both) == 0
+
+
+def test_an_object_that_becomes_another_is_not_the_same():
+    left = "a red circle moves left"
+    turned = joined((left, 0, 3), ("a red square moves left", 3, 6))
+    assert judge("film_same", left, turned) == judge("film_all", left, turned) == 0
+    assert judge("film_direction", left, turned) == judge("film_count", left, turned) == 1
+    # It is a matter of the clip alone: a blue square is the same all the time, though not what was asked for.
+    assert judge("film_same", left, "a blue square moves up") == 1
+
+
+def test_one_wrong_frame_is_forgiven_and_two_are_not():
+    left = "a red circle moves left"
+    for end, value in ((5, 1), (4, 0)):
+        cut = joined((left, 0, end), ("a blue square moves left", end, 6))
+        assert judge("film_all", left, cut) == judge("film_things", left, cut) == value
+
+
+def test_an_object_that_jumps_does_not_move():
+    left = "a red circle moves left slowly"
+    frames = clip(parse(left), 0).frames.clone()
+    frames[2] = torch.roll(frames[2], 5, dims=1)
+    jumped = Video(frames, films.FPS)
+    assert judge("film_direction", left, jumped) == 0 and judge("film_things", left, jumped) == 1
+
+
+def test_the_graded_score_is_the_mean_of_its_four_parts():
+    # One of two circles: count 1 - 1/2, colours 1 of 2, things 1 of 2, and no path of two objects: 3/8.
+    assert judge("film_score", "two red circles move left", "a red circle moves left") == pytest.approx(3 / 8)
+    # The right object at the wrong speed: 1, 1, 1 and half of the motion.
+    assert judge("film_score", "a red circle moves left fast", "a red circle moves left slowly") == pytest.approx(7 / 8)
+    # Another object the right way: count 1, and nothing else, since objects are known by their colours.
+    assert judge("film_score", "a red circle moves left", "a blue square moves left") == pytest.approx(1 / 4)
+
+
+def test_a_blank_clip_earns_nothing_but_cleanness():
+    blank = Video(torch.ones(FRAMES, 3, 20, 20), films.FPS)
+    values = {name: judge(name, "two red circles move left", blank) for name in REWARDS}
+    assert values == dict.fromkeys(REWARDS, 0.0) | {"film_clean": 1.0}
+    assert judge("film_all", "a red circle then a green square", blank) == 0
+
+
+def test_verifiers_survive_noise():
+    _, prompts, outputs = shown()
+    random = torch.Generator().manual_seed(0)
+    noisy = [
+        Video((o.frames + 0.05 * torch.randn(o.frames.shape, generator=random)).clamp(0, 1), o.fps) for o in outputs
+    ]
+    assert np.mean(film_all(prompts, noisy)) >= 0.99
+    assert max(film_clean(prompts, noisy)) < 0.9
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_pixels_that_are_no_numbers_cannot_be_scored(name):
+    broken = clip(parse("a red circle moves left"), 0).frames.clone()
+    broken[5, 1, 3, 3] = math.nan
+    assert math.isnan(judge(name, "a red circle moves left", Video(broken, films.FPS)))
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_what_is_not_such_a_clip_is_refused(name):
+    asked = [prompt(parse("a red circle moves left"))]
+    with pytest.raises(TypeError, match="got an output of kind Image, expected a Video"):
+        REWARDS[name](asked, [Image(torch.zeros(3, 20, 20))])
+    with pytest.raises(ValueError, match=r"got a clip of shape \(8, 3, 20, 20\), expected \(6, 3, 20, 20\)"):
+        REWARDS[name](asked, [Video(torch.zeros(8, 3, 20, 20), 3.0)])
+    with pytest.raises(ValueError, match="got 1 prompts and 0 outputs"):
+        REWARDS[name](asked, [])
+
+
+@pytest.mark.parametrize("answer", [None, 3, []])
+def test_a_prompt_without_a_film_is_refused(answer):
+    asked = replace(prompt(parse("a red circle moves left")), answer=answer)
+    with pytest.raises(ValueError, match=r"a red circle moves left.*no film.*jsonl"):
+        film_score([asked], [Video(torch.zeros(FRAMES, 3, 20, 20), 3.0)])
+
+
+def test_splits_are_disjoint_and_as_large_as_stated():
+    parts = films.splits()
+    sentences = [text(film) for part in parts.values() for film in part]
+    assert len(set(sentences)) == len(sentences)
+    counts = {name: dict(Counter(film.kind for film in part)) for name, part in parts.items()}
+    assert counts == {name: dict(wanted) for name, wanted in SPLITS.items()}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_prompt_files_hold_the_splits(name, tmp_path):
+    films.write_prompts(tmp_path)
+    assert (ASSETS / f"{name}.jsonl").read_text() == (tmp_path / f"{name}.jsonl").read_text()
+    loaded = load_prompts(ASSETS / f"{name}.jsonl")
+    assert [Film.from_json(p.answer) for p in loaded] == [parse(p.text) for p in loaded]
+
+
+def test_a_sentence_says_how_many_of_what():
+    assert parse("two red circles move left") == Film((Actor(2, "red", "circle", "left"),))
+    assert parse("two red circles move left").objects == (Actor(1, "red", "circle", "left"),) * 2
+    kinds = {prompt(film).task for film in ALL}
+    assert kinds == set(KINDS)
