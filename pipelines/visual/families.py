@@ -228,7 +228,7 @@ class VisualFamily:
         if self.pictures:
             return check_pictures(prompts, self.name, self.pictures == "required", name, config.data.skip_limit)
         for prompt in prompts:
-            refuse_media(prompt, self.name)
+            refuse_media(prompt)
         return list(prompts), []
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:

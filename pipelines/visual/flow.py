@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -44,6 +44,8 @@ class Architecture:
 
     pipeline: Any
     """The diffusers pipeline of the frozen parts; None for a model that has none."""
+    takes_pictures: ClassVar[bool] = False
+    """Whether a prompt may have a picture beside its words."""
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError for a prompt that is longer than the text encoder takes, which would be cut; encodes
@@ -52,7 +54,7 @@ class Architecture:
     def encode(self, prompt: Prompt) -> Encoding:
         """The conditioning on one prompt, without a batch axis; the same shapes for all prompts.
 
-        An empty text is the unconditional branch of classifier-free guidance. Raises what ``check`` raises.
+        An empty text is the unconditional branch of classifier-free guidance. The prompt has passed ``check``.
         """
         raise NotImplementedError
 
@@ -123,7 +125,7 @@ class FlowModel:
     """What the network predicts: the velocity eps - x0, or epsilon, v or sample of a diffusion process."""
 
     def __post_init__(self) -> None:
-        self.encodings = Encodings(self.architecture.encode, self.device)
+        self.encodings = Encodings(self._encode, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -148,7 +150,6 @@ class FlowModel:
     def limit_memory(self, options: MemoryOptions, identity: str) -> None:
         """Apply the options that limit memory; ``identity`` tells the encodings of one model from those of others."""
         self.decode_batch_size = options.decode_batch_size
-        self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype}"
         # The VAE encodes the pictures of prompts.
         self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling}"
         if options.encodings_folder:
@@ -160,6 +161,12 @@ class FlowModel:
                 vae.to(dtype)
             if options.vae_tiling:
                 vae.enable_tiling()
+
+    def _encode(self, prompt: Prompt) -> Encoding:
+        if not self.architecture.takes_pictures:
+            refuse_media(prompt)
+        self.architecture.check(prompt)
+        return self.architecture.encode(prompt)
 
     def forget_encoders(self, prompts: Iterable[Prompt]) -> None:
         """Encode these prompts, with and without their words, and free the memory of the text encoders."""
@@ -269,12 +276,12 @@ def refuse_overflow(pixels: Tensor, pipeline: Any) -> None:
         )
 
 
-def refuse_media(prompt: Prompt, family: str) -> None:
-    """ValueError for a prompt with media where a family takes words only."""
+def refuse_media(prompt: Prompt) -> None:
+    """ValueError for a prompt with media where a model takes words only."""
     if prompt.media:
         raise ValueError(
-            f"prompt '{prompt.text}': got {len(prompt.media)} media, expected words only, since the family '{family}' "
-            "takes none"
+            f"prompt '{prompt.text}': got {len(prompt.media)} media, expected words only, since this "
+            "model takes no pictures"
         )
 
 

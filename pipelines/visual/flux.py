@@ -56,22 +56,14 @@ class Flux(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
-
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of T5 and the pooled vector of CLIP."""
-        refuse_media(prompt, "flux")
-        return self.words(prompt)
-
-    def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Hidden states of T5 and the pooled vector of CLIP, as in diffusers.
-
-        T5 reads the whole prompt; CLIP, of which it is only a summary, reads 77 tokens of it.
-        """
         refuse_cut(prompt, self.pipeline.tokenizer_2, self.max_sequence_length, "T5")
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5 and the pooled vector of CLIP."""
+        return self.words(prompt)
+
+    def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
-        self.check(prompt)
         hidden, pooled, _ = self.pipeline.encode_prompt(
             prompt=prompt.text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,8 +51,10 @@ class Klein(Architecture):
     size: tuple[int, int]
     """Rows and columns of tokens."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Qwen 3, latents of the given picture (0 without one), and whether there is one."""
+    takes_pictures: ClassVar[bool] = True
+
+    def check(self, prompt: Prompt) -> None:
+        """Qwen 3 must read the whole prompt."""
         tokenizer = self.pipeline.tokenizer
         said = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt.text}],
@@ -61,6 +63,9 @@ class Klein(Architecture):
             enable_thinking=False,
         )
         refuse_cut(prompt, tokenizer, self.max_sequence_length, "Qwen 3 (chat template included)", text=said)
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Qwen 3, latents of the given picture (0 without one), and whether there is one."""
         hidden, _ = self.pipeline.encode_prompt(
             prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
         )

@@ -29,6 +29,7 @@ class Kontext(flux.Flux):
     """FLUX.1 with a given picture."""
 
     pipeline_name: ClassVar[str] = "FluxKontextPipeline"
+    takes_pictures: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states, pooled vector, latents of the given picture, and whether there is one."""

@@ -49,7 +49,7 @@ class HunyuanVideo(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens, as in diffusers."""
-        refuse_media(prompt, "hunyuan_video")
+        refuse_media(prompt)
         return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:

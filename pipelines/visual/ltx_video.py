@@ -45,7 +45,7 @@ class LtxVideo(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5 and the mask of its tokens, as in diffusers."""
-        refuse_media(prompt, "ltx_video")
+        refuse_media(prompt)
         return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:

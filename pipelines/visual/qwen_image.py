@@ -47,7 +47,7 @@ class QwenImage(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""
-        refuse_media(prompt, "qwen_image")
+        refuse_media(prompt)
         text, cut = prompt.text or NOTHING, self.pipeline.prompt_template_encode_start_idx
         refuse_cut(
             prompt,

@@ -38,7 +38,6 @@ from pipelines.visual.flow import (
     freeze,
     pixels_of_latents,
     refuse_cut,
-    refuse_media,
 )
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -56,9 +55,8 @@ class Sana(Architecture):
     even: bool
     """Even levels before the shift, which replace those of a DPM solver."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Gemma 2, and the mask of those that are words."""
-        refuse_media(prompt, "sana")
+    def check(self, prompt: Prompt) -> None:
+        """Gemma must read the whole prompt."""
         tokenizer = self.pipeline.tokenizer
         instruction = instruction_of(self.pipeline) if prompt.text else []
         before = "\n".join(instruction)
@@ -67,12 +65,15 @@ class Sana(Architecture):
         encoder = f"Gemma (instruction of {tokens} tokens included)" if before else "Gemma"
         most = self.max_sequence_length + tokens - 2
         refuse_cut(prompt, tokenizer, most, encoder, text=before + prompt.text.lower().strip())
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Gemma 2, and the mask of those that are words."""
         hidden, mask, _, _ = self.pipeline.encode_prompt(
             prompt.text,
             do_classifier_free_guidance=False,
             device=self.device,
             max_sequence_length=self.max_sequence_length,
-            complex_human_instruction=instruction,
+            complex_human_instruction=instruction_of(self.pipeline) if prompt.text else [],
         )
         return hidden[0], mask[0]
 

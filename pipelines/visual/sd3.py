@@ -76,7 +76,6 @@ class Pretrained(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers."""
-        self.check(prompt)
         hidden, _, pooled, _ = self.pipeline.encode_prompt(
             prompt=prompt.text,
             prompt_2=None,

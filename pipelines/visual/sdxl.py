@@ -21,7 +21,7 @@ from pipelines import require
 from pipelines.training import PLAIN, Training
 from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
-from pipelines.visual.flow import pixels_of_latents, refuse_cut, refuse_media
+from pipelines.visual.flow import pixels_of_latents, refuse_cut
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -37,11 +37,13 @@ class Sdxl(UnetArchitecture):
     size: tuple[int, int]
     """Height and width of latents."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of both encoders side by side for all 77 tokens, and the pooled vector of the second."""
-        refuse_media(prompt, "sdxl")
+    def check(self, prompt: Prompt) -> None:
+        """Both CLIP encoders must read the whole prompt."""
         for tokenizer in filter(None, (self.pipeline.tokenizer, self.pipeline.tokenizer_2)):
             refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of both encoders side by side for all 77 tokens, and the pooled vector of the second."""
         hidden, no_hidden, pooled, no_pooled = self.pipeline.encode_prompt(
             prompt=prompt.text, device=self.device, do_classifier_free_guidance=not prompt.text
         )

@@ -20,7 +20,7 @@ from pipelines import require
 from pipelines.training import PLAIN, Training
 from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
-from pipelines.visual.flow import pixels_of_latents, refuse_cut, refuse_media
+from pipelines.visual.flow import pixels_of_latents, refuse_cut
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -36,11 +36,13 @@ class StableDiffusion(UnetArchitecture):
     size: tuple[int, int]
     """Height and width of latents."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of CLIP for all 77 tokens, padding included, as in diffusers."""
-        refuse_media(prompt, "stable_diffusion")
+    def check(self, prompt: Prompt) -> None:
+        """CLIP must read the whole prompt."""
         tokenizer = self.pipeline.tokenizer
         refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of CLIP for all 77 tokens, padding included, as in diffusers."""
         hidden, _ = self.pipeline.encode_prompt(prompt.text, self.device, 1, False)
         return (hidden[0],)
 

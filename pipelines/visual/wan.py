@@ -62,7 +62,7 @@ class Wan(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, zero after the last token, as in diffusers."""
-        refuse_media(prompt, "wan")
+        refuse_media(prompt)
         return (self.words(prompt),)
 
     def words(self, prompt: Prompt) -> Float[Tensor, "length width"]:

@@ -60,7 +60,7 @@ class ZImage(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen3, padded, and which of them are real; an empty prompt is the pipeline's negative."""
-        refuse_media(prompt, "z_image")
+        refuse_media(prompt)
         chat = self.pipeline.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
         )

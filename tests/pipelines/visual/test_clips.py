@@ -1,73 +1,12 @@
-"""Clips of every family that films: tiles and slices of the VAE, and checkpoints of other families."""
-
 """Clips as files: grids that move, strips that do not, mp4 files that play at their own rate."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-
-from mmgrpo.family import families
-from pipelines.visual.options import MemoryOptions
-from tests.building import load, module
-from tests.pipelines.visual.drawing import noise
-
-TALL = {
-    "hunyuan_video": {"height": 512, "width": 16, "frames": 5},
-    "ltx_video": {"height": 1024, "width": 32, "frames": 5},
-}
-"""Family to the size of clips that are taller than a tile of its VAE."""
-INNER = ("conv2.conv", "to_out.0", "per_channel_scale")
-"""Last layers of residual branches in a VAE's decoder, and the scales of noise that it injects."""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    return {name: module(name).tiny(tmp_path_factory.mktemp(name)) for name in TALL}
-
-
-def tall(folders: dict[str, Path], name: str, **memory: Any) -> Any:
-    """A model of tall clips whose decoder is local: without its residual branches, whose random weights would mix all
-    that a tile contains, which those of a trained decoder do not."""
-    model = load(module(name), folders[name], **TALL[name])
-    for key, parameter in model.architecture.pipeline.vae.decoder.named_parameters():
-        if any(inner in key for inner in INNER):
-            torch.nn.init.zeros_(parameter)
-    model.limit_memory(MemoryOptions(**memory), name)
-    return model
-
-
-def filmed(model: Any) -> torch.Tensor:
-    return torch.stack([clip.frames for clip in model.decode(noise(model, 2))])
-
-
-@pytest.mark.parametrize("name", TALL)
-def test_clips_are_the_same_one_by_one(folders, name):
-    torch.testing.assert_close(
-        filmed(tall(folders, name, decode_batch_size=1)), filmed(tall(folders, name)), rtol=0, atol=5e-5
-    )
-
-
-@pytest.mark.parametrize(("name", "most"), [("hunyuan_video", 0.2), ("ltx_video", 0.01)])
-def test_tiles_give_the_same_clip_up_to_their_seams(folders, name, most):
-    """The average gap is small beside the deviation of pixels, where that of a clip with misplaced tiles is not: at the
-    seams with LTX-Video, everywhere with HunyuanVideo, whose normalization sees one tile at a time."""
-    whole, tiled = filmed(tall(folders, name)), filmed(tall(folders, name, vae_tiling=True))
-    assert tiled.shape == whole.shape and 0 < (tiled - whole).abs().mean() / whole.std() < most
-    assert (tiled.roll(192, -2) - whole).abs().mean() / whole.std() > 0.8
-
-
-@pytest.mark.parametrize("name", TALL)
-def test_another_family_names_the_one_to_take(folders, name):
-    with pytest.raises(ValueError, match=f"which the family 'sd3' does not read; take model.family={name}"):
-        families()["sd3"].refuse_other_architectures(str(folders[name]))
-
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as Pil
 
 from mmgrpo.evaluation import Shown
