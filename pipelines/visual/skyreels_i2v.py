@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -53,6 +53,8 @@ class Skyreels(Architecture):
     device: torch.device
     size: tuple[int, int]
     """Height and width of latents."""
+
+    takes_pictures: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """What HunyuanVideo reads of the words, and the VAE's latents of the picture, [channels, 1, h, w]."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,8 @@ class WanImage(Wan):
         """Channels, frames without a given one, height and width of one sample."""
         channels, frames, height, width = super().latent_shape()
         return (channels, frames - self.first_is_given, height, width)
+
+    takes_pictures: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, the condition of the picture, and the image encoder's tokens where there is one."""

@@ -165,7 +165,7 @@ def test_rows_with_unreadable_pictures_are_skipped_and_rows_without_are_an_error
 
 def test_a_family_of_words_takes_no_pictures():
     family = families()["sd3"]
-    with pytest.raises(ValueError, match="got 1 media, expected words only, since the family 'sd3' takes none"):
+    with pytest.raises(ValueError, match="got 1 media, expected words only, since this model takes no pictures"):
         family.readable(config_class(family.sections)(), [with_media("a", picture(0.5))], "f.jsonl")
 
 

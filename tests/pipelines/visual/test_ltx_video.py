@@ -152,5 +152,5 @@ def test_a_prompt_that_t5_would_not_read_to_its_end_is_refused(folder):
 
 
 def test_media_are_refused(folder):
-    with pytest.raises(ValueError, match="'ltx_video' takes none"):
+    with pytest.raises(ValueError, match="this model takes no pictures"):
         ours(folder).encode([shown(0, PICTURE, "a")])

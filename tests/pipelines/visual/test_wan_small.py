@@ -108,5 +108,5 @@ def test_a_folder_without_its_form_and_prompts_with_media_are_refused(small, tmp
     with pytest.raises(FileNotFoundError, match=r"has no video.json, which states frames, height, width and fps"):
         load(wan, folder)
     film = Media("video", Video(torch.zeros(2, 3, 4, 4), 1.0))
-    with pytest.raises(ValueError, match="got 1 media, expected words only, since the family 'wan' takes none"):
+    with pytest.raises(ValueError, match="got 1 media, expected words only, since this model takes no pictures"):
         load(wan, small).encode([Prompt("red", turns=(Turn("user", (film,)),))])
