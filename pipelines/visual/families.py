@@ -19,6 +19,7 @@ from pipelines.visual.options import (
     FlowOptions,
     FluxOptions,
     HunyuanVideoOptions,
+    LtxImageOptions,
     LtxVideoOptions,
     MemoryOptions,
     SkyreelsOptions,
@@ -263,6 +264,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.ltx_video",
             ("LTXPipeline",),
             LtxVideoOptions,
+        ),
+        VisualFamily(
+            "ltx_i2v",
+            "LTX-Video: clips from words and their first frame",
+            "pipelines.visual.ltx_i2v",
+            ("LTXImageToVideoPipeline", "LTXPipeline"),
+            LtxImageOptions,
+            pictures="required",
         ),
         VisualFamily(
             "wan",

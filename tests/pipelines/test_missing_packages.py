@@ -24,6 +24,7 @@ LOADS = {
     "visual.hunyuan_video": ("visual", ["diffusers", "transformers"]),
     "visual.skyreels_i2v": ("visual", ["diffusers", "transformers"]),
     "visual.ltx_video": ("visual", ["diffusers", "transformers"]),
+    "visual.ltx_i2v": ("visual", ["diffusers", "transformers"]),
 }
 CALLS = {
     "soxr": ("speech", lambda path: audio.resample(Audio(torch.ones(1, 80), 8_000), 16_000)),
