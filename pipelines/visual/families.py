@@ -22,6 +22,7 @@ from pipelines.visual.options import (
     HunyuanVideoOptions,
     KleinOptions,
     KontextOptions,
+    LtxImageOptions,
     LtxVideoOptions,
     MemoryOptions,
     QwenImageOptions,
@@ -363,6 +364,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.ltx_video",
             ("LTXPipeline",),
             LtxVideoOptions,
+        ),
+        VisualFamily(
+            "ltx_i2v",
+            "LTX-Video: clips from words and their first frame",
+            "pipelines.visual.ltx_i2v",
+            ("LTXImageToVideoPipeline", "LTXPipeline"),
+            LtxImageOptions,
+            pictures="required",
         ),
         VisualFamily(
             "wan",

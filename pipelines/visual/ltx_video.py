@@ -174,19 +174,21 @@ def load(
     )
 
 
-def tiny(folder: str | Path = "", seed: int = 0, denoising_decoder: bool = True) -> Path:
+def tiny(folder: str | Path = "", seed: int = 0, denoising_decoder: bool = True, pictures: bool = False) -> Path:
     """Write a complete ``LTXPipeline`` folder (by default a new temporary one) and return it.
 
-    Two layers of width 32; latents of 8 channels at an eighth of the resolution, a quarter of the frames. The decoder
-    denoises and injects noise, as since LTX-Video 0.9.1, or does neither (0.9.0).
+    With ``pictures`` it is one of ``LTXImageToVideoPipeline``. Two layers of width 32; latents of 8 channels at an
+    eighth of the resolution, a quarter of the frames. The decoder denoises and injects noise, as since LTX-Video 0.9.1,
+    or does neither (0.9.0).
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import LTXPipeline
+    from diffusers import LTXImageToVideoPipeline, LTXPipeline
 
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-ltx-video-"))
+    kind: Any = LTXImageToVideoPipeline if pictures else LTXPipeline
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipeline = LTXPipeline(**_parts(denoising_decoder))
+        pipeline = kind(**_parts(denoising_decoder))
     pipeline.save_pretrained(folder)
     return folder
 
@@ -213,6 +215,9 @@ def _parts(denoising_decoder: bool) -> dict[str, Any]:
         for name, parameter in vae.named_parameters():
             if "per_channel_scale" in name:  # of the injected noise; initially zero
                 parameter.normal_(std=0.1)
+        # A narrow posterior, as that of a trained autoencoder.
+        vae.encoder.conv_out.conv.weight[-1] = 0.0
+        vae.encoder.conv_out.conv.bias[-1] = -30.0
         vae.latents_mean.normal_(std=0.1)
         vae.latents_std.uniform_(0.5, 1.5)
     return {

@@ -240,6 +240,14 @@ class LtxVideoOptions(VideoOptions):
 
 
 @dataclass
+class LtxImageOptions(LtxVideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "ltx_i2v"
+    """Model family; 'mmgrpo families' lists them."""
+
+
+@dataclass
 class WanOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 

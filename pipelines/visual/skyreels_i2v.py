@@ -3,7 +3,7 @@
 The picture is a condition: the network reads the VAE's latents of it in channels of their own, beside the noisy latents
 of the first frame, and zeros beside those of the others. No noise is added to it, and no decision concerns it: all
 frames are sampled. Guidance is true classifier-free guidance (``true_cfg_scale``); its unconditional branch keeps the
-picture. Diffusers' pipeline draws the latents of a picture from the VAE's posterior, here they are its mean.
+picture. The latents of a picture are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ EXAMPLES: Mapping[str, Example] = {
     "hunyuan_video": Example(TEXTS, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
     "skyreels_i2v": Example(FIRST, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
     "ltx_video": Example(TEXTS, {**SMALL, "height": 32, "width": 32, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
+    "ltx_i2v": Example(FIRST, {**SMALL, "height": 32, "width": 32, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
     "wan": Example(TEXTS, {**FILMED, "max_sequence_length": 48}, {"steps": 4, "evaluation_steps": 3}),
     "wan_i2v": Example(FIRST, FILMED, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),

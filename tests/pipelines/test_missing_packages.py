@@ -28,6 +28,7 @@ LOADS = {
     "visual.sana": ("visual", ["diffusers", "transformers"]),
     "visual.stable_diffusion": ("visual", ["diffusers", "transformers"]),
     "visual.sdxl": ("visual", ["diffusers", "transformers"]),
+    "visual.ltx_i2v": ("visual", ["diffusers", "transformers"]),
 }
 CALLS = {
     "soxr": ("speech", lambda path: audio.resample(Audio(torch.ones(1, 80), 8_000), 16_000)),

@@ -1,0 +1,127 @@
+"""LTX-Video (``pipelines.visual.ltx_video``) with a picture beside the words, the first frame of the clip.
+
+The picture is a condition: its latents are the first latent frame, at time 0, while the other frames are at the time of
+the step. Samples are the other frames, so that no noise is added to the first one and no decision concerns it. The
+latents of a picture are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import locate, read_network
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import ltx_video
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.given import given_picture
+from pipelines.visual.ltx_video import (
+    FPS,
+    LORA_TARGETS,
+    clips_of_latents,
+    encode_words,
+    latent_clip,
+    places,
+    read_ltx,
+    spacing,
+    velocity,
+)
+from pipelines.visual.sizes import at_least_one
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
+
+
+@dataclass(frozen=True)
+class LtxImage(Architecture):
+    """Text encoder and VAE of a checkpoint, rate and size of clips."""
+
+    pipeline: Any
+    max_sequence_length: int
+    fps: float
+    device: torch.device
+    size: tuple[int, int, int]
+    """Latent frames with the given one, height and width."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5, the mask of its tokens, and the latent frame of the picture, [channels, 1, h, w]."""
+        picture = given_picture(prompt, "ltx_i2v")
+        words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
+        vae, factor = self.pipeline.vae, self.pipeline.vae_spatial_compression_ratio
+        height, width = (side * factor for side in self.size[1:])
+        pixels = self.pipeline.video_processor.preprocess(picture, height=height, width=width)
+        posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
+        mean, deviation = (one.float().view(-1, 1, 1, 1) for one in (vae.latents_mean, vae.latents_std))
+        return *words, (posterior.mode()[0].float() - mean) / deviation
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction for the sampled frames, behind the given one at time 0."""
+        hidden, mask, _ = conditioning
+        frames, height, width = self.size
+        noisy = torch.arange(frames * height * width, device=x.device) >= height * width
+        whole = self.complete(x, conditioning)
+        return velocity(network, whole, time[:, None] * noisy, (hidden, mask), places(self.pipeline, self.fps))[
+            :, :, 1:
+        ]
+
+    def complete(self, latents: Tensor, conditioning: tuple[Tensor, ...]) -> Float[Tensor, "N c frames h w"]:
+        """The sampled frames behind the given one."""
+        return torch.cat([conditioning[2], latents], 2)
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+        return clips_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(scheduler, steps, math.prod(self.size))
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    frames: int = 0,
+    fps: float = 0.0,
+    guidance: float = 3.0,
+    max_sequence_length: int = 128,
+) -> FlowModel:
+    """Load an LTX-Video model for training on clips that begin with a picture; see ``pipelines.visual.ltx_video.load``.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import LTXImageToVideoPipeline, LTXVideoTransformer3DModel
+
+    at_least_one("guidance", guidance)
+    source = locate(path, "Lightricks/LTX-Video", "model_index.json")
+    network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
+    pipeline = read_ltx(LTXImageToVideoPipeline, source, training, network)
+    size = latent_clip(pipeline, frames, height, width)
+    if size[0] == 1:
+        raise ValueError(
+            f"frames: got {frames}, of which the first is given, expected more; the nearest is "
+            f"{pipeline.vae_temporal_compression_ratio + 1}"
+        )
+    return FlowModel(
+        network,
+        LtxImage(pipeline, max_sequence_length, fps or FPS, torch.device(training.device), size),
+        (network.config.in_channels, size[0] - 1, *size[1:]),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+        fps=fps or FPS,
+    )
+
+
+def tiny(folder: str | Path = "", seed: int = 0) -> Path:
+    """Write a complete ``LTXImageToVideoPipeline`` folder; see ``pipelines.visual.ltx_video.tiny``."""
+    return ltx_video.tiny(folder, seed, pictures=True)
