@@ -145,7 +145,7 @@ class FlowModel:
     def forget_encoders(self, prompts: Iterable[Prompt]) -> None:
         """Encode these prompts, with and without their words, and free the memory of the text encoders."""
         prompts = list(prompts)
-        self.encodings.only([Prompt(""), *prompts, *(without_words(prompt) for prompt in prompts)])
+        self.encodings.only([*prompts, *(without_words(prompt) for prompt in prompts)])
         pipeline, needed = self.architecture.pipeline, {id(module) for module in self.network.modules()}
         for name, part in (pipeline.components if pipeline else {}).items():
             if isinstance(part, nn.Module) and id(part) not in needed and name != "vae":

@@ -41,6 +41,8 @@ TEXTS = [Prompt("a red square", "0"), Prompt("blue", "1"), Prompt("a green circl
 PICTURE = Media("image", Image(noise(3, 16, 16, seed=0)))
 CLIP = Media("video", Video(noise(16, 3, 16, 24, seed=3), 4.0), {"fps": 2.0})
 SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes or no ?", "2")]
+WIDE = Media("image", Image(noise(3, 16, 40, seed=1)))
+EDITED = [shown(0, PICTURE, "a red square"), shown(1, WIDE, "blue"), shown(2, PICTURE, "a green circle")]
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
@@ -51,6 +53,9 @@ EXAMPLES: Mapping[str, Example] = {
     "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "qwen_image_edit": Example(
+        EDITED, SMALL | {"given_size": 64, "max_sequence_length": 128}, {"steps": 4, "evaluation_steps": 3}
+    ),
     "z_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
