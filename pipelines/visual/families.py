@@ -25,6 +25,7 @@ from pipelines.visual.options import (
     LtxImageOptions,
     LtxVideoOptions,
     MemoryOptions,
+    QwenImageEditOptions,
     QwenImageOptions,
     SanaOptions,
     SdxlOptions,
@@ -333,6 +334,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.qwen_image",
             ("QwenImagePipeline",),
             QwenImageOptions,
+        ),
+        VisualFamily(
+            "qwen_image_edit",
+            "Qwen-Image-Edit and -Plus (2509, 2511), which change one given picture",
+            "pipelines.visual.qwen_image_edit",
+            ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
+            QwenImageEditOptions,
+            pictures="required",
         ),
         VisualFamily(
             "z_image",

@@ -148,6 +148,20 @@ class QwenImageOptions(FlowOptions):
 
 
 @dataclass
+class QwenImageEditOptions(QwenImageOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "qwen_image_edit"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Qwen/Qwen-Image-Edit-2509"
+    """Folder or hub id."""
+    given_size: Annotated[int, within("[64, 4096]")] = 1024
+    """Side of the square with as many pixels as a given picture is scaled to, in its own proportions."""
+    max_sequence_length: Annotated[int, within("[1, 3584]")] = 2048
+    """Tokens of a prompt and its picture that Qwen2.5-VL reads."""
+
+
+@dataclass
 class ZImageOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

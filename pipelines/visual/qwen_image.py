@@ -132,7 +132,7 @@ def load(
     from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 
     at_least_one("guidance", guidance)
-    check_text_tokens(max_sequence_length)
+    check_text_tokens(max_sequence_length, TEXT_TOKENS)
     source = locate(path, "Qwen/Qwen-Image", "model_index.json")
     device = torch.device(training.device)
     network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
@@ -151,10 +151,10 @@ def load(
     )
 
 
-def check_text_tokens(most: int) -> None:
-    """ValueError for more tokens than the pipeline reads."""
-    if most > TEXT_TOKENS:
-        raise ValueError(f"max_sequence_length: got {most}, expected at most {TEXT_TOKENS}, which the pipeline reads")
+def check_text_tokens(tokens: int, most: int) -> None:
+    """ValueError for more tokens than a model reads."""
+    if tokens > most:
+        raise ValueError(f"max_sequence_length: got {tokens}, expected at most {most}, which the model reads")
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:

@@ -42,6 +42,11 @@ def vision_language(words: Any) -> Any:
     return Qwen2_5_VLForConditionalGeneration(qwen_vl_tiny.configuration(words.get_vocab(), **shape))
 
 
+def pictures() -> Any:
+    """Qwen's image processor for at most 4096 pixels."""
+    return qwen_vl_tiny.image_processor(4, min_pixels=64, max_pixels=4096)
+
+
 def language(words: Any) -> Any:
     """A Qwen3 of width 32 over the vocabulary of a tokenizer."""
     from transformers import Qwen3Config, Qwen3Model

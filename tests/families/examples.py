@@ -42,6 +42,8 @@ PICTURE = Media("image", Image(noise(3, 16, 16, seed=0)))
 CLIP = Media("video", Video(noise(16, 3, 16, 24, seed=3), 4.0), {"fps": 2.0})
 SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes or no ?", "2")]
 EDITED = [*TEXTS[:2], shown(2, PICTURE, "make it blue")]
+WIDE = Media("image", Image(noise(3, 16, 40, seed=1)))
+EDITED = [shown(0, PICTURE, "a red square"), shown(1, WIDE, "blue"), shown(2, PICTURE, "a green circle")]
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
@@ -62,6 +64,9 @@ EXAMPLES: Mapping[str, Example] = {
     "flux2_klein": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "qwen_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
+    "qwen_image_edit": Example(
+        EDITED, SMALL | {"given_size": 64, "max_sequence_length": 128}, {"steps": 4, "evaluation_steps": 3}
+    ),
     "z_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
     "hunyuan_video": Example(TEXTS, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
     "skyreels_i2v": Example(FIRST, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),

@@ -1,0 +1,215 @@
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus (2509, 2511): Qwen-Image with a picture beside the words.
+
+The network sees the given picture twice: Qwen2.5-VL reads it with the words, and its clean latents follow those of the
+picture to be made in the sequence of tokens. It is never noised, and the unconditional branch of guidance keeps it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.types import Prompt
+from pipelines import require
+from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
+from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual import qwen_tiny
+from pipelines.visual.conditions import padded
+from pipelines.visual.flow import TRANSFORMER, FlowModel, freeze
+from pipelines.visual.flux import LORA_TARGETS, pack, unpack
+from pipelines.visual.given import given_picture
+from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
+from pipelines.visual.sizes import at_least_one, latent_size
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
+
+PLUS = "QwenImageEditPlusPipeline"
+PLUS_READS = 384
+"""Side of the square with as many pixels as Plus shows to the text encoder."""
+
+UNIT = 32
+"""Sides of a given picture are multiples of so many pixels."""
+
+LONGEST = 4
+"""Largest ratio of the sides of a given picture."""
+
+TEXT_TOKENS = 3584
+"""Tokens of a prompt and its picture at most, so that the network has positions for them."""
+
+
+@dataclass(frozen=True)
+class QwenImageEdit(QwenImage):
+    """Text encoder and VAE of a checkpoint, and the size of given pictures."""
+
+    given_size: int
+    """Side of the square with as many pixels as a given picture is scaled to."""
+    read_size: int
+    """The same for what the text encoder sees."""
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of words and picture, padded; which of them are real; the picture's packed latents, padded;
+        rows and columns of their tokens."""
+        picture, pipeline = given_picture(prompt, "qwen_image_edit"), self.pipeline
+        seen, shown = (scaled(picture.size, side) for side in (self.given_size, self.read_size))
+        hidden, _ = pipeline.encode_prompt(
+            prompt.text or NOTHING, pipeline.image_processor.resize(picture, *shown), self.device
+        )
+        if (tokens := hidden.shape[1]) > self.max_sequence_length:
+            raise ValueError(
+                f"prompt '{prompt.text:.80}': has {tokens} tokens with its picture, expected at most "
+                f"{self.max_sequence_length}; shorten it, raise model.max_sequence_length or lower model.given_size"
+            )
+        pixels = pipeline.image_processor.preprocess(picture, *seen)[:, :, None]
+        given = pack(self.latents(pixels.to(self.device)))[0]
+        cell = 2 * pipeline.vae_scale_factor
+        size = torch.tensor([side // cell for side in seen], device=self.device)
+        return *padded(hidden[0], self.max_sequence_length), padded(given, self.most_tokens)[0], size
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest given picture: each side is rounded by half a unit at most."""
+        side = self.given_size / UNIT
+        units = int((side * LONGEST**0.5 + 0.5) * (side / LONGEST**0.5 + 0.5))
+        return units * (UNIT // (2 * self.pipeline.vae_scale_factor)) ** 2
+
+    def latents(self, pixels: Tensor) -> Tensor:
+        """Normalized latents of pixels in [-1, 1]: the mean of the VAE's distribution, without noise."""
+        vae = self.pipeline.vae
+        latents = vae.encode(pixels.to(vae.dtype)).latent_dist.mode().float()
+        mean, std = (statistic.to(latents) for statistic in latent_statistics(vae))
+        return ((latents - mean) / std)[:, :, 0]
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction for the unpacked latents alone, one pass per size of the given pictures, since
+        the network has positions for one size at a time."""
+        hidden, real, given, size = conditioning
+        height, width = self.size
+        tokens = pack(x)
+        order, parts = [], []
+        for rows, columns in torch.unique(size, dim=0).tolist():
+            index = ((size[:, 0] == rows) & (size[:, 1] == columns)).nonzero()[:, 0]
+            sequence = torch.cat([tokens[index], given[index, : rows * columns].to(tokens)], dim=1)
+            shapes = [(1, height // 2, width // 2), (1, rows, columns)]
+            velocity = predicted(network, sequence, time[index], (hidden[index], real[index]), shapes)
+            order.append(index)
+            parts.append(velocity[:, : tokens.shape[1]])
+        return unpack(torch.cat(parts)[torch.cat(order).argsort()], height, width)
+
+
+def scaled(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Height and width of about ``side`` x ``side`` pixels in the proportions of ``size`` (width, height), as in the
+    pipelines; ValueError for a strip."""
+    width, height = size
+    if max(width, height) > LONGEST * min(width, height):
+        raise ValueError(
+            f"a given picture has {width} x {height} pixels, expected sides of at most {LONGEST} : 1; crop it"
+        )
+    wide = math.sqrt(side**2 * (width / height))
+    return round(wide / (width / height) / UNIT) * UNIT, round(wide / UNIT) * UNIT
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    height: int = 0,
+    width: int = 0,
+    guidance: float = 4.0,
+    given_size: int = 1024,
+    max_sequence_length: int = 2048,
+) -> FlowModel:
+    """Load a Qwen-Image-Edit model (Plus or not, with one given picture) for training; only the transformer trains.
+
+    ``path`` is a folder or a hub id. ``height`` and ``width`` are in pixels, 0 for the pipeline's default;
+    ``guidance`` is the pipeline's ``true_cfg_scale``, 1 is none. A given picture is scaled to the pixels of a square of
+    ``given_size``, in its own proportions; with the words it may have ``max_sequence_length`` tokens.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        QwenImageEditPipeline,
+        QwenImageEditPlusPipeline,
+        QwenImageTransformer2DModel,
+    )
+
+    at_least_one("guidance", guidance)
+    check_text_tokens(max_sequence_length, TEXT_TOKENS)
+    if given_size < 2 * UNIT:
+        raise ValueError(f"given_size: got {given_size} pixels, expected at least {2 * UNIT}")
+    source = locate(path, "Qwen/Qwen-Image-Edit-2509", "model_index.json")
+    device = torch.device(training.device)
+    network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
+    plus = architecture(source) == PLUS
+    pipeline = read_pipeline(
+        QwenImageEditPlusPipeline if plus else QwenImageEditPipeline,
+        source,
+        training,
+        vae=AutoencoderKLQwenImage,
+        transformer=network,
+        processor=read_part(picture_processor(), source, subfolder="processor"),
+    )
+    freeze((pipeline.vae, pipeline.text_encoder), device)
+    factor = pipeline.vae_scale_factor
+    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
+    read_size = PLUS_READS if plus else given_size
+    model = FlowModel(
+        network,
+        QwenImageEdit(pipeline, max_sequence_length, device, size, given_size, read_size),
+        (network.config.in_channels // 4, *size),
+        pipeline.scheduler,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(guidance),
+    )
+    model.encodings.kept = 128  # of up to 16 MB each
+    return model
+
+
+def picture_processor() -> Any:
+    """The class of Qwen2-VL's processor of words and pictures; transformers' own also needs torchvision, for clips."""
+    from transformers import Qwen2VLProcessor
+
+    class PictureProcessor(Qwen2VLProcessor):
+        """Without the processor of clips."""
+
+        def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+            super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+    return PictureProcessor
+
+
+def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
+    """Write a complete ``QwenImageEditPipeline`` (``QwenImageEditPlusPipeline``) folder, by default a new temporary
+    one, and return it. Its parts are those of ``qwen_image.tiny``."""
+    require("visual", "diffusers", "transformers")
+    from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-qwen-image-edit-"))
+    kind: Any = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    template = kind(None, None, None, None, None, None).prompt_template_encode
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        words = qwen_tiny.tokenizer(template)
+        parts: dict[str, nn.Module | Any] = {
+            "scheduler": qwen_tiny.scheduler(),
+            "vae": qwen_tiny.vae(),
+            "text_encoder": qwen_tiny.vision_language(words),
+            "tokenizer": words,
+            "transformer": qwen_tiny.transformer(),
+        }
+    processor = picture_processor()(qwen_tiny.pictures(), words)
+    kind(**parts, processor=processor).save_pretrained(folder)
+    # As in published checkpoints, which name transformers' own class.
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index["processor"] = ["transformers", "Qwen2VLProcessor"]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    return folder
