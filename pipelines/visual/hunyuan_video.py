@@ -21,7 +21,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut, refuse_media
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut
 from pipelines.visual.hunyuan_tiny import tiny
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 
@@ -47,9 +47,11 @@ class HunyuanVideo(Architecture):
     guidance: float
     device: torch.device
 
+    def check(self, prompt: Prompt) -> None:
+        check_words(self.pipeline, prompt, self.max_sequence_length)
+
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens, as in diffusers."""
-        refuse_media(prompt)
         return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
@@ -62,14 +64,15 @@ class HunyuanVideo(Architecture):
         return spacing(steps)
 
 
-def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens.
-
-    Llama reads the whole prompt, of at most ``most`` tokens; CLIP, of which it is only a summary, reads 77 of it.
-    """
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Llama must read the whole prompt, of at most ``most`` tokens. CLIP, whose part is a summary, reads 77 of it."""
     template, cut = prompt_template()
     text = template.format(prompt.text)
     refuse_cut(prompt, pipeline.tokenizer, most + cut, f"Llama (with the {cut} of its template)", text)
+
+
+def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens."""
     hidden, pooled, mask = pipeline.encode_prompt(prompt=prompt.text, device=device, max_sequence_length=most)
     return hidden[0], pooled[0], mask[0]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import ltx_video
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, refuse_cut
 from pipelines.visual.given import given_picture
 from pipelines.visual.ltx_video import (
     FPS,
@@ -49,6 +49,12 @@ class LtxImage(Architecture):
     device: torch.device
     size: tuple[int, int, int]
     """Latent frames with the given one, height and width."""
+
+    takes_pictures: ClassVar[bool] = True
+
+    def check(self, prompt: Prompt) -> None:
+        """T5 must read the whole prompt."""
+        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "T5")
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5, the mask of its tokens, and the latent frame of the picture, [channels, 1, h, w]."""

@@ -22,7 +22,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut, refuse_media
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -43,9 +43,12 @@ class LtxVideo(Architecture):
     tokens: int
     """Latent pixels of one clip."""
 
+    def check(self, prompt: Prompt) -> None:
+        """T5 must read the whole prompt."""
+        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "T5")
+
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5 and the mask of its tokens, as in diffusers."""
-        refuse_media(prompt)
         return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
@@ -60,7 +63,6 @@ class LtxVideo(Architecture):
 
 def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
     """Hidden states of T5 and the mask of its tokens, of which there are at most ``most``."""
-    refuse_cut(prompt, pipeline.tokenizer, most, "T5")
     hidden, mask, _, _ = pipeline.encode_prompt(
         prompt=prompt.text, do_classifier_free_guidance=False, max_sequence_length=most, device=device
     )

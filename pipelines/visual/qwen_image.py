@@ -22,7 +22,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import qwen_tiny
 from pipelines.visual.conditions import padded
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut, refuse_media
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -45,9 +45,8 @@ class QwenImage(Architecture):
     size: tuple[int, int]
     """Height and width of latents."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""
-        refuse_media(prompt)
+    def check(self, prompt: Prompt) -> None:
+        """Qwen2.5-VL must read the whole prompt."""
         text, cut = prompt.text or NOTHING, self.pipeline.prompt_template_encode_start_idx
         refuse_cut(
             prompt,
@@ -56,6 +55,10 @@ class QwenImage(Architecture):
             f"Qwen2.5-VL ({cut} of them an instruction)",
             self.pipeline.prompt_template_encode.format(text),
         )
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""
+        text = prompt.text or NOTHING
         hidden, _ = self.pipeline.encode_prompt(text, self.device, max_sequence_length=self.max_sequence_length)
         return padded(hidden[0], self.max_sequence_length)
 

@@ -11,7 +11,7 @@ import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,11 @@ class QwenImageEdit(QwenImage):
     """Side of the square with as many pixels as a given picture is scaled to."""
     read_size: int
     """The same for what the text encoder sees."""
+
+    takes_pictures: ClassVar[bool] = True
+
+    def check(self, prompt: Prompt) -> None:
+        """Nothing: the number of tokens depends on the picture, and ``encode`` refuses too many."""
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of words and picture, padded; which of them are real; the picture's packed latents, padded;

@@ -26,6 +26,7 @@ from pipelines.visual.given import given_picture
 from pipelines.visual.hunyuan_video import (
     FPS,
     LORA_TARGETS,
+    check_words,
     clips_of_latents,
     encode_words,
     latent_clip,
@@ -55,6 +56,9 @@ class Skyreels(Architecture):
     """Height and width of latents."""
 
     takes_pictures: ClassVar[bool] = True
+
+    def check(self, prompt: Prompt) -> None:
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """What HunyuanVideo reads of the words, and the VAE's latents of the picture, [channels, 1, h, w]."""

@@ -24,7 +24,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_json, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut, refuse_media
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
@@ -60,16 +60,18 @@ class Wan(Architecture):
         """Channels, frames, height and width of one sample."""
         return (self.pipeline.vae.config.z_dim, *self.size)
 
+    def check(self, prompt: Prompt) -> None:
+        """UMT5 must read the whole prompt, and its words must be such that can be cleaned."""
+        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "UMT5", cleaned(prompt.text))
+
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, zero after the last token, as in diffusers."""
-        refuse_media(prompt)
         return (self.words(prompt),)
 
     def words(self, prompt: Prompt) -> Float[Tensor, "length width"]:
-        """Hidden states of a prompt's words; ValueError where they are too many, or cannot be cleaned."""
+        """Hidden states of a prompt's words."""
         # Not by the pipeline's own method, which with pictures calls ftfy even where it is missing.
         text, tokenizer, encoder = cleaned(prompt.text), self.pipeline.tokenizer, self.pipeline.text_encoder
-        refuse_cut(prompt, tokenizer, self.max_sequence_length, "UMT5", text)
         tokens = tokenizer(text, padding="max_length", max_length=self.max_sequence_length, return_tensors="pt")
         real = tokens.attention_mask.to(self.device)
         hidden = encoder(tokens.input_ids.to(self.device), real).last_hidden_state

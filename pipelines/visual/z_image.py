@@ -30,7 +30,6 @@ from pipelines.visual.flow import (
     image_shift,
     pixels_of_latents,
     refuse_cut,
-    refuse_media,
 )
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -58,15 +57,17 @@ class ZImage(Architecture):
     tokens: int
     """Image tokens of one latent."""
 
-    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Qwen3, padded, and which of them are real; an empty prompt is the pipeline's negative."""
-        refuse_media(prompt)
+    def check(self, prompt: Prompt) -> None:
+        """Qwen3 must read the whole prompt."""
         chat = self.pipeline.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
         )
         refuse_cut(
             prompt, self.pipeline.tokenizer, self.max_sequence_length, "Qwen3 (its chat template included)", chat
         )
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of Qwen3, padded, and which of them are real; an empty prompt is the pipeline's negative."""
         (hidden,), _ = self.pipeline.encode_prompt(
             prompt.text,
             self.device,
