@@ -162,6 +162,7 @@ def load(
     if not is_small(source):
         return pretrained(Wan, WanPipeline, source, training, clip, guidance, guidance_2, max_sequence_length)
     at_least_one("guidance", guidance)
+    refuse_second_scale(guidance_2, source)
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
     scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
     own = Clip.read(source)
@@ -175,6 +176,12 @@ def load(
         guidance=float(guidance),
         fps=fps or own.fps,
     )
+
+
+def refuse_second_scale(guidance_2: float, source: str) -> None:
+    """ValueError for a scale of guidance of a second network where there is none."""
+    if guidance_2:
+        raise ValueError(f"guidance_2: got {guidance_2}, expected 0, since '{source}' has one network")
 
 
 def latent_clip(clip: Clip, own: Clip, config: Any, factor: int = 1, temporal: int = 1) -> tuple[int, int, int]:
@@ -201,7 +208,7 @@ def read_networks(source: str, training: Training) -> dict[str, Any]:
     names = [TRANSFORMER]
     if boundary is not None:
         names.append(SECOND)
-        if not (isinstance(boundary, int | float) and 0 < boundary < 1) or index.get(SECOND, [None])[0] is None:
+        if not (isinstance(boundary, int | float) and 0 < boundary < 1) or index.get(SECOND) in (None, [None, None]):
             raise ValueError(
                 f"'{source}': model_index.json: got boundary_ratio {boundary!s:.40} and {SECOND} "
                 f"{index.get(SECOND)!s:.80}, expected a number between 0 and 1 and a second network; download the "
@@ -234,8 +241,7 @@ def pretrained(
         reference = make_experts_trainable(network, training, targets)
     else:
         network, reference = pipeline.transformer, make_trainable(pipeline.transformer, training, targets)
-        if guidance_2:
-            raise ValueError(f"guidance_2: got {guidance_2}, expected 0, since '{source}' has one network")
+        refuse_second_scale(guidance_2, source)
     if guidance_2:
         at_least_one("guidance_2", guidance_2)
         if guidance == 1:

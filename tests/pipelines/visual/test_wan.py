@@ -174,6 +174,18 @@ def test_a_clip_in_tiles_is_the_same_to_a_fifth_of_its_contrast(folders, version
     assert (tiled.roll(1, -1) - whole).square().mean().sqrt() > 0.3 * whole.std()
 
 
+def test_a_vae_that_overflows_in_half_precision_is_found_though_it_clamps(folders):
+    model = ours(folders["2.1"])
+    with torch.no_grad():
+        for name, parameter in model.architecture.pipeline.vae.decoder.named_parameters():
+            if name.startswith("conv_in"):
+                parameter.mul_(1e6)
+    assert clips_of(model.decode(noise(model))).isfinite().all()
+    model.limit_memory(WanOptions(vae_dtype="float16"), "the test")
+    with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN or infinite"):
+        model.decode(noise(model))
+
+
 def test_the_encoders_can_be_freed(folders):
     model = ours(folders["2.1"], guidance=4.0)
     start = noise(model)
@@ -198,9 +210,11 @@ def test_sizes_and_lengths_that_cannot_be_name_the_nearest(folders):
         ours(folder, frames=257)
 
 
-def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two):
+def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two, tmp_path):
     with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0, since .* has one network"):
         ours(folders["2.1"], guidance=4.0, guidance_2=3.0)
+    with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0, since .* has one network"):
+        wan.load(wan.tiny_words(tmp_path), guidance_2=3.0)
     with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0 with guidance=1"):
         ours(two, guidance_2=3.0)
 

@@ -200,6 +200,19 @@ def test_settings_that_cannot_be_are_errors(folders):
         ours(folders["2.2-5B"], True, frames=1)
 
 
+PARTS = [("2.1", "image_encoder"), ("2.1", "vae"), ("2.1", "text_encoder"), ("2.2-14B", "transformer_2")]
+
+
+@pytest.mark.parametrize(("version", "part"), PARTS)
+def test_every_part_is_read_from_safetensors(folders, tmp_path, version, part):
+    folder = shutil.copytree(folders[version], tmp_path / "model")
+    [file] = (folder / part).glob("*.safetensors")
+    name = "pytorch_model.bin" if part.endswith("encoder") else "diffusion_pytorch_model.bin"
+    file.rename(folder / part / name)
+    with pytest.raises(ValueError, match=f"/{part}' has its weights in {name} only, a pickle"):
+        ours(folder, True)
+
+
 def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
     one, again, other = (wan_i2v.tiny(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     files = [file.relative_to(one) for file in one.rglob("*.safetensors")]
@@ -209,3 +222,18 @@ def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
     assert sum(file.stat().st_size for file in one.rglob("*")) < 1.5e6
     with pytest.raises(ValueError, match="version: got '2.3', expected 2.1"):
         wan_i2v.tiny(tmp_path, version="2.3")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_half_precision_base_keeps_fp32_adapters_and_predictions(folders, version):
+    exact, rough = (ours(folders[version], True, lora_rank=2, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    predictions = []
+    for model in (exact, rough):
+        shake(model.network)
+        _, x = start_of(model)
+        predictions.append(model.predict(model.network, x, torch.full((3,), 0.7), model.encode(PICTURED)))
+        assert {p.dtype for p in model.network.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in rough.network.parameters()} == {torch.float32, torch.bfloat16}
+    fine, coarse = predictions
+    error = (coarse - fine).square().mean().sqrt() / fine.square().mean().sqrt()
+    assert coarse.dtype == torch.float32 and 0 < error < 0.06

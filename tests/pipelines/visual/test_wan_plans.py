@@ -106,7 +106,8 @@ def test_a_tree_over_clips_is_a_plain_loop(tmp_path, pictures):
     prompt = (PICTURED if pictures else TEXTS)[0]
     rollout = policy_of(model, "branch_tree(splits=[0, 2])").rollout(Request([prompt], [0], 4, seed=0))
     words, *given = model.encode([prompt]).tensors
-    clips, log_probs = plain_tree(folder, words, given[0] if given else None, model.latent_shape())
+    shape = (4, 2, 2, 4) if pictures else (4, 3, 4, 8)  # of 9 frames of 32 x 64 pixels, the first one given
+    clips, log_probs = plain_tree(folder, words, given[0] if given else None, shape)
     torch.testing.assert_close(torch.stack([one.frames for one in rollout.outputs]), clips, atol=2e-5, rtol=0)
     torch.testing.assert_close(rollout.decisions.log_probs[:, : STEPS - 1], log_probs, atol=2e-5, rtol=0)
     assert rollout.decisions.loss_mask[:, :4].tolist() == [
