@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
@@ -194,7 +194,7 @@ def picture_processor() -> Any:
 
 def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
     """Write a complete ``QwenImageEditPipeline`` (``QwenImageEditPlusPipeline``) folder, by default a new temporary
-    one, and return it. Its parts are those of ``qwen_image.tiny``."""
+    one, and return it. Its parts are those of ``qwen_image.tiny``; Plus is as of 2511."""
     require("visual", "diffusers", "transformers")
     from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
 
@@ -204,12 +204,12 @@ def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         words = qwen_tiny.tokenizer(template)
-        parts: dict[str, nn.Module | Any] = {
+        parts: dict[str, Any] = {
             "scheduler": qwen_tiny.scheduler(),
             "vae": qwen_tiny.vae(),
             "text_encoder": qwen_tiny.vision_language(words),
             "tokenizer": words,
-            "transformer": qwen_tiny.transformer(),
+            "transformer": qwen_tiny.transformer(zero_cond_t=plus),
         }
     processor = picture_processor()(qwen_tiny.pictures(), words)
     kind(**parts, processor=processor).save_pretrained(folder)

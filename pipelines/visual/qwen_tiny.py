@@ -81,8 +81,9 @@ def vae(channels: int = 4) -> Any:
     )
 
 
-def transformer(channels: int = 4) -> Any:
-    """Qwen-Image's transformer, 2 blocks of width 32, for latents of ``channels`` channels."""
+def transformer(channels: int = 4, zero_cond_t: bool = False) -> Any:
+    """Qwen-Image's transformer, 2 blocks of width 32, for latents of ``channels`` channels; with ``zero_cond_t`` (2511)
+    it is told that the given picture is clean."""
     from diffusers import QwenImageTransformer2DModel
 
     return QwenImageTransformer2DModel(
@@ -93,6 +94,7 @@ def transformer(channels: int = 4) -> Any:
         num_attention_heads=2,
         joint_attention_dim=32,
         axes_dims_rope=(4, 6, 6),
+        zero_cond_t=zero_cond_t,
     )
 
 
