@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from mmgrpo.family import families
+from mmgrpo.types import Prompt
 from pipelines.visual.options import MemoryOptions
 from tests.building import load, module
 from tests.pipelines.visual.drawing import noise
+from tests.pipelines.visual.filming import PICTURED, TEXTS, pictured
 
 TALL = {
     "hunyuan_video": {"height": 512, "width": 16, "frames": 5},
@@ -59,6 +62,43 @@ def test_tiles_give_the_same_clip_up_to_their_seams(folders, name, most):
 
 
 @pytest.mark.parametrize("name", TALL)
-def test_another_family_names_the_one_to_take(folders, name):
-    with pytest.raises(ValueError, match=f"which the family 'sd3' does not read; take model.family={name}"):
-        families()["sd3"].refuse_other_architectures(str(folders[name]))
+def test_a_vae_that_overflows_in_half_precision_is_found(folders, name):
+    model = load(module(name), folders[name], height=32, width=32, frames=5)
+    with torch.no_grad():
+        for key, parameter in model.architecture.pipeline.vae.decoder.named_parameters():
+            if key.startswith("conv_in"):
+                parameter.mul_(1e6)
+    assert filmed(model).isfinite().all()
+    model.limit_memory(MemoryOptions(vae_dtype="float16"), name)
+    with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN or infinite"):
+        filmed(model)
+
+
+@pytest.mark.parametrize("name", ["hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v"])
+def test_the_text_encoders_can_be_freed(tmp_path, name):
+    prompts = PICTURED if name.endswith("i2v") else TEXTS
+    model = load(module(name), module(name).tiny(tmp_path), height=32, width=32, frames=5)
+    before = model.encode(prompts)
+    model.forget_encoders(prompts)
+    parts = model.architecture.pipeline.components
+    assert parts["text_encoder"] is None and parts.get("text_encoder_2") is None and parts["vae"] is not None
+    after = model.encode(prompts)
+    assert all(torch.equal(*pair) for pair in zip(before.tensors, after.tensors, strict=True))
+    with pytest.raises(KeyError, match="was not encoded before the text encoders were freed"):
+        model.encode([pictured("another", 9) if name.endswith("i2v") else Prompt("another")])
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        ("HunyuanVideoPipeline", "hunyuan_video"),
+        ("HunyuanSkyreelsImageToVideoPipeline", "skyreels_i2v"),
+        ("LTXPipeline", "ltx_video"),
+        ("LTXImageToVideoPipeline", "ltx_i2v"),
+    ],
+)
+def test_another_family_names_the_one_to_take(tmp_path, declared, name):
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": declared}))
+    with pytest.raises(ValueError, match=f"which the family 'sd3' does not read; take model.family={name}$"):
+        families()["sd3"].refuse_other_architectures(str(tmp_path))
+    families()[name].refuse_other_architectures(str(tmp_path))

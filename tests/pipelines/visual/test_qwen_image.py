@@ -99,7 +99,7 @@ def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
     words = 48 - 5  # bytes; <|im_end|>, newline, <|im_start|>, assistant and newline follow
     assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
     with pytest.raises(ValueError, match=r"has 83 tokens, expected at most 82, which Qwen2.5-VL \(34 of them an"):
-        model.architecture.encode(Prompt("x" * (words + 1)))
+        model.encode([Prompt("x" * (words + 1))])
     with pytest.raises(ValueError, match="max_sequence_length: got 1025, expected at most 1024"):
         qwen_image.load(folder, max_sequence_length=1025)
 

@@ -103,7 +103,7 @@ def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
     words = 48 - 8  # bytes, and 8 tokens of the chat template
     assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
     with pytest.raises(ValueError, match="has 49 tokens, expected at most 48, which Qwen3"):
-        model.architecture.encode(Prompt("x" * (words + 1)))
+        model.encode([Prompt("x" * (words + 1))])
 
 
 def test_a_prompt_may_not_be_longer_than_the_network_has_positions(folder):
