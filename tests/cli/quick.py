@@ -37,13 +37,14 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     recipe = contents(f"visual/{name}")
     family, plan = recipe["model"]["family"], recipe["sampling"]["plan"]
     tree = plan.startswith(("branch", "tree"))
-    reward = "ocr" if name == "grpo_guard" else "jpeg_compressibility"
-    clips = "frames" in recipe["model"]
+    reward = 'frames(reward="jpeg_compressibility")' if "frames" in recipe["model"] else "jpeg_compressibility"
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
     small = dict(EXAMPLES[family].model)
     if "max_sequence_length" in small:
         small["max_sequence_length"] = 64
+    if "transformer" in recipe["model"]:
+        small["transformer"] = ""  # published by itself; the tiny model has its own
     return [
         *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
         *(word for key, value in small.items() for word in (f"--model.{key.replace('_', '-')}", value)),
@@ -52,7 +53,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2),
-        *("--rewards", f'frames(reward="{reward}")' if clips else reward, *visible),
+        *("--rewards", reward, *visible),
         *(pictures(media, output / name) if families()[family].pictures == "required" else []),
     ]
 
