@@ -34,7 +34,12 @@ PROMPTS_PER_STEP = {"flow_grpo": 2, "flow_grpo_fast": 2, "dance_grpo": 4, "mix_g
 
 
 def visual_recipe(name: str, model: Path, output: Path) -> list[object]:
-    """Two optimizer steps of a recipe on the tiny Stable Diffusion 3."""
+    """Two optimizer steps of a recipe on the tiny Stable Diffusion 3; of clips on the recipe's own small model."""
+    if name == "demo_video":
+        return [
+            *("--recipe", f"visual/{name}", "--output-dir", output, "--steps", 2, "--threads", 1),
+            *("--data.prompts-per-step", 2, "--eval.prompts", 2, "--samples-shown", 2),
+        ]
     reward = "ocr" if name == "branch_grpo_mix" else "jpeg_compressibility"
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
