@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration test test-roundings faults mutants check resolve format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-roundings faults mutants check resolve format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -43,6 +43,9 @@ demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks,
 
 demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
 	$(BIN)/mmgrpo train --recipe speech/demo_duration
+
+demo-video: $(STAMP)  ## train a small model that films, and write a report
+	$(BIN)/mmgrpo train --recipe visual/demo_video
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)

@@ -33,6 +33,8 @@ class RewardEntry:
     """From the reward's parameters to its ``ErrorRate``s."""
     annotate: str = ""
     """From the reward's parameters to a function of prompts and outputs that returns annotations for people."""
+    check: str = ""
+    """A function that raises ValueError for the reward's parameters if they are wrong, before a run starts."""
 
 
 def entries() -> Mapping[str, RewardEntry]:
@@ -69,9 +71,9 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         fn = RewardProcess(name, entry.function, parameters, device, timeout)
     else:
         fn = load_reward(name, entry.function, parameters, device)
-    rates, annotate = (
+    rates, annotate, _ = (
         plugins.load_object(path, "rewards", own=False)(**parameters) if path else None
-        for path in (entry.rates, entry.annotate)
+        for path in (entry.rates, entry.annotate, entry.check)
     )
     return Scorer(title, fn, weight, rates or (), annotate, trusted=bool(timeout) or not own)
 
@@ -84,9 +86,7 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
     names = [one.name for one in several]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(
-                f"rewards: got '{name}' twice, expected different names, by which metrics are logged (log_as=...)"
-            )
+            raise ValueError(f"rewards: got '{name}' twice, expected different names for the metrics (log_as=...)")
     return several
 
 

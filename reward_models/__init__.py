@@ -50,7 +50,7 @@ REWARDS: dict[str, RewardEntry] = {
     "scene_fit": RewardEntry("reward_models.rules.scenes:scene_fit"),
     "scene_clean": RewardEntry("reward_models.rules.scenes:scene_clean"),
     **{name: RewardEntry(f"reward_models.rules.films:{name}") for name in FILMS},
-    "frames": RewardEntry("reward_models.frames:frames", rates="reward_models.frames:check"),
+    "frames": RewardEntry("reward_models.frames:frames", check="reward_models.frames:check"),
     "ocr": RewardEntry("reward_models.ocr:ocr"),
     "jpeg_compressibility": RewardEntry("reward_models.rules.jpeg:jpeg_compressibility"),
     "jpeg_incompressibility": RewardEntry("reward_models.rules.jpeg:jpeg_incompressibility"),

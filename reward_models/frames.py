@@ -39,10 +39,9 @@ def frames(
     return [_value(one, prompt, output, reduce, every) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
-def check(reward: str, reduce: str = "mean", every: int = 1) -> tuple[()]:
-    """No error rates; the parameters are checked when a run starts, and not at its first clip."""
+def check(reward: str, reduce: str = "mean", every: int = 1) -> None:
+    """ValueError for parameters with which ``frames`` cannot score."""
     _of_pictures(reward, reduce, every, "cpu")
-    return ()
 
 
 def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int) -> float:

@@ -204,18 +204,19 @@ def prompt(film: Film) -> Prompt:
 def splits() -> dict[str, list[Film]]:
     """Disjoint lists of films by split; the hash of its sentence determines the split of a film.
 
-    Films are ordered by hash, so that every prefix of a split is a random sample of it.
+    Another hash orders the films, so that every prefix of a split is a random sample of it.
     """
 
-    def place(film: Film) -> bytes:
-        return hashlib.blake2b(text(film).encode(), digest_size=8).digest()
+    def place(film: Film, salt: bytes = b"split") -> bytes:
+        return hashlib.blake2b(text(film).encode(), digest_size=8, salt=salt).digest()
 
     parts: dict[str, list[Film]] = {name: [] for name in SPLITS}
     for kind in KINDS:
         remaining = iter(sorted(films(kind), key=place))
         for name, counts in SPLITS.items():
             parts[name] += itertools.islice(remaining, counts[kind])
-    return {name: sorted(part, key=place) for name, part in parts.items()}
+    # With one hash the films of the largest kind would be the first, of which a split takes the lowest hashes.
+    return {name: sorted(part, key=lambda film: place(film, b"order")) for name, part in parts.items()}
 
 
 def write_prompts(folder: Path) -> None:

@@ -11,6 +11,7 @@ monitors quality and should not be trained on.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -121,7 +122,17 @@ def _score(prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable
 
 
 def _watch(clip: Float[np.ndarray, "frames 16 16 3"]) -> Frames:
-    """The objects of every frame, on a white margin that makes it as large as a picture of a scene."""
+    """The objects of every frame."""
+    return _watched(clip.astype(np.float32).tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _watched(pixels: bytes) -> Frames:
+    """The same of the pixels in fp32; clips are remembered, since a run has several of these rewards.
+
+    A white margin makes a frame as large as a picture of a scene.
+    """
+    clip = np.frombuffer(pixels, np.float32).reshape(FRAMES, SIZE, SIZE, 3)
     margin = ((0, 0), (0, PICTURE - SIZE), (0, PICTURE - SIZE), (0, 0))
     return [see(frame) for frame in np.pad(clip, margin, constant_values=1)]
 

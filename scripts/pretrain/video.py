@@ -1,10 +1,17 @@
 """Pretrain the small video model of the demo and the tests.
 
-    python -m scripts.pretrain.video
+    python -m scripts.pretrain.video --output /tmp/half
+    python -m scripts.pretrain.video --start /tmp/half --shift 1.5 --steps 1800 --lr 1.5e-3 --seed 1
     python -m scripts.pretrain.video --measure
 
 Rectified flow (``scripts.pretrain.flow``) on rendered films with the transformer of Wan in pixel space, patches of
-2 frames x 4 x 4 pixels, and learned word vectors.
+2 frames x 4 x 4 pixels, and learned word vectors. All clips are right. The second part has more small times, at which
+the edges of shapes are determined.
+
+It is not trained to convergence: reinforcement learning amplifies what a model does sometimes, so the aim is a model
+that fails for natural reasons. It takes 6 and 6 CPU minutes on one core (1.7 M parameters, 3.5 MB; torch 2.9 or newer,
+for Muon): 51,200 and 57,600 clips.
+All sentences occur: the held-out prompts are held out from reinforcement learning and from the choice of its settings.
 """
 
 from __future__ import annotations
@@ -126,6 +133,15 @@ def measure(transformer: Any, words: Any, prompts: Sequence[Prompt], samples: in
     return {name: np.reshape(reward(rows, outputs), (-1, samples)) for name, reward in REWARDS.items()}
 
 
+def save_clips(folder: Path, transformer: Any, words: Any) -> None:
+    """Write a model folder with the form of its clips."""
+    from mmgrpo.toy.films import FPS, FRAMES, SIZE
+    from pipelines.visual.wan_small import Clip
+
+    save(folder, transformer, words)
+    Clip(FRAMES, SIZE, SIZE, FPS).write(folder)
+
+
 def train(args: Args) -> None:
     """Train, evaluate regularly, and save."""
     from mmgrpo.data.prompts import load_prompts
@@ -140,7 +156,7 @@ def train(args: Args) -> None:
         [*others, *words.table.parameters(), words.place],
         lambda random: flow_loss(velocity_of(transformer), words, *draw(args.batch, random), args, random),
         lambda: measure(transformer, words, tune, samples=1),
-        lambda folder: save(folder, transformer, words),
+        lambda folder: save_clips(folder, transformer, words),
         args,
     )
 
