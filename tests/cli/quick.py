@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     recipe = contents(f"visual/{name}")
     family, plan = recipe["model"]["family"], recipe["sampling"]["plan"]
     tree = plan.startswith(("branch", "tree"))
-    reward = 'frames(reward="jpeg_compressibility")' if "frames" in recipe["model"] else "jpeg_compressibility"
-
-
-def visual_recipe(name: str, model: Path, output: Path) -> list[object]:
-    """Two optimizer steps of a recipe on the tiny Stable Diffusion 3; of clips on the recipe's own small model."""
-    if name == "demo_video":
-        return [
-            *("--recipe", f"visual/{name}", "--output-dir", output, "--steps", 2, "--threads", 1),
-            *("--data.prompts-per-step", 2, "--eval.prompts", 2, "--samples-shown", 2),
-        ]
-    reward = "ocr" if name == "branch_grpo_mix" else "jpeg_compressibility"
+    reward = 'frames(reward="jpeg_compressibility")' if films(family) else "jpeg_compressibility"
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
     small = dict(EXAMPLES[family].model)
@@ -66,6 +57,11 @@ def visual_recipe(name: str, model: Path, output: Path) -> list[object]:
         *("--rewards", reward, *visible),
         *(pictures(media, output / name) if families()[family].pictures == "required" else []),
     ]
+
+
+def films(family: str) -> bool:
+    """True for a family whose samples are clips."""
+    return "frames" in {field.name for field in fields(families()[family].sections.model)}
 
 
 def pictures(media: Path, output: Path) -> list[object]:

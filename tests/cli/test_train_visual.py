@@ -38,9 +38,9 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
     assert lines[0]["decisions"] > 0 and lines[0]["memory"] > 0
 
     for title in ("before", "after"):
-        if recipe["model"]["family"] == "wan":
-            assert Image.open(folder / "samples" / f"{title}.webp").n_frames == 4
         assert Image.open(folder / "samples" / f"{title}.png").width > 100
+        if quick.films(config["model"]["family"]) and config["model"]["frames"] > 1:
+            assert Image.open(folder / "samples" / f"{title}.webp").n_frames == config["model"]["frames"]
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000002"]
     whole = "unet" if config["model"]["family"] == "stable_diffusion" else "transformer"
     saved = "pytorch_lora_weights.safetensors" if config["model"]["lora_rank"] else whole
@@ -49,12 +49,6 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
     result = summary(folder)
     assert (result["modality"], result["family"]) == ("visual", recipe["model"]["family"])
     assert (result["steps"], result["seed"]) == (2, 0)
-    assert (result["modality"], result["family"], result["steps"], result["seed"]) == (
-        "visual",
-        recipe["model"]["family"],
-        2,
-        0,
-    )
     assert result["preset"] == recipe["algorithm"]["preset"] and result["seconds"] > 0
     assert result["eval"].keys() == {"before", "after", "difference"}
     for section in result["eval"].values():
@@ -66,7 +60,6 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
     report = (folder / "report.html").read_text()
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)""", report) and "@import" not in report
     assert report.count("data:image/png;base64,") >= 3 and name in report
-    assert report.count("data:image/webp;base64,") == (2 if recipe["model"]["family"] == "wan" else 0)
 
 
 def test_a_dry_run_prints_the_arithmetic_and_loads_nothing(tmp_path, capsys):
