@@ -191,13 +191,13 @@ class VisualFamily:
 
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that declares the architecture of another family; it is named."""
+        from mmgrpo.family import families
         from pipelines.pretrained import architecture
-        from pipelines.visual.families import FAMILIES
 
         declared = architecture(path)
         if not declared or declared in self.architectures:
             return
-        fitting = [other.name for other in FAMILIES.values() if declared in other.architectures]
+        fitting = [other.name for other in families().values() if declared in other.architectures]
         advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(self.architectures)}"
         raise ValueError(f"'{path}' is a {declared}, which the family '{self.name}' does not read; {advice}")
 
