@@ -16,13 +16,17 @@ from PIL import ImageDraw, ImageFont
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.runtime.reward_call import copied
 from mmgrpo.scoring import score_outputs
-from mmgrpo.types import Audio, Image, Output, Prompt, Text
+from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
 from reward_models import REWARDS
 from tests.reward_models.rules.test_tasks import GOLD
 
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")
-NEEDED = {"soft_overlong": "(max_tokens=8, buffer=2)", "cosine_length": "(max_tokens=8)"}
+NEEDED = {
+    "soft_overlong": "(max_tokens=8, buffer=2)",
+    "cosine_length": "(max_tokens=8)",
+    "frames": "(reward='jpeg_compressibility')",
+}
 NEED_MODELS = {"ocr", "spoken_neg_wer", "spoken_neg_cer", "spoken_log_prob", "speaker_similarity", "dnsmos"}
 SOUNDS = ("speaking_rate", "words_a_second", "seconds")
 
@@ -54,7 +58,7 @@ def test_weight_and_parameters_are_read_from_the_text():
         ("ocr(size=3)", r"'ocr' has no parameter 'size'\."),
         (
             "jpeg_compressibility(qualty=3)",
-            r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: process, quality, timeout, weight",
+            r"has no parameter 'qualty'\. Did you mean 'quality'\? Known: log_as, process, quality, timeout, weight",
         ),
         ("no_such_package.rewards:best", r"needs the module 'no_such_package', which cannot be imported.*PYTHONPATH"),
         ("reward_models.ocr:orc", r"module 'reward_models\.ocr' has no 'orc'\. Did you mean 'ocr'"),
@@ -224,6 +228,9 @@ def test_no_reward_of_the_package_changes_what_it_is_given(name):
     if name.startswith("scene"):
         gold = {"things": [[1, "red", "circle"]], "place": ""}
         outputs = [noise(32), Image(torch.ones(3, 32, 32))]
+    elif name.startswith("film") or name == "frames":
+        gold = [[1, "red", "circle", "left", ""]]
+        outputs = [Video(noise(16).pixels.repeat(4, 1, 1, 1), 2.0), Video(torch.ones(4, 3, 16, 16), 2.0)]
     elif name.startswith("jpeg"):
         outputs = [noise(), GREY]
     elif name in SOUNDS:
