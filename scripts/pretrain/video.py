@@ -10,8 +10,9 @@ the edges of shapes are determined.
 
 It is not trained to convergence: reinforcement learning amplifies what a model does sometimes, so the aim is a model
 that fails for natural reasons. It takes 6 and 6 CPU minutes on one core (1.7 M parameters, 3.5 MB; torch 2.9 or newer,
-for Muon): 51,200 and 57,600 clips.
-All sentences occur: the held-out prompts are held out from reinforcement learning and from the choice of its settings.
+for Muon): 51,200 and 57,600 clips. Of 180 held-out prompts .372 are entirely right (one sample each, 10 Euler steps of
+the ODE): move .67, many .61, order .50, speed .47, both .00; the cleanness is .863. All sentences occur: the held-out
+prompts are held out from reinforcement learning and from the choice of its settings.
 """
 
 from __future__ import annotations

@@ -262,13 +262,13 @@ def test_pretraining_is_a_function_of_its_seed():
 
 
 @pytest.mark.slow
-def test_the_base_model_succeeds_sometimes_at_every_kind():
+def test_the_base_model_succeeds_sometimes_at_all_kinds_but_both():
     from scripts.pretrain.video import measure, read
 
     prompts = load_prompts(ASSETS / "tune.jsonl")
     values = measure(*read(ASSETS / "base"), prompts, samples=2)
-    assert 0.1 < values["film_all"].mean() < 0.5
-    for kind in KINDS:
+    assert 0.2 < values["film_all"].mean() < 0.5
+    for kind in ("move", "speed", "many", "order"):
         assert values["film_all"][[p.task == kind for p in prompts]].mean() > 0
 
 
