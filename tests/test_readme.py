@@ -92,5 +92,5 @@ def test_the_readmes_commands_are_targets_of_the_makefile():
 
 
 def test_every_recipe_is_in_the_readmes_table_and_nothing_else():
-    recipes = set(plugins.recipes()) - {"visual/demo", "visual/demo_video", "vlm/demo"}
+    recipes = set(plugins.recipes()) - {"visual/demo", "vlm/demo"}
     assert set(re.findall(r"^\| `(\w+/\w+)` \|", README, re.MULTILINE)) == recipes
