@@ -154,13 +154,14 @@ def load(
     device = torch.device(training.device)
     network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
     plus = architecture(source) == PLUS
+    Processor = picture_processor()
     pipeline = read_pipeline(
         QwenImageEditPlusPipeline if plus else QwenImageEditPipeline,
         source,
         training,
         vae=AutoencoderKLQwenImage,
         transformer=network,
-        processor=read_part(picture_processor(), source, subfolder="processor"),
+        processor=read_part(Processor, source, subfolder="processor"),
     )
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor = pipeline.vae_scale_factor

@@ -1,6 +1,6 @@
 """Memory of training a published image or video model: arithmetic from its configuration, nothing is downloaded.
 
-    python -m scripts.memory
+    python -m pipelines.visual.memory
 
     full        16 bytes per parameter: weights, gradients and both moments of AdamW in fp32 (a KL adds 4: its
                 reference)

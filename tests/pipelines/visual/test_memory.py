@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.family import families
-from scripts.memory import MODELS, Model, fits, parameters, row
+from pipelines.visual.memory import MODELS, Model, fits, parameters, row
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "visual.md").read_text(encoding="utf-8")
