@@ -1,8 +1,9 @@
 """Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206), and small models of their architecture.
 
 Two kinds of folder load: an ordinary ``StableDiffusion3Pipeline`` of diffusers (folder or hub id; two CLIP encoders, T5
-and a VAE), and a small one of three parts, ``transformer/`` (the same ``SD3Transformer2DModel``), ``words/``
-(``WordEncoder``) and ``scheduler/``, whose latents are the pixels themselves, in [-1, 1].
+and a VAE), and a small one of ``transformer/`` (the same ``SD3Transformer2DModel``), ``words/`` (``WordEncoder``) and
+``scheduler/``, whose latents are the pixels themselves, in [-1, 1], or, with ``enlarger/`` (``Enlarger``), those of a
+smaller picture.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline, reading
 from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
@@ -104,6 +106,7 @@ class Small(Architecture):
     """A model in pixel space with a word encoder. All parts are saved, so that the folder loads by itself."""
 
     words: WordEncoder
+    enlarger: Enlarger | None
     scheduler: Any
     tokens: int
     """Image tokens of one latent."""
@@ -118,8 +121,9 @@ class Small(Architecture):
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         return velocity(network, x, time, conditioning)
 
-    def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 h w"]:
-        return (latents.float() + 1) / 2
+    def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 H W"]:
+        pixels = latents.float()
+        return ((pixels if self.enlarger is None else self.enlarger(pixels)) + 1) / 2
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spacing(scheduler, steps, self.tokens)
@@ -127,6 +131,8 @@ class Small(Architecture):
     def save(self, folder: Path, network: Any) -> None:
         super().save(folder, network)
         self.words.save(folder / "words")
+        if self.enlarger is not None:
+            self.enlarger.save(folder / "enlarger")
         self.scheduler.save_pretrained(folder / "scheduler")
 
     def diffusers_class(self) -> Any:
@@ -168,7 +174,12 @@ def load(
     if not small:
         pipeline = read_pipeline(StableDiffusion3Pipeline, source, training, transformer=network)
         freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
-    config, factor = network.config, 1 if small else pipeline.vae_scale_factor
+    enlarger: Enlarger | None = None
+    if small and (Path(source) / "enlarger").is_dir():
+        with reading(source, "enlarger"):
+            enlarger = Enlarger.load(Path(source) / "enlarger")
+    config = network.config
+    factor = enlarger.scale if enlarger else 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
     size = latent_size(
         height, width, unit=unit, factor=factor, default=config.sample_size, most=unit * config.pos_embed_max_size
@@ -178,8 +189,8 @@ def load(
     if small:
         with reading(source, "words"):
             words = WordEncoder.load(Path(source) / "words")
-        freeze([words], device)
-        architecture = Small(words, scheduler, tokens)
+        freeze((words, enlarger), device)
+        architecture = Small(words, enlarger, scheduler, tokens)
     else:
         architecture = Pretrained(pipeline, max_sequence_length, device, tokens)
     return FlowModel(
