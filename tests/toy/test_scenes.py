@@ -130,7 +130,7 @@ DIFFERS = {
     "scene_colour": lambda a, b: {colour for colour, _ in a.objects} != {colour for colour, _ in b.objects},
     "scene_shape": lambda a, b: {shape for _, shape in a.objects} != {shape for _, shape in b.objects},
     "scene_position": lambda a, b: a.place in PLACES and b.place in PLACES and a.place != b.place,
-    "scene_relation": lambda a, b: a.kind == "relation" and b.kind in ("one", "many"),
+    "scene_relation": lambda a, b: a.kind == "relation" and b.kind in ("one", "many", "word"),
     "scene_all": lambda a, b: Counter(a.objects) != Counter(b.objects),
 }
 
@@ -142,7 +142,7 @@ def test_a_verifier_refuses_pictures_of_prompts_that_differ_in_what_it_checks(na
     other = np.random.default_rng(2).permutation(len(mix))
     pairs = [(i, j) for i, j in enumerate(other) if DIFFERS[name](mix[i], mix[j])]
     values = REWARDS[name]([prompts[i] for i, _ in pairs], [outputs[j] for _, j in pairs])
-    assert len(pairs) > 100 and np.mean(values) <= 0.005
+    assert len(pairs) > 50 and np.mean(values) <= 0.005
 
 
 @pytest.mark.parametrize("name", ["scene_position", "scene_relation", "scene_all"])
@@ -234,7 +234,7 @@ def test_what_is_not_a_picture_is_refused(name):
     asked = [prompt(parse("a red circle on the left"))]
     with pytest.raises(TypeError, match="got an output of kind Text, expected an Image"):
         REWARDS[name](asked, [Text("a red circle")])
-    for shape in ((3, 48, 48), (3, 32, 64), (1, 32, 32)):
+    for shape in ((3, 48, 48), (3, 32, 64), (3, 0, 0)):
         with pytest.raises(ValueError, match=r"got a picture of shape \(.*, expected \(3, size, size\) .* of 32"):
             REWARDS[name](asked, [Image(torch.zeros(shape))])
     with pytest.raises(ValueError, match="got 1 prompts and 0 outputs"):
