@@ -21,8 +21,14 @@ reinforcement learning and from the choice of its settings, not from pretraining
 The committed base is trained in three parts, 29, 7 and 2 CPU minutes on one core (2.92 M parameters, 5.7 MB), the
 enlarger in one more (14,000 parameters): 144,000 pictures that match their sentence, then 32,000 of which half, and
 10,240 of which 65 % have one small additional object (--stray), as pictures of the web show more than their captions.
-Reinforcement learning has to unlearn this.
-RESULT
+Reinforcement learning has to unlearn this. After the last part .217 of the held-out prompts are entirely correct, with
+.433 of the counts, .646 of the colours, .315 of the shapes, .433 of the relations and a cleanness of .906 (254 held-out
+prompts, one sample each, 10-step Euler ODE: the first evaluation of make demo).
+
+Bases of right pictures only were tried as well: the first part (.48 correct on the tuning prompts), and one that
+continues it for 120 steps at the peak learning rate (.37; hybrid shapes and ragged edges). From neither did
+reinforcement learning raise what is correct on the tuning prompts: 60 rounds of the demo's settings ended at .47 and
+150 rounds of 128 pictures at .37; shapes rose by up to .05, colours by up to .11, within the noise of 100 prompts.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +20,21 @@ def enlarger(scale: int = 2) -> Enlarger:
 
 def test_without_convolutions_every_pixel_is_repeated():
     one = enlarger(3)
+    last: Any = one.convolutions[-2]
     x = torch.randn(2, 3, 4, 5)
     with torch.no_grad():
-        one.convolutions[-2].weight.zero_()
-        one.convolutions[-2].bias.zero_()
+        last.weight.zero_()
+        last.bias.zero_()
         assert torch.equal(one(x), x.repeat_interleave(3, 2).repeat_interleave(3, 3))
 
 
 def test_outputs_are_the_pixels_in_the_place_of_each():
     # With only a bias, channel 4 c + 2 i + j of the last convolution is pixel (i, j) of colour c in every square.
     one = enlarger()
+    last: Any = one.convolutions[-2]
     with torch.no_grad():
-        one.convolutions[-2].weight.zero_()
-        one.convolutions[-2].bias.copy_(torch.arange(12.0))
+        last.weight.zero_()
+        last.bias.copy_(torch.arange(12.0))
         y = one(torch.zeros(1, 3, 2, 3))
     assert y.shape == (1, 3, 4, 6)
     assert y[0, 1].tolist() == [[4, 5] * 3, [6, 7] * 3] * 2
