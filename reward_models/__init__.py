@@ -45,6 +45,7 @@ REWARDS: dict[str, RewardEntry] = {
     "scene_colour": RewardEntry("reward_models.rules.scenes:scene_colour"),
     "scene_shape": RewardEntry("reward_models.rules.scenes:scene_shape"),
     "scene_position": RewardEntry("reward_models.rules.scenes:scene_position"),
+    "scene_relation": RewardEntry("reward_models.rules.scenes:scene_relation"),
     "scene_all": RewardEntry("reward_models.rules.scenes:scene_all"),
     "scene_score": RewardEntry("reward_models.rules.scenes:scene_score"),
     "scene_fit": RewardEntry("reward_models.rules.scenes:scene_fit"),

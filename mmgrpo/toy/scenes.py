@@ -246,7 +246,10 @@ def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height wid
 
 
 def layout(scene: Scene, draw: np.random.Generator) -> list[tuple[int, int, int, int]]:
-    """Bounding boxes (left, top, width, height) of the objects, in the order of ``scene.objects``."""
+    """Bounding boxes (left, top, width, height) of the objects, in the order of ``scene.objects``.
+
+    In pixels of a picture of ``SIZE``.
+    """
     n = len(scene.objects)
     height = width = _SIDES[n]
     if scene.kind == "word":
@@ -269,11 +272,17 @@ def layout(scene: Scene, draw: np.random.Generator) -> list[tuple[int, int, int,
     ]
 
 
-def render(scene: Scene, seed: int) -> UInt8[np.ndarray, "32 32 3"]:
-    """Draw one of the pictures of a scene, without antialiasing; a function of scene and seed."""
-    canvas = np.full((SIZE, SIZE, 3), BACKGROUND, np.uint8)
-    boxes = layout(scene, np.random.default_rng(seed))
-    for (colour, shape), (left, top, width, height) in zip(scene.objects, boxes, strict=True):
+def render(scene: Scene, seed: int, size: int = SIZE) -> UInt8[np.ndarray, "size size 3"]:
+    """Draw one of the pictures of a scene, without antialiasing; a function of scene and seed, at any size.
+
+    Raises ValueError for a ``size`` that is not a multiple of ``SIZE``.
+    """
+    scale = size // SIZE
+    if scale < 1 or size % SIZE:
+        raise ValueError(f"size of a picture of a scene: got {size} pixels, expected a multiple of {SIZE}")
+    canvas = np.full((size, size, 3), BACKGROUND, np.uint8)
+    boxes = scale * np.array(layout(scene, np.random.default_rng(seed)))
+    for (colour, shape), (left, top, width, height) in zip(scene.objects, boxes.tolist(), strict=True):
         canvas[top : top + height, left : left + width][mask(shape, height, width)] = COLOURS[colour]
     return canvas
 
@@ -296,9 +305,9 @@ def stray(canvas: UInt8[np.ndarray, "32 32 3"], seed: int) -> UInt8[np.ndarray, 
     return canvas
 
 
-def picture(scene: Scene, seed: int) -> Image:
+def picture(scene: Scene, seed: int, size: int = SIZE) -> Image:
     """``render`` as an ``Image`` in [0, 1]."""
-    return Image(torch.from_numpy(render(scene, seed)).permute(2, 0, 1).float() / 255)
+    return Image(torch.from_numpy(render(scene, seed, size)).permute(2, 0, 1).float() / 255)
 
 
 def vocabulary() -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
@@ -98,10 +99,19 @@ class Pretrained(Architecture):
 
 @dataclass(frozen=True)
 class Small(SmallModel):
-    """A model in pixel space with a word encoder."""
+    """A model in pixel space with a word encoder, and with a decoder where its pictures are enlarged."""
 
     tokens: int
     """Image tokens of one latent."""
+    enlarger: Enlarger | None = None
+
+    def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 H W"]:
+        return super().pixels(latents if self.enlarger is None else self.enlarger(latents.float()))
+
+    def save(self, folder: Path, network: Any) -> None:
+        super().save(folder, network)
+        if self.enlarger is not None:
+            self.enlarger.save(folder / "enlarger")
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         return velocity(network, x, time, conditioning)
@@ -148,7 +158,9 @@ def load(
     if not small:
         pipeline = read_pipeline(StableDiffusion3Pipeline, source, training, transformer=network)
         freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
-    config, factor = network.config, 1 if small else pipeline.vae_scale_factor
+    enlarger = Enlarger.of(source, device) if small else None
+    config = network.config
+    factor = enlarger.scale if enlarger else 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
     size = latent_size(
         height, width, unit=unit, factor=factor, default=config.sample_size, most=unit * config.pos_embed_max_size
@@ -156,7 +168,7 @@ def load(
     tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
     architecture: Any
     if small:
-        architecture = Small(read_words(source, device), scheduler, tokens)
+        architecture = Small(read_words(source, device), scheduler, tokens, enlarger)
     else:
         architecture = Pretrained(pipeline, max_sequence_length, device, tokens)
     return FlowModel(
