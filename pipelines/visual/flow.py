@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.registry import bind
+from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.types import Image, Prompt, Reference, Video
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
@@ -150,9 +151,10 @@ class FlowModel:
     def limit_memory(self, options: MemoryOptions, identity: str) -> None:
         """Apply the options that limit memory; ``identity`` tells the encodings of one model from those of others."""
         self.decode_batch_size = options.decode_batch_size
-        # The VAE encodes the pictures of prompts.
-        self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling}"
         if options.encodings_folder:
+            # Another checkpoint may lie under the same name. The VAE encodes the pictures of prompts.
+            weights = {name: of_network(part) for name, part in self.frozen_parts().items()}
+            self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling} {weights}"
             self.encodings.folder = Path(options.encodings_folder)
             self.encodings.disk_bytes = int(options.encodings_gb * 1e9)
         if self.architecture.pipeline is not None:
@@ -172,10 +174,15 @@ class FlowModel:
         """Encode these prompts, with and without their words, and free the memory of the text encoders."""
         prompts = list(prompts)
         self.encodings.only([*prompts, *(without_words(prompt) for prompt in prompts)])
-        pipeline, needed = self.architecture.pipeline, {id(module) for module in self.network.modules()}
-        for name, part in (pipeline.components if pipeline else {}).items():
-            if isinstance(part, nn.Module) and id(part) not in needed and name != "vae":
-                setattr(pipeline, name, None)
+        for name in self.frozen_parts() if self.architecture.pipeline else ():
+            if name != "vae":
+                setattr(self.architecture.pipeline, name, None)
+
+    def frozen_parts(self) -> dict[str, nn.Module]:
+        """The encoders and the VAE by name."""
+        trained = {id(module) for module in self.network.modules()}
+        parts = self.architecture.pipeline.components if self.architecture.pipeline else vars(self.architecture)
+        return {name: part for name, part in parts.items() if isinstance(part, nn.Module) and id(part) not in trained}
 
     def predict(
         self,

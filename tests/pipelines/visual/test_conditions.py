@@ -14,10 +14,13 @@ from PIL import Image as Pil
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
+from pipelines.visual import sd3
 from pipelines.visual.conditions import SUFFIX, Encodings, key_of, without_words
 from pipelines.visual.flow import refuse_overflow
 from pipelines.visual.given import check_pictures, given_picture
+from pipelines.visual.options import FlowOptions
 from pipelines.visual.sizes import latent_frames, latent_size, nearest_multiple
+from tests.building import load
 from tests.pipelines.visual.drawing import ours
 
 CPU = torch.device("cpu")
@@ -60,6 +63,17 @@ def test_another_model_or_other_settings_share_no_encodings(tmp_path):
     encodings(tmp_path, calls, "a").rows([Prompt("one")])
     encodings(tmp_path, calls, "b").rows([Prompt("one")])
     assert calls == ["one", "one"]
+
+
+@pytest.mark.parametrize("make", [sd3.tiny, sd3.tiny_words])
+def test_another_checkpoint_under_the_same_name_shares_no_encodings(make, tmp_path):
+    rows = []
+    for seed in (0, 0, 1):
+        model = load(sd3, make(tmp_path / "model", seed=seed), height=16, width=16)
+        model.limit_memory(FlowOptions(encodings_folder=str(tmp_path / "kept")), "one name")
+        rows.append(model.encode([Prompt("a")]).tensors[0])
+    assert torch.equal(rows[0], rows[1]) and not torch.equal(rows[1], rows[2])
+    assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
 def test_a_damaged_file_is_encoded_again(tmp_path):
