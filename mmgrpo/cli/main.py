@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate-rewards": ("mmgrpo.cli.evaluate_rewards", "compare rewards with human preferences"),
     "train-reward": ("mmgrpo.cli.train_reward", "train a preference head as a reward"),
     "verify-reward": ("mmgrpo.cli.verify_reward", "compare a reward with its published score"),
+    "demo": ("mmgrpo.cli.demo", "look at models, groups, rewards and runs in a browser"),
     "bench": ("mmgrpo.cli.bench", "measure speed and learning curves on this machine"),
     "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),
     "families": ("mmgrpo.cli.lists:families", "list the model families"),

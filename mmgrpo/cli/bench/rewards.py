@@ -50,8 +50,10 @@ class Args:
     """Batches per measurement; a client sends the next one while one is scored."""
     repeats: Annotated[int, COUNT] = 5
     """Measurements of each way, which alternate."""
-    prompts: Annotated[int, COUNT] = 8
+    prompts: Annotated[int, COUNT] = 16
     """Prompts per round of the run."""
+    at_once: Annotated[int, COUNT] = 4
+    """Of these, with overlap, as many are sampled at once: more parts hide more, and make sampling slower."""
     group: Annotated[int, within("[2, 4096]")] = 4
     """Pictures per prompt."""
     rounds: Annotated[int, COUNT_OR_ZERO] = 5
@@ -141,7 +143,7 @@ def overlapped(args: Args, folder: Path) -> list[dict[str, Any]]:
     from mmgrpo.runtime.metrics import read_metrics
 
     trainers = {name: trainer_of(args, folder / str(number)) for number, name in enumerate((AFTER, WHILE))}
-    trainers[WHILE].rounds = replace(trainers[WHILE].rounds, prompts_at_once=1)
+    trainers[WHILE].rounds = replace(trainers[WHILE].rounds, prompts_at_once=args.at_once)
     for _ in range(2):
         for trainer in trainers.values():
             trainer.run_round()  # warm
@@ -229,8 +231,8 @@ def report(result: dict[str, Any]) -> str:
         lines += [
             "",
             f"A round of the embedded model of pictures, {settings['prompts']} prompts x {settings['group']} pictures, "
-            "with a reward in a process of its own that takes about as long as sampling; with overlap one prompt is "
-            f"sampled at once (`data.prompts_at_once: 1`). The fastest of {settings['rounds']} rounds, which "
+            "with a reward in a process of its own that takes about as long as sampling; with overlap "
+            f"`data.prompts_at_once` is {settings['at_once']}. The fastest of {settings['rounds']} rounds, which "
             "alternate. Hidden is what overlap saves of the whole round, relative to the time of scoring.",
             "",
             "| the reward computes on | s of sampling | s of scoring | overlap: s of sampling | s waiting | hidden |",

@@ -1,0 +1,12 @@
+"""The tab Runs: curves, samples and differences."""
+
+from __future__ import annotations
+
+import gradio as gr
+
+from mmgrpo.cli.demo.opened import Opened
+
+
+def tab(opened: Opened) -> None:
+    """Build the tab."""
+    gr.Markdown("curves, samples and differences")
