@@ -41,10 +41,10 @@ def turns_of(prompt: Prompt) -> tuple[Turn, ...]:
     return prompt.turns or (Turn("user", (prompt.text,)),)
 
 
-def conversation_ids(
-    tokenizer: Any, prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
-) -> list[int]:
-    """Ids of the prompt in the tokenizer's chat template, up to the beginning of the answer.
+def conversation(
+    prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
+) -> list[dict[str, Any]]:
+    """The messages of a prompt as chat templates take them.
 
     ``content`` returns the parts of the template that represent a medium. Text that contains one of ``marks`` (the
     placeholders of media) is refused, since the network could not distinguish it from a medium.
@@ -63,6 +63,14 @@ def conversation_ids(
                     )
             parts.append({"type": "text", "text": part})
         messages.append({"role": turn.role, "content": parts})
+    return messages
+
+
+def conversation_ids(
+    tokenizer: Any, prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
+) -> list[int]:
+    """Ids of the prompt (``conversation``) in the tokenizer's chat template, up to the beginning of the answer."""
+    messages = conversation(prompt, marks, content)
     if tokenizer.chat_template is None:
         raise ValueError("the model's tokenizer has no chat template; add chat_template.jinja to its folder")
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -60,6 +60,20 @@ class LanguageFamily:
                     "one of them"
                 )
 
+    def _check_architecture(self, path: str) -> None:
+        """ValueError for a checkpoint that another family reads, which it names."""
+        from mmgrpo.family import families
+        from pipelines.pretrained import architecture
+
+        declared = architecture(path)
+        known = [name for name, family in families().items() if declared in family.architectures]
+        # image_text reads what qwen_vl and smolvlm read; of an architecture that no family names, the loader decides.
+        if known and self.name not in known and not (self.name == "image_text" and known[0] in ("qwen_vl", "smolvlm")):
+            raise ValueError(
+                f"model.path: '{path}' is a model of type '{declared}', which family '{self.name}' does not read; set "
+                f"model.family to {' or '.join(known)}"
+            )
+
     def decisions(self, config: Config) -> str:
         """Tokens."""
         return "tokens"
@@ -87,6 +101,7 @@ class LanguageFamily:
         from pipelines.training import Training
 
         options, sampling = config.model, config.sampling
+        self._check_architecture(locate(options.path))
         common = {f.name for f in fields(ModelOptions)}
         own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
         model = importlib.import_module(self.module).load(

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mmgrpo.types import Prompt, Reference
 
-Features: TypeAlias = Sequence[Float[Tensor, "_ width"]]
-"""Encoded media of each prompt, one row per placeholder that they replace; no row for a prompt without media."""
+Features: TypeAlias = Sequence[Any]
+"""Encoded media of each prompt: Float[Tensor, "_ width"], one row per placeholder that they replace; none for a prompt
+without media. Of a network that encodes media itself, whatever it reads of each prompt beside the tokens."""
 
 
 @dataclass(frozen=True)

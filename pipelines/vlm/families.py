@@ -45,6 +45,15 @@ FAMILIES: Mapping[str, LanguageFamily] = {
         _family("qwen_vl", "Qwen2.5-VL: pictures, clips and text", ("qwen2_5_vl",), QwenVlOptions),
         _family("smolvlm", "SmolVLM, SmolVLM2 and Idefics3", ("smolvlm", "idefics3"), SmolVlmOptions),
         _family(
+            "image_text",
+            "any other image-text-to-text model of transformers: Qwen2-VL, Qwen3-VL, InternVL, LLaVA, Gemma 3, ...",
+            (
+                *("qwen2_vl", "qwen3_vl", "internvl", "llava", "llava_next", "llava_onevision", "gemma3", "gemma4"),
+                *("mistral3", "aya_vision", "paligemma", "idefics2", "mllama", "glm4v", "ovis2", "lfm2_vl", "kimi_k25"),
+            ),
+            SmolVlmOptions,
+        ),
+        _family(
             "causal_lm",
             "plain language models of any architecture that transformers knows",
             ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),

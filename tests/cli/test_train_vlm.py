@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mmgrpo.runtime.identity import Identity
-from pipelines.vlm import causal_lm
+from pipelines.vlm import causal_lm, image_text
 from tests.cli import quick
 from tests.cli.running import call, read_lines, summary, write_rows
 from tests.cli.test_recipes import TASKS
@@ -142,3 +142,30 @@ def test_a_few_unreadable_prompts_are_left_out_and_listed(qwen_folder, media, tm
     train(qwen_folder, media, tmp_path, *options, "--eval.skip", "--steps", 1)
     [listed] = read_lines(tmp_path / "run" / "skipped.jsonl")
     assert listed["id"] == "image-2" and "lost.png" in listed["file"] and "no such file" in listed["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "internvl", "llava_onevision", "qwen2_vl", "qwen3_vl"])
+def test_any_model_of_pictures_and_text_trains_on_rows_of_easy_r1(kind, media, tmp_path):
+    path = image_text.tiny(tmp_path / "model", kind)
+    for name, numbers in {"train": range(4), "heldout": (4, 5)}.items():
+        rows = [{"images": [f"{n}.png"], "problem": "<image> which is it ?", "answer": "red"} for n in numbers]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    files = [option for name in ("train", "heldout") for option in (f"--data.{name}", tmp_path / f"{name}.jsonl")]
+    options = ["--data.media-root", media, "--data.prompts-per-step", 2, "--data.group-size", 2, "--steps", 2]
+    options += [
+        "--rewards",
+        "exact(tags=False)",
+        "repetition",
+        "--sampling.max-tokens",
+        6,
+        "--trackers",
+        "--threads",
+        1,
+    ]
+    call("train", "--model.family", "image_text", "--model.path", path, *files, *options, "--output-dir", tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    assert "which is it ?" in (tmp_path / "run" / "report.html").read_text()

@@ -76,6 +76,7 @@ EXAMPLES: Mapping[str, Example] = {
     "wan_i2v": Example(FIRST, FILMED, {"steps": 4, "evaluation_steps": 3}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
+    "image_text": Example(SEEN, {"max_frames": 4}, SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
     "qwen_audio": Example(ASKED, sampling=SHORT),

@@ -1,0 +1,268 @@
+"""Small models of several architectures for ``image_text``, each with its own processor, over a vocabulary of words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.vlm.qwen_vl_tiny import SPECIAL, TINY_WORDS, word_tokenizer
+from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
+
+SIDE, PATCH, WIDTH = 16, 4, 32
+HALVES: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message['role'] }}
+{% for part in message['content'] %}
+{%- if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def tiny(folder: str | Path, kind: str = "gemma3") -> str:
+    """Write a random model of some 50,000 parameters with its processor; ``kind`` is of ``KINDS``."""
+    from transformers import AutoModelForImageTextToText
+
+    special, mark, config_of, processor_of = KINDS[kind]
+    tokenizer = word_tokenizer(TINY_WORDS, (*SPECIAL[:3], *special), TEMPLATE.replace("IMAGE", mark))
+    ids = tokenizer.get_vocab()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network: Any = AutoModelForImageTextToText.from_config(config_of(ids))
+        for parameter in network.parameters():
+            if parameter.dim() > 1 and not parameter.any():  # Gemma's projection of pictures begins with zeros
+                torch.nn.init.normal_(parameter, std=0.2)
+    network.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    network.generation_config.pad_token_id = ids["<|endoftext|>"]
+    network.save_pretrained(folder)
+    processor_of(tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def text(kind: str, ids: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    """A language model of two layers."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "head_dim": WIDTH // 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+    ends = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+    ends["pad_token_id"] = ids["<|endoftext|>"]
+    return {"model_type": kind, "vocab_size": len(ids), **sizes, **heads, **ends, "tie_word_embeddings": True, **more}
+
+
+def vision(kind: str, **more: Any) -> dict[str, Any]:
+    """A vision transformer of two blocks for pictures of 16 x 16 pixels."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return {"model_type": kind, **sizes, "image_size": SIDE, "patch_size": PATCH, **more}
+
+
+def gemma3(ids: Mapping[str, int]) -> Any:
+    """Gemma 3: a picture of 4 tokens, read in both directions; one layer attends to 8 tokens, the other to all."""
+    from transformers import Gemma3Config
+
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    return Gemma3Config(
+        text_config=text("gemma3_text", ids, **layers),
+        vision_config=vision("siglip_vision_model", vision_use_head=False),
+        mm_tokens_per_image=4,
+        boi_token_index=ids["<start_of_image>"],
+        eoi_token_index=ids["<end_of_image>"],
+        image_token_index=ids["<image_soft_token>"],
+    )
+
+
+def gemma3_processor(tokenizer: Any) -> Any:
+    """Gemma's processor."""
+    from transformers import Gemma3Processor
+    from transformers.models.gemma3 import image_processing_pil_gemma3 as images
+
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    for name, token in names.items():
+        tokenizer.init_kwargs[name] = token
+        setattr(tokenizer, name, token)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+    processor = images.Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE}, **HALVES)
+    return Gemma3Processor(processor, tokenizer, chat_template=tokenizer.chat_template, image_seq_length=4)
+
+
+def llava(ids: Mapping[str, int]) -> Any:
+    """LLaVA 1.5: CLIP's patches, projected."""
+    from transformers import LlavaConfig
+
+    return LlavaConfig(
+        text_config=text("llama", ids),
+        vision_config=vision("clip_vision_model"),
+        image_token_index=ids["<image>"],
+        vision_feature_layer=-1,
+    )
+
+
+def llava_processor(tokenizer: Any) -> Any:
+    """LLaVA's processor: 16 tokens a picture."""
+    from transformers import LlavaProcessor
+    from transformers.models.clip import image_processing_pil_clip as images
+
+    square = {"height": SIDE, "width": SIDE}
+    processor = images.CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=square, **HALVES)
+    return LlavaProcessor(
+        processor,
+        tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def qwen2_vl(ids: Mapping[str, int]) -> Any:
+    """Qwen2-VL: positions of three axes, pictures of any size."""
+    from transformers import Qwen2VLConfig
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    return Qwen2VLConfig(
+        text_config=text("qwen2_vl_text", ids, rope_parameters=rope),
+        vision_config={
+            "depth": 2,
+            "embed_dim": WIDTH,
+            "hidden_size": WIDTH,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": PATCH,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        **qwen_marks(ids),
+    )
+
+
+def qwen_marks(ids: Mapping[str, int]) -> dict[str, Any]:
+    """The ids that Qwen's models know media by."""
+    marks = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
+    marks |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
+    return {name: ids[mark] for name, mark in marks.items()} | {"tie_word_embeddings": True}
+
+
+def qwen3_vl(ids: Mapping[str, int]) -> Any:
+    """Qwen3-VL: features of several depths of the vision tower enter several layers."""
+    from transformers import Qwen3VLConfig
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    return Qwen3VLConfig(
+        text_config=text("qwen3_vl_text", ids, rope_parameters=rope),
+        vision_config={
+            "depth": 2,
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "patch_size": PATCH,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        **qwen_marks(ids),
+    )
+
+
+def qwen_processor_of(name: str) -> Callable[[Any], Any]:
+    """The processor of a Qwen-VL by its class's name."""
+
+    def build(tokenizer: Any) -> Any:
+        import transformers
+
+        from pipelines.vlm.image_text import without_clips
+
+        kind = without_clips(getattr(transformers, name))
+        images = qwen_processor(PATCH, 64, 1024)
+        return kind(image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+
+    return build
+
+
+def internvl(ids: Mapping[str, int]) -> Any:
+    """InternVL 3: square tiles whose patches are merged by four."""
+    from transformers import InternVLConfig
+
+    return InternVLConfig(
+        text_config=text("qwen2", ids),
+        vision_config=vision("internvl_vision", image_size=[SIDE, SIDE], patch_size=[PATCH, PATCH]),
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=4,
+    )
+
+
+def internvl_processor(tokenizer: Any) -> Any:
+    """InternVL's processor, which cuts a picture into tiles."""
+    from transformers import InternVLProcessor
+    from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as images
+
+    from pipelines.vlm.image_text import without_clips
+
+    names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    for name, token in {**names, "video_token": "<video>"}.items():
+        setattr(tokenizer, name, token)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
+        tokenizer.init_kwargs[name] = token
+    size = {"height": SIDE, "width": SIDE}
+    processor = images.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=2, **HALVES)
+    kind = without_clips(InternVLProcessor)
+    return kind(processor, tokenizer, image_seq_length=4, chat_template=tokenizer.chat_template)
+
+
+def llava_onevision(ids: Mapping[str, int]) -> Any:
+    """LLaVA-OneVision: tiles of the resolution that fits best, without their padding."""
+    from transformers import LlavaOnevisionConfig
+
+    return LlavaOnevisionConfig(
+        text_config=text("qwen2", ids),
+        vision_config=vision("siglip_vision_model", vision_use_head=False),
+        image_token_index=ids["<image>"],
+        video_token_index=ids["<video>"],
+        image_grid_pinpoints=[[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]],
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
+
+
+def llava_onevision_processor(tokenizer: Any) -> Any:
+    """LLaVA-OneVision's processor."""
+    from transformers import LlavaOnevisionProcessor
+    from transformers.models.llava_onevision import image_processing_pil_llava_onevision as images
+
+    from pipelines.vlm.image_text import without_clips
+
+    processor = images.LlavaOnevisionImageProcessorPil(
+        size={"height": SIDE, "width": SIDE},
+        image_grid_pinpoints=[[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]],
+        **HALVES,
+    )
+    return without_clips(LlavaOnevisionProcessor)(
+        processor,
+        tokenizer,
+        num_image_tokens=(SIDE // PATCH) ** 2,
+        vision_feature_select_strategy="full",
+        chat_template=tokenizer.chat_template,
+    )
+
+
+QWEN_SPECIAL = SPECIAL[3:]
+QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+
+KINDS: Mapping[str, tuple[Sequence[str], str, Callable[[Mapping[str, int]], Any], Callable[[Any], Any]]] = {
+    "gemma3": (
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        "<start_of_image>",
+        gemma3,
+        gemma3_processor,
+    ),
+    "llava": (("<image>",), "<image>", llava, llava_processor),
+    "qwen2_vl": (QWEN_SPECIAL, QWEN_MARK, qwen2_vl, qwen_processor_of("Qwen2VLProcessor")),
+    "qwen3_vl": (QWEN_SPECIAL, QWEN_MARK, qwen3_vl, qwen_processor_of("Qwen3VLProcessor")),
+    "internvl": (("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>", internvl, internvl_processor),
+    "llava_onevision": (("<image>", "<video>"), "<image>", llava_onevision, llava_onevision_processor),
+}
+"""Kind to its special tokens, the mark of a picture in its template, its configuration and its processor."""

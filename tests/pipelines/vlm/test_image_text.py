@@ -1,0 +1,166 @@
+"""The generic family: whatever the architecture, its own forward pass is what is sampled and scored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.types import Image, Media, Prompt, Request
+from pipelines import vlm
+from pipelines.training import Training
+from pipelines.vlm import causal_lm, image_text, smolvlm
+from pipelines.vlm.image_text_tiny import KINDS
+from tests.families.examples import CLIP, PICTURE, noise, shown
+
+TALL = Media("image", Image(noise(3, 40, 16, seed=5)))
+MIXED = [
+    shown(0, PICTURE, "what is it ?"),
+    Prompt("yes or no ?", "1"),
+    shown(2, TALL, "or", PICTURE, "?"),
+    shown(3, CLIP, "where is it ?"),
+]
+"""One picture, none, two of other shapes, a clip of several frames; prompts of four lengths."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    return {kind: image_text.tiny(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+
+
+def policy_of(model: image_text.ImageText, **options: object) -> TokenPolicy:
+    return TokenPolicy(model, max_tokens=5, **options)  # type: ignore[arg-type]
+
+
+def rolled(policy: TokenPolicy):
+    return policy.rollout(Request(MIXED, range(len(MIXED)), 3, seed=2))
+
+
+def scored(policy: TokenPolicy, rollout) -> torch.Tensor:
+    dense = torch.zeros_like(rollout.decisions.log_probs)
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 4):
+        dense[part.rows, part.positions] = policy.score(rollout, part, frozenset())["log_probs"]
+    return dense
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_are_those_of_the_models_own_forward_pass(kind, folders):
+    model = image_text.load(folders[kind], max_frames=4)
+    policy = policy_of(model)
+    rollout = rolled(policy)
+    context = model.encode(MIXED)
+    decisions, sequences = rollout.decisions, rollout.steps
+    suppressed = sorted(model.suppress_tokens)
+    for row, prompt in enumerate(sequences.prompt.tolist()):  # type: ignore[attr-defined]
+        said = sequences.ids[row][sequences.real[row]]  # type: ignore[attr-defined]
+        before = context.ids[prompt][context.real[prompt]]
+        with torch.no_grad():
+            logits = model.own_logits(torch.cat([before, said]), context.media[prompt])[len(before) - 1 : -1]
+        logits[:, suppressed] = -torch.inf
+        own = logits.log_softmax(-1).gather(1, said[:, None])[:, 0]
+        torch.testing.assert_close(decisions.log_probs[row, : len(said)], own, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replaying_whole_samples_gives_what_sharing_gives(kind, folders):
+    shared, replayed = (image_text.load(folders[kind], max_frames=4) for _ in range(2))
+    assert shared.shared
+    replayed.shared = False
+    one, two = (rolled(policy_of(model)) for model in (shared, replayed))
+    assert torch.equal(one.steps.ids, two.steps.ids)  # type: ignore[attr-defined]
+    torch.testing.assert_close(one.decisions.log_probs, two.decisions.log_probs, rtol=0, atol=3e-5)
+    for model, options in ((shared, {}), (replayed, {}), (shared, {"share_prefix": False})):
+        torch.testing.assert_close(scored(policy_of(model, **options), one), one.decisions.log_probs, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures_matter_and_only_to_their_own_prompt(kind, folders):
+    model = image_text.load(folders[kind])
+    other = Media("image", Image(1 - PICTURE.source.pixels))  # type: ignore[union-attr]
+
+    def states(*media: Media) -> torch.Tensor:
+        context = model.encode([shown(row, one, "what is it ?") for row, one in enumerate(media)])
+        features = model.features(model.network, context)
+        with torch.no_grad():
+            hidden, _ = model.hidden(model.network, context.ids, context.real, context.positions, features, None)
+        return hidden[:, -1]
+
+    alone, beside = states(PICTURE, PICTURE), states(PICTURE, other)
+    assert torch.equal(alone[0], beside[0])
+    assert (alone[1] - beside[1]).abs().max() > 1e-3
+
+
+def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, capsys):
+    monkeypatch.setattr(image_text, "spread_cache", lambda cache, rows: 1 / 0)
+    model = image_text.load(folders["llava"])
+    assert not model.shared
+    assert "are read whole, since sharing fails (ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_logits_that_are_not_those_of_the_head_are_refused(folders, monkeypatch):
+    monkeypatch.setattr(image_text.ImageText, "logits", lambda self, network, hidden: -network.lm_head(hidden))
+    with pytest.raises(ValueError, match="its own logits cannot be computed from its hidden states"):
+        image_text.load(folders["llava"])
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_path, monkeypatch):
+    folder = image_text.tiny(tmp_path, "gemma3")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["final_logit_softcapping"] = 0.05
+    file.write_text(json.dumps(config))
+    if applied:  # Gemma 3 names a cap in its configuration, and does not apply it
+        own = image_text.ImageText.own_logits
+        capped = lambda model, ids, media: 0.05 * torch.tanh(own(model, ids, media) / 0.05)  # noqa: E731
+        monkeypatch.setattr(image_text.ImageText, "own_logits", capped)
+    model = image_text.load(folder)
+    assert model.cap == (0.05 if applied else 0) and model.shared
+    logits = model.logits(model.network, 100 * torch.ones(1, 32))
+    assert (logits.abs().max() <= 0.05) == applied
+
+
+def test_vision_is_frozen_and_adapters_stay_in_the_language_model(folders):
+    for training in (Training(), Training(lora_rank=2)):
+        network = image_text.load(folders["internvl"], training).network
+        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+        assert trained and all("vision" not in name and "projector" not in name for name in trained)
+    whole = image_text.load(folders["internvl"], freeze_vision=False).network
+    assert all(parameter.requires_grad for parameter in whole.parameters())
+
+
+def test_the_checkpoint_names_its_family_and_one_of_another_kind_is_refused(folders, tmp_path):
+    for kind, folder in folders.items():
+        assert vlm.policy(folder, max_tokens=3).settings.family.name == "image_text", kind
+    with pytest.raises(ValueError, match="of type 'qwen2', expected one that transformers lists as image-text-to-text"):
+        image_text.load(causal_lm.tiny(tmp_path))
+
+
+def test_pictures_are_reduced_and_their_size_is_told(folders):
+    large = shown(0, Media("image", Image(noise(3, 64, 96, seed=1))), "what is it ?")
+    sizes = [image_text.load(folders["qwen2_vl"], max_pixels=n).encode([large]).seen[0][0] for n in (0, 512)]
+    assert sizes == [(24, 32), (16, 24)]
+    assert image_text.load(folders["gemma3"], max_pixels=1536).encode([large]).seen[0][0] == (32, 48)
+
+
+def test_text_that_contains_a_mark_and_a_sound_are_refused(folders):
+    model = image_text.load(folders["llava"])
+    with pytest.raises(ValueError, match="prompt '7': its text contains <image>"):
+        model.encode([Prompt("what is <image> ?", "7")])
+    with pytest.raises(ValueError, match="got a medium of kind audio, expected image or video"):
+        model.encode([shown(0, Media("audio", "a.wav"), "what ?")])
+    with pytest.raises(ValueError, match="prompt '0' has .* tokens with its media, more than max_prompt_tokens=5"):
+        image_text.load(folders["llava"], max_prompt_tokens=5).encode(MIXED[:1])
+
+
+def test_a_family_names_the_one_that_reads_a_checkpoint(folders, tmp_path):
+    with pytest.raises(ValueError, match="is a model of type 'internvl', .* 'qwen_vl' does not read; .* image_text"):
+        vlm.policy(folders["internvl"], family="qwen_vl")
+    words = causal_lm.tiny(tmp_path / "words")
+    with pytest.raises(
+        ValueError, match="of type 'qwen2', .* 'image_text' does not read; set model.family to causal_lm"
+    ):
+        vlm.policy(words, family="image_text")
+    assert vlm.policy(smolvlm.tiny(tmp_path / "looking")).settings.family.name == "smolvlm"
