@@ -155,6 +155,13 @@ def test_tree_siblings_compare_the_children_of_each_node():
     assert made[2:].numpy() == near([[-third, 0], [-third, 0]])
 
 
+def test_siblings_outside_of_the_statistics_are_not_compared():
+    # Row 1 takes no part: row 0 is an only child of the first node, whose value is then its own, 1; m = .5.
+    stat = torch.tensor([True, False, True, True])
+    made = credit("tree_siblings(eps=0)", [1.0, 0, 0, 0], decisions(TREE), stat=stat)
+    assert made.numpy() == near([[2, 2], [0, 0], [-2, 0], [-2, 0]])
+
+
 def test_a_decision_without_siblings_keeps_the_advantage_of_its_branch():
     node = torch.tensor([[0, 2, 4], [1, 3, 5]])
     made = credit("tree_siblings(eps=0)", [1.0, 0.0], decisions(node))

@@ -179,6 +179,18 @@ def test_two_steps_change_all_that_trains_and_nothing_else(name, rank, tiny, tmp
     assert len(moved) > 0.5 * len(trained)  # some layers of a tiny model are never reached
 
 
+DRAWN = [name for name in NAMES if families()[name].modality == "visual"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
+    policy = policy_of(name, tiny(name), lora_rank=2)
+    parts = policy.model.architecture.pipeline.components.values()  # type: ignore[attr-defined]
+    own = {id(parameter) for parameter in policy.network.parameters()}
+    others = [p for part in parts if isinstance(part, torch.nn.Module) for p in part.parameters() if id(p) not in own]
+    assert others and not any(parameter.requires_grad for parameter in others)
+
+
 def unlike(prompts: Any, outputs: Any) -> list[float]:
     """A reward that differs within every group."""
     return [float(place % GROUP) for place in range(len(outputs))]

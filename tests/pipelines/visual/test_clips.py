@@ -81,6 +81,7 @@ def test_long_clips_keep_their_pace_in_fewer_frames(tmp_path):
     with Pil.open(tmp_path / "after.webp") as moving:
         values = greys(moving)
         assert len(values) == clips.FRAMES and moving.info["duration"] == round(1000 * 49 / 16 / 24)
+        assert moving.info["loop"] == 0  # for ever
         assert values[0] == 0 and values[-1] == 204 and values == sorted(values)
 
 

@@ -123,6 +123,7 @@ def test_json_is_found_among_text_and_must_be_one_object(answer, content):
 
 def test_the_reasoning_of_a_judge_is_no_part_of_its_answer():
     assert conclusion("<THINK>a</THINK> b <think>c</think> d") == "b  d"
+    assert conclusion("5 <think>a\nb</THINK>") == "5"
     assert conclusion("<think>never ends") == ""
 
 
