@@ -17,7 +17,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,7 @@ from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, check_range
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
+    from mmgrpo.scoring import Scorer
     from mmgrpo.types import Prompt
     from pipelines.vlm.media import Measure
 
@@ -51,6 +52,9 @@ class Args:
     """Number of files to read in parallel."""
     check_tasks: bool = True
     """Check that the reward "task" accepts the task and the reference answer of every row that has a task."""
+    reward: Annotated[tyro.conf.UseAppendAction[list[str]], ANY_TEXT] = field(default_factory=list)
+    """A reward of the run, written name(parameter=value), that must give every reference answer its maximum and an empty
+    answer less; repeat the option for several. By default "task", for rows that have one."""
     skip_limit: Annotated[float, FRACTION] = 0.0
     """Largest fraction of rows with problems for an exit status of 0, as data.skip_limit of a recipe."""
     skipped: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
@@ -84,11 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = list(islice(attempts(locate(args.data), args.media_root), args.limit or None))
     readable = [(place, prompt) for place, prompt in rows if not isinstance(prompt, ValueError)]
     measures = measure_all([prompt for _, prompt in readable], args.workers, "media")
-    count = counter(args)
+    count, golds = counter(args), gold_rewards(args.reward)
     problems = {place: row_problem(place, prompt) for place, prompt in rows if isinstance(prompt, ValueError)}
     tokens = []
     for (place, prompt), sizes in zip(readable, measures, strict=True):
         problem = media_problem(prompt, sizes) or (task_problem(prompt) if args.check_tasks else None)
+        problem = problem or (gold_problem(prompt, golds) if args.check_tasks else None)
         if not problem:
             problem, length = length_problem(prompt, sizes, count, args.max_prompt_tokens)  # type: ignore[arg-type]
             tokens += [length] if length else []
@@ -144,6 +149,55 @@ def task_problem(prompt: Prompt) -> Skipped | None:
             task([prompt], [Text("<answer>1</answer>")])
     except ValueError as error:
         return Skipped(prompt.id, "", str(error))
+    return None
+
+
+def gold_rewards(specs: Sequence[str]) -> list[Scorer]:
+    """The rewards that reference answers are tried with; only verifiers of texts can be."""
+    from mmgrpo.rewards import entries, scorers
+    from mmgrpo.scoring.manifest import Manifest
+
+    for spec in specs:
+        entry = entries().get(spec.partition("(")[0])
+        manifest = entry.read_manifest() if entry else None
+        if isinstance(manifest, Manifest) and ("Text" not in manifest.scores or manifest.group):
+            raise ValueError(
+                f"--reward {spec}: got a reward that cannot score one answer, expected a verifier of texts"
+            )
+    return scorers(specs, "cpu") if specs else []
+
+
+def gold_problem(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
+    """Why the reference answer of a row would not be rewarded, if it would not.
+
+    It is scored as a completion, in tags and as it stands, beside an empty one. The answers of tasks about places and
+    times have a form of their own in completions, so that they are not tried.
+    """
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.rewards import scorer
+    from mmgrpo.types import Text
+    from reward_models.rules.tasks import MAXIMA, written_in_words
+
+    golds = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
+    if not (rewards or written_in_words(prompt.task)) or not all(isinstance(gold, str | int | float) for gold in golds):
+        return None
+    right = [str(gold) for gold in golds] + [mark.join(map(str, golds)) for mark in ",;"]
+    for reward in rewards or [scorer("task")]:
+        best = MAXIMA.get(prompt.task, 1.0) if reward.name == "task" else 1.0
+        values = []
+        for answers in (right, [""]):
+            texts = [Text(form.format(answer)) for answer in answers for form in ("<answer>{}</answer>", "{}")]
+            try:
+                values.append(max(float(value) for value in reward.fn([prompt] * len(texts), texts)))
+            except ValueError as error:
+                return Skipped(prompt.id, "", str(error))
+        gold, empty = values
+        if not gold >= best - 1e-6:
+            reason = f"reward '{reward.name}' gives the reference answer {right[0][:80]!r} itself {gold:g}"
+            return Skipped(prompt.id, "", f"'answer': {reason}, expected {best:g}; correct the answer or the task")
+        if not empty < gold:
+            reason = f"reward '{reward.name}' gives an empty answer {empty:g}, as much as the reference answer"
+            return Skipped(prompt.id, "", f"'answer': {reason}; choose another reward")
     return None
 
 

@@ -6,6 +6,7 @@ A row has its text under one of
     messages, prompt         [{"role": "user", "content": "..."}, ...]; the content may also be a list of blocks,
                              {"type": "text", "text": "..."} or {"type": "image", "path": "...", option: value, ...}
     conversations            [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]
+    question                 a string, where none of the others is there
 
 and its media in such blocks, or in columns ``image(s)``, ``video(s)``, ``audio(s)``: a path, an object with a path and
 options, or a list of these (a list of files under ``video`` or in a block is the frames of one clip). Media of columns
@@ -31,6 +32,8 @@ MAX_ID = 256
 """Characters of an id, which stands in errors, logs and reports."""
 
 TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")
+TRANSCRIPT_KEYS = ("sentence", "transcription", "transcript")
+WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 TURN_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 """The keys of a turn: its speaker, and its content."""
@@ -66,6 +69,7 @@ def prompt_of(row: Mapping[str, Any], place: str, default_id: str, media_root: s
 
 
 def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
+    row = with_our_keys(row)
     key = only(row, TEXT_KEYS)
     if not key and row.get("audio") is not None:  # speech recognition has no question
         key, row = "text", {**row, "text": ""}
@@ -96,11 +100,36 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     return Prompt(
         row[key] if plain else text.strip(),
         identity,
-        row.get(answer, reply or None),
+        unwrapped(row.get(answer, reply or None)),
         _typed(row, "task", str, ""),
         {**meta, **own_meta},
         () if plain else tuple(turns),
     )
+
+
+def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with the names that other projects give to question, sound and transcript replaced by ours.
+
+    A manifest of NeMo has its sound in ``audio_filepath`` and the transcript in ``text``; data sets of speech on the hub
+    have the transcript in ``sentence``, ``transcription`` or ``transcript``.
+    """
+    row = dict(row)
+    if "audio_filepath" in row and "audio" not in row:
+        row["audio"] = row.pop("audio_filepath")
+        if "text" in row and not {"answer", "solution"} & row.keys():
+            row["answer"] = row.pop("text")
+    if row.get("audio") is not None and not {"answer", "solution"} & row.keys():
+        if transcript := only(row, TRANSCRIPT_KEYS):
+            row["answer"] = row.pop(transcript)
+    if "question" in row and not row.keys() & set(TEXT_KEYS):
+        row["problem"] = row.pop("question")
+    return row
+
+
+def unwrapped(answer: Any) -> Any:
+    """A reference answer without the tags of a completion, which R1-V and VLM-R1 store with it."""
+    match = WRAPPED.fullmatch(answer) if isinstance(answer, str) else None
+    return match[1].strip() if match else answer
 
 
 def identity_of(value: Any) -> str:
@@ -139,6 +168,8 @@ def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...
     # Columns of a data set have one schema, in which an absent key is null.
     content = {name: value for name, value in block.items() if value is not None}
     kind = str(content.pop("type", None))
+    if kind == "image_url" and isinstance(content.get(kind), dict) and content[kind].keys() <= {"url", "detail"}:
+        kind, content = "image", {"path": content[kind].get("url")}
     if kind == "text":
         if content.keys() != {"text"} or not isinstance(content["text"], str):
             raise ValueError(f"{place}: got {shown(block)}, expected only 'type' and 'text', a string")

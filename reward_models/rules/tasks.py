@@ -77,6 +77,11 @@ MAXIMA: Mapping[str, float] = {
 """The value of a perfect answer, where it is not 1."""
 
 
+def written_in_words(name: str) -> bool:
+    """Whether the right answer of a task is its gold answer as it stands, and no box, time or action in another form."""
+    return name in TASKS and TASKS[name].__module__ in (answers.__name__, mathematics.__name__, tables.__name__)
+
+
 def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 

@@ -179,3 +179,42 @@ def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
     status, text, _ = check(write(tmp_path, rows))
     assert status == 1 and "2 rows have problems" in text
     assert "'answer': got None, expected the transcript" in text and "2.wav: is silent" in text
+
+
+# --- reference answers ----------------------------------------------------------------------------
+
+
+def test_a_reference_answer_that_its_own_task_does_not_reward_is_reported(check, tmp_path):
+    rows = [
+        {"text": "2 + 2?", "task": "numeric", "answer": "4"},
+        {"text": "2 + 2?", "task": "numeric", "answer": "four"},
+        {"text": "Which?", "task": "exact", "answer": ["a cat", "the cat"]},
+        {"text": "Which?", "task": "choice", "answer": "B. a cat"},
+        {"text": "Which?", "task": "exact", "answer": "<answer>a cat</answer>"},
+        {"text": "Which?", "task": "choices", "answer": ["A", "C"]},
+        {"text": "Where?", "task": "box_iou", "answer": [1, 2, 3, 4], "coordinates": "pixels"},
+        {"text": "No task.", "answer": "anything"},
+    ]
+    status, text, _ = check(write(tmp_path, rows))
+    assert status == 1 and "2 rows have problems" in text
+    assert "data.jsonl:2" in text and "data.jsonl:4" in text
+    status, text, _ = check(write(tmp_path, rows), "--no-check-tasks")
+    assert status == 0 and "no problems" in text
+
+
+def test_a_reward_of_the_run_is_tried_on_every_reference_answer(check, tmp_path):
+    rows = [
+        {"text": "Which?", "answer": "a cat"},
+        {"text": "Which?", "answer": "<answer>a</answer> b"},
+        {"text": "Which?"},
+    ]
+    status, text, _ = check(write(tmp_path, rows), "--reward", "exact")
+    assert status == 1 and "1 rows have problems" in text
+    assert (
+        "data.jsonl:2: 'answer': reward 'exact' gives the reference answer '<answer>a</answer> b' itself 0, expected 1"
+        in text
+    )
+    status, text, _ = check(write(tmp_path, rows[:1]), "--reward", "format(weight=0.5)")
+    assert status == 1 and "reward 'format'" in text
+    status, _, errors = check(write(tmp_path, rows), "--reward", "jpeg_compressibility")
+    assert status == 2 and "got a reward that cannot score one answer, expected a verifier of texts" in errors
