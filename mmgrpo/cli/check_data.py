@@ -53,8 +53,8 @@ class Args:
     check_tasks: bool = True
     """Check that the reward "task" accepts the task and the reference answer of every row that has a task."""
     reward: Annotated[tyro.conf.UseAppendAction[list[str]], ANY_TEXT] = field(default_factory=list)
-    """A reward of the run, written name(parameter=value), that must give every reference answer its maximum and an empty
-    answer less; repeat the option for several. By default "task", for rows that have one."""
+    """A reward of the run, written name(parameter=value), that must give every reference answer its maximum and an
+    empty answer less; repeat the option for several. By default "task", for rows that have one."""
     skip_limit: Annotated[float, FRACTION] = 0.0
     """Largest fraction of rows with problems for an exit status of 0, as data.skip_limit of a recipe."""
     skipped: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""

@@ -110,7 +110,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
 def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with the names that other projects give to question, sound and transcript replaced by ours.
 
-    A manifest of NeMo has its sound in ``audio_filepath`` and the transcript in ``text``; data sets of speech on the hub
+    A manifest of NeMo has its sound in ``audio_filepath`` and the transcript in ``text``; data sets of speech
     have the transcript in ``sentence``, ``transcription`` or ``transcript``.
     """
     row = dict(row)

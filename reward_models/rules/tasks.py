@@ -78,7 +78,7 @@ MAXIMA: Mapping[str, float] = {
 
 
 def written_in_words(name: str) -> bool:
-    """Whether the right answer of a task is its gold answer as it stands, and no box, time or action in another form."""
+    """Whether the right answer of a task is its gold answer as it stands, no box or time in another form."""
     return name in TASKS and TASKS[name].__module__ in (answers.__name__, mathematics.__name__, tables.__name__)
 
 
