@@ -59,7 +59,7 @@ class Draft:
         """Whether one of the settings is in their configuration."""
         return any(key in self.source.values for key in keys)
 
-    def number(self, key: str, low: float = 0, high: float = 1e12) -> Any:
+    def number(self, key: str, low: int | float = 0, high: int | float = 1e12) -> Any:
         """A number in [low, high]; ValueError for anything else."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
@@ -95,7 +95,7 @@ class Draft:
     def warn(self, text: str, *of: str) -> None:
         """Something that the user must decide."""
         self.mentioned |= {*of}
-        if text not in self.warnings:
+        if (text := CONTROL.sub(" ", text)) not in self.warnings:
             self.warnings.append(text)
 
     def algorithm(self, base: str, blocks: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
@@ -133,6 +133,8 @@ def typed(value: Any, row: Row, where: str) -> Any:
         value = "no" if value is False else value  # YAML 1.1 reads the word no as false
     if isinstance(row.default, bool) and value in (0, 1):
         value = bool(value)
+    if isinstance(row.default, list) and isinstance(value, str):
+        value = [value]
     kinds: Any = {bool: bool, int: (int, float), float: (int, float), str: str, list: list}.get(type(row.default))
     if value is None or kinds is None or row.values:
         return value

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mmgrpo.cli.migrate import flows, tokens, verl
+from mmgrpo.cli.migrate import dance, flows, tokens, verl
 from mmgrpo.cli.migrate.draft import Draft, say, text_of, yaml_of
 from mmgrpo.cli.migrate.python_file import from_python
 from mmgrpo.cli.migrate.sources import Source, from_words, read
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, table
 from mmgrpo.cli.train import arithmetic
+from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.config import config_class
@@ -25,14 +26,14 @@ CONVERSIONS: Mapping[str, Mapping[str, Conversion]] = {
     "easyr1": verl.EASYR1,
     "verl": verl.VERL,
     "flow_grpo": flows.FLOW_GRPO,
-    "dance_grpo": flows.DANCE_GRPO,
+    "dance_grpo": dance.DANCE_GRPO,
 }
 """Project to its conversions, by the names that the rows of its table give."""
 
 FAMILY: Mapping[str, Callable[[Source], str]] = {
     **dict.fromkeys(("trl", "ms_swift", "easyr1", "verl"), tokens.family_of),
     "flow_grpo": flows.family_of_flow_grpo,
-    "dance_grpo": flows.family_of_dance_grpo,
+    "dance_grpo": dance.family_of_dance_grpo,
 }
 
 
@@ -78,6 +79,8 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
             draft.warn(f"'{text_of(key)}' is no setting of {draft.table.project} that is known here.{hint}")
         elif not row.to:
             draft.leave(key, row.note)
+            if key == "config":
+                draft.warn(f"{key} {text_of(draft.source.values[key])} is not read: {row.note}")
     for row in draft.table.rows.values():
         if row.to and not row.by:
             direct(draft, row)
@@ -92,8 +95,10 @@ def direct(draft: Draft, row: Row) -> None:
     """A setting whose value is taken as it is, or by a table of words."""
     value = draft[row.key]
     if row.values:
-        words = {str(word).lower(): ours for word, ours in row.values.items()}
+        words = row.values
         if str(value).lower() not in words:
+            if not draft.given(row.key):
+                return
             draft.leave(row.key, f"there is no such choice here; known: {', '.join(words)}")
             draft.warn(f"{row.key} {text_of(value)}: {draft.left[row.key]}", row.key)
             return
@@ -128,8 +133,6 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
             section.setdefault(outer, {})[inner] = setting.value
         else:
             section[outer] = setting.value
-    for key, why in draft.left.items():
-        draft.left[key] = why
     return section
 
 
@@ -156,10 +159,11 @@ def head(draft: Draft, path: str) -> list[str]:
         lines += ["#", "# (!) To decide before it is run:"]
         for warning in draft.warnings:
             lines += comment(warning, "#   - ")
-    if draft.left:
+    left = {key: why for key, why in draft.left.items() if draft.given(key) or key in draft.source.unread}
+    if left:
         lines += ["#", "# Not carried over:"]
         groups: dict[str, list[str]] = {}
-        for key, why in draft.left.items():
+        for key, why in left.items():
             value = draft.source.unread.get(key, draft.source.values.get(key))
             groups.setdefault(why, []).append(f"{text_of(key)} {text_of(value, 60)}")
         for why, keys in groups.items():
@@ -170,7 +174,8 @@ def head(draft: Draft, path: str) -> list[str]:
         lines += [
             "#",
             *comment(
-                f"Launched there by: {' '.join(draft.source.launcher)}. Here: accelerate launch -m mmgrpo.cli.train --config ...",
+                f"Launched there by: {' '.join(draft.source.launcher)}. "
+                "Here: accelerate launch -m mmgrpo.cli.train --config ...",
                 "# ",
             ),
         ]
@@ -180,7 +185,9 @@ def head(draft: Draft, path: str) -> list[str]:
 def comment(text: str, start: str) -> list[str]:
     """Lines of a comment; what continues is indented as much."""
     rest = "#" + " " * (len(start) - 1)
-    return textwrap.wrap(text, 118, initial_indent=start, subsequent_indent=rest, break_on_hyphens=False) or [start]
+    return textwrap.wrap(
+        CONTROL.sub(" ", text), 118, initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
+    ) or [start]
 
 
 def body(draft: Draft, section: Mapping[str, Any]) -> list[str]:
@@ -206,5 +213,5 @@ def entry(draft: Draft, key: str, name: str, value: Any) -> str:
     if setting is None:
         return line
     origin = say(setting.of, draft)
-    notes = "; ".join(filter(None, [origin, setting.note]))
+    notes = CONTROL.sub(" ", "; ".join(filter(None, [origin, setting.note])))
     return f"{line:<40}  # {notes}" if notes else line

@@ -11,6 +11,9 @@ PROGRAM = re.compile(r"(.*/)?[\w.\-]+\.py$|verl\.trainer\.\w+$|swift\.cli\.\w+$|
 PAIRS = (("swift", "rlhf"), ("trl", "grpo"), ("megatron", "rlhf"))
 """Programs of two words."""
 
+MAX_LINES = 500
+"""Lines of one command."""
+
 
 @dataclass
 class Command:
@@ -76,19 +79,20 @@ def commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
     lines = text.splitlines()
     number = 0
     while number < len(lines):
-        first, command = number, lines[number]
-        while command.rstrip().endswith("\\") and not command.lstrip().startswith("#"):
+        first, command = number, ""
+        while True:
+            line = lines[number]
             number += 1
-            command = command.rstrip()[:-1] + " " + (lines[number] if number < len(lines) else "")
-            if number >= len(lines):
+            joined = line.rstrip().endswith("\\") and not line.lstrip().startswith("#")
+            command += line.rstrip()[:-1] + " " if joined else line + "\n"
+            words = [] if joined else words_of(command)
+            if words is not None and not joined:
                 break
-        number += 1
-        try:
-            lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|")
-            lexer.whitespace_split = True
-            words = list(lexer)
-        except ValueError as error:
-            raise ValueError(f"{name}, line {first + 1}: {error}; write quotes within one line") from error
+            if number == len(lines) or number - first > MAX_LINES:
+                words = words_of(command)
+                if words is None:
+                    raise ValueError(f"{name}, line {first + 1}: a quote is opened and not closed")
+                break
         part: list[str] = []
         for word in [*words, ";"]:
             if word and not word.strip(";&|"):
@@ -97,6 +101,16 @@ def commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
                 part = []
             else:
                 part.append(word)
+
+
+def words_of(command: str) -> list[str] | None:
+    """The words of a command; None where a quote is open at its end."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        return None
 
 
 def substitute(word: str, variables: Mapping[str, str]) -> str:

@@ -143,7 +143,7 @@ def from_script(source: Source, text: str) -> None:
     source.processes, source.program, source.launcher = command.processes, command.program, list(command.launcher)
     for name, value in command.environment.items():
         if name in ("MAX_PIXELS", "MIN_PIXELS", "FPS", "FPS_MAX_FRAMES", "VIDEO_MAX_PIXELS"):
-            source.put(name, value)
+            source.put(name, plain(value))
     from_words(source, command.words)
 
 
@@ -161,6 +161,8 @@ def from_words(source: Source, words: Sequence[str]) -> None:
             )
         elif match := re.fullmatch(r"\+{0,2}~?([A-Za-z_][\w.]*)=(.*)", word, re.DOTALL):
             source.put(match[1], plain(match[2]))
+        elif word.startswith("$"):
+            source.unread[word[:100]] = "what the shell puts there"
         else:
             raise ValueError(f"{source.name}: got {shown(word)}, expected --key value or section.key=value")
 

@@ -30,7 +30,7 @@ class Row:
     by: str = ""
     """The conversion (``conversions``) that reads it together with others; empty: the value is taken as it is."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Their words to ours, where a setting is one of several words."""
+    """Their words, in lower case, to ours, where a setting is one of several words or true or false."""
     note: str = ""
     """What differs in meaning, or why there is no counterpart and what to do instead."""
 
@@ -68,7 +68,10 @@ class Table:
 def table(name: str) -> Table:
     """The table of a project, one of ``PROJECTS``."""
     read = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
-    rows = {key: Row(key, **one) for key, one in read["settings"].items()}
+    rows = {}
+    for key, one in read["settings"].items():
+        words = {str(word).lower(): ours for word, ours in one.pop("values", {}).items()}
+        rows[key] = Row(key, values=words, **one)
     for group in read["none"]:
         for key, default in group["keys"].items():
             assert key not in rows, key

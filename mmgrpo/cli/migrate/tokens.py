@@ -51,8 +51,9 @@ def batch(draft: Draft) -> None:
     rollout = max(generated, step)  # a step over several generations takes all of them with the same weights
     if rollout % group or rollout % step:
         raise ValueError(
-            f"{draft.source.name}: per_device_train_batch_size {size} x processes {processes} make {rollout} completions "
-            f"per rollout and {step} per step; expected multiples of num_generations {group} and of each other. Give "
+            f"{draft.source.name}: per_device_train_batch_size {size} x processes {processes} make {rollout} "
+            f"completions per rollout and {step} per step; expected multiples of num_generations {group} and of each "
+            "other. Give "
             "the number of their processes with --processes"
         )
     if not draft.source.processes:
@@ -256,7 +257,7 @@ def swift_rewards(draft: Draft) -> dict[str, str]:
     return table
 
 
-def weighted(reward: str, weight: float) -> str:
+def weighted(reward: str, weight: int | float) -> str:
     """A reward with its weight, which is left out where it is 1."""
     if weight == 1:
         return reward

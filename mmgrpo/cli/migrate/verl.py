@@ -61,8 +61,8 @@ def loss(draft: Draft) -> None:
         filters = tuple(f"algorithm.filter_{end}" for end in ("key", "low", "high"))
         if draft.given(*filters):
             draft.warn(
-                "online filtering drops groups whose mean reward is outside (filter_low, filter_high); ours drops groups "
-                "without spread, which for rewards of 0 and 1 is the same",
+                "online filtering drops groups whose mean reward is outside (filter_low, filter_high); ours drops "
+                "groups without spread, which for rewards of 0 and 1 is the same",
                 *filters,
             )
             draft.left.update({key: "groups are dropped by their spread" for key in filters if draft.given(key)})
@@ -198,7 +198,7 @@ def kl_of_verl(draft: Draft) -> Blocks:
     return {"terms": (terms, of)}
 
 
-def estimator(draft: Draft, kind: str, key: str, coef: float) -> str:
+def estimator(draft: Draft, kind: str, key: str, coef: int | float) -> str:
     """A KL estimator of ours."""
     if kind.rstrip("+") not in KL:
         draft.warn(f"{key} {text_of(kind)} has no counterpart; the recipe has kl_k3", key)
@@ -285,8 +285,8 @@ def data(draft: Draft) -> None:
         files = [files] if isinstance(files, str) else list(files or [])
         if any(str(file).split("@")[0].endswith((".parquet", ".json", ".csv")) for file in files):
             draft.warn(
-                f"{theirs}: a .{'parquet' if draft.table.project == 'verl' else 'parquet or .json'} file is not read here: "
-                f"write rows as .jsonl (docs/data.md), or save a data set and name it hf:<folder>@{word}",
+                f"{theirs}: .parquet, .json and .csv files are not read here: write rows as .jsonl (docs/data.md), or "
+                f"save a data set and name it hf:<folder>@{word}",
                 theirs,
             )
         places = [place(str(file)) for file in files if file]
@@ -330,8 +330,8 @@ def rewards(draft: Draft) -> None:
         draft.set("rewards", text, key, note="rows need a column task: math")
         return
     draft.warn(
-        f"rewards: {text_of(function) if function else 'no function is named'}: 'mmgrpo rewards' lists ours; one of your "
-        "own is module:function of (prompts, outputs) (docs/extending.md)",
+        f"rewards: {text_of(function) if function else 'no function is named'}: 'mmgrpo rewards' lists ours; one of "
+        "your own is module:function of (prompts, outputs) (docs/extending.md)",
         key,
     )
     if draft.given(key):
