@@ -135,7 +135,7 @@ def typed(value: Any, row: Row, where: str) -> Any:
         value = bool(value)
     if isinstance(row.default, list) and isinstance(value, str):
         value = [value]
-    kinds: Any = {bool: bool, int: (int, float), float: (int, float), str: str, list: list}.get(type(row.default))
+    kinds: Any = {bool: bool, int: (int, float), float: (int, float), str: str, list: (list, tuple)}.get(type(row.default))
     if value is None or kinds is None or row.values:
         return value
     wrong = not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)

@@ -121,7 +121,7 @@ def advantages(draft: Draft) -> Blocks:
         blocks["baseline"] = ("leave_one_out", ("advantage_estimator",))
     if estimator == "reinforce_plus_plus" and scale == "batch":
         blocks["scale"] = ("batch_std_centred(ddof=1, eps=1e-4)", of)  # of what remains after the group's mean
-    gdpo = scale == "gdpo"
+    gdpo, of = scale == "gdpo", ("scale_rewards",)
     if not swift:
         known = ["sum_then_normalize", "normalize_then_sum"]
         gdpo = draft.word("multi_objective_aggregation", known) == "normalize_then_sum"

@@ -60,6 +60,7 @@ def recipe_of(
     draft = Draft(theirs, source, chosen.name, rows)
     convert(draft, CONVERSIONS[project])
     section = drop_defaults(draft, chosen)
+    account(draft)
     text = "\n".join([*head(draft, path), *body(draft, section)]) + "\n"
     check(section, chosen, source)
     return text, draft.warnings
@@ -67,10 +68,8 @@ def recipe_of(
 
 def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
     """Read every setting of the source, and all defaults of the table that have a counterpart."""
-    for key, value in draft.source.unread.items():
-        draft.leave(
-            key, f"{text_of(value)} is no plain value, and nothing is executed: give it as {key}=VALUE behind --"
-        )
+    for key in draft.source.unread:
+        draft.leave(key, "no plain value, and nothing is executed: write the value, into the file or behind --")
     for key in draft.source.values:
         row = draft.table.find(key)
         if row is None:
@@ -86,9 +85,6 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
             direct(draft, row)
     for name in dict.fromkeys(row.by for row in draft.table.rows.values() if row.by):
         conversions[name](draft)
-    for key in draft.source.values:
-        if key not in draft.mentioned:
-            draft.leave(key, "has no effect with the other settings")
 
 
 def direct(draft: Draft, row: Row) -> None:
@@ -134,6 +130,15 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
         else:
             section[outer] = setting.value
     return section
+
+
+def account(draft: Draft) -> None:
+    """List every setting of the source that no line of the recipe names."""
+    named = {key for setting in draft.settings.values() for key in setting.of} | draft.left.keys()
+    for key in draft.source.values:
+        if key not in named:
+            decided = key in draft.mentioned and draft.warnings
+            draft.leave(key, "see what is to be decided" if decided else "has no effect with the other settings")
 
 
 def check(section: Mapping[str, Any], chosen: Any, source: Source) -> None:

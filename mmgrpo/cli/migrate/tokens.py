@@ -22,7 +22,7 @@ MODEL_KEYS = ("model_name_or_path", "model", "worker.actor.model.model_path", "a
 
 def family_of(source: Source) -> str:
     """Our family for the model that a configuration names: qwen_vl, smolvlm, else causal_lm; qwen_vl without one."""
-    name = next((str(source.values[key]) for key in MODEL_KEYS if key in source.values), "")
+    name = next((str(source.values[key]) for key in MODEL_KEYS if source.values.get(key)), "")
     if re.search(r"smolvlm|idefics3", name, re.IGNORECASE):
         return "smolvlm"
     return "qwen_vl" if not name or re.search(r"vl|embedded:vlm", name, re.IGNORECASE) else "causal_lm"
