@@ -56,7 +56,8 @@ def ocr():
     config.prompt_fn = "general_ocr"
     config.sample.train_batch_size = 8
     config.sample.num_image_per_prompt = 16
-    config.sample.num_batches_per_epoch = int(16/(gpu_number*config.sample.train_batch_size/config.sample.num_image_per_prompt))
+    config.sample.num_batches_per_epoch = int(
+        16/(gpu_number*config.sample.train_batch_size/config.sample.num_image_per_prompt))
     assert config.sample.num_batches_per_epoch % 2 == 0
     config.train.batch_size = config.sample.train_batch_size
     config.train.gradient_accumulation_steps = config.sample.num_batches_per_epoch // 2
@@ -82,9 +83,10 @@ git clone https://github.com/tgxs002/HPSv2.git
 torchrun --nnodes=2 --nproc_per_node=8 --node_rank=0 \\
     fastvideo/train_grpo_flux.py --seed 42 --pretrained_model_name_or_path data/flux \\
     --data_json_path data/rl_embeddings/videos2caption.json --train_batch_size 1 --gradient_accumulation_steps 3 \\
-    --max_train_steps 300 --learning_rate 1e-5 --mixed_precision bf16 --checkpointing_steps 40 --gradient_checkpointing \\
-    --h 720 --w 720 --t 1 --sampling_steps 16 --eta 0.3 --lr_warmup_steps 0 --max_grad_norm 1.0 --weight_decay 0.0001 \\
-    --use_hpsv2 --num_generations 12 --shift 3 --use_group --timestep_fraction 0.6 --init_same_noise --cfg 0.0
+    --max_train_steps 300 --learning_rate 1e-5 --mixed_precision bf16 --checkpointing_steps 40 \\
+    --gradient_checkpointing --h 720 --w 720 --t 1 --sampling_steps 16 --eta 0.3 --lr_warmup_steps 0 \\
+    --max_grad_norm 1.0 --weight_decay 0.0001 --use_hpsv2 --num_generations 12 \\
+    --shift 3 --use_group --timestep_fraction 0.6 --init_same_noise --cfg 0.0
 """
 EASY = {
     "data": {"train_files": "hiyouga/geometry3k@train", "prompt_key": "problem", "max_response_length": 2048}
@@ -180,7 +182,9 @@ def test_trl(tmp_path: Path):
     config, _, _ = made(tmp_path, "trl", processes=8)
     assert config["model"]["family"] == "qwen_vl" and config["steps"] == 300 and config["seed"] == 42
     assert config["data"] | {"train": "hf:hiyouga/geometry3k@train", "heldout": ""} == config["data"]
-    assert config["data"]["prompts_per_step"] == 4 * 4 * 8 // 8 and "group_size" not in config["data"]  # 8 on both sides
+    assert (
+        config["data"]["prompts_per_step"] == 4 * 4 * 8 // 8 and "group_size" not in config["data"]
+    )  # 8 on both sides
     assert config["algorithm"] == {
         "preset": "grpo",
         "aggregation": "per_decision",
@@ -272,7 +276,7 @@ def test_flow_grpo(tmp_path: Path):
     assert config["algorithm"] == {"preset": "flow_grpo"}
     assert config["sampling"]["plan"] == "every_step(shared_noise=False)"
     assert config["rewards"] == ["ocr", "pickscore(weight=0.5, scale='over26')"]
-    assert "save_dir f'logs/{config.run_name}' (line 26)" in text  # an f-string is listed, not formatted
+    assert "save_dir f'logs/{config.run_name}' (line 27)" in text  # an f-string is listed, not formatted
     assert any("set steps" in warning for warning in warnings)
 
 
@@ -292,7 +296,9 @@ def test_dance_grpo(tmp_path: Path):
     assert config["sampling"]["plan"] == "random_subset(fraction=0.6, shared_noise=True)"
     for key in ("height", "width", "dtype", "gradient_checkpointing"):
         assert config["model"][key] == ours["model"][key]
-    assert config["optim"]["lr"] == float(ours["optim"]["lr"]) and config["optim"]["updates"] == ours["optim"]["updates"]
+    assert (
+        config["optim"]["lr"] == float(ours["optim"]["lr"]) and config["optim"]["updates"] == ours["optim"]["updates"]
+    )
     assert (config["data"]["prompts_per_step"], config["data"]["group_size"]) == (16, 12)  # sixteen processes
     assert config["steps"] == ours["steps"] and config["rewards"] == ["hpsv2"]
     assert "Launched there by: torchrun --nnodes=2" in text

@@ -135,7 +135,9 @@ def typed(value: Any, row: Row, where: str) -> Any:
         value = bool(value)
     if isinstance(row.default, list) and isinstance(value, str):
         value = [value]
-    kinds: Any = {bool: bool, int: (int, float), float: (int, float), str: str, list: (list, tuple)}.get(type(row.default))
+    kinds: Any = {bool: bool, int: (int, float), float: (int, float), str: str, list: (list, tuple)}.get(
+        type(row.default)
+    )
     if value is None or kinds is None or row.values:
         return value
     wrong = not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)
@@ -160,7 +162,8 @@ def text_of(value: Any, most: int = 100) -> str:
 
 def yaml_of(value: Any) -> str:
     """A value of ours as one line of YAML."""
-    return yaml.safe_dump([value], default_flow_style=True, width=1_000_000, allow_unicode=True).strip()[1:-1]
+    breaks = CONTROL.search(json.dumps(value, ensure_ascii=False, default=str)) is not None
+    return yaml.safe_dump([value], default_flow_style=True, width=1_000_000, allow_unicode=not breaks).strip()[1:-1]
 
 
 def say(keys: Sequence[str], draft: Draft) -> str:

@@ -31,7 +31,7 @@ def from_python(source: Source, text: str, chosen: str) -> None:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ValueError(f"{source.name}{line}: not Python: {getattr(error, 'msg', error)}") from error
     functions = {
         node.name: node

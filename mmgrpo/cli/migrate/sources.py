@@ -51,8 +51,9 @@ class Source:
             raise ValueError(f"{self.name}: {key}: got {len(value)} characters, expected at most {MAX_TEXT}")
         self.unread.pop(key, None)
         self.values.pop(key, None)
-        if isinstance(value, str) and ("${" in value or "$(" in value or "`" in value or re.match(r"\$\w", value)):
-            self.unread[key] = value
+        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+        if any(re.search(r"\$\{|\$\(|`|^\$\w", text) for text in texts):
+            self.unread[key] = " ".join(texts)
         else:
             self.values[key] = value
 
@@ -99,10 +100,12 @@ def json_of(text: str, file: Path) -> dict[str, Any]:
     """The object of a JSON file; ValueError with the line for what is none, and for a key that occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if twice := {key for key in keys if keys.count(key) > 1} if len(keys) <= MAX_SETTINGS else {"..."}:
-            raise Twice(sorted(twice)[0])
-        return dict(pairs)
+        made: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in made:
+                raise Twice(key[:100])
+            made[key] = value
+        return made
 
     try:
         section = json.loads(text, object_pairs_hook=unique)
@@ -168,8 +171,9 @@ def from_words(source: Source, words: Sequence[str]) -> None:
 
 
 def _values(queue: list[str]) -> Iterator[str]:
-    """Take the words that follow a flag; a negative number is one of them."""
-    while queue and (not queue[0].startswith("-") or re.fullmatch(r"-\d.*", queue[0])):
+    """Take the words that follow a flag: a negative number is one of them, ``section.key=value`` and ``$@`` are not."""
+    end = r"-[^\d.].*|\+{1,2}\w.*|[A-Za-z_]\w*(\.\w+)+=.*|\$[@*]"
+    while queue and not re.fullmatch(end, queue[0], re.DOTALL):
         yield queue.pop(0)
 
 

@@ -194,7 +194,9 @@ def rewards(draft: Draft) -> None:
     """Rewards that have a counterpart here, with their weights."""
     swift = draft.table.project == "ms-swift"
     names = draft["reward_funcs"] or []
-    names = [names] if isinstance(names, str) else list(names)
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f"{draft.source.name}: reward_funcs: got {text_of(names)}, expected a list of names")
     weights = draft["reward_weights"]
     weights = [1.0] * len(names) if weights is None else weights if isinstance(weights, list) else [weights]
     model = "reward_model" if swift else "reward_model_name_or_path"
