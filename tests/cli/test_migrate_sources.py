@@ -197,6 +197,12 @@ def test_text_of_the_input_never_becomes_yaml(key: str, break_: str, tmp_path: P
         assert config["output_dir"] == values[key]
 
 
+def test_the_words_of_a_launcher_are_a_comment(tmp_path: Path):
+    script = "torchrun --name='a\x85steps: 7' train.py --max_steps 3"
+    text, _ = recipe_of("trl", written(tmp_path, "a.sh", script))
+    assert "\x85" not in text and yaml.safe_load(text)["steps"] == 3
+
+
 # ---- words
 
 
