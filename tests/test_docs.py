@@ -325,6 +325,7 @@ def test_commands_and_their_options_exist() -> None:
 def test_settings_that_the_documentation_names_exist() -> None:
     known = {name[2:].replace("-", "_") for f in FAMILIES.values() for name in option_names(config_class(f.sections))}
     for name, text in PAGES.items():
+        text = "" if name == "migration.md" else text  # settings of others too: see tests/cli/test_migrate.py
         if name == "CHANGELOG.md":
             text = "".join(cells[1] for cells in rows_of(text, "Settings"))
         settings = re.findall(r"`(?:--)?((?:model|data|sampling|algorithm|optim|eval)\.[\w-]+)[^`]*`", text)

@@ -19,6 +19,7 @@ COMMANDS = {
     "train-reward": ("mmgrpo.cli.train_reward", "train a preference head as a reward"),
     "verify-reward": ("mmgrpo.cli.verify_reward", "compare a reward with its published score"),
     "demo": ("mmgrpo.cli.demo", "look at models, groups, rewards and runs in a browser"),
+    "migrate": ("mmgrpo.cli.migrate", "print the configuration of another project as a recipe"),
     "bench": ("mmgrpo.cli.bench", "measure speed and learning curves on this machine"),
     "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),
     "families": ("mmgrpo.cli.lists:families", "list the model families"),

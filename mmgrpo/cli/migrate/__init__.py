@@ -1,0 +1,73 @@
+"""Read the configuration of another project and print it as a recipe of ours.
+
+    mmgrpo migrate trl config.yaml > recipe.yaml                        # a file of 'trl grpo --config'
+    mmgrpo migrate trl config.yaml --processes 8 -- --learning_rate 2e-6       # flags behind -- override the file
+    mmgrpo migrate ms_swift train.sh --rows 12000                       # a shell script with 'swift rlhf'
+    mmgrpo migrate easyr1 examples/config.yaml -- worker.rollout.n=8    # overrides as EasyR1 and verl write them
+    mmgrpo migrate flow_grpo config/grpo.py:general_ocr_sd3_4gpu --processes 4
+    mmgrpo migrate dance_grpo scripts/finetune/finetune_flux_grpo.sh
+    mmgrpo train --config recipe.yaml --dry-run                         # what the recipe would cost
+
+Every setting of the input appears in the recipe: as a setting of ours with its origin behind it, or in the comment at
+the top with the reason why there is none. Defaults of theirs that differ from ours are written out. Nothing is
+executed: shell scripts and Python files are read as text, and what is no plain value is listed. docs/migration.md has
+all settings and data columns side by side.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, within
+
+
+@dataclass
+class Args:
+    """The project, and what its configuration does not say."""
+
+    project: Annotated[tyro.conf.Positional[str], ANY_TEXT]
+    """trl, ms_swift, easyr1, verl, flow_grpo or dance_grpo."""
+    file: Annotated[tyro.conf.Positional[str], ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: flags only)")] = ""
+    """Its configuration: .yaml, .json, .sh, or .py:FUNCTION of flow_grpo. Flags stand behind --."""
+    family: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: by the name of the model)")] = ""
+    """Our model family; 'mmgrpo families' lists them."""
+    processes: Annotated[int, within("[0, 1e6]")] = 0
+    """Number of processes (GPUs) that theirs runs on; 0: as its launcher says, else 1."""
+    rows: Annotated[int, COUNT_OR_ZERO] = 0
+    """Number of training prompts, from which epochs become steps; 0: unknown."""
+    output: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: standard output)")] = ""
+    """File to write the recipe to."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the recipe; what must be decided first goes to standard error too."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    from mmgrpo.runtime.ranges import check_ranges
+
+    args = tyro.cli(Args, args=words[:end], description=__doc__)
+    check_ranges(args, "the command line", "--", option=True)
+    from mmgrpo.cli.migrate.recipe import recipe_of
+    from mmgrpo.runtime.files import write_text
+
+    text, warnings = recipe_of(
+        args.project, args.file, words[end + 1 :], args.family, processes=args.processes, rows=args.rows
+    )
+    if args.output:
+        write_text(Path(args.output), text)
+        print(f"written: {args.output}")
+    else:
+        print(text, end="")
+    for warning in warnings:
+        print(f"(!) {warning}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    enter(main)

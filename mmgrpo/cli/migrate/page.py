@@ -1,0 +1,126 @@
+"""The tables of docs/migration.md, made from the tables of this package.
+
+python -m mmgrpo.cli.migrate.page docs/migration.md       # writes them between the two marks of the page
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.cli.migrate.draft import Draft
+from mmgrpo.cli.migrate.losses import WEIGHTS, objective
+from mmgrpo.cli.migrate.sources import Source
+from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
+
+BEGIN = "<!-- Tables: python -m mmgrpo.cli.migrate.page docs/migration.md -->"
+END = "<!-- End of the tables. -->"
+
+LOSSES: tuple[dict[str, Any], ...] = (
+    *({"loss_type": kind} for kind in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")),
+    {"loss_type": "grpo", "delta": 4.0},
+    {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+)
+"""Settings of TRL that the table of losses shows."""
+
+
+def tables() -> str:
+    """The text between the marks."""
+    return "\n\n".join([losses(), *(section(table(name), name) for name in PROJECTS)])
+
+
+def losses() -> str:
+    """The losses of TRL as ours."""
+    rows = []
+    for settings in LOSSES:
+        blocks = objective(Draft(table("trl"), Source("", dict(settings)), "causal_lm"))
+        theirs = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
+        rows.append((theirs, f"`{blocks['objective'][0]}`", f"`{blocks['aggregation'][0]}`"))
+    assert {one["loss_type"] for one in LOSSES} == {*WEIGHTS, "dr_grpo"}
+    return f"## Losses of TRL\n\n{LOSSES_TEXT}\n\n" + grid(("TRL", "objective", "aggregation"), rows)
+
+
+LOSSES_TEXT = """The other settings are at TRL's defaults. Each pair computes the same loss and the same gradient on the
+same numbers, which `tests/objectives/test_trl_losses.py` shows with TRL's own code."""
+
+
+def section(one: Table, name: str) -> str:
+    """The page of one project."""
+    mapped = [row for row in one.rows.values() if row.to]
+    groups: dict[str, list[Row]] = {}
+    for row in one.rows.values():
+        if not row.to:
+            groups.setdefault(row.note, []).append(row)
+    parts = [
+        f"## {one.project}",
+        f"Read: {one.source}.",
+        f"`mmgrpo migrate {name}` reads {one.forms}.",
+        f"### Data columns of {one.project}",
+        grid(("theirs", "ours", "read as it is?"), [(c["theirs"], c["ours"], c["note"]) for c in one.columns]),
+        f"### Settings of {one.project}",
+        grid(
+            ("theirs", "their default", "ours", "what differs"),
+            [(f"`{row.key}`", shown(row.default), ours(row.to), note_of(row)) for row in mapped],
+        ),
+        f"### Settings of {one.project} without a counterpart",
+        grid(
+            ("theirs", "why, and what to do instead"),
+            [(", ".join(f"`{row.key}`" for row in rows), why) for why, rows in groups.items()],
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def note_of(row: Row) -> str:
+    """The note of a row, after its table of words."""
+    words = ", ".join(f"{theirs}: {ours}" for theirs, ours in row.values.items())
+    return "; ".join(filter(None, [f"`{words}`" if words else "", row.note]))
+
+
+def shown(value: Any) -> str:
+    """A default."""
+    return "" if value is None else f"`{json.dumps(value)}`"
+
+
+def ours(keys: str) -> str:
+    return ", ".join(f"`{key.strip()}`" for key in keys.split(","))
+
+
+def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown."""
+    head = tuple(head)
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in lines)
+
+
+def escaped(cell: str) -> str:
+    """A cell in which bars, and angle brackets outside of code, are text."""
+    parts = cell.replace("|", "\\|").split("`")
+    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
+
+
+def filled(page: str) -> str:
+    """A page with the tables between its marks; ValueError where it has none."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"the page: expected the lines '{BEGIN}' and '{END}' once each")
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.split(END)[1]}"
+
+
+def main() -> None:
+    """Write the tables into the page that the command line names."""
+    from mmgrpo.runtime.files import write_text
+
+    if len(sys.argv) != 2:
+        raise ValueError("usage: python -m mmgrpo.cli.migrate.page docs/migration.md")
+    path = Path(sys.argv[1])
+    write_text(path, filled(path.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    enter(main)

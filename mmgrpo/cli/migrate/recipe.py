@@ -1,0 +1,222 @@
+"""From a configuration of another project to the text of a recipe."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mmgrpo.cli.migrate import dance, flows, tokens, verl
+from mmgrpo.cli.migrate.draft import Draft, say, text_of, yaml_of
+from mmgrpo.cli.migrate.python_file import from_python
+from mmgrpo.cli.migrate.sources import Source, from_words, read
+from mmgrpo.cli.migrate.tables import PROJECTS, Row, table
+from mmgrpo.cli.train import arithmetic
+from mmgrpo.data.values import CONTROL
+from mmgrpo.family import family
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.reading import build, option_names
+
+Conversion = Callable[[Draft], None]
+CONVERSIONS: Mapping[str, Mapping[str, Conversion]] = {
+    "trl": tokens.TRL,
+    "ms_swift": tokens.MS_SWIFT,
+    "easyr1": verl.EASYR1,
+    "verl": verl.VERL,
+    "flow_grpo": flows.FLOW_GRPO,
+    "dance_grpo": dance.DANCE_GRPO,
+}
+"""Project to its conversions, by the names that the rows of its table give."""
+
+FAMILY: Mapping[str, Callable[[Source], str]] = {
+    **dict.fromkeys(("trl", "ms_swift", "easyr1", "verl"), tokens.family_of),
+    "flow_grpo": flows.family_of_flow_grpo,
+    "dance_grpo": dance.family_of_dance_grpo,
+}
+
+
+def recipe_of(
+    project: str, path: str, flags: Sequence[str] = (), name: str = "", *, processes: int = 0, rows: int = 0
+) -> tuple[str, list[str]]:
+    """The text of a recipe that ``mmgrpo train --config`` accepts, and what must be decided before it is run.
+
+    ``name`` is our model family, by default guessed from the model. ValueError names the file and the setting.
+    """
+    project = {"ms-swift": "ms_swift", "swift": "ms_swift", "EasyR1": "easyr1"}.get(
+        project, project.replace("-", "_").lower()
+    )
+    if project not in PROJECTS:
+        raise ValueError(f"mmgrpo migrate: there is no project '{project}'.{nearest(project, PROJECTS)}")
+    if not path and not flags:
+        raise ValueError("mmgrpo migrate: got neither a file nor flags behind --; 'mmgrpo migrate --help' shows both")
+    theirs = table(project)
+    nested = project in ("easyr1", "verl")
+    source = read(path, nested, from_python if project == "flow_grpo" else None) if path else Source("the command line")
+    from_words(source, flags)
+    source.processes = processes or source.processes
+    chosen = family(name or FAMILY[project](source))
+    draft = Draft(theirs, source, chosen.name, rows)
+    convert(draft, CONVERSIONS[project])
+    section = drop_defaults(draft, chosen)
+    account(draft)
+    text = "\n".join([*head(draft, path), *body(draft, section)]) + "\n"
+    check(section, chosen, source)
+    return text, draft.warnings
+
+
+def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
+    """Read every setting of the source, and all defaults of the table that have a counterpart."""
+    for key in draft.source.unread:
+        draft.leave(key, "no plain value, and nothing is executed: write the value, into the file or behind --")
+    for key in draft.source.values:
+        row = draft.table.find(key)
+        if row is None:
+            hint = nearest(key, draft.table.names).split(" Known:")[0]
+            draft.leave(key, f"unknown to {draft.table.project} as it was read for this table.{hint}")
+            draft.warn(f"'{text_of(key)}' is no setting of {draft.table.project} that is known here.{hint}")
+        elif not row.to:
+            draft.leave(key, row.note)
+            if key == "config":
+                draft.warn(f"{key} {text_of(draft.source.values[key])} is not read: {row.note}")
+    for row in draft.table.rows.values():
+        if row.to and not row.by:
+            direct(draft, row)
+    for name in dict.fromkeys(row.by for row in draft.table.rows.values() if row.by):
+        conversions[name](draft)
+
+
+def direct(draft: Draft, row: Row) -> None:
+    """A setting whose value is taken as it is, or by a table of words."""
+    value = draft[row.key]
+    if row.values:
+        words = row.values
+        if str(value).lower() not in words:
+            if not draft.given(row.key):
+                return
+            draft.leave(row.key, f"there is no such choice here; known: {', '.join(words)}")
+            draft.warn(f"{row.key} {text_of(value)}: {draft.left[row.key]}", row.key)
+            return
+        value = words[str(value).lower()]
+    if value is None:
+        if draft.given(row.key):
+            draft.leave(row.key, f"not set there; {row.to} keeps our default")
+        return
+    draft.set(row.to, value, row.key)
+
+
+def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
+    """The recipe as nested sections: without settings that the family does not have (which are listed), and without
+    defaults of theirs that are ours too."""
+    kind = config_class(chosen.sections)
+    known = {name[2:].replace("-", "_") for name in option_names(kind)}
+    defaults = asdict(kind())
+    section: dict[str, Any] = {"model": {"family": chosen.name}}
+    for key, setting in list(draft.settings.items()):
+        if key not in known:
+            del draft.settings[key]
+            for theirs in setting.of:
+                if draft.given(theirs):
+                    draft.leave(theirs, f"the family {chosen.name} has no {key}")
+            continue
+        outer, _, inner = key.partition(".")
+        ours = defaults[outer][inner] if inner else defaults[outer]
+        if not setting.given and setting.value == ours and outer != "algorithm":
+            del draft.settings[key]
+            continue
+        if inner:
+            section.setdefault(outer, {})[inner] = setting.value
+        else:
+            section[outer] = setting.value
+    return section
+
+
+def account(draft: Draft) -> None:
+    """List every setting of the source that no line of the recipe names."""
+    named = {key for setting in draft.settings.values() for key in setting.of} | draft.left.keys()
+    for key in draft.source.values:
+        if key not in named:
+            decided = key in draft.mentioned and draft.warnings
+            draft.leave(key, "see what is to be decided" if decided else "has no effect with the other settings")
+
+
+def check(section: Mapping[str, Any], chosen: Any, source: Source) -> None:
+    """Raise ValueError where the recipe would be refused."""
+    try:
+        arithmetic(build(config_class(chosen.sections), section, "the recipe"))
+    except ValueError as error:
+        problem = str(error)
+    else:
+        return
+    raise ValueError(f"{source.name}: the recipe made of it would be refused: {problem}")
+
+
+# ---- text
+
+
+def head(draft: Draft, path: str) -> list[str]:
+    """The comment at the top: what it was made of, what to decide, what has no counterpart."""
+    lines = [
+        f"# {draft.table.project} as a recipe of mmgrpo; made by 'mmgrpo migrate' from {text_of(path or 'flags')}."
+    ]
+    if draft.warnings:
+        lines += ["#", "# (!) To decide before it is run:"]
+        for warning in draft.warnings:
+            lines += comment(warning, "#   - ")
+    left = {key: why for key, why in draft.left.items() if draft.given(key) or key in draft.source.unread}
+    if left:
+        lines += ["#", "# Not carried over:"]
+        groups: dict[str, list[str]] = {}
+        for key, why in left.items():
+            value = draft.source.unread.get(key, draft.source.values.get(key))
+            groups.setdefault(why, []).append(f"{text_of(key)} {text_of(value, 60)}")
+        for why, keys in groups.items():
+            for key in keys:
+                lines += comment(key, "#   ")
+            lines += comment(why, "#       ")
+    if draft.source.launcher:
+        lines += [
+            "#",
+            *comment(
+                f"Launched there by: {' '.join(draft.source.launcher)}. "
+                "Here: accelerate launch -m mmgrpo.cli.train --config ...",
+                "# ",
+            ),
+        ]
+    return lines
+
+
+def comment(text: str, start: str) -> list[str]:
+    """Lines of a comment; what continues is indented as much."""
+    rest = "#" + " " * (len(start) - 1)
+    return textwrap.wrap(
+        CONTROL.sub(" ", text), 118, initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
+    ) or [start]
+
+
+def body(draft: Draft, section: Mapping[str, Any]) -> list[str]:
+    """The settings in our order, each with its origin behind it."""
+    lines: list[str] = []
+    order = ["name", "output_dir", "steps", "seed", "save_every", "keep", "trackers", "deterministic"]
+    order += ["model", "data", "sampling", "algorithm", "rewards", "optim", "eval"]
+    assert section.keys() <= {*order}, section.keys()
+    for outer in order:
+        value = section.get(outer)
+        if isinstance(value, Mapping):
+            lines.append(f"{outer}:")
+            lines += [entry(draft, f"{outer}.{inner}", f"  {inner}", value[inner]) for inner in value]
+        elif outer in section:
+            lines.append(entry(draft, outer, outer, value))
+    return lines
+
+
+def entry(draft: Draft, key: str, name: str, value: Any) -> str:
+    """One line of the recipe."""
+    line = f"{name}: {yaml_of(value)}"
+    setting = draft.settings.get(key)
+    if setting is None:
+        return line
+    origin = say(setting.of, draft)
+    notes = CONTROL.sub(" ", "; ".join(filter(None, [origin, setting.note])))
+    return f"{line:<40}  # {notes}" if notes else line

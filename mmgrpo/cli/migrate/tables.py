@@ -1,0 +1,79 @@
+"""The settings of other projects against ours, as tables: ``<project>.yaml`` beside this file.
+
+A table has ``settings``, each of which becomes one or several settings of ours, and ``none``, groups of settings that
+have no counterpart, with the reason. From these tables both the command and the page docs/migration.md are made.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PROJECTS = ("trl", "ms_swift", "easyr1", "verl", "flow_grpo", "dance_grpo")
+"""The projects, by the names of their tables."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of theirs."""
+
+    key: str
+    to: str = ""
+    """Our settings, separated by commas; empty where there is none."""
+    default: Any = None
+    by: str = ""
+    """The conversion (``conversions``) that reads it together with others; empty: the value is taken as it is."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Their words, in lower case, to ours, where a setting is one of several words or true or false."""
+    note: str = ""
+    """What differs in meaning, or why there is no counterpart and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The settings and data columns of one project."""
+
+    project: str
+    """Its name as people write it."""
+    source: str
+    """The version that was read."""
+    forms: str
+    """What the command reads."""
+    rows: dict[str, Row]
+    columns: tuple[Mapping[str, str], ...]
+    """Data columns: ``theirs``, ``ours``, ``note``."""
+
+    def find(self, key: str) -> Row | None:
+        """The row of a setting; a key of the table may be a pattern (``critic.*``), whose row is then for all that
+        match and that have no row of their own."""
+        if key in self.rows:
+            return self.rows[key]
+        return next(
+            (row for pattern, row in self.rows.items() if "*" in pattern and fnmatch.fnmatchcase(key, pattern)), None
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The settings without patterns."""
+        return [key for key in self.rows if "*" not in key]
+
+
+@cache
+def table(name: str) -> Table:
+    """The table of a project, one of ``PROJECTS``."""
+    read = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
+    rows = {}
+    for key, one in read["settings"].items():
+        words = {str(word).lower(): ours for word, ours in one.pop("values", {}).items()}
+        rows[key] = Row(key, values=words, **one)
+    for group in read["none"]:
+        for key, default in group["keys"].items():
+            assert key not in rows, key
+            rows[key] = Row(key, default=default, note=group["why"])
+    return Table(read["project"], read["source"], read["forms"], rows, tuple(read["columns"]))

@@ -1,0 +1,366 @@
+"""Conversions of TRL's settings, most of which ms-swift shares.
+
+Those of the loss stand in ``losses.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+
+from mmgrpo.cli.migrate.draft import Draft, text_of
+from mmgrpo.cli.migrate.losses import loss
+from mmgrpo.cli.migrate.sources import Source
+from mmgrpo.runtime.config import TRACKERS
+from mmgrpo.runtime.ranges import PATH_COMPONENT
+
+Conversions = Mapping[str, Callable[[Draft], None]]
+
+MODEL_KEYS = ("model_name_or_path", "model", "worker.actor.model.model_path", "actor_rollout_ref.model.path")
+
+
+def family_of(source: Source) -> str:
+    """Our family for the model that a configuration names: qwen_vl, smolvlm, else causal_lm; qwen_vl without one."""
+    name = next((str(source.values[key]) for key in MODEL_KEYS if source.values.get(key)), "")
+    if re.search(r"smolvlm|idefics3", name, re.IGNORECASE):
+        return "smolvlm"
+    return "qwen_vl" if not name or re.search(r"vl|embedded:vlm", name, re.IGNORECASE) else "causal_lm"
+
+
+# ---- sizes
+
+
+def batch(draft: Draft) -> None:
+    """Prompts and samples per rollout, and how a rollout is cut into updates.
+
+    A generation is of per_device_train_batch_size x processes x steps_per_generation completions, num_generations for
+    each prompt; an optimizer step takes per_device_train_batch_size x processes x gradient_accumulation_steps of them.
+    """
+    size, group = draft.count("per_device_train_batch_size"), draft.count("num_generations", 2)
+    key = "gradient_accumulation_steps"
+    accumulated = 1 if draft[key] is None else draft.count(key)
+    processes = draft.source.processes or 1
+    step = size * processes * accumulated
+    of = ["per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"]
+    generated = step
+    if draft["generation_batch_size"] is not None:
+        generated, of = draft.count("generation_batch_size"), [*of, "generation_batch_size"]
+    elif draft["steps_per_generation"] is not None:
+        generated, of = size * processes * draft.count("steps_per_generation"), [*of, "steps_per_generation"]
+    rollout = max(generated, step)  # a step over several generations takes all of them with the same weights
+    if rollout % group or rollout % step:
+        raise ValueError(
+            f"{draft.source.name}: per_device_train_batch_size {size} x processes {processes} make {rollout} "
+            f"completions per rollout and {step} per step; expected multiples of num_generations {group} and of each "
+            "other. Give "
+            "the number of their processes with --processes"
+        )
+    if not draft.source.processes:
+        draft.warn("the number of processes is not known, and 1 is assumed: give it with --processes")
+    note = f"{rollout} completions of {processes} process(es)"
+    draft.set("data.prompts_per_step", rollout // group, *of, note=note)
+    draft.set("data.group_size", group, "num_generations")
+    draft.set("optim.updates", rollout // step, *of)
+    draft.set("optim.epochs", draft.count("num_iterations"), "num_iterations")
+    draft.set("optim.micro_batch_size", size, "per_device_train_batch_size", note="memory only")
+    if rollout // step > rollout // group:
+        draft.warn(
+            f"{rollout // step} updates of {rollout // group} prompts: ours cut a rollout between groups, not within "
+            "them, so that optim.updates is lowered; group_size can be lowered instead"
+        )
+        draft.set("optim.updates", rollout // group, *of)
+
+
+def steps(draft: Draft) -> None:
+    """Optimizer steps, which both sides count alike."""
+    key, epochs = "max_steps", "num_train_epochs"
+    if (most := draft[key]) is not None and most > 0:
+        draft.set("steps", draft.count(key), key)
+        return
+    if not draft.rows:
+        draft.warn(
+            f"the number of steps follows from {epochs} {draft[epochs]} and the number of prompts: give it with --rows",
+            epochs, key,
+        )  # fmt: skip
+        draft.left[epochs] = "needs the number of training prompts: --rows"
+        return
+    plan = draft.settings
+    a_round = plan["optim.updates"].value * plan["optim.epochs"].value
+    rounds = draft.number(epochs) * draft.rows / plan["data.prompts_per_step"].value
+    draft.set("steps", max(1, round(rounds * a_round)), epochs, key, note=f"{draft.rows} prompts")
+
+
+def warmup(draft: Draft) -> None:
+    """Steps of the warm-up, also where they are a fraction."""
+    of = [key for key in ("warmup_steps", "warmup_ratio") if key in draft.table.rows]
+    value = draft.number("warmup_steps")
+    if "warmup_ratio" in of and not value:
+        value = draft.number("warmup_ratio", 0, 1)
+    if not 0 < value < 1:
+        draft.set("optim.warmup", round(value), *of)
+    elif "steps" in draft.settings:
+        draft.set("optim.warmup", round(value * draft.settings["steps"].value), *of)
+    else:
+        draft.warn(f"the warm-up is {value} of the steps, whose number is not known: set optim.warmup", *of)
+        draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.given(key)})
+
+
+def saving(draft: Draft) -> None:
+    """How often checkpoints are written and how many are kept."""
+    if draft["save_strategy"] == "steps":
+        if not draft.number("save_steps") >= 1:
+            draft.warn("save_steps is a fraction of the steps: set save_every", "save_steps")
+            draft.left["save_steps"] = "a fraction of the steps"
+        else:
+            draft.set("save_every", draft.count("save_steps"), "save_steps", "save_strategy")
+    elif draft.given("save_strategy"):
+        draft.leave("save_strategy", "checkpoints are written every save_every steps, and at the end in any case")
+    if draft["save_total_limit"] is not None:
+        draft.set("keep", draft.count("save_total_limit"), "save_total_limit")
+    elif draft.given("save_total_limit"):
+        draft.leave("save_total_limit", "not set there; keep has our default, 2")
+
+
+# ---- model, data, reports
+
+
+def precision(draft: Draft) -> None:
+    """``model.dtype``: bfloat16 unless told otherwise, as TRL trains."""
+    key = "torch_dtype" if "torch_dtype" in draft.table.rows else "dtype"
+    half = draft["fp16"] is True
+    bf16 = draft["bf16"] if draft["bf16"] is not None else not half
+    dtype = str(draft[key] or "").removeprefix("torch.")
+    names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"}
+    if names.get(dtype) and not draft.given("bf16", "fp16"):
+        value = names[dtype]
+    else:
+        value = "float16" if half else "bfloat16" if bf16 else "float32"
+    draft.set("model.dtype", value, "bf16", "fp16", key)
+
+
+def lora(draft: Draft) -> None:
+    """LoRA, or all weights."""
+    swift = draft.table.project == "ms-swift"
+    rank, targets = ("lora_rank", "target_modules") if swift else ("lora_r", "lora_target_modules")
+    switch = "tuner_type" if swift else "use_peft"
+    used = draft.word("tuner_type", ["lora", "full"]) == "lora" if swift else draft["use_peft"]
+    if not used:
+        draft.set("model.lora_rank", 0, switch)
+        return
+    draft.set("model.lora_rank", draft.count(rank), rank, switch)
+    draft.set("model.lora_alpha", float(draft.number("lora_alpha")), "lora_alpha")
+    names = draft[targets]
+    names = [names] if isinstance(names, str) else names or []
+    if names and names not in (["all-linear"], ["all-router"]):
+        draft.set("model.lora_targets", [str(name) for name in names], targets)
+    elif names:
+        draft.leave(targets, "all linear layers are no choice here: ours are the attention projections, or names")
+
+
+def data(draft: Draft) -> None:
+    """Training and evaluation prompts of TRL."""
+    name, config = draft["dataset_name"], draft["dataset_config"]
+    known = draft.word("eval_strategy", ["no", "steps", "epoch"])
+    if not name:
+        draft.warn(
+            "no data set is named: set data.train (docs/data.md), and data.heldout or an empty one", "dataset_name"
+        )
+    else:
+        location = where(str(name), f":{config}" if config else "")
+        train = location if "@" not in location else location.partition("@")[0] + f"@{draft['dataset_train_split']}"
+        draft.set("data.train", train, "dataset_name", "dataset_config", "dataset_train_split")
+    if name and known != "no":
+        held = where(str(name), f":{config}" if config else "").partition("@")[0] + f"@{draft['dataset_test_split']}"
+        draft.set("data.heldout", held, "dataset_test_split", "eval_strategy")
+    else:
+        draft.set("data.heldout", "", "eval_strategy")
+    if known == "steps" and draft["eval_steps"] is not None:
+        draft.set("eval.every", draft.count("eval_steps"), "eval_steps", "eval_strategy")
+
+
+def where(name: str, config: str = "", split: str = "train") -> str:
+    """A data set in our form: a .jsonl or .txt file as it is, else ``hf:<id>[:config]@<split>``."""
+    return name if name.endswith((".jsonl", ".txt")) else f"hf:{name.removeprefix('hf::')}{config}@{split}"
+
+
+def evaluation(draft: Draft) -> None:
+    """Samples per held-out prompt."""
+    if draft["num_generations_eval"] is not None:
+        draft.set("eval.samples", draft.count("num_generations_eval"), "num_generations_eval")
+
+
+def rewards(draft: Draft) -> None:
+    """Rewards that have a counterpart here, with their weights."""
+    swift = draft.table.project == "ms-swift"
+    names = draft["reward_funcs"] or []
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f"{draft.source.name}: reward_funcs: got {text_of(names)}, expected a list of names")
+    weights = draft["reward_weights"]
+    weights = [1.0] * len(names) if weights is None else weights if isinstance(weights, list) else [weights]
+    model = "reward_model" if swift else "reward_model_name_or_path"
+    if draft[model]:
+        draft.leave(model, "a reward model is a reward by name ('mmgrpo rewards'), or a function of your own")
+        draft.warn(f"{model} {text_of(draft[model])}: name its counterpart in rewards", model)
+    found, table = [], swift_rewards(draft) if swift else TRL_REWARDS
+    for number, name in enumerate(names):
+        weight = weights[number] if number < len(weights) else 1.0
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            raise ValueError(f"{draft.source.name}: reward_weights: got {text_of(weight)}, expected numbers")
+        if name in table:
+            found.append(weighted(table[name], weight))
+        else:
+            draft.warn(
+                f"the reward {text_of(name)} has no counterpart: 'mmgrpo rewards' lists ours; one of your own is "
+                f"module:function of (prompts, outputs), weight {weight} (docs/extending.md)"
+            )
+    of = ("reward_funcs", "reward_weights")
+    draft.mentioned |= {*of}
+    if found:
+        draft.set(
+            "rewards",
+            found,
+            *of,
+            note="the reward 'task' needs a column task" if any("task" in f for f in found) else "",
+        )
+        return
+    draft.warn("no reward is named: set rewards, else those of the family are used")
+    draft.left.update({key: "no reward of it has a counterpart" for key in of if draft.given(key)})
+
+
+TRL_REWARDS = {
+    "accuracy_reward": "task",
+    "reasoning_accuracy_reward": "task",
+    "think_format_reward": "format(style='think')",
+    "get_soft_overlong_punishment": "soft_overlong(max_tokens=1280, buffer=256)",
+}
+"""Rewards that TRL names, with the constants of its script."""
+
+
+def swift_rewards(draft: Draft) -> dict[str, str]:
+    """Rewards that ms-swift names, with their parameters."""
+    longest = draft.count("max_completion_length")
+    ends = [
+        draft.number(f"cosine_{edge}_len_value_{kind}", -1e6)
+        for kind in ("correct", "wrong")
+        for edge in ("min", "max")
+    ]
+    words = "cosine_length(max_tokens={}, right_short={}, right_long={}, wrong_short={}, wrong_long={})"
+    table = {
+        "accuracy": "task",
+        "format": "format(style='think_answer_end')",
+        "cosine": words.format(draft["cosine_max_len"] or longest, *ends),
+        "repetition": f"repetition(n={draft.count('repetition_n_grams')})",
+    }
+    if draft["soft_cache_length"] is not None:
+        most = draft["soft_max_length"] or longest
+        table["soft_overlong"] = f"soft_overlong(max_tokens={most}, buffer={draft.count('soft_cache_length')})"
+    return table
+
+
+def weighted(reward: str, weight: int | float) -> str:
+    """A reward with its weight, which is left out where it is 1."""
+    if weight == 1:
+        return reward
+    name, _, parameters = reward.partition("(")
+    return f"{name}(weight={weight:g}{', ' + parameters if parameters else ')'}"
+
+
+def trackers(draft: Draft) -> None:
+    """Experiment trackers, as far as they are installed here."""
+    for key in ("report_to", "trainer.logger"):
+        if key not in draft.table.rows:
+            continue
+        names = draft[key]
+        names = [names] if isinstance(names, str) else list(names or [])
+        ours = [str(name) for name in names if name in TRACKERS and importlib.util.find_spec(str(name))]
+        for name in names:
+            if name not in (*ours, "none", "console", "file"):
+                draft.warn(
+                    f"{key} {text_of(name)} is not installed here or unknown: 'trackers' takes {', '.join(TRACKERS)}"
+                )
+        draft.set("trackers", ours, key)
+
+
+def name(draft: Draft) -> None:
+    """The name of the run, which is one plain component of a path here."""
+    for key in ("run_name", "trainer.experiment_name"):
+        if key in draft.table.rows and (given := draft[key]):
+            plain = re.sub(r"[/\\\x00-\x1f\x7f]+", "-", str(given)).lstrip("-.") or "run"
+            draft.set("name", plain if plain in PATH_COMPONENT else "run", key)
+
+
+def tokens(draft: Draft) -> None:
+    """The longest completion."""
+    draft.set("sampling.max_tokens", draft.count("max_completion_length"), "max_completion_length")
+
+
+def nothing(draft: Draft) -> None:
+    """Read by another conversion."""
+
+
+TRL: Conversions = {
+    "precision": precision,
+    "lora": lora,
+    "data": data,
+    "evaluation": evaluation,
+    "rewards": rewards,
+    "name": name,
+    "batch": batch,
+    "steps": steps,
+    "warmup": warmup,
+    "saving": saving,
+    "trackers": trackers,
+    "tokens": tokens,
+    "loss": loss,
+    **dict.fromkeys(("kl", "entropy", "advantages", "mismatch"), nothing),
+}
+
+
+def swift_data(draft: Draft) -> None:
+    """Training and evaluation prompts of ms-swift, which names them ID[:subset]#rows."""
+    for key, ours in (("dataset", "data.train"), ("val_dataset", "data.heldout")):
+        names = draft[key] or []
+        names = [names] if isinstance(names, str) else [str(name) for name in names]
+        if any("#" in name for name in names):
+            draft.warn(f"{key} takes only some of the rows (#): here all rows of a file are prompts", key)
+        places = [where(name.partition("#")[0]) for name in names]
+        if places:
+            draft.set(ours, places[0], key)
+        elif ours == "data.heldout":
+            draft.set(ours, "", key, "split_dataset_ratio")
+        else:
+            draft.warn("no data set is named: set data.train (docs/data.md)", key)
+        if places[1:]:
+            draft.set("data.extra_train" if ours == "data.train" else "eval.extra", places[1:], key)
+    if draft.number("split_dataset_ratio", 0, 1):
+        draft.warn(
+            "held-out rows are a file of their own here: split the data, and set data.heldout", "split_dataset_ratio"
+        )
+        draft.left["split_dataset_ratio"] = "held-out rows are a file of their own"
+
+
+def swift_lr(draft: Draft) -> None:
+    """The learning rate, whose default depends on LoRA there."""
+    value = draft["learning_rate"]
+    if value is None:
+        value = 1e-4 if draft["tuner_type"] == "lora" else 1e-5
+    else:
+        value = draft.number("learning_rate")
+    draft.set("optim.lr", value, "learning_rate")
+
+
+def swift_pixels(draft: Draft) -> None:
+    """The sizes of pictures, which stand in the environment or in the command."""
+    most = [key for key in ("max_pixels", "MAX_PIXELS") if draft[key] is not None]
+    if most:
+        draft.set("model.max_pixels", draft.count(most[0]), *most)
+
+
+MS_SWIFT: Conversions = {
+    **TRL,
+    "data": swift_data,
+    "learning_rate": swift_lr,
+    "pixels": swift_pixels,
+}
