@@ -1,12 +1,272 @@
-"""The tab Vision-language: questions about pictures and clips."""
+"""The tab Vision-language: a question about a picture or a clip, answered by the models of a pair."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
 import gradio as gr
 
+from mmgrpo.cli.demo import sampled
 from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_errors
+from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
+from mmgrpo.data.images import read_picture
+from mmgrpo.report.completions import words
+from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+from mmgrpo.types import Image, Media, Prompt, Text, Turn
+
+ABOUT = """Ask the model before and after training the same question. Both answer with the same random numbers, so that
+what differs is what training changed."""
+TAGS = re.compile(r"(&lt;/?(?:think|answer|reasoning)&gt;)")
+"""Tags of a completion's form, after escaping."""
+THOUGHT = re.compile(r"\s*<think>(.*)</think>(.*)|(.*?)(<answer>.*)", re.DOTALL)
+"""Reasoning and the rest of a completion; a thought may contain answers."""
+
+
+def ask(
+    opened: Opened,
+    examples: Examples,
+    name: str,
+    key: str,
+    file: str | None,
+    question: str,
+    answer: str,
+    task: str,
+    coordinates: str,
+    count: int,
+    temperature: float,
+    seed: int,
+) -> Iterator[tuple[float, str, str]]:
+    """Yields the fraction that is done, what comes next, and mark-up of the answers so far."""
+    sampled.look_up(opened, name)
+    if not (1 <= count <= sampled.MOST and 0 <= temperature <= 2 and 0 <= seed < 1 << 32):
+        raise ValueError(
+            f"got {count} answers at temperature {temperature:g} with seed {seed}, expected 1 to {sampled.MOST} "
+            "answers at 0 to 2 with a seed from 0 to 4,294,967,295; change them"
+        )
+    prompt = prompt_of(examples.get(name, key), file, question, answer, task, coordinates, system_of(examples, name))
+    count = 1 if temperature == 0 else int(count)
+    for done, doing, drawn in sampled.draw_sides(
+        opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)
+    ):
+        yield done, doing, sampled.sides({side: side_of(prompt, one) for side, one in drawn.items()}) + legend(drawn)
+
+
+def system_of(examples: Examples, name: str) -> tuple[Turn, ...]:
+    """The system turns of the pair's own prompts, which an upload is asked with too."""
+    own = next(iter(examples.of(name).values()), None)
+    return tuple(turn for turn in own.turns if turn.role == "system") if own else ()
+
+
+def prompt_of(
+    example: Prompt | None,
+    file: str | None,
+    question: str,
+    answer: str,
+    task: str,
+    coordinates: str,
+    system: tuple[Turn, ...] = (),
+) -> Prompt:
+    """The example, with the question, answer and task as the visitor left them, or a prompt of an upload."""
+    question = check_text(question, "question").strip()
+    reference = answer_of(check_text(answer, "reference answer").strip())
+    if example:
+        if question != example.text:
+            media = tuple(part for part in example.media)
+            kept = tuple(turn for turn in example.turns if turn.role == "system")
+            example = replace(example, text=question, turns=(*kept, Turn("user", (*media, question))))
+        if answer != sampled.shown_answer(example.answer):
+            example = replace(example, answer=reference)
+        return replace(example, task=task.strip())
+    if not question:
+        raise ValueError("question: got no text, expected a question; write one, or choose an example")
+    media = (read_upload(file),) if file else ()
+    meta: dict[str, Any] = {}
+    if media and isinstance(media[0].source, Image):
+        meta = {"coordinates": coordinates, "size": list(media[0].source.pixels.shape[1:])}
+    return Prompt(question, "upload", reference, task.strip(), meta, (*system, Turn("user", (*media, question))))
+
+
+def read_upload(file: str) -> Media:
+    """A picture, decoded within the limits of data, or a clip of which the ends could be; ``Unreadable`` otherwise."""
+    from pipelines.vlm.media import measure
+
+    name = Path(file).name
+    if (kind := kind_of(name)) == "image":
+        return Media("image", read_picture(file, name))
+    if kind != "video":
+        raise ValueError(f"{name}: got a file of kind {kind}, expected a picture or a clip; upload another")
+    measure(clip := Media("video", file))
+    return clip
+
+
+def split(completion: str) -> tuple[str, str]:
+    """The reasoning of a completion (in <think> tags, or what precedes <answer>), and the rest."""
+    match = THOUGHT.fullmatch(completion)
+    if not match:
+        return "", completion
+    thought, after, before, answer = match.groups()
+    return (before.strip(), answer) if thought is None else (thought.strip(), after.strip())
+
+
+def side_of(prompt: Prompt, drawn: Drawn) -> str:
+    """Mark-up of the answers of one side: a summary, then every answer."""
+    texts = [output.text for output in drawn.outputs if isinstance(output, Text)]
+    counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
+    common = ", ".join(f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4))
+    rest = f" and {len(counts) - 4} others" if len(counts) > 4 else ""
+    summary = f'<p class="soft">{common}{rest}</p>' if len(texts) > 1 else ""
+    if len(texts) > 1:
+        summary += sampled.rewards_list(sampled.means(drawn.rewards), drawn.reasons, ", mean")
+    return summary + "".join(article(prompt, drawn, i) for i in range(len(texts))) + sampled.reasons_list(drawn.reasons)
+
+
+def article(prompt: Prompt, drawn: Drawn, i: int) -> str:
+    """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the picture, rewards."""
+    output = drawn.outputs[i]
+    assert isinstance(output, Text)
+    reasoning, rest = split(output.text)
+    parts = []
+    if reasoning:
+        size = len(reasoning.split())
+        parts.append(
+            f"<details><summary>reasoning, {size} words</summary><p class='text'>{escape(reasoning)}</p></details>"
+        )
+    marked = TAGS.sub(r'<span class="tag">\1</span>', escape(rest))
+    parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
+    if any((boxes := boxes_of(prompt, output)).values()):
+        parts.append(sampled.medium(prompt.media[0], boxes))
+    if drawn.rewards:
+        parts.append(sampled.rewards_list(drawn.rewards[i], drawn.reasons))
+    length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
+    return f"<article>{''.join(parts)}<small>{length}</small></article>"
+
+
+def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
+    """The boxes of an answer (``said``) and of the reference (``gold``); none where they cannot be placed.
+
+    Without a task a text that has boxes is taken for an answer about places.
+    """
+    from reward_models.rules import drawn_boxes
+
+    try:
+        return drawn_boxes.boxes_of(prompt if prompt.task else replace(prompt, task="box_iou"), output).get("boxes", {})
+    except ValueError:  # coordinates that need a size that is not known
+        return {}
+
+
+def legend(drawn: Mapping[str, Drawn]) -> str:
+    """The colours of boxes, where an answer has any."""
+    if not any(note.get("boxes", {}).get("said") for one in drawn.values() for note in one.notes):
+        return ""
+    return (
+        f'<p class="soft">Boxes: <b style="color:{REFERENCE}">reference</b>, '
+        f'<b style="color:{PREDICTION}">answer</b>.</p>'
+    )
+
+
+def label(number: int, prompt: Prompt) -> str:
+    """An example in the list."""
+    kind = prompt.media[0].kind if prompt.media else "text"
+    return f"{number}. {prompt.text[:80]} ({kind}{', ' + prompt.task if prompt.task else ''})"
 
 
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    gr.Markdown("questions about pictures and clips")
+    from reward_models.rules.boxes import COORDINATES
+    from reward_models.rules.tasks import TASKS
+
+    names, examples = opened.of("vlm"), Examples(opened)
+    gr.Markdown(ABOUT)
+    if not names:
+        gr.Markdown(
+            "No vision-language model is open. Train one (`mmgrpo train --recipe vlm/demo`) and name its run folder."
+        )
+        return
+    with gr.Row():
+        with gr.Column(min_width=300):
+            pair = gr.Dropdown(names, value=names[0], label="Models", elem_id="vlm-pair")
+            example = gr.Dropdown(
+                [("my own question", OWN)], value=OWN, label="Held-out example", elem_id="vlm-example"
+            )
+            suffixes = [*SUFFIXES["image"], *SUFFIXES["video"]]
+            file = gr.File(file_types=suffixes, label="Or upload a picture or a clip", height=120, elem_id="vlm-file")
+        with gr.Column(min_width=300):
+            preview = gr.HTML(css_template=sampled.CSS, elem_id="vlm-preview")
+            question = gr.Textbox(label="Question", lines=2, max_length=sampled.MAX_TEXT, elem_id="vlm-question")
+            with gr.Accordion("Reference answer, for rewards that compare with one", open=False):
+                answer = gr.Textbox(label="Reference answer", elem_id="vlm-answer")
+                task = gr.Dropdown(
+                    ["", *TASKS], value="", label="Task", info="how the reward task compares", elem_id="vlm-task"
+                )
+                coordinates = gr.Dropdown(
+                    list(COORDINATES),
+                    value="resized",
+                    label="Coordinates of boxes in answers about uploads",
+                    elem_id="vlm-coordinates",
+                )
+    with gr.Row():
+        count = gr.Slider(1, sampled.MOST, 4, step=1, label="Answers", elem_id="vlm-count")
+        temperature = gr.Slider(
+            0, 2, 1.0, step=0.1, label="Temperature", info="0 is the most likely answer", elem_id="vlm-temperature"
+        )
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="vlm-seed")
+    with gr.Row():
+        run = gr.Button("Ask both", variant="primary", elem_id="vlm-ask")
+        cancel = gr.Button("Cancel", variant="stop", elem_id="vlm-cancel")
+    doing = gr.HTML(elem_id="vlm-status")
+    result = gr.HTML(css_template=sampled.CSS, elem_id="vlm-result")
+
+    def fill(name: str, key: str) -> list[Any]:
+        """The fields of an example, and its media."""
+        with one_line_errors():
+            chosen = examples.get(name, key)
+            if chosen is None:
+                return [gr.skip(), "", "", None, ""]
+            shown = "".join(map(sampled.medium, chosen.media)) + context(chosen)
+            known = chosen.task if chosen.task in TASKS else ""
+            return [chosen.text, sampled.shown_answer(chosen.answer), known, None, shown]
+
+    def choose_pair(name: str) -> list[Any]:
+        with one_line_errors():
+            own = examples.of(name)
+        choices = [
+            ("my own question", OWN),
+            *((label(i, one), key) for i, (key, one) in enumerate(own.items(), start=1)),
+        ]
+        first = next(iter(own), OWN)
+        return [gr.Dropdown(choices, value=first), *fill(name, first)]
+
+    def upload(path: str | None) -> list[Any]:
+        if not path:
+            return [OWN, ""]
+        with one_line_errors(path):
+            return [OWN, sampled.medium(read_upload(path))]
+
+    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
+        with one_line_errors(inputs[2] or ""):
+            for done, text, page in ask(opened, examples, *inputs):
+                progress(done, text)
+                yield sampled.status(text), page
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    fields = [question, answer, task, file, preview]
+    gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
+    example.input(fill, [pair, example], fields, **quiet)
+    file.input(upload, [file], [example, preview], **quiet)
+    inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
+    event = run.click(
+        both, inputs, [doing, result], concurrency_limit=1, api_visibility="private", show_progress_on=doing
+    )
+    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
+
+
+def context(prompt: Prompt) -> str:
+    """The whole conversation of an example where it is more than one question."""
+    return f'<p class="text soft">{escape(words(prompt))}</p>' if len(prompt.turns) > 1 else ""
