@@ -48,16 +48,18 @@ OWN = ""
 """The key of no example: a visitor's own prompt."""
 
 CSS = """
+* { --quiet: color-mix(in srgb, var(--body-text-color) 72%, transparent); }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 1rem 1.5rem; }
 .sides > section { min-width: 0; overflow-wrap: anywhere; }
 h3 { margin: 0 0 .2rem; }
 p { margin: 0 0 .4rem; }
-.soft, small, sup { color: var(--body-text-color-subdued); font-size: .85em; }
+.soft, small, sup { color: var(--quiet); font-size: .85em; }
 article { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: .6rem .8rem; margin: .5rem 0; }
 .text { white-space: pre-wrap; max-height: 24rem; overflow-y: auto; font-size: 1.05em; }
-.tag { color: var(--body-text-color-subdued); font-size: .8em; }
+.tag { color: var(--quiet); font-size: .8em; }
 .rewards { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .3rem 0 0; padding: 0; list-style: none;
-  font-size: .85em; color: var(--body-text-color-subdued); }
+  font-size: .85em; color: var(--quiet); }
 .rewards b { color: var(--body-text-color); font-variant-numeric: tabular-nums; font-weight: 600; }
 .rewards .failed { color: #c0492f; }
 summary { cursor: pointer; }
@@ -70,7 +72,7 @@ ins, del { text-decoration-thickness: 2px; text-underline-offset: .2em; }
 ins { text-decoration-line: underline; }
 ins.replace { color: #b06f00; }
 ins.insert { color: #c0492f; }
-del { color: var(--body-text-color-subdued); margin-left: .25em; text-decoration-line: line-through; }
+del { color: var(--quiet); margin-left: .25em; text-decoration-line: line-through; }
 del.delete { color: #c0492f; margin-left: 0; }
 .bar { fill: currentColor; }
 svg { display: block; color: var(--color-accent); height: 56px; margin: .3rem 0; }
@@ -261,13 +263,14 @@ def show(one: Medium) -> str:
     return render("medium.html", {"medium": one})
 
 
-def rewards_list(values: Mapping[str, float], reasons: Mapping[str, str], what: str = "") -> str:
-    """Mark-up of rewards by name; one without a value is shown as failed, with the reason as its title."""
+def rewards_list(values: Mapping[str, float], reasons: Mapping[str, str], *facts: str) -> str:
+    """Mark-up of rewards by name, then of ``facts``; a reward without a value is shown as failed."""
     items = []
     for name, value in values.items():
         title = f' title="{escape(reasons.get(name, "no value for this output"))}"'
         text = '<b class="failed">failed</b>' if math.isnan(value) else f"<b>{number(value)}</b>"
-        items.append(f"<li{title if math.isnan(value) else ''}>{escape(name + what)} {text}</li>")
+        items.append(f"<li{title if math.isnan(value) else ''}>{escape(name)} {text}</li>")
+    items += [f"<li>{escape(fact)}</li>" for fact in facts]
     return f'<ul class="rewards">{"".join(items)}</ul>' if items else ""
 
 
@@ -294,6 +297,6 @@ def sides(columns: Mapping[str, str]) -> str:
     return f'<div class="sides">{"".join(parts)}</div>' if parts else ""
 
 
-def status(text: str) -> str:
-    """Mark-up of what happens now, which a screen reader announces."""
-    return f'<p role="status" aria-live="polite">{escape(text)}</p>'
+def status(text: str, seen: bool = True) -> str:
+    """Mark-up of what happens now, which a screen reader announces; others see the progress bar in its place."""
+    return f'<p role="status" aria-live="polite"{"" if seen else " class=unseen"}>{escape(text)}</p>'

@@ -55,7 +55,8 @@ def ask(
     for done, doing, drawn in sampled.draw_sides(
         opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)
     ):
-        yield done, doing, sampled.sides({side: side_of(prompt, one) for side, one in drawn.items()}) + legend(drawn)
+        columns = sampled.sides({side: side_of(prompt, one) for side, one in drawn.items()})
+        yield done, doing, heading(prompt, drawn) + columns
 
 
 def system_of(examples: Examples, name: str) -> tuple[Turn, ...]:
@@ -123,7 +124,7 @@ def side_of(prompt: Prompt, drawn: Drawn) -> str:
     rest = f" and {len(counts) - 4} others" if len(counts) > 4 else ""
     summary = f'<p class="soft">{common}{rest}</p>' if len(texts) > 1 else ""
     if len(texts) > 1:
-        summary += sampled.rewards_list(sampled.means(drawn.rewards), drawn.reasons, ", mean")
+        summary += sampled.rewards_list(sampled.means(drawn.rewards), drawn.reasons, "mean of the answers")
     return summary + "".join(article(prompt, drawn, i) for i in range(len(texts))) + sampled.reasons_list(drawn.reasons)
 
 
@@ -142,10 +143,9 @@ def article(prompt: Prompt, drawn: Drawn, i: int) -> str:
     parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
     if any((boxes := boxes_of(prompt, output)).values()):
         parts.append(sampled.medium(prompt.media[0], boxes))
-    if drawn.rewards:
-        parts.append(sampled.rewards_list(drawn.rewards[i], drawn.reasons))
     length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
-    return f"<article>{''.join(parts)}<small>{length}</small></article>"
+    parts.append(sampled.rewards_list(drawn.rewards[i] if drawn.rewards else {}, drawn.reasons, length))
+    return f"<article>{''.join(parts)}</article>"
 
 
 def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
@@ -161,14 +161,13 @@ def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
         return {}
 
 
-def legend(drawn: Mapping[str, Drawn]) -> str:
-    """The colours of boxes, where an answer has any."""
-    if not any(note.get("boxes", {}).get("said") for one in drawn.values() for note in one.notes):
-        return ""
-    return (
-        f'<p class="soft">Boxes: <b style="color:{REFERENCE}">reference</b>, '
-        f'<b style="color:{PREDICTION}">answer</b>.</p>'
-    )
+def heading(prompt: Prompt, drawn: Mapping[str, Drawn]) -> str:
+    """Mark-up of the reference answer, and of the colours of boxes where an answer has any."""
+    outputs = [output for one in drawn.values() for output in one.outputs if isinstance(output, Text)]
+    boxes = f'boxes: <b style="color:{PREDICTION}">answer</b>, <b style="color:{REFERENCE}">reference</b>'
+    parts = [f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>"] * (prompt.answer is not None)
+    parts += [boxes] * any(any(boxes_of(prompt, output).values()) for output in outputs)
+    return f'<p class="soft">{"; ".join(parts)}</p>' if parts and drawn else ""
 
 
 def label(number: int, prompt: Prompt) -> str:
@@ -196,7 +195,7 @@ def tab(opened: Opened) -> None:
                 [("my own question", OWN)], value=OWN, label="Held-out example", elem_id="vlm-example"
             )
             suffixes = [*SUFFIXES["image"], *SUFFIXES["video"]]
-            file = gr.File(file_types=suffixes, label="Or upload a picture or a clip", height=120, elem_id="vlm-file")
+            file = gr.File(file_types=suffixes, label="Or upload a picture or a clip", height=140, elem_id="vlm-file")
         with gr.Column(min_width=300):
             preview = gr.HTML(css_template=sampled.CSS, elem_id="vlm-preview")
             question = gr.Textbox(label="Question", lines=2, max_length=sampled.MAX_TEXT, elem_id="vlm-question")
@@ -218,9 +217,9 @@ def tab(opened: Opened) -> None:
         )
         seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="vlm-seed")
     with gr.Row():
-        run = gr.Button("Ask both", variant="primary", elem_id="vlm-ask")
-        cancel = gr.Button("Cancel", variant="stop", elem_id="vlm-cancel")
-    doing = gr.HTML(elem_id="vlm-status")
+        run = gr.Button("Ask", variant="primary", size="md", elem_id="vlm-ask")
+        cancel = gr.Button("Cancel", size="md", elem_id="vlm-cancel")
+    doing = gr.HTML(css_template=sampled.CSS, elem_id="vlm-status")
     result = gr.HTML(css_template=sampled.CSS, elem_id="vlm-result")
 
     def fill(name: str, key: str) -> list[Any]:
@@ -253,13 +252,13 @@ def tab(opened: Opened) -> None:
         with one_line_errors(inputs[2] or ""):
             for done, text, page in ask(opened, examples, *inputs):
                 progress(done, text)
-                yield sampled.status(text), page
+                yield sampled.status(text, seen=False), page
 
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     fields = [question, answer, task, file, preview]
     gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
     example.input(fill, [pair, example], fields, **quiet)
-    file.input(upload, [file], [example, preview], **quiet)
+    gr.on([file.upload, file.clear], upload, [file], [example, preview], **quiet)
     inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
     event = run.click(
         both, inputs, [doing, result], concurrency_limit=1, api_visibility="private", show_progress_on=doing
