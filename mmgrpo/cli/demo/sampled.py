@@ -55,13 +55,15 @@ CSS = """
 h3 { margin: 0 0 .2rem; }
 p { margin: 0 0 .4rem; }
 .soft, small, sup { color: var(--quiet); font-size: .85em; }
-article { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: .6rem .8rem; margin: .5rem 0; }
+article { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: .6rem .8rem; margin: .5rem 0;
+  display: flow-root; }
+article img { float: right; max-width: 45%; margin: 0 0 .3rem .8rem; }
 .text { white-space: pre-wrap; max-height: 24rem; overflow-y: auto; font-size: 1.05em; }
 .tag { color: var(--quiet); font-size: .8em; }
 .rewards { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .3rem 0 0; padding: 0; list-style: none;
   font-size: .85em; color: var(--quiet); }
 .rewards b { color: var(--body-text-color); font-variant-numeric: tabular-nums; font-weight: 600; }
-.rewards .failed { color: #c0492f; }
+.failed { color: #c0492f; }
 summary { cursor: pointer; }
 details { margin: .3rem 0; }
 img { display: block; max-width: 100%; height: auto; border-radius: 4px; }
@@ -229,6 +231,11 @@ def one_line_errors(file: str = "") -> Iterator[None]:
         raise gr.Error(message, print_exception=False) from error
 
 
+def refused(error: Exception, file: str) -> str:
+    """Mark-up of why an upload cannot be used."""
+    return f'<p role="alert" class="failed">{escape(in_words(error, file))}</p>'
+
+
 def shown_answer(answer: Any) -> str:
     """A reference answer as the page shows it; empty for none."""
     return "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
@@ -249,7 +256,7 @@ def medium(media: Media, boxes: Mapping[str, Any] | None = None) -> str:
         return show(Medium("sound", "the sound", sound_uri(content.content, content.suffix)))
     if media.kind == "video":
         frames = read_video(media, max_frames=FRAMES).frames
-        sheet = strip([Pil.fromarray(frame.permute(1, 2, 0).numpy()) for frame in frames])
+        sheet = strip([enlarge(Pil.fromarray(frame.permute(1, 2, 0).numpy())) for frame in frames])
         return show(Medium("picture", f"{len(frames)} frames of the clip", picture_uri(jpeg(sheet), "image/jpeg")))
     image = to_pil(read_image(media))
     image.thumbnail((SIDE, SIDE))

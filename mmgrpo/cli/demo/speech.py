@@ -21,7 +21,8 @@ from pipelines.language import LanguageFamily
 
 HEAR = """Record or upload a sound, and read what the recognizer hears before and after training. Words that differ from
 the reference are marked; without one, those that differ between the two."""
-SPEAK = """Write a text, and hear it spoken before and after training."""
+SPEAK = """Write a text, and hear it spoken before and after training. A voice without saved weights is pretrained when
+it is first needed, which takes a minute."""
 MAX_SPOKEN = 300
 """Characters of a text to speak, about 20 seconds."""
 BARS = 120
@@ -40,7 +41,8 @@ def transcribe(
     pair = sampled.look_up(opened, name)
     prompt = sound_prompt(pair, examples.get(name, key), file, question, reference)
     for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
-        yield done, doing, sampled.sides(transcripts(pair, prompt, drawn))
+        title = f'<p class="soft">{escape(prompt.id)}</p>' if drawn else ""
+        yield done, doing, title + sampled.sides(transcripts(pair, prompt, drawn))
 
 
 def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
@@ -56,7 +58,7 @@ def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question:
         raise ValueError("sound: got none, expected a sound; record or upload one, or choose an example")
     audio = read_upload(pair, file)
     parts = (Media("audio", audio), *([question] if question else []))
-    return Prompt(question, "upload", reference or None, "transcribe", {}, (Turn("user", parts),))
+    return Prompt(question, Path(file).name, reference or None, "transcribe", {}, (Turn("user", parts),))
 
 
 def read_upload(pair: Pair, file: str) -> Audio:
@@ -121,7 +123,8 @@ def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) ->
     pair = sampled.look_up(opened, name)
     prompt = spoken_prompt(pair, examples.get(name, key), text)
     for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
-        yield done, doing, sampled.sides(sounds(prompt, drawn))
+        title = f'<p class="soft">“{escape(prompt.text)}”</p>' if drawn else ""
+        yield done, doing, title + sampled.sides(sounds(prompt, drawn))
 
 
 def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
@@ -200,6 +203,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
             file = gr.Audio(
                 sources=["microphone", "upload"],
                 type="filepath",
+                buttons=[],
                 label="Or record or upload a sound",
                 elem_id="speech-file",
             )
@@ -235,8 +239,10 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
     def upload(name: str, path: str | None) -> list[Any]:
         if not path:
             return [gr.skip()] * 3
-        with one_line_errors(path):
+        try:
             audio = read_upload(sampled.look_up(opened, name), path)
+        except ValueError as error:
+            return [OWN, "", sampled.refused(error, path)]
         note = f"{Path(path).name}: {audio.samples.shape[-1] / audio.rate:.1f} s at {audio.rate:,} Hz"
         return [OWN, "", f'<p class="soft">{escape(note)}</p>']
 

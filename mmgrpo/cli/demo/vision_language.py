@@ -120,11 +120,12 @@ def side_of(prompt: Prompt, drawn: Drawn) -> str:
     """Mark-up of the answers of one side: a summary, then every answer."""
     texts = [output.text for output in drawn.outputs if isinstance(output, Text)]
     counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
-    common = ", ".join(f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4))
-    rest = f" and {len(counts) - 4} others" if len(counts) > 4 else ""
-    summary = f'<p class="soft">{common}{rest}</p>' if len(texts) > 1 else ""
-    if len(texts) > 1:
-        summary += sampled.rewards_list(sampled.means(drawn.rewards), drawn.reasons, "mean of the answers")
+    common = [f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4) if count > 1]
+    others = len(texts) - sum(count for _, count in counts.most_common(4) if count > 1)
+    summary = f'<p class="soft">{", ".join([*common, *[f"{others} others"] * (others > 0)])}</p>' if common else ""
+    if len(texts) > 1 and drawn.rewards:
+        means = sampled.means(drawn.rewards)
+        summary += sampled.rewards_list(means, drawn.reasons, f"mean of {len(texts)} answers")
     return summary + "".join(article(prompt, drawn, i) for i in range(len(texts))) + sampled.reasons_list(drawn.reasons)
 
 
@@ -134,6 +135,8 @@ def article(prompt: Prompt, drawn: Drawn, i: int) -> str:
     assert isinstance(output, Text)
     reasoning, rest = split(output.text)
     parts = []
+    if any((boxes := boxes_of(prompt, output)).values()):
+        parts.append(sampled.medium(prompt.media[0], boxes))
     if reasoning:
         size = len(reasoning.split())
         parts.append(
@@ -141,8 +144,6 @@ def article(prompt: Prompt, drawn: Drawn, i: int) -> str:
         )
     marked = TAGS.sub(r'<span class="tag">\1</span>', escape(rest))
     parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
-    if any((boxes := boxes_of(prompt, output)).values()):
-        parts.append(sampled.medium(prompt.media[0], boxes))
     length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
     parts.append(sampled.rewards_list(drawn.rewards[i] if drawn.rewards else {}, drawn.reasons, length))
     return f"<article>{''.join(parts)}</article>"
@@ -162,12 +163,13 @@ def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
 
 
 def heading(prompt: Prompt, drawn: Mapping[str, Drawn]) -> str:
-    """Mark-up of the reference answer, and of the colours of boxes where an answer has any."""
+    """Mark-up of the question, the reference answer, and the colours of boxes where an answer has any."""
     outputs = [output for one in drawn.values() for output in one.outputs if isinstance(output, Text)]
     boxes = f'boxes: <b style="color:{PREDICTION}">answer</b>, <b style="color:{REFERENCE}">reference</b>'
-    parts = [f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>"] * (prompt.answer is not None)
+    parts = [escape(f"“{prompt.text}”")]
+    parts += [f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>"] * (prompt.answer is not None)
     parts += [boxes] * any(any(boxes_of(prompt, output).values()) for output in outputs)
-    return f'<p class="soft">{"; ".join(parts)}</p>' if parts and drawn else ""
+    return f'<p class="soft">{"; ".join(parts)}</p>' if drawn else ""
 
 
 def label(number: int, prompt: Prompt) -> str:
@@ -244,9 +246,11 @@ def tab(opened: Opened) -> None:
 
     def upload(path: str | None) -> list[Any]:
         if not path:
-            return [OWN, ""]
-        with one_line_errors(path):
-            return [OWN, sampled.medium(read_upload(path))]
+            return [OWN, "", "", ""]
+        try:
+            return [OWN, "", "", sampled.medium(read_upload(path))]
+        except ValueError as error:
+            return [OWN, "", "", sampled.refused(error, path)]
 
     def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
         with one_line_errors(inputs[2] or ""):
@@ -258,7 +262,7 @@ def tab(opened: Opened) -> None:
     fields = [question, answer, task, file, preview]
     gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
     example.input(fill, [pair, example], fields, **quiet)
-    gr.on([file.upload, file.clear], upload, [file], [example, preview], **quiet)
+    gr.on([file.upload, file.clear], upload, [file], [example, answer, task, preview], **quiet)
     inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
     event = run.click(
         both, inputs, [doing, result], concurrency_limit=1, api_visibility="private", show_progress_on=doing
