@@ -63,7 +63,7 @@ article img { float: right; max-width: 45%; margin: 0 0 .3rem .8rem; }
 .rewards { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .3rem 0 0; padding: 0; list-style: none;
   font-size: .85em; color: var(--quiet); }
 .rewards b { color: var(--body-text-color); font-variant-numeric: tabular-nums; font-weight: 600; }
-.failed { color: #c0492f; }
+.failed, .rewards .failed { color: #c0492f; }
 summary { cursor: pointer; }
 details { margin: .3rem 0; }
 img { display: block; max-width: 100%; height: auto; border-radius: 4px; }
@@ -76,8 +76,8 @@ ins.replace { color: #b06f00; }
 ins.insert { color: #c0492f; }
 del { color: var(--quiet); margin-left: .25em; text-decoration-line: line-through; }
 del.delete { color: #c0492f; margin-left: 0; }
-.bar { fill: currentColor; }
-svg { display: block; color: var(--color-accent); height: 56px; margin: .3rem 0; }
+.bar { fill: var(--color-accent); }
+svg { display: block; height: 56px; margin: .3rem 0; }
 """
 """Rules of the mark-up of both tabs, which Gradio confines to the component that is given them."""
 

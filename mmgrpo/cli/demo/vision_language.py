@@ -165,7 +165,8 @@ def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
 def heading(prompt: Prompt, drawn: Mapping[str, Drawn]) -> str:
     """Mark-up of the question, the reference answer, and the colours of boxes where an answer has any."""
     outputs = [output for one in drawn.values() for output in one.outputs if isinstance(output, Text)]
-    boxes = f'boxes: <b style="color:{PREDICTION}">answer</b>, <b style="color:{REFERENCE}">reference</b>'
+    boxes = f'boxes: <b style="color:{PREDICTION}">answer</b>'
+    boxes += f', <b style="color:{REFERENCE}">reference</b>' * (prompt.answer is not None)
     parts = [escape(f"“{prompt.text}”")]
     parts += [f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>"] * (prompt.answer is not None)
     parts += [boxes] * any(any(boxes_of(prompt, output).values()) for output in outputs)

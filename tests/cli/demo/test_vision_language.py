@@ -224,14 +224,9 @@ def test_the_tab_has_labels_private_events_and_a_cancel_that_ends_the_question()
     fields = ("pair", "example", "file", "question", "answer", "task", "coordinates", "count", "temperature", "seed")
     assert all(page[f"vlm-{name}"].label for name in fields)
     assert {event.api_visibility for event in page["events"]} == {"private"}
-    computing = [event for event in page["events"] if ("click", page["vlm-ask"]._id) in targets_of(event)]
-    ending = [event for event in page["events"] if ("click", page["vlm-cancel"]._id) in targets_of(event)]
+    computing, ending = (told.clicked(page, name) for name in ("vlm-ask", "vlm-cancel"))
     assert [event.concurrency_limit for event in computing] == [1]
     assert computing[0]._id in [place for event in ending for place in event.cancels]
-
-
-def targets_of(event) -> list[tuple[str, int]]:
-    return [(name, block) for block, name in event.targets]
 
 
 def test_without_a_model_the_tab_says_what_to_do(tmp_path):
