@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image as Pil
 
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.errors import is_user_error
@@ -241,15 +242,13 @@ def shown_answer(answer: Any) -> str:
     return "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
 
 
-def medium(media: Media, boxes: Mapping[str, Any] | None = None) -> str:
-    """Mark-up of a picture with its boxes, a strip of the frames of a clip, or a player.
+def medium(media: Media) -> str:
+    """Mark-up of a picture, a strip of the frames of a clip, or a player.
 
     A medium that cannot be read, or is beyond the limits of data, is ``Unreadable``.
     """
-    from PIL import Image as Pil
-
     from pipelines.samples import sound_of
-    from pipelines.vlm.media import read_image, read_video
+    from pipelines.vlm.media import read_video
 
     if media.kind == "audio":
         content = sound_of(media)
@@ -258,11 +257,22 @@ def medium(media: Media, boxes: Mapping[str, Any] | None = None) -> str:
         frames = read_video(media, max_frames=FRAMES).frames
         sheet = strip([enlarge(Pil.fromarray(frame.permute(1, 2, 0).numpy())) for frame in frames])
         return show(Medium("picture", f"{len(frames)} frames of the clip", picture_uri(jpeg(sheet), "image/jpeg")))
-    image = to_pil(read_image(media))
-    image.thumbnail((SIDE, SIDE))
-    image = enlarge(image)  # before boxes are drawn: their lines would cover much of a small picture
+    return boxed(small(media), {})
+
+
+def small(media: Media) -> Pil.Image:
+    """A picture of at most ``SIDE`` pixels, enlarged where it is tiny: lines of boxes would cover much of it."""
+    from pipelines.vlm.media import read_image
+
+    picture = to_pil(read_image(media))
+    picture.thumbnail((SIDE, SIDE))
+    return enlarge(picture)
+
+
+def boxed(picture: Pil.Image, boxes: Mapping[str, Any]) -> str:
+    """Mark-up of a picture with boxes."""
     alt = "the picture with boxes" if boxes else "the picture"
-    return show(Medium("picture", alt, picture_uri(jpeg(boxed_picture(image, boxes or {})), "image/jpeg")))
+    return show(Medium("picture", alt, picture_uri(jpeg(boxed_picture(picture, boxes)), "image/jpeg")))
 
 
 def show(one: Medium) -> str:

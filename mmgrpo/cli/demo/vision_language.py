@@ -52,11 +52,26 @@ def ask(
         )
     prompt = prompt_of(examples.get(name, key), file, question, answer, task, coordinates, system_of(examples, name))
     count = 1 if temperature == 0 else int(count)
+    view = in_memory(prompt)
+    picture = sampled.small(view.media[0]) if view.media and view.media[0].kind == "image" else None
+    seen: dict[str, Drawn] = {}
+    columns: dict[str, str] = {}
     for done, doing, drawn in sampled.draw_sides(
         opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)
     ):
-        columns = sampled.sides({side: side_of(prompt, one) for side, one in drawn.items()})
-        yield done, doing, heading(prompt, drawn) + columns
+        changed = {side: one for side, one in drawn.items() if one is not seen.get(side)}
+        columns |= {side: side_of(view, one, picture) for side, one in changed.items()}
+        seen |= changed
+        boxed = any("<img" in column for column in columns.values())
+        yield done, doing, (heading(prompt, boxed) + sampled.sides(columns)) * bool(columns)
+
+
+def in_memory(prompt: Prompt) -> Prompt:
+    """The prompt with its pictures decoded, once for all its answers."""
+    from pipelines.vlm.media import read_image
+
+    media = [replace(one, source=read_image(one)) if one.kind == "image" else one for one in prompt.media]
+    return replace(prompt, turns=(Turn("user", tuple(media)),)) if media else prompt
 
 
 def system_of(examples: Examples, name: str) -> tuple[Turn, ...]:
@@ -116,27 +131,28 @@ def split(completion: str) -> tuple[str, str]:
     return (before.strip(), answer) if thought is None else (thought.strip(), after.strip())
 
 
-def side_of(prompt: Prompt, drawn: Drawn) -> str:
+def side_of(prompt: Prompt, drawn: Drawn, picture: Any) -> str:
     """Mark-up of the answers of one side: a summary, then every answer."""
     texts = [output.text for output in drawn.outputs if isinstance(output, Text)]
     counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
     common = [f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4) if count > 1]
     others = len(texts) - sum(count for _, count in counts.most_common(4) if count > 1)
-    summary = f'<p class="soft">{", ".join([*common, *[f"{others} others"] * (others > 0)])}</p>' if common else ""
+    summary = f'<p class="soft">{", ".join([*common, *[f"{others} more"] * (others > 0)])}</p>' if common else ""
     if len(texts) > 1 and drawn.rewards:
         means = sampled.means(drawn.rewards)
         summary += sampled.rewards_list(means, drawn.reasons, f"mean of {len(texts)} answers")
-    return summary + "".join(article(prompt, drawn, i) for i in range(len(texts))) + sampled.reasons_list(drawn.reasons)
+    answers = "".join(article(prompt, drawn, i, picture) for i in range(len(texts)))
+    return summary + answers + sampled.reasons_list(drawn.reasons)
 
 
-def article(prompt: Prompt, drawn: Drawn, i: int) -> str:
+def article(prompt: Prompt, drawn: Drawn, i: int, picture: Any) -> str:
     """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the picture, rewards."""
     output = drawn.outputs[i]
     assert isinstance(output, Text)
     reasoning, rest = split(output.text)
     parts = []
     if any((boxes := boxes_of(prompt, output)).values()):
-        parts.append(sampled.medium(prompt.media[0], boxes))
+        parts.append(sampled.boxed(picture, boxes))
     if reasoning:
         size = len(reasoning.split())
         parts.append(
@@ -162,15 +178,15 @@ def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
         return {}
 
 
-def heading(prompt: Prompt, drawn: Mapping[str, Drawn]) -> str:
+def heading(prompt: Prompt, boxed: bool) -> str:
     """Mark-up of the question, the reference answer, and the colours of boxes where an answer has any."""
-    outputs = [output for one in drawn.values() for output in one.outputs if isinstance(output, Text)]
-    boxes = f'boxes: <b style="color:{PREDICTION}">answer</b>'
-    boxes += f', <b style="color:{REFERENCE}">reference</b>' * (prompt.answer is not None)
     parts = [escape(f"“{prompt.text}”")]
-    parts += [f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>"] * (prompt.answer is not None)
-    parts += [boxes] * any(any(boxes_of(prompt, output).values()) for output in outputs)
-    return f'<p class="soft">{"; ".join(parts)}</p>' if drawn else ""
+    if prompt.answer is not None:
+        parts.append(f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>")
+    if boxed:
+        gold = f', <b style="color:{REFERENCE}">reference</b>' if prompt.answer is not None else ""
+        parts.append(f'boxes: <b style="color:{PREDICTION}">answer</b>{gold}')
+    return f'<p class="soft">{"; ".join(parts)}</p>'
 
 
 def label(number: int, prompt: Prompt) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import gradio as gr
 import numpy as np
@@ -15,6 +16,7 @@ from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.sampled import OWN, Examples
 from mmgrpo.cli.demo.vision_language import ask, boxes_of, prompt_of, read_upload, split, tab
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.scoring import Scorer
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 from tests.cli.demo import told
 
@@ -30,7 +32,7 @@ def picture(tmp_path):
 
 @pytest.fixture
 def heldout(tmp_path, picture):
-    rows = [{"text": f"<image>how many {i}?", "image": picture, "answer": str(i), "task": "numeric"} for i in range(30)]
+    rows = [{"text": f"how many {i}?<image>", "image": picture, "answer": str(i), "task": "numeric"} for i in range(30)]
     rows[0] = {**rows[0], "id": "first"}
     file = tmp_path / "heldout.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -99,6 +101,31 @@ def test_a_reward_without_its_reference_is_failed_with_the_reason():
     assert page.count("names no task") == 4  # as a title and in the list of reasons, for each side
     assert "there is no &#x27;no_such_reward&#x27;" in page
     assert "format <b>0.000</b>" in page
+
+
+def test_every_kind_of_failure_of_a_reward_is_shown(monkeypatch):
+    def broken(prompts, outputs):
+        raise ZeroDivisionError("<b>no</b>")
+
+    rewards = [
+        Scorer("partial", lambda prompts, outputs: [0.25, math.inf, math.nan]),
+        Scorer("broken", broken),
+        Scorer("rollout", lambda prompts, outputs: [1.0] * 3, reads_rollout=True),
+    ]
+    monkeypatch.setattr(sampled, "scorers_of", lambda specs, device: (rewards, {"absent": "not installed"}))
+    found, _ = told.opened(told.pair("one", "qwen_vl", []), lambda i: Text("x"), lambda i: Text("y"))
+    _, _, page = asked(found, count=3)[-1]
+    base = page.split("<h3>Trained</h3>")[0]
+    # The mean has three failed rewards, the answers three, four and four.
+    assert base.count(">failed</b>") == 3 + 3 + 4 + 4
+    assert base.count("partial <b>0.250</b>") == 2
+    reasons = base.split("why rewards failed")[1]
+    for reason in (
+        "absent: not installed",
+        "broken: &lt;b&gt;no&lt;/b&gt;",
+        "rollout: it reads the decisions of training",
+    ):
+        assert reason in reasons
 
 
 def test_texts_of_visitors_and_models_are_escaped():

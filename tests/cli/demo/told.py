@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gradio as gr
 from torch import nn
@@ -47,7 +47,8 @@ def opened(one: Pair, *answers: Callable[[int], Output]) -> tuple[Opened, list[T
     """A pair whose sides answer; without answers a look at its models is an error."""
     found = Opened({}, {one.name: one}, Path("votes.jsonl"))
     sides = [Told(found, answer) for answer in answers]
-    found.loaded.update(zip([(one.name, side) for side in (BEFORE, AFTER)], sides, strict=False))
+    for side, policy in zip((BEFORE, AFTER), sides, strict=False):
+        found.loaded[one.name, side] = cast(Any, policy)
     return found, sides
 
 
@@ -55,7 +56,9 @@ def page(tab: Callable[[Opened], None], found: Opened) -> dict[str, Any]:
     """The components of a tab by id, and its events under ``events``."""
     with gr.Blocks() as blocks:
         tab(found)
-    components = {block.elem_id: block for block in blocks.blocks.values() if getattr(block, "elem_id", None)}
+    components: dict[Any, Any] = {
+        block.elem_id: block for block in blocks.blocks.values() if getattr(block, "elem_id", None)
+    }
     return {**components, "events": list(blocks.fns.values()), "all": list(blocks.blocks.values())}
 
 
