@@ -1,12 +1,318 @@
-"""The tab Speech: transcripts and synthesis."""
+"""The tab Speech: transcripts of a sound, and a text spoken, by the models of a pair."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
 import gradio as gr
 
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo import sampled
+from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.sampled import OWN, TITLES, Drawn, Examples, check_text, one_line_errors
+from mmgrpo.report.audio_player import KINDS, Word, alignment, errors, sound_uri, wav
+from mmgrpo.report.media import Medium
+from mmgrpo.report.render import render
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn
+from pipelines.language import LanguageFamily
+
+HEAR = """Record or upload a sound, and read what the recognizer hears before and after training. Words that differ from
+the reference are marked; without one, those that differ between the two."""
+SPEAK = """Write a text, and hear it spoken before and after training. A voice without saved weights is pretrained when
+it is first needed, which takes a minute."""
+MAX_SPOKEN = 300
+"""Characters of a text to speak, about 20 seconds."""
+BARS = 120
+"""Bars of the longest waveform."""
+
+
+def hears(pair: Pair) -> bool:
+    """Whether a pair transcribes sounds; otherwise it speaks."""
+    return isinstance(pair.family, LanguageFamily)
+
+
+def transcribe(
+    opened: Opened, examples: Examples, name: str, key: str, file: str | None, question: str, reference: str
+) -> Iterator[tuple[float, str, str]]:
+    """Yields the fraction that is done, what comes next, and mark-up of the transcripts so far."""
+    pair = sampled.look_up(opened, name)
+    prompt = sound_prompt(pair, examples.get(name, key), file, question, reference)
+    for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
+        title = f'<p class="soft">{escape(prompt.id)}</p>' if drawn else ""
+        yield done, doing, title + sampled.sides(transcripts(pair, prompt, drawn))
+
+
+def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
+    """The example with the reference as the visitor left it, or a prompt of a sound; ``Unreadable`` beyond limits."""
+    question, reference = check_text(question, "question").strip(), check_text(reference, "reference").strip()
+    if example:
+        kept = reference == sampled.shown_answer(example.answer)
+        example = example if kept else replace(example, answer=reference or None)
+        if question == example.text:
+            return example
+        return replace(example, text=question, turns=(Turn("user", (*example.media, question)),))
+    if not file:
+        raise ValueError("sound: got none, expected a sound; record or upload one, or choose an example")
+    audio = read_upload(pair, file)
+    parts = (Media("audio", audio), *([question] if question else []))
+    return Prompt(question, Path(file).name, reference or None, "transcribe", {}, (Turn("user", parts),))
+
+
+def read_upload(pair: Pair, file: str) -> Audio:
+    """A sound within the limits of data and of the model; ``Unreadable`` otherwise."""
+    from pipelines.speech.audio import read_audio
+
+    return read_audio(Media("audio", file), max_seconds=pair.config.model.seconds)
+
+
+def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[str, str]:
+    """Mark-up of each side: the transcript, its words beside the reference, the error rate, and rewards."""
+    texts = {side: one.outputs[0].text for side, one in drawn.items() if isinstance(one.outputs[0], Text)}
+    columns = {}
+    for side, text in texts.items():
+        one = drawn[side]
+        parts = [f'<p class="text">{escape(text) or "(nothing)"}</p>']
+        if isinstance(prompt.answer, str):
+            parts.append(against(prompt.answer, text, rule(pair, prompt.answer)))
+        elif side == AFTER:
+            parts.append(changes(texts[BEFORE], text, rule(pair, text)))
+        output = one.outputs[0]
+        cut = "truncated" * (isinstance(output, Text) and output.truncated)
+        parts.append(sampled.rewards_list(one.rewards[0] if one.rewards else {}, one.reasons, *([cut] if cut else [])))
+        columns[side] = f"<article>{''.join(parts)}</article>{sampled.reasons_list(one.reasons)}"
+    return columns
+
+
+def rule(pair: Pair, text: str) -> str:
+    """The normalization under which words are compared: that of English, or of any language; of characters where a
+    script has no spaces."""
+    if getattr(pair.config.model, "language", "en") in ("en", "english") and text.isascii():
+        return "english"
+    return "basic" if len(text.split()) > 1 or text.isascii() else "characters"
+
+
+def against(reference: str, text: str, normal: str) -> str:
+    """Mark-up of a transcript beside its reference, and of its word error rate."""
+    from reward_models.rules.transcripts import aligned
+
+    pairs = [tuple(pair) for pair in aligned(reference, text, normal)]
+    units = sum(bool(word) for _, word, _ in pairs)
+    rate = f" · word error rate <b>{errors(pairs) / units:.1%}</b>" if units else ""
+    return f'{alignment(pairs)}<span class="soft">{rate}</span>'
+
+
+def changes(before: str, after: str, normal: str) -> str:
+    """Mark-up of the words that two transcripts do not share."""
+    from reward_models.rules.transcripts import aligned
+
+    pairs = [tuple(pair) for pair in aligned(before, after, normal)]
+    words = [
+        Word(kind, old, new, KINDS[kind][0], f"before “{old}”, after “{new}”" if kind != "equal" else "")
+        for kind, old, new in pairs
+    ]
+    count = errors(pairs)
+    summary = f"{count} {'word differs' if count == 1 else 'words differ'} from the transcript before training"
+    return render("alignment.html", {"words": words, "summary": summary})
+
+
+def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) -> Iterator[tuple[float, str, str]]:
+    """Yields the fraction that is done, what comes next, and mark-up of the sounds so far."""
+    pair = sampled.look_up(opened, name)
+    prompt = spoken_prompt(pair, examples.get(name, key), text)
+    for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
+        title = f'<p class="soft">“{escape(prompt.text)}”</p>' if drawn else ""
+        yield done, doing, title + sampled.sides(sounds(prompt, drawn))
+
+
+def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
+    """The example, unless the visitor changed its text."""
+    text = " ".join(text.split())
+    if example and text == example.text:
+        return example
+    if not any(map(str.isalnum, text)):
+        raise ValueError(f"text: got {text!r:.80}, expected words to speak; write a sentence")
+    if len(text) > MAX_SPOKEN:
+        raise ValueError(f"text: got {len(text):,} characters, expected at most {MAX_SPOKEN}; shorten it")
+    return pair.family.prompts(pair.config, [text])[0]
+
+
+def sounds(prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[str, str]:
+    """Mark-up of each side: a waveform and a player, the rate, what a reward heard, and rewards."""
+    spoken = {side: one.outputs[0] for side, one in drawn.items() if isinstance(one.outputs[0], Audio)}
+    lengths = {side: audio.samples.shape[-1] / audio.rate for side, audio in spoken.items()}
+    columns = {}
+    for side, audio in spoken.items():
+        one, seconds = drawn[side], lengths[side]
+        encoded = wav(audio)
+        uri = sound_uri(encoded.content, encoded.suffix)
+        parts = [
+            waveform(audio, lengths[side] / max(lengths.values())),
+            sampled.show(Medium("sound", f"{TITLES[side]}: {prompt.text}", uri)),
+            f'<p class="soft">{seconds:.2f} s, {len(prompt.text.split()) / seconds:.1f} words a second</p>',
+        ]
+        if one.notes and one.notes[0].get("heard") is not None:
+            parts.append(f"<p>a recognizer hears: “{escape(one.notes[0]['heard'])}”</p>")
+            parts.append(alignment(one.notes[0].get("aligned", [])))
+        parts.append(sampled.rewards_list(one.rewards[0] if one.rewards else {}, one.reasons))
+        columns[side] = f"<article>{''.join(parts)}</article>{sampled.reasons_list(one.reasons)}"
+    return columns
+
+
+def waveform(audio: Audio, share: float) -> str:
+    """The peaks of a sound as SVG; ``share`` of the width of the longest one, so that durations can be compared."""
+    count = max(2, round(BARS * share))
+    peaks = [float(part.abs().max()) for part in audio.samples.mean(0).tensor_split(count) if part.numel()]
+    heights = [max(1.0, 52 * peak / max([*peaks, 1e-6])) for peak in peaks]
+    bars = "".join(
+        f'<rect class="bar" x="{4 * i}" y="{28 - height / 2:.1f}" width="3" height="{height:.1f}"/>'
+        for i, height in enumerate(heights)
+    )
+    size = f'viewBox="0 0 {4 * BARS} 56" width="100%" preserveAspectRatio="none"'
+    return f'<svg {size} role="img" aria-label="waveform">{bars}</svg>'
 
 
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    gr.Markdown("transcripts and synthesis")
+    names, examples = opened.of("speech"), Examples(opened)
+    recognizers = [name for name in names if hears(opened.pairs[name])]
+    speakers = [name for name in names if name not in recognizers]
+    if not names:
+        gr.Markdown(
+            "No speech model is open. Train one (`mmgrpo train --recipe speech/whisper_adapt`) and name its run."
+        )
+    if recognizers:
+        recognition(opened, examples, recognizers)
+    if speakers:
+        synthesis(opened, examples, speakers)
+
+
+def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
+    """Build the half that transcribes."""
+    gr.Markdown(f"### Recognition\n{HEAR}")
+    with gr.Row():
+        with gr.Column(min_width=300):
+            pair = gr.Dropdown(list(names), value=names[0], label="Recognizer", elem_id="speech-recognizer")
+            example = gr.Dropdown(
+                [("my own sound", OWN)], value=OWN, label="Held-out example", elem_id="speech-example"
+            )
+            preview = gr.HTML(css_template=sampled.CSS, elem_id="speech-preview")
+        with gr.Column(min_width=300):
+            file = gr.Audio(
+                sources=["microphone", "upload"],
+                type="filepath",
+                buttons=[],
+                label="Or record or upload a sound",
+                elem_id="speech-file",
+            )
+            reference = gr.Textbox(label="Reference transcript, if there is one", elem_id="speech-reference")
+            question = gr.Textbox(label="Instruction", visible=False, elem_id="speech-question")
+    with gr.Row():
+        run = gr.Button("Transcribe", variant="primary", size="md", elem_id="speech-transcribe")
+        cancel = gr.Button("Cancel", size="md", elem_id="speech-transcribe-cancel")
+    doing = gr.HTML(css_template=sampled.CSS, elem_id="speech-transcribe-status")
+    result = gr.HTML(css_template=sampled.CSS, elem_id="speech-transcripts")
+
+    def fill(name: str, key: str) -> list[Any]:
+        with one_line_errors():
+            chosen = examples.get(name, key)
+            if chosen is None:
+                return ["", gr.skip(), gr.skip(), ""]
+            shown = "".join(map(sampled.medium, chosen.media))
+            return [sampled.shown_answer(chosen.answer), chosen.text, None, shown]
+
+    def choose_pair(name: str) -> list[Any]:
+        with one_line_errors():
+            own = examples.of(name)
+            takes_text = sampled.look_up(opened, name).family.name != "whisper"
+        choices = [
+            ("my own sound", OWN),
+            *((f"{i}. {one.id}", key) for i, (key, one) in enumerate(own.items(), start=1)),
+        ]
+        first = next(iter(own), OWN)
+        answer, text, sound, shown = fill(name, first)
+        text = gr.Textbox(text if isinstance(text, str) else "", visible=takes_text)
+        return [gr.Dropdown(choices, value=first), answer, text, sound, shown]
+
+    def upload(name: str, path: str | None) -> list[Any]:
+        if not path:
+            return [gr.skip()] * 3
+        try:
+            audio = read_upload(sampled.look_up(opened, name), path)
+        except ValueError as error:
+            return [OWN, "", sampled.refused(error, path)]
+        note = f"{Path(path).name}: {audio.samples.shape[-1] / audio.rate:.1f} s at {audio.rate:,} Hz"
+        return [OWN, "", f'<p class="soft">{escape(note)}</p>']
+
+    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
+        with one_line_errors(inputs[2] or ""):
+            for done, text, page in transcribe(opened, examples, *inputs):
+                progress(done, text)
+                yield sampled.status(text, seen=False), page
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    fields = [reference, question, file, preview]
+    gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
+    example.input(fill, [pair, example], fields, **quiet)
+    gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, reference, preview], **quiet)
+    event = run.click(
+        both,
+        [pair, example, file, question, reference],
+        [doing, result],
+        concurrency_limit=1,
+        api_visibility="private",
+        show_progress_on=doing,
+    )
+    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
+
+
+def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
+    """Build the half that speaks."""
+    gr.Markdown(f"### Synthesis\n{SPEAK}")
+    with gr.Row():
+        with gr.Column(min_width=300):
+            pair = gr.Dropdown(list(names), value=names[0], label="Voice", elem_id="speech-voice")
+            example = gr.Dropdown([("my own text", OWN)], value=OWN, label="Held-out text", elem_id="speech-said")
+        with gr.Column(min_width=300):
+            text = gr.Textbox(label="Text to speak", lines=3, max_length=MAX_SPOKEN, elem_id="speech-text")
+    with gr.Row():
+        run = gr.Button("Speak", variant="primary", size="md", elem_id="speech-speak")
+        cancel = gr.Button("Cancel", size="md", elem_id="speech-speak-cancel")
+    doing = gr.HTML(css_template=sampled.CSS, elem_id="speech-speak-status")
+    result = gr.HTML(css_template=sampled.CSS, elem_id="speech-sounds")
+
+    def fill(name: str, key: str) -> Any:
+        with one_line_errors():
+            chosen = examples.get(name, key)
+        return chosen.text if chosen else ""
+
+    def choose_pair(name: str) -> list[Any]:
+        with one_line_errors():
+            own = examples.of(name)
+        choices = [
+            ("my own text", OWN),
+            *((f"{i}. {one.text[:60]}", key) for i, (key, one) in enumerate(own.items(), 1)),
+        ]
+        first = next(iter(own), OWN)
+        return [gr.Dropdown(choices, value=first), fill(name, first)]
+
+    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
+        with one_line_errors():
+            for done, what, page in speak(opened, examples, *inputs):
+                progress(done, what)
+                yield sampled.status(what, seen=False), page
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    gr.on(None, choose_pair, [pair], [example, text], **quiet)
+    example.input(fill, [pair, example], [text], **quiet)
+    event = run.click(
+        both,
+        [pair, example, text],
+        [doing, result],
+        concurrency_limit=1,
+        api_visibility="private",
+        show_progress_on=doing,
+    )
+    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)

@@ -1,12 +1,292 @@
-"""The tab Vision-language: questions about pictures and clips."""
+"""The tab Vision-language: a question about a picture or a clip, answered by the models of a pair."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
 import gradio as gr
 
+from mmgrpo.cli.demo import sampled
 from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_errors
+from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
+from mmgrpo.data.images import read_picture
+from mmgrpo.report.completions import words
+from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+from mmgrpo.types import Image, Media, Prompt, Text, Turn
+
+ABOUT = """Ask the model before and after training the same question. Both answer with the same random numbers, so that
+what differs is what training changed."""
+TAGS = re.compile(r"(&lt;/?(?:think|answer|reasoning)&gt;)")
+"""Tags of a completion's form, after escaping."""
+THOUGHT = re.compile(r"\s*<think>(.*)</think>(.*)|(.*?)(<answer>.*)", re.DOTALL)
+"""Reasoning and the rest of a completion; a thought may contain answers."""
+
+
+def ask(
+    opened: Opened,
+    examples: Examples,
+    name: str,
+    key: str,
+    file: str | None,
+    question: str,
+    answer: str,
+    task: str,
+    coordinates: str,
+    count: int,
+    temperature: float,
+    seed: int,
+) -> Iterator[tuple[float, str, str]]:
+    """Yields the fraction that is done, what comes next, and mark-up of the answers so far."""
+    sampled.look_up(opened, name)
+    if not (1 <= count <= sampled.MOST and 0 <= temperature <= 2 and 0 <= seed < 1 << 32):
+        raise ValueError(
+            f"got {count} answers at temperature {temperature:g} with seed {seed}, expected 1 to {sampled.MOST} "
+            "answers at 0 to 2 with a seed from 0 to 4,294,967,295; change them"
+        )
+    prompt = prompt_of(examples.get(name, key), file, question, answer, task, coordinates, system_of(examples, name))
+    count = 1 if temperature == 0 else int(count)
+    view = in_memory(prompt)
+    picture = sampled.small(view.media[0]) if view.media and view.media[0].kind == "image" else None
+    seen: dict[str, Drawn] = {}
+    columns: dict[str, str] = {}
+    for done, doing, drawn in sampled.draw_sides(
+        opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)
+    ):
+        changed = {side: one for side, one in drawn.items() if one is not seen.get(side)}
+        columns |= {side: side_of(view, one, picture) for side, one in changed.items()}
+        seen |= changed
+        boxed = any("<img" in column for column in columns.values())
+        yield done, doing, (heading(prompt, boxed) + sampled.sides(columns)) * bool(columns)
+
+
+def in_memory(prompt: Prompt) -> Prompt:
+    """The prompt with its pictures decoded, once for all its answers."""
+    from pipelines.vlm.media import read_image
+
+    media = [replace(one, source=read_image(one)) if one.kind == "image" else one for one in prompt.media]
+    return replace(prompt, turns=(Turn("user", tuple(media)),)) if media else prompt
+
+
+def system_of(examples: Examples, name: str) -> tuple[Turn, ...]:
+    """The system turns of the pair's own prompts, which an upload is asked with too."""
+    own = next(iter(examples.of(name).values()), None)
+    return tuple(turn for turn in own.turns if turn.role == "system") if own else ()
+
+
+def prompt_of(
+    example: Prompt | None,
+    file: str | None,
+    question: str,
+    answer: str,
+    task: str,
+    coordinates: str,
+    system: tuple[Turn, ...] = (),
+) -> Prompt:
+    """The example, with the question, answer and task as the visitor left them, or a prompt of an upload."""
+    question = check_text(question, "question").strip()
+    reference = answer_of(check_text(answer, "reference answer").strip())
+    if example:
+        if question != example.text:
+            media = tuple(part for part in example.media)
+            kept = tuple(turn for turn in example.turns if turn.role == "system")
+            example = replace(example, text=question, turns=(*kept, Turn("user", (*media, question))))
+        if answer != sampled.shown_answer(example.answer):
+            example = replace(example, answer=reference)
+        return replace(example, task=task.strip())
+    if not question:
+        raise ValueError("question: got no text, expected a question; write one, or choose an example")
+    media = (read_upload(file),) if file else ()
+    meta: dict[str, Any] = {}
+    if media and isinstance(media[0].source, Image):
+        meta = {"coordinates": coordinates, "size": list(media[0].source.pixels.shape[1:])}
+    return Prompt(question, "upload", reference, task.strip(), meta, (*system, Turn("user", (*media, question))))
+
+
+def read_upload(file: str) -> Media:
+    """A picture, decoded within the limits of data, or a clip of which the ends could be; ``Unreadable`` otherwise."""
+    from pipelines.vlm.media import measure
+
+    name = Path(file).name
+    if (kind := kind_of(name)) == "image":
+        return Media("image", read_picture(file, name))
+    if kind != "video":
+        raise ValueError(f"{name}: got a file of kind {kind}, expected a picture or a clip; upload another")
+    measure(clip := Media("video", file))
+    return clip
+
+
+def split(completion: str) -> tuple[str, str]:
+    """The reasoning of a completion (in <think> tags, or what precedes <answer>), and the rest."""
+    match = THOUGHT.fullmatch(completion)
+    if not match:
+        return "", completion
+    thought, after, before, answer = match.groups()
+    return (before.strip(), answer) if thought is None else (thought.strip(), after.strip())
+
+
+def side_of(prompt: Prompt, drawn: Drawn, picture: Any) -> str:
+    """Mark-up of the answers of one side: a summary, then every answer."""
+    texts = [output.text for output in drawn.outputs if isinstance(output, Text)]
+    counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
+    common = [f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4) if count > 1]
+    others = len(texts) - sum(count for _, count in counts.most_common(4) if count > 1)
+    summary = f'<p class="soft">{", ".join([*common, *[f"{others} more"] * (others > 0)])}</p>' if common else ""
+    if len(texts) > 1 and drawn.rewards:
+        means = sampled.means(drawn.rewards)
+        summary += sampled.rewards_list(means, drawn.reasons, f"mean of {len(texts)} answers")
+    answers = "".join(article(prompt, drawn, i, picture) for i in range(len(texts)))
+    return summary + answers + sampled.reasons_list(drawn.reasons)
+
+
+def article(prompt: Prompt, drawn: Drawn, i: int, picture: Any) -> str:
+    """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the picture, rewards."""
+    output = drawn.outputs[i]
+    assert isinstance(output, Text)
+    reasoning, rest = split(output.text)
+    parts = []
+    if any((boxes := boxes_of(prompt, output)).values()):
+        parts.append(sampled.boxed(picture, boxes))
+    if reasoning:
+        size = len(reasoning.split())
+        parts.append(
+            f"<details><summary>reasoning, {size} words</summary><p class='text'>{escape(reasoning)}</p></details>"
+        )
+    marked = TAGS.sub(r'<span class="tag">\1</span>', escape(rest))
+    parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
+    length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
+    parts.append(sampled.rewards_list(drawn.rewards[i] if drawn.rewards else {}, drawn.reasons, length))
+    return f"<article>{''.join(parts)}</article>"
+
+
+def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
+    """The boxes of an answer (``said``) and of the reference (``gold``); none where they cannot be placed.
+
+    Without a task a text that has boxes is taken for an answer about places.
+    """
+    from reward_models.rules import drawn_boxes
+
+    try:
+        return drawn_boxes.boxes_of(prompt if prompt.task else replace(prompt, task="box_iou"), output).get("boxes", {})
+    except ValueError:  # coordinates that need a size that is not known
+        return {}
+
+
+def heading(prompt: Prompt, boxed: bool) -> str:
+    """Mark-up of the question, the reference answer, and the colours of boxes where an answer has any."""
+    parts = [escape(f"“{prompt.text}”")]
+    if prompt.answer is not None:
+        parts.append(f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>")
+    if boxed:
+        gold = f', <b style="color:{REFERENCE}">reference</b>' if prompt.answer is not None else ""
+        parts.append(f'boxes: <b style="color:{PREDICTION}">answer</b>{gold}')
+    return f'<p class="soft">{"; ".join(parts)}</p>'
+
+
+def label(number: int, prompt: Prompt) -> str:
+    """An example in the list."""
+    kind = prompt.media[0].kind if prompt.media else "text"
+    return f"{number}. {prompt.text[:80]} ({kind}{', ' + prompt.task if prompt.task else ''})"
 
 
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    gr.Markdown("questions about pictures and clips")
+    from reward_models.rules.boxes import COORDINATES
+    from reward_models.rules.tasks import TASKS
+
+    names, examples = opened.of("vlm"), Examples(opened)
+    gr.Markdown(ABOUT)
+    if not names:
+        gr.Markdown(
+            "No vision-language model is open. Train one (`mmgrpo train --recipe vlm/demo`) and name its run folder."
+        )
+        return
+    with gr.Row():
+        with gr.Column(min_width=300):
+            pair = gr.Dropdown(names, value=names[0], label="Models", elem_id="vlm-pair")
+            example = gr.Dropdown(
+                [("my own question", OWN)], value=OWN, label="Held-out example", elem_id="vlm-example"
+            )
+            suffixes = [*SUFFIXES["image"], *SUFFIXES["video"]]
+            file = gr.File(file_types=suffixes, label="Or upload a picture or a clip", height=140, elem_id="vlm-file")
+        with gr.Column(min_width=300):
+            preview = gr.HTML(css_template=sampled.CSS, elem_id="vlm-preview")
+            question = gr.Textbox(label="Question", lines=2, max_length=sampled.MAX_TEXT, elem_id="vlm-question")
+            with gr.Accordion("Reference answer, for rewards that compare with one", open=False):
+                answer = gr.Textbox(label="Reference answer", elem_id="vlm-answer")
+                task = gr.Dropdown(
+                    ["", *TASKS], value="", label="Task", info="how the reward task compares", elem_id="vlm-task"
+                )
+                coordinates = gr.Dropdown(
+                    list(COORDINATES),
+                    value="resized",
+                    label="Coordinates of boxes in answers about uploads",
+                    elem_id="vlm-coordinates",
+                )
+    with gr.Row():
+        count = gr.Slider(1, sampled.MOST, 4, step=1, label="Answers", elem_id="vlm-count")
+        temperature = gr.Slider(
+            0, 2, 1.0, step=0.1, label="Temperature", info="0 is the most likely answer", elem_id="vlm-temperature"
+        )
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="vlm-seed")
+    with gr.Row():
+        run = gr.Button("Ask", variant="primary", size="md", elem_id="vlm-ask")
+        cancel = gr.Button("Cancel", size="md", elem_id="vlm-cancel")
+    doing = gr.HTML(css_template=sampled.CSS, elem_id="vlm-status")
+    result = gr.HTML(css_template=sampled.CSS, elem_id="vlm-result")
+
+    def fill(name: str, key: str) -> list[Any]:
+        """The fields of an example, and its media."""
+        with one_line_errors():
+            chosen = examples.get(name, key)
+            if chosen is None:
+                return [gr.skip(), "", "", None, ""]
+            shown = "".join(map(sampled.medium, chosen.media)) + context(chosen)
+            known = chosen.task if chosen.task in TASKS else ""
+            return [chosen.text, sampled.shown_answer(chosen.answer), known, None, shown]
+
+    def choose_pair(name: str) -> list[Any]:
+        with one_line_errors():
+            own = examples.of(name)
+        choices = [
+            ("my own question", OWN),
+            *((label(i, one), key) for i, (key, one) in enumerate(own.items(), start=1)),
+        ]
+        first = next(iter(own), OWN)
+        return [gr.Dropdown(choices, value=first), *fill(name, first)]
+
+    def upload(path: str | None) -> list[Any]:
+        if not path:
+            return [OWN, "", "", ""]
+        try:
+            return [OWN, "", "", sampled.medium(read_upload(path))]
+        except ValueError as error:
+            return [OWN, "", "", sampled.refused(error, path)]
+
+    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
+        with one_line_errors(inputs[2] or ""):
+            for done, text, page in ask(opened, examples, *inputs):
+                progress(done, text)
+                yield sampled.status(text, seen=False), page
+
+    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    fields = [question, answer, task, file, preview]
+    gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
+    example.input(fill, [pair, example], fields, **quiet)
+    gr.on([file.upload, file.clear], upload, [file], [example, answer, task, preview], **quiet)
+    inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
+    event = run.click(
+        both, inputs, [doing, result], concurrency_limit=1, api_visibility="private", show_progress_on=doing
+    )
+    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
+
+
+def context(prompt: Prompt) -> str:
+    """The whole conversation of an example where it is more than one question."""
+    return f'<p class="text soft">{escape(words(prompt))}</p>' if len(prompt.turns) > 1 else ""
