@@ -35,15 +35,15 @@ from pipelines.conversation import (
     completion_ids,
     conversation,
     end_tokens,
-    load_tokenizer,
     pad_left,
     suppressed_tokens,
 )
 from pipelines.kv import spread_cache
-from pipelines.pretrained import locate, read_json, read_network, read_part, save_network
+from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 from pipelines.vlm.image_text_tiny import tiny
 from pipelines.vlm.media import eight_bits, read_image, read_video
+from pipelines.vlm.processors import read_processor
 
 __all__ = ["ImageText", "load", "tiny"]
 
@@ -309,32 +309,6 @@ def load(
     choose_way(model, f"{source} ({kind})")
     model.limits = Limits(max_pixels, max_frames or 16, fps or 1.0, max_prompt_tokens)
     return model
-
-
-def read_processor(source: str, model_type: str) -> Any:
-    """The processor of a checkpoint; without torchvision also without the part that reads clips, which needs it."""
-    import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-    from transformers.utils import is_torchvision_available
-
-    declared = (read_json(source, "processor_config.json") or {}).get("processor_class")
-    kind = getattr(transformers, str(declared or PROCESSOR_MAPPING_NAMES.get(model_type)), transformers.AutoProcessor)
-    if not is_torchvision_available() and "video_processor" in getattr(kind, "get_attributes", list)():
-        processor = read_part(without_clips(kind), source, trust_remote_code=False)
-    else:
-        processor = read_part(transformers.AutoProcessor, source, trust_remote_code=False)
-    processor.tokenizer = load_tokenizer(source)
-    return processor
-
-
-def without_clips(kind: Any) -> Any:
-    """A class of processors without its part for clips, which this family shows as pictures."""
-
-    @classmethod
-    def get_attributes(cls: Any) -> list[str]:
-        return [name for name in kind.get_attributes() if name != "video_processor"]
-
-    return type(kind.__name__, (kind,), {"get_attributes": get_attributes})
 
 
 @torch.no_grad()

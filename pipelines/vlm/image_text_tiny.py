@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pipelines.vlm.processors import without_clips
 from pipelines.vlm.qwen_vl_tiny import SPECIAL, TINY_WORDS, word_tokenizer
 from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
 
@@ -174,8 +175,6 @@ def qwen_processor_of(name: str) -> Callable[[Any], Any]:
     def build(tokenizer: Any) -> Any:
         import transformers
 
-        from pipelines.vlm.image_text import without_clips
-
         kind = without_clips(getattr(transformers, name))
         images = qwen_processor(PATCH, 64, 1024)
         return kind(image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template)
@@ -199,8 +198,6 @@ def internvl_processor(tokenizer: Any) -> Any:
     """InternVL's processor, which cuts a picture into tiles."""
     from transformers import InternVLProcessor
     from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as images
-
-    from pipelines.vlm.image_text import without_clips
 
     names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
     for name, token in {**names, "video_token": "<video>"}.items():
@@ -232,8 +229,6 @@ def llava_onevision_processor(tokenizer: Any) -> Any:
     """LLaVA-OneVision's processor."""
     from transformers import LlavaOnevisionProcessor
     from transformers.models.llava_onevision import image_processing_pil_llava_onevision as images
-
-    from pipelines.vlm.image_text import without_clips
 
     processor = images.LlavaOnevisionImageProcessorPil(
         size={"height": SIDE, "width": SIDE},
