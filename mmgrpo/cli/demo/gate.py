@@ -44,7 +44,9 @@ class Gate:
             await self.app(scope, receive, send)
             return
         refusal = self.refusal(scope["method"], scope["path"], Headers(scope=scope))
-        if not refusal and Headers(scope=scope).get("content-type", "").startswith("application/json"):
+        # A body of any type but a form can be read as JSON.
+        form = Headers(scope=scope).get("content-type", "").startswith("multipart/form-data")
+        if not refusal and not form and scope["method"] == "POST":
             body = await read_body(receive)
             receive = again(body, receive)
             if names_an_address(body):
@@ -99,7 +101,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 
 
 def names_an_address(body: bytes) -> bool:
-    """Whether a file among the inputs of an event is an address; also where they cannot be told."""
+    """Whether a file among the inputs of an event is an address, or they are nested too deeply to tell."""
     try:
         level: list[Any] = [json.loads(body or b"null")]
     except (ValueError, RecursionError):
