@@ -23,7 +23,7 @@ def make_runs(folder: Path) -> Path:
     for path in (runs, models, media):
         path.mkdir(parents=True)
     quick.write_media(media)
-    few = ["--steps", 2, "--save-every", 0, "--eval.every", 1]
+    few = ["--steps", 2, "--save-every", 2, "--eval.every", 1]
     words = sd3.tiny_words(models / "words", scenes.vocabulary())
     call("train", *quick.visual(words, runs, "--name", "pictures", *few))
     films = quick.visual_recipe("demo_video", wan.tiny(models / "wan"), runs, media)

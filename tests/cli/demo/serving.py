@@ -20,7 +20,8 @@ from mmgrpo.cli.demo import Args, app
 from mmgrpo.cli.demo.opened import Opened
 
 FILE = {"_type": "gradio.FileData"}
-LIMIT = 120.0
+BUILD = app.build
+LIMIT = 60.0
 """Seconds that a test waits for an answer."""
 
 
@@ -112,10 +113,9 @@ def free_port() -> int:
 def serving(folder: Path, *runs: Path, **options: Any) -> Iterator[Served]:
     """Serve these runs as ``mmgrpo demo`` does; ``folder`` is for the cache and the votes."""
     pages: list[tuple[gr.Blocks, Opened]] = []
-    build = app.build
 
     def remember(opened: Opened) -> gr.Blocks:
-        pages.append((build(opened), opened))
+        pages.append((BUILD(opened), opened))
         return pages[0][0]
 
     args = Args(runs=[str(run) for run in runs], votes=str(folder / "votes.jsonl"), port=free_port())
