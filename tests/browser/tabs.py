@@ -49,7 +49,7 @@ def group(page: Any) -> None:
 
 def runs(page: Any) -> None:
     """Choose runs, look at curves, results, and samples, find no new run."""
-    page.locator("#runs-curves svg polyline.thick").first.wait_for()
+    page.locator("#runs-curves polyline.thick").first.wait_for(state="attached")
     shown = page.locator("#runs-details h2").count()
     page.locator("#runs-choose input").click()
     page.get_by_role("option", name="texts", exact=True).click()
@@ -68,7 +68,6 @@ def runs(page: Any) -> None:
     slider.focus()
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
-    page.keyboard.press("Tab")
     page.locator("#runs-moment", has_text="samples: before").wait_for()
     page.locator("#runs-samples figcaption", has_text="before").first.wait_for()
 
@@ -96,7 +95,7 @@ STEPS: dict[str, Callable[[Any], None]] = {
 
 def runs_pictured(page: Any) -> None:
     """The curves of the runs that are shown at first."""
-    page.locator("#runs-curves svg polyline.thick").first.wait_for()
+    page.locator("#runs-curves polyline.thick").first.wait_for(state="attached")
 
 
 PICTURED: dict[str, Callable[[Any], None]] = {"Runs": runs_pictured}

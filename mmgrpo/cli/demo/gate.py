@@ -4,6 +4,8 @@
   and passes requests on to other servers: refused, since nothing outside this machine is asked for anything.
 - A page of another site, open in the same browser, can send requests to this machine: refused by their ``Origin``, and
   by their ``Host``, which such a page can have resolved to this machine (DNS rebinding).
+- Messages of Gradio are mark-up, in which a name from a run folder could load a picture of another server: the page is
+  told to load nothing but its own (Content-Security-Policy).
 - The limit of an upload holds for each file, and for events there is none: the whole request is limited.
 """
 
@@ -13,7 +15,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +26,8 @@ FORM = 1024 * 1024
 """Bytes of a request beside its files."""
 ELSEWHERE = ("/proxy=", "/run-history", "/vibe-")
 """Parts of the paths of requests that are passed on to others."""
+OWN = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self'"
+"""What the page may load. Gradio's scripts are inline, and make others."""
 MAX_LEVELS = 64
 """Levels of lists and objects in a request."""
 
@@ -55,7 +59,7 @@ class Gate:
             status, reason = refusal
             await PlainTextResponse(reason, status)(scope, receive, send)
             return
-        await self.app(scope, receive, send)
+        await self.app(scope, receive, with_policy(send))
 
     def refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
         """Status and reason, if a request is refused without regard to its body."""
@@ -73,6 +77,17 @@ class Gate:
             if int(length[:20]) > self.most:
                 return 413, f"got a request of {int(length[:20]):,} bytes, expected at most {self.most:,}"
         return None
+
+
+def with_policy(send: Send) -> Send:
+    """What sends a response with the header that says what a page may load."""
+
+    async def send_with_policy(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["content-security-policy"] = OWN
+        await send(message)
+
+    return send_with_policy
 
 
 def host_name(host: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Shelf:
         """The folders of the named runs; a name that is not open is an error."""
         names = list(dict.fromkeys(names or ()))
         if unknown := [name for name in names if name not in self.opened.runs]:
-            raise gr.Error(f"got the run {unknown[0][:80]!r}, expected one that is open", print_exception=False)
+            raise gr.Error(f"got the run {escape(unknown[0][:80])!r}, expected one that is open", print_exception=False)
         if len(names) > MOST:
             raise gr.Error(f"got {len(names)} runs, expected at most {MOST}", print_exception=False)
         return {name: self.opened.runs[name] for name in names}
@@ -102,8 +103,13 @@ def moment_slider(moments: Sequence[str], number: int) -> Any:
     """The slider over the moments, which says where it stands."""
     if not moments:
         return gr.Slider(1, 2, value=1, step=1, visible=False)
-    text = f"samples: {heading(moments[number - 1])} ({number} of {len(moments)})"
-    return gr.Slider(1, max(2, len(moments)), value=number, step=1, label=label(text), visible=len(moments) > 1)
+    text, more = moment_label(moments, number), len(moments) > 1
+    return gr.Slider(1, max(2, len(moments)), value=number, step=1, label=text, visible=more)
+
+
+def moment_label(moments: Sequence[str], number: int) -> str:
+    """A moment in words, and which it is."""
+    return label(f"samples: {heading(moments[number - 1])} ({number} of {len(moments)})" if moments else "samples")
 
 
 def tab(opened: Opened) -> None:
@@ -117,7 +123,10 @@ def tab(opened: Opened) -> None:
         )  # fmt: skip
         refresh = gr.Button("Look for new runs", elem_id="runs-refresh", size="md", scale=1, min_width=160)
     with gr.Row():
-        metric = gr.Dropdown([], label="metric", elem_id="runs-metric", scale=3, min_width=240)
+        # Any value is taken: the names to choose from change with the runs, and an unknown one has no curve.
+        metric = gr.Dropdown(
+            [], label="metric", elem_id="runs-metric", scale=3, min_width=240, allow_custom_value=True
+        )  # fmt: skip
         axis = gr.Radio([STEP, SECONDS], value=STEP, label="horizontal axis", elem_id="runs-axis", min_width=240)
         percent = gr.Slider(0, 20, value=10, step=1, label="smoothing, %", elem_id="runs-smooth", min_width=240)
     plot = gr.HTML(elem_id="runs-curves", padding=False)
@@ -130,8 +139,8 @@ def tab(opened: Opened) -> None:
     timer = gr.Timer(EVERY, active=False)
     seen = gr.State([])
 
-    def show(names: list[str], metric: str | None, axis: str, percent: Number, at: Number) -> Any:
-        return overview(shelf, names, metric, axis, percent, at)
+    def show(names: list[str], metric: str | None, axis: str, percent: Number) -> Any:
+        return overview(shelf, names, metric, axis, percent, 0)
 
     def first(names: list[str], metric: str | None, axis: str, percent: Number) -> Any:
         # The page may have been built before runs that another visitor has found.
@@ -150,12 +159,18 @@ def tab(opened: Opened) -> None:
         looks = shelf.looks(names)
         moments = moments_of(looks)
         number = min(max(1, int(at)), max(1, len(moments)))
-        return moment_slider(moments, number), samples_html(looks, moments[number - 1] if moments else "")
+        return gr.Slider(label=moment_label(moments, number)), samples_html(
+            looks, moments[number - 1] if moments else ""
+        )
 
     def look_again(names: list[str]) -> Any:
         new = later_runs(opened.runs, opened.folders)
         opened.runs = {**opened.runs, **new}
-        gr.Info(f"{len(new)} new: {', '.join(map(label, new))}" if new else "no new runs in the opened folders")
+        gr.Info(
+            f"{len(new)} new: {', '.join(escape(label(name)) for name in new)}"
+            if new
+            else "no new runs in the opened folders"
+        )
         names = [*(names or ()), *new][:MOST]
         return gr.Dropdown(list(opened.runs), value=names), gr.Markdown(visible=not opened.runs)
 
@@ -163,9 +178,10 @@ def tab(opened: Opened) -> None:
     parts = [metric, plot, details, settings, at, samples, timer, seen]
     if Context.root_block:  # the page
         Context.root_block.load(first, choices, [chosen, *parts], **private)
-    chosen.input(show, [*choices, at], parts, **private)
-    refresh.click(look_again, [chosen], [chosen, note], **private).success(show, [*choices, at], parts, **private)
+    chosen.input(show, choices, parts, **private)
+    refresh.click(look_again, [chosen], [chosen, note], **private).success(show, choices, parts, **private)
     timer.tick(changed, [seen, *choices, at], parts, **private)
-    for control in (metric.input, axis.input, percent.release):
-        control(draw, choices, plot, **private)
-    at.release(see, [chosen, at], [at, samples], **private)
+    last = {**private, "trigger_mode": "always_last"}
+    for control in (metric.input, axis.input, percent.input):
+        control(draw, choices, plot, **last)
+    at.input(see, [chosen, at], [at, samples], **last)

@@ -173,7 +173,7 @@ def test_events_of_all_tabs_with_foreign_names_and_paths_tell_nothing(demo, secr
             assert SECRET not in answer.text and "Traceback" not in answer.text
             assert all(SECRET.encode() not in content for content in served_files(demo, answer.text))
     assert asked == []
-    assert all(answer.ok for answer in demo.ask([(demo.event("runs-choose"), [["run-1"], None, "seconds", 0, 1])]))
+    assert all(answer.ok for answer in demo.ask([(demo.event("runs-choose"), [["run-1"], None, "seconds", 0])]))
 
 
 def test_every_event_is_private(demo):
@@ -184,19 +184,19 @@ def test_every_event_is_private(demo):
 
 @pytest.mark.parametrize("name", ["../run-1", "runs/run-1", "/etc", "links/notes", "", "run-1\0"])
 def test_a_run_that_is_not_open_is_refused(demo, name):
-    [answer] = demo.ask([(demo.event("runs-choose"), [[name], None, "seconds", 0, 1])])
+    [answer] = demo.ask([(demo.event("runs-choose"), [[name], None, "seconds", 0])])
     assert not answer.ok and answer.data == [] and "is not in the list of choices" in answer.reason
     assert str(demo.opened.runs["run-1"]) not in answer.text
 
 
 def test_links_in_a_run_are_named_and_not_followed(demo):
-    [answer] = demo.ask([(demo.event("runs-choose"), [["links"], None, "seconds", 0, 1])])
+    [answer] = demo.ask([(demo.event("runs-choose"), [["links"], None, "seconds", 0])])
     assert answer.ok and SECRET not in answer.text
     assert "links out of the run folder: samples/after.png, samples/step-000003.jsonl." in answer.text
 
 
 def test_names_that_are_mark_up_are_text(demo):
-    [answer] = demo.ask([(demo.event("runs-choose"), [[next(iter(demo.opened.runs))], None, "seconds", 0, 1])])
+    [answer] = demo.ask([(demo.event("runs-choose"), [[next(iter(demo.opened.runs))], None, "seconds", 0])])
     assert answer.ok and "&lt;img src=x" in answer.text and "<img src=x" not in answer.text
 
 
@@ -223,6 +223,12 @@ def test_addresses_are_found_however_deep_they_are():
     assert names_an_address(json.dumps(deep).encode()) and names_an_address(b"[" * 100 + b"]" * 100)
     assert not names_an_address(b'{"data": ["https://a", {"url": "http://b", "path": "/tmp/c"}]}')
     assert not names_an_address(b"") and not names_an_address(b"{")
+
+
+def test_a_page_is_told_to_load_nothing_of_other_servers(demo):
+    with demo.client() as client:
+        policy = client.get("/").headers["content-security-policy"]
+    assert "http" not in policy and "*" not in policy and policy.startswith("default-src 'self'")
 
 
 def test_pages_of_other_sites_cannot_use_the_demo(demo):
@@ -253,7 +259,7 @@ def test_many_visitors_at_once_get_right_answers(demo):
     looks = {name: runs_read.read_look(name, demo.opened.runs[name]) for name in names}
     wanted = [names[number % len(names)] for number in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(lambda name: demo.ask([(event, [[name], None, "seconds", 0, 1])])[0], wanted))
+        answers = list(pool.map(lambda name: demo.ask([(event, [[name], None, "seconds", 0])])[0], wanted))
     for name, answer in zip(wanted, answers):
         assert answer.ok and details_html([looks[name]]) in answer.data
 
@@ -269,7 +275,7 @@ def test_visitors_for_whom_there_is_no_room_are_told_so(tmp_path, monkeypatch):
 
         monkeypatch.setattr(runs_read, "signature", slow)
         with ThreadPoolExecutor(CLIENTS) as pool:
-            asked = [pool.submit(demo.ask, [(event, [["a"], None, "seconds", 0, 1])]) for _ in range(CLIENTS)]
+            asked = [pool.submit(demo.ask, [(event, [["a"], None, "seconds", 0])]) for _ in range(CLIENTS)]
             end = time.monotonic() + 30
             # Four wait, and one or two are being answered.
             while sum(one.done() for one in asked) < CLIENTS - 6 and time.monotonic() < end:
@@ -279,7 +285,7 @@ def test_visitors_for_whom_there_is_no_room_are_told_so(tmp_path, monkeypatch):
         busy = [answer.reason for answer in answers if not answer.ok]
         assert len(busy) >= CLIENTS - 6 and all("ueue is full" in reason for reason in busy)
         assert any(answer.ok for answer in answers)
-        assert demo.ask([(event, [["a"], None, "seconds", 0, 1])])[0].ok
+        assert demo.ask([(event, [["a"], None, "seconds", 0])])[0].ok
 
 
 # ---- runs that change, or are damaged
@@ -301,7 +307,7 @@ def test_a_run_that_is_being_written_is_shown_at_any_moment(tmp_path):
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            requests = [(demo.event("runs-choose"), [["busy"], None, "seconds", 0, 1])] * 20
+            requests = [(demo.event("runs-choose"), [["busy"], None, "seconds", 0])] * 20
             answers = demo.ask(requests)
         finally:
             stop.set()
@@ -328,6 +334,6 @@ def test_damaged_runs_are_answered(demo):
         before = path.read_bytes() if path.is_file() else None
         for content in contents:
             path.write_bytes(content)
-            [answer] = demo.ask([(demo.event("runs-choose"), [["run-5", "run-1"], None, "seconds", 0, 2])])
+            [answer] = demo.ask([(demo.event("runs-choose"), [["run-5", "run-1"], None, "seconds", 0])])
             assert answer.ok and str(run) not in answer.text and "<svg onload" not in answer.text, (name, content[:40])
         path.write_bytes(before) if before is not None else path.unlink()
