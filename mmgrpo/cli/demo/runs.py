@@ -174,14 +174,15 @@ def tab(opened: Opened) -> None:
         names = [*(names or ()), *new][:MOST]
         return gr.Dropdown(list(opened.runs), value=names), gr.Markdown(visible=not opened.runs)
 
-    choices, private = [chosen, metric, axis, percent], {"api_visibility": "private", "show_progress": "hidden"}
+    choices = [chosen, metric, axis, percent]
+    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     parts = [metric, plot, details, settings, at, samples, timer, seen]
     if Context.root_block:  # the page
         Context.root_block.load(first, choices, [chosen, *parts], **private)
     chosen.input(show, choices, parts, **private)
     refresh.click(look_again, [chosen], [chosen, note], **private).success(show, choices, parts, **private)
     timer.tick(changed, [seen, *choices, at], parts, **private)
-    last = {**private, "trigger_mode": "always_last"}
+    last: dict[str, Any] = {**private, "trigger_mode": "always_last"}
     for control in (metric.input, axis.input, percent.input):
         control(draw, choices, plot, **last)
     at.input(see, [chosen, at], [at, samples], **last)
