@@ -87,7 +87,7 @@ class Section:
 
 def sections(folder: MediaFolder) -> list[Section]:
     """A section per file of prompts in ``folder``, the held-out prompts first."""
-    return [_section(folder, name, moments) for name, moments in read_completions(folder.path).items()]
+    return [section(folder, name, moments) for name, moments in read_completions(folder.path).items()]
 
 
 def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
@@ -136,7 +136,8 @@ def _are_boxes(value: Any) -> bool:
     )
 
 
-def _section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]) -> Section:
+def section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]) -> Section:
+    """The first and the last of the moments, side by side."""
     titles = list(dict.fromkeys([next(iter(moments)), list(moments)[-1]]))
     rows = {title: {row["id"]: row for row in moments[title]} for title in titles}
     ids = list(dict.fromkeys(id for title in titles for id in rows[title]))

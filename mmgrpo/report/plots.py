@@ -80,12 +80,12 @@ def thinned(steps: np.ndarray, values: np.ndarray, most: int = 20_000) -> tuple[
     return steps[::stride], values[::stride]
 
 
-def running_mean(values: np.ndarray) -> np.ndarray:
+def running_mean(values: np.ndarray, percent: int = 10) -> np.ndarray:
     """Mean of the finite values in a window around each position; NaN for windows without any.
 
-    mean_i = mean of values_{i - h} .. values_{i + h}, h = max(1, n // 20), truncated at both ends
+    mean_i = mean of values_{i - h} .. values_{i + h}, h = max(1, percent n // 200), truncated at both ends
     """
-    half = max(1, len(values) // 20)
+    half = max(1, percent * len(values) // 200)
     finite = np.isfinite(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(finite)])

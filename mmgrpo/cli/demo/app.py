@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from mmgrpo.cli.demo.gate import gate
 from mmgrpo.cli.demo.opened import Opened, open_all
 from mmgrpo.cli.serve_rewards import is_loopback
 
@@ -62,6 +63,9 @@ def serve(args: Any) -> None:
         mcp_server=False,
         css=CSS,
         footer_links=[],
+        # Gradio would offer to keep what visitors do on a server of others.
+        run_history=False,
+        app_kwargs={"middleware": [gate(is_loopback(args.host) and not args.share, args.max_mebibytes << 20)]},
     )
 
 

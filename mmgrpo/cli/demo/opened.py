@@ -75,6 +75,8 @@ class Opened:
     votes: Path
     """File of the votes."""
     device: str = "cpu"
+    folders: Sequence[str] = ()
+    """The named folders, in which further runs can appear."""
     loaded: OrderedDict[tuple[str, str], Policy] = field(default_factory=OrderedDict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while models are loaded and while they compute: they share the memory of one device."""
@@ -96,7 +98,8 @@ class Opened:
 
 def open_all(args: Any, device: str) -> Opened:
     """What the options of the demo name. An error names the folder that cannot be opened."""
-    runs = find_runs(args.runs or (["runs"] if Path("runs").is_dir() else []))
+    folders = args.runs or (["runs"] if Path("runs").is_dir() else [])
+    runs = find_runs(folders)
     pairs = {name: pair for name, folder in runs.items() if (pair := run_pair(name, folder))}
     if bool(args.before) != bool(args.family) or (args.after and not args.before):
         raise ValueError("got one of --before, --after and --family, expected --before and --family, and --after")
@@ -106,7 +109,7 @@ def open_all(args: Any, device: str) -> Opened:
     for recipe in EMBEDDED:
         config = read(["--recipe", recipe], "")
         pairs[f"embedded: {recipe}"] = Pair(f"embedded: {recipe}", config, family(config.model.family))
-    return Opened(runs, pairs, Path(args.votes).absolute(), device)
+    return Opened(runs, pairs, Path(args.votes).absolute(), device, folders)
 
 
 def find_runs(folders: Sequence[str]) -> dict[str, Path]:

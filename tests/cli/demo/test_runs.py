@@ -1,0 +1,299 @@
+"""The tab Runs: what it shows of runs that are finished, damaged, hostile, or being written."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import BytesIO
+from pathlib import Path
+
+import gradio as gr
+import pytest
+from PIL import Image as Pil
+
+from mmgrpo.cli.demo import runs, runs_html, runs_read
+from mmgrpo.cli.demo.app import build
+from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.runs_chart import COLOURS, Scale, chart, chart_html
+from mmgrpo.cli.demo.runs_read import Look, Reader, read_look
+from mmgrpo.runtime.identity import MARKER
+
+ESTIMATE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
+SCRIPT = "<script>alert(1)</script>"
+
+
+def write_run(folder: Path, steps: int = 4, finished: bool = True, config: str = "seed: 0\n", **metrics: float) -> Path:
+    """A run folder whose metric ``loss`` is ten times the step."""
+    (folder / "samples").mkdir(parents=True)
+    (folder / MARKER).write_text("{}")
+    (folder / "config.yaml").write_text(config)
+    rows = [{"step": s, "seconds": s / 2, "loss": 10.0 * s, **metrics} for s in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        sides = {"before": {"r": ESTIMATE}, "after": {"r": ESTIMATE}, "difference": {"r": ESTIMATE}}
+        (folder / "summary.json").write_text(json.dumps({"eval": sides}))
+    for moment in ("before", "step-000010", "step-000002", "after"):
+        write_picture(folder / "samples" / f"{moment}.png")
+    return folder
+
+
+def write_picture(path: Path) -> None:
+    buffer = BytesIO()
+    Pil.new("RGB", (8, 8), "red").save(buffer, format="PNG")
+    path.write_bytes(buffer.getvalue())
+
+
+def opened(*folders: Path) -> Opened:
+    return Opened({folder.name: folder for folder in folders}, {}, Path("votes.jsonl"))
+
+
+def overview(of: Opened, names: list[str] | None = None, metric: str | None = None, at: float = 0) -> dict[str, object]:
+    """The parts of the tab by name."""
+    parts = runs.overview(runs.Shelf(of), list(of.runs) if names is None else names, metric, runs.STEP, 0, at)
+    return dict(zip(("metric", "curves", "details", "differences", "at", "samples", "timer", "seen"), parts))
+
+
+# ---- curves
+
+
+def test_a_curve_is_over_steps_or_seconds_and_is_smoothed(tmp_path):
+    look = read_look("a", write_run(tmp_path / "a"))
+    assert runs_read.curve_points(look, "loss", False, 0) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    assert runs_read.curve_points(look, "loss", True, 0) == [(0.5, 10), (1, 20), (1.5, 30), (2, 40)]
+    assert runs_read.curve_points(look, "loss", False, 10) == [(1, 15), (2, 20), (3, 30), (4, 35)]
+    assert runs_read.curve_points(look, "another", False, 0) == []
+
+
+def test_the_window_of_smoothing_is_in_percent(tmp_path):
+    look = read_look("a", write_run(tmp_path / "a", steps=40))
+    for percent, half in ((5, 1), (10, 2), (20, 4)):
+        assert runs_read.curve_points(look, "loss", False, percent)[0] == (1, 10 * (1 + half / 2))
+
+
+def test_missing_values_are_left_out_and_long_curves_thinned(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": null}\n{"step": 6, "loss": 60}\n')
+    assert runs_read.curve_points(read_look("a", folder), "loss", False, 0)[-2:] == [(4, 40), (6, 60)]
+    assert runs_read.curve_points(read_look("a", folder), "loss", True, 0)[-1] == (2, 40)
+    monkeypatch.setattr(runs_read, "POINTS", 2)
+    assert runs_read.curve_points(read_look("a", folder), "loss", False, 0) == [(1, 10), (4, 40)]
+
+
+def test_a_chart_has_a_line_per_run_in_the_colour_of_its_place(tmp_path):
+    looks = [read_look(name, write_run(tmp_path / name, **{f"only/{name}": 1.0})) for name in ("a", "b", "c")]
+    drawn = chart(looks, "loss", "step", False, 0)
+    assert [(line.name, line.colour, line.last) for line in drawn.lines] == [
+        (name, colour, "40") for name, colour in zip("abc", COLOURS)
+    ]
+    assert drawn.lines[0].thin == "0,1000 333.3,666.7 666.7,333.3 1000,0"
+    one = chart(looks, "only/b", "step", False, 0)
+    assert [(line.name, line.colour) for line in one.lines] == [("b", COLOURS[1])] and one.without == ["a", "c"]
+
+
+def test_ticks_are_round_values_inside_the_axes():
+    assert Scale([0.0, 10.0]).ticks() == [(0, "0"), (200, "2"), (400, "4"), (600, "6"), (800, "8"), (1000, "10")]
+    assert all(0 <= at <= 1000 for at, _ in Scale([3.7, 91.2]).ticks())
+    assert Scale([5.0, 5.0])(5.0) == 500 and Scale([-1e300, 1e300])(0.0) == 500
+
+
+def test_all_metrics_are_offered_and_rewards_of_most_runs_first(tmp_path):
+    first = write_run(tmp_path / "a", **{"reward/own/mean": 1.0, "reward/both/mean": 1.0})
+    second = write_run(tmp_path / "b", **{"reward/both/mean": 1.0, "lr": 1.0})
+    names = runs_read.metrics_of([read_look("a", first), read_look("b", second)])
+    assert names == ["reward/both/mean", "reward/own/mean", "seconds", "loss", "lr"]
+    parts = overview(opened(first, second), metric="lr")
+    assert parts["metric"].value == "lr"
+    assert overview(opened(first, second), metric="not there")["metric"].value == "reward/both/mean"
+
+
+# ---- settings, results, samples
+
+
+def test_only_settings_that_differ_are_listed_by_flat_names(tmp_path):
+    first = read_look("a", write_run(tmp_path / "a", config="seed: 0\noptim: {lr: 0.1, ema: 0}\nrewards: [x, y]\n"))
+    second = read_look("b", write_run(tmp_path / "b", config="seed: 0\noptim: {lr: 0.2}\nrewards: [x, z]\n"))
+    assert runs_read.differences([first, second]) == {
+        "optim.lr": ["0.1", "0.2"],
+        "optim.ema": ["0", "–"],
+        "rewards": ["[x, y]", "[x, z]"],
+    }
+    assert "Choose two" in runs_html.differences_html([first])
+    assert "are equal" in runs_html.differences_html([first, first])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))]),
+        "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{p: *a{i - 1}, q: *a{i - 1}}}" for i in range(1, 60))]),
+        "a: &a {b: *a}\nc: &c [*c]\n",
+        f"n: {'9' * 4000}\nlong: {'x' * 100_000}\n{'k' * 1000}: 1\n",
+    ],
+)
+def test_settings_of_any_form_are_of_bounded_length(tmp_path, config):
+    first = read_look("a", write_run(tmp_path / "a", config=config))
+    assert first.run is not None
+    rows = runs_read.differences([first, read_look("b", write_run(tmp_path / "b"))])
+    assert rows and len(json.dumps(rows)) < runs_read.SETTINGS * 2 * runs_read.LETTERS
+
+
+def test_results_alarms_and_the_state_of_every_run_are_shown(tmp_path):
+    done, running = write_run(tmp_path / "done"), write_run(tmp_path / "running", finished=False)
+    for step, (trained, held_out) in enumerate([(0.1, 0.9), (0.5, 0.5), (0.9, 0.1)]):
+        values = {"t": [trained + 0.01 * i for i in range(9)], "h": [held_out + 0.01 * i for i in range(9)]}
+        record = {"step": step, "prompts": list(range(9)), "trained": {"t": 1.0}, "values": values}
+        (running / "evaluations").mkdir(exist_ok=True)
+        (running / "evaluations" / f"step-{step:06d}.json").write_text(json.dumps(record))
+    html = overview(opened(done, running))["details"]
+    first, second = html.split("<h2>running</h2>")
+    assert "0.250 to 0.750" in first and "has not finished" not in first and "alarm" not in first
+    assert "has not finished; its last recorded step is 4" in second and "ossible reward hacking" in second
+
+
+def test_moments_are_ordered_by_step_and_shown_beside_the_first(tmp_path):
+    of = opened(write_run(tmp_path / "a"))
+    looks = runs.Shelf(of).looks(["a"])
+    assert runs_read.moments_of(looks) == ["before", "step-000002", "step-000010", "after"]
+    parts = overview(of)
+    assert parts["at"].value == 4 and parts["at"].label == "samples: after (4 of 4)"
+    third = overview(of, at=3)
+    assert third["at"].label == "samples: step 10 (3 of 4)"
+    assert third["samples"].count("data:image/png") == 2 and "<figcaption>step 10</figcaption>" in third["samples"]
+    assert overview(of, at=99)["at"].value == 4 and overview(of, at=1)["samples"].count("data:image") == 1
+
+
+def test_completions_of_a_moment_are_shown_where_there_are_no_pictures(tmp_path):
+    folder = tmp_path / "a"
+    (folder / "samples").mkdir(parents=True)
+    row = {"id": "1", "task": "", "prompt": "how many?", "meta": {}, "media": [], "aligned": [], "rewards": {"r": 1}}
+    for moment in ("before", "step-000004"):
+        text = json.dumps({**row, "completion": f"said {moment}"})
+        (folder / "samples" / f"{moment}.jsonl").write_text(f"{text}\n" * 30)
+    html = overview(opened(folder))["samples"]
+    assert "said before" in html and "said step-000004" in html
+    assert "said step" not in overview(opened(folder), at=1)["samples"]
+
+
+# ---- runs that are being written, damaged or hostile
+
+
+def test_a_run_is_read_again_only_after_it_was_written(tmp_path, monkeypatch):
+    folder, reader = write_run(tmp_path / "a", finished=False), Reader()
+    first = reader.look("a", folder)
+    assert reader.look("a", folder) is first and first.running
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": 50}\n{"step": 6, "lo')
+    second = reader.look("a", folder)
+    assert second.run.last_step == 5
+    (folder / "summary.json").write_text('{"eval": {}, "seconds": 3}')
+    assert not reader.look("a", folder).running
+
+
+def test_the_timer_runs_while_a_chosen_run_is_unfinished(tmp_path):
+    of = opened(write_run(tmp_path / "done"), write_run(tmp_path / "running", finished=False))
+    assert overview(of)["timer"].active and not overview(of, ["done"])["timer"].active
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_a_sentence(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a")
+    whole, times = runs_read.read_run, []
+
+    def vanishing(folder: Path):
+        times.append(1)
+        if len(times) == 1:
+            raise FileNotFoundError(2, "No such file", str(folder / "metrics.jsonl"))
+        return whole(folder)
+
+    monkeypatch.setattr(runs_read, "read_run", vanishing)
+    assert read_look("a", folder).run is not None
+    monkeypatch.setattr(runs_read, "read_run", lambda folder: (folder / "gone").read_bytes())
+    look = read_look("a", folder)
+    assert look.run is None and look.problem == "This run cannot be read: gone has vanished while it was read."
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "samples/before.jsonl"])
+def test_a_damaged_run_is_a_sentence_and_the_others_are_shown(tmp_path, name):
+    good, bad = write_run(tmp_path / "good"), write_run(tmp_path / "bad")
+    (bad / name).write_bytes(b"\xff\xfe{[\n\n")
+    parts = overview(opened(bad, good))
+    assert f"This run cannot be read: {name}: byte 0 is not UTF-8" in parts["details"]
+    assert str(tmp_path) not in parts["details"] and "0.250 to 0.750" in parts["details"]
+    assert "data:image" in parts["samples"]
+
+
+@pytest.mark.parametrize("part", ['"eval": "x"', '"rates": ["wer"]', '"extra": [1]', '"eval": {"before": 1}'])
+def test_a_summary_of_another_form_is_a_sentence(tmp_path, part):
+    folder = write_run(tmp_path / "a")
+    (folder / "summary.json").write_text(f"{{{part}}}")
+    assert "cannot be" in overview(opened(folder))["details"]
+
+
+def test_pictures_that_are_half_written_are_notes(tmp_path):
+    folder = write_run(tmp_path / "a")
+    whole = (folder / "samples" / "after.png").read_bytes()
+    (folder / "samples" / "after.png").write_bytes(whole[: len(whole) // 2])
+    assert overview(opened(folder))["samples"].count("data:image") == 1
+
+
+@pytest.mark.parametrize("name", ["samples", "samples/after.png", "metrics.jsonl", "config.yaml"])
+def test_links_out_of_a_run_are_not_followed(tmp_path, name):
+    folder, outside = write_run(tmp_path / "a"), tmp_path / "outside"
+    write_run(outside, config="secret: 1\n", secret=1.0)
+    target = folder / name
+    target.rename(tmp_path / "moved")
+    target.symlink_to(outside / name)
+    parts = overview(opened(folder))
+    assert f"links out of the run folder: {name}." in parts["details"]
+    assert "secret" not in str([parts["metric"].choices, parts["curves"], parts["differences"]])
+    assert parts["samples"].count("data:image") == (0 if name == "samples" else 2)
+    assert ("<figcaption>after" in parts["samples"]) == (not name.startswith("samples"))
+
+
+def test_names_are_text_wherever_they_stand(tmp_path):
+    name = "<b onclick=x>"
+    folder = write_run(tmp_path / name, config=f"name: '{SCRIPT}'\n{SCRIPT.replace('/', '')}: 1\n", **{SCRIPT: 1.0})
+    os.rename(folder / "samples" / "after.png", folder / "samples" / "<script>alert(1)<script>.png")
+    parts = overview(opened(folder, write_run(tmp_path / "b")), metric=SCRIPT)
+    assert parts["metric"].value == SCRIPT
+    html = "".join(str(parts[part]) for part in ("curves", "details", "differences", "samples"))
+    assert "<script" not in html and "<b " not in html and "&lt;script" in html and "&lt;b onclick" in html
+
+
+@pytest.mark.parametrize("names", [["../a"], ["/etc"], ["a", "nothing"]])
+def test_names_that_are_not_open_are_refused(tmp_path, names):
+    of = opened(write_run(tmp_path / "a"))
+    with pytest.raises(gr.Error, match="expected one that is open"):
+        overview(of, names)
+
+
+def test_without_runs_the_tab_says_what_to_do(tmp_path):
+    assert overview(opened())["metric"].choices == []
+    page = build(opened())
+    note = next(block for block in page.blocks.values() if block.elem_id == "runs-none")
+    assert note.visible and "mmgrpo train" in note.value
+
+
+# ---- runs that appear later
+
+
+def test_runs_that_appear_in_the_opened_folders_are_found(tmp_path):
+    old = write_run(tmp_path / "runs" / "old")
+    new = write_run(tmp_path / "runs" / "new")
+    outside = write_run(tmp_path / "elsewhere" / "outside")
+    write_run(tmp_path / "runs" / ".hidden")
+    (tmp_path / "runs" / "link").symlink_to(outside)
+    (tmp_path / "runs" / "again").symlink_to(old)
+    assert runs.later_runs({"old": old.resolve()}, [str(tmp_path / "runs")]) == {"new": new.resolve()}
+    assert runs.later_runs({}, [str(old)]) == {} and runs.later_runs({}, [str(tmp_path / "gone")]) == {}
+
+
+def test_a_new_run_with_the_name_of_another_has_its_path_as_name(tmp_path):
+    new = write_run(tmp_path / "more" / "a").resolve()
+    assert runs.later_runs({"a": tmp_path / "a"}, [str(tmp_path / "more")]) == {str(new): new}
+
+
+def test_a_look_without_a_run_is_running():
+    assert Look("a", Path("a"), None).running and "no metrics" in chart_html(
+        [Look("a", Path("a"), None)], "", "", False, 0
+    )
