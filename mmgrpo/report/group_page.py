@@ -9,7 +9,7 @@ from pathlib import Path
 from mmgrpo.report.audio_player import MIME, sound
 from mmgrpo.report.branch_tree import branching, colour
 from mmgrpo.report.figures import NONE, is_number, number
-from mmgrpo.report.groups import Group, Member, place_of
+from mmgrpo.report.groups import Group, Member, group_steps, place_of, read_group
 from mmgrpo.report.media import MediaFolder, Medium, contained, picture
 from mmgrpo.report.render import render
 from mmgrpo.report.untrusted import printable
@@ -32,6 +32,12 @@ def group_page(folder: Path, group: Group, interactive: bool = False) -> str:
             "interactive": interactive,
         },
     )
+
+
+def newest_group(folder: Path) -> str:
+    """Mark-up of the newest group of a run folder; empty where it has none."""
+    steps = group_steps(folder)
+    return group_page(folder, read_group(folder, steps[-1])) if steps else ""
 
 
 @dataclass(frozen=True)
