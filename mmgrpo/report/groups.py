@@ -102,12 +102,12 @@ def read_group(folder: Path, step: int) -> Group:
     values = [_number(mapping(node, place).get("value")) for node in _list(record.get("nodes"), f"{place}: nodes")]
     if (most := max((n for m in members for n in m.nodes), default=-1)) >= len(values):
         raise ValueError(f"{place}: nodes: got node {most:,} of {len(values):,}, expected smaller numbers")
-    steps = _count(record.get("steps"), place)
+    steps = _count(record.get("steps"), f"{place}: steps")
     longest = max(len(m.advantages) for m in members)
     return Group(
         step=step,
         steps=steps if longest <= steps <= 10 * MAX_DECISIONS else longest,
-        size=_count(record.get("size"), place),
+        size=_count(record.get("size"), f"{place}: size"),
         equal_rewards=record.get("equal_rewards") is True,
         prompt=_prompt(mapping(record.get("prompt"), f"{place}: prompt"), f"{place}: prompt"),
         members=members,
@@ -133,8 +133,8 @@ def _member(value: Any, place: str) -> Member:
     if not all(isinstance(node, int) and -1 <= node <= MAX_DECISIONS for node in lists["nodes"]):
         raise ValueError(f"{place}: nodes: got {brief(lists['nodes'])}, expected integers from -1 to {MAX_DECISIONS:,}")
     return Member(
-        number=_count(record.get("member"), place),
-        tree=_count(record.get("tree"), place),
+        number=_count(record.get("member"), f"{place}: member"),
+        tree=_count(record.get("tree"), f"{place}: tree"),
         flags=[flag[:40] for flag in _list(record.get("flags"), place)[:FLAGS] if isinstance(flag, str)],
         output=output,
         previews={name: file for name, file in previews.items() if isinstance(file, str)},
