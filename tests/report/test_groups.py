@@ -236,3 +236,13 @@ def test_the_newest_complete_group_is_shown(tmp_path):
         write(tmp_path, tree_round(), step)
     (tmp_path / "groups/step-000050").mkdir()  # of a run that is writing
     assert group_steps(tmp_path) == [0, 7, 40] and "after 40 optimizer steps" in newest_group(tmp_path)
+
+
+def test_decisions_below_a_node_are_those_of_all_depths(tmp_path):
+    numbers = decisions(binary_tree(3, (0, 1, 2)), keys={"prompt": [0] * 8, "tree": [0] * 8})
+    write(tmp_path, rolled(pictures(8), numbers, [float(i) for i in range(8)]))
+    tree = branching(read_group(tmp_path, 0), MediaFolder(tmp_path))
+    assert tree is not None
+    assert [node.about.split(" · ")[3] for node in tree.nodes[:3]] == ["6 decisions below it"] * 2 + [
+        "2 decisions below it"
+    ]
