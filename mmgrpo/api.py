@@ -25,6 +25,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.inputs import RunInputs, load
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
+from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings, redraws
 from mmgrpo.runtime import devices
@@ -248,7 +249,8 @@ def make_trainer(
     inputs = start(accelerator)
     if loss.needs_reference:
         inputs.policy.keep_reference()
-    splits, evaluation = inputs.splits, config.eval
+    splits, evaluation, folder = inputs.splits, config.eval, run_folder(config)
+    small = owner.displayed if owner else displayed
     trainer = Trainer(
         policy=inputs.policy,
         scorers=reward_scorers,
@@ -267,14 +269,13 @@ def make_trainer(
             shown=config.samples_shown,
             extra={} if evaluation.skip else splits.extra,
         ),
-        folder=run_folder(config),
+        folder=folder,
         seed=config.seed,
         accelerator=accelerator,
-        checkpoints=Checkpoints(
-            run_folder(config), accelerator, config.save_every, config.save_every_minutes, config.keep
-        ),
+        checkpoints=Checkpoints(folder, accelerator, config.save_every, config.save_every_minutes, config.keep),
         again=again,
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
+        groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
     # Last, so that a run that cannot start leaves its folder as it was.
     identity = open_folder(config, of_inputs(splits, inputs.policy.network), inputs.skipped, accelerator)

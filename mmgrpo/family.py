@@ -12,10 +12,13 @@ from mmgrpo.runtime import plugins
 from mmgrpo.runtime.config import Config, Sections
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
+    from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Policy, Prompt
+    from mmgrpo.types import Audio, Media, Policy, Prompt
 
 
 @runtime_checkable
@@ -91,6 +94,10 @@ class Family(Protocol):
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
         """Write samples for the report: ``<stem>.png``, or ``<stem>.jsonl`` and files beside it."""
+        ...
+
+    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+        """A medium of a prompt, or a generated sound, small enough for a page."""
         ...
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:

@@ -75,6 +75,8 @@ class Round:
     cursor: int
     """Where the next round begins in the prompt order."""
     metrics: dict[str, float]
+    totals: Tensor
+    """[B] the rewards as one number (``Estimate.rewards``)."""
 
 
 def sample_round(
@@ -155,7 +157,7 @@ def sample_round(
         **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
     }
     batch = Batch(rollouts, places, decisions, result.advantages, result.loss_mask)
-    return Round(batch, rollouts, scores, names, cursor, metrics)
+    return Round(batch, rollouts, scores, names, cursor, metrics, result.rewards)
 
 
 def begin_rollout(

@@ -30,6 +30,7 @@ from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
 from mmgrpo.report.comparison import sections
+from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, WeightInterpolation
@@ -40,13 +41,14 @@ from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 from mmgrpo.runtime.interruption import Interrupted, Interruption
 from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib
+from mmgrpo.runtime.minibatches import minibatches
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.runtime.reward_weights import directions, next_weights, weights_after_evaluation
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients
+from mmgrpo.update import LossRecipe, Tally, accumulate_gradients
 
 
 class Trainer:
@@ -70,12 +72,13 @@ class Trainer:
         checkpoints: Checkpoints,
         again: str = "resume=True",
         write_samples: Callable[[Path, Shown], None] = lambda stem, shown: None,
+        groups: GroupRecord = NONE,
     ) -> None:
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
         self.prompts, self.rounds, self.evaluation = prompts, rounds, evaluation
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
-        self.checkpoints, self.again, self.write_samples = checkpoints, again, write_samples
+        self.checkpoints, self.again, self.write_samples, self.groups = checkpoints, again, write_samples, groups
         self.interruption = Interruption()
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
@@ -216,13 +219,16 @@ class Trainer:
                 accelerator=self.accelerator,
                 reward_weights=self.reward_weights,
             )
+            if self.accelerator.is_main_process:
+                self.groups.write(self.step, round_)
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
         self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
-        first_gap = 0.0
+        first_gap, keys = 0.0, round_.batch.decisions.keys
         for epoch in range(self.optim.epochs):
-            for index, rows in enumerate(self._minibatches(round_.batch, epoch)):
+            generator = stream(self.seed, "minibatch", self.round, epoch)
+            for index, rows in enumerate(minibatches(keys["prompt"], self.optim.updates, generator)):
                 if self.step >= self.steps:
                     break
                 first = epoch == 0 and index == 0
@@ -247,20 +253,6 @@ class Trainer:
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
-
-    def _minibatches(self, batch: Batch, epoch: int) -> Sequence[torch.Tensor]:
-        """Divide whole groups among ``updates`` minibatches, at random by (seed, round, epoch)."""
-        key = batch.decisions.keys["prompt"]
-        groups, inverse = torch.unique(key, return_inverse=True)
-        if len(groups) < self.optim.updates:
-            raise ValueError(
-                f"got a round of {len(groups)} groups, expected at least optim.updates={self.optim.updates}; "
-                "use more prompts per round or fewer updates"
-            )
-        shuffled = torch.randperm(len(groups), generator=stream(self.seed, "minibatch", self.round, epoch))
-        assignment = torch.empty_like(shuffled)
-        assignment[shuffled] = torch.arange(len(groups)) % self.optim.updates
-        return [assignment.to(key.device)[inverse] == update for update in range(self.optim.updates)]
 
     def _step(self, round_: Round, rows: torch.Tensor, first: bool) -> tuple[Tally, dict[str, float]]:
         """One optimizer step on the given rows."""
@@ -394,4 +386,5 @@ class Trainer:
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if self.accelerator.is_main_process:
             self.log.truncate(self.step)
+            self.groups.truncate(self.step)
         return state is not None

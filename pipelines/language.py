@@ -16,10 +16,13 @@ from pipelines.factory import with_settings
 from pipelines.options import ModelOptions
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
+    from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Policy, Prompt
+    from mmgrpo.types import Audio, Media, Policy, Prompt
 
 Check = Callable[[Config, "list[Prompt]", str], "tuple[list[Prompt], list[Skipped]]"]
 
@@ -166,6 +169,12 @@ class LanguageFamily:
         from pipelines.samples import write_texts
 
         write_texts(stem, shown)
+
+    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+        """A thumbnail, a strip of frames, or a small sound file."""
+        from pipelines.samples import displayed
+
+        return displayed(medium)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
         """``completions.html``, and its content as JSON lines."""

@@ -63,8 +63,10 @@ def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int
     return folder / "completions.html"
 
 
-def displayed(media: Media) -> Pil.Image | Sound:
+def displayed(media: Media | Audio) -> Pil.Image | Sound:
     """A thumbnail of a picture, a strip of a few frames of a video, or a small file of a sound."""
+    if isinstance(media, Audio):
+        return small_sound(media)
     from PIL import Image as Pil
 
     from pipelines.vlm.media import read_image, read_video

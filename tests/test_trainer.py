@@ -9,6 +9,7 @@ from torch import nn
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.averaging import WeightInterpolation
+from mmgrpo.runtime.minibatches import minibatches
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from tests.building import misses, near_one, recipe, trainer
@@ -170,7 +171,7 @@ def test_minibatches_hold_whole_groups_and_every_group_once(tmp_path):
     made = trainer(toy_policy(), tmp_path, toy_prompts(5), prompts_per_step=5, updates=2)
     batch = judged_batch(made)
     key = batch.decisions.keys["prompt"]
-    parts = made._minibatches(batch, epoch=0)
+    parts = minibatches(key, 2, torch.Generator())
     assert sum(part.long() for part in parts).eq(1).all()
     for part in parts:
         assert all(part[key == group].all() or not part[key == group].any() for group in key.unique())

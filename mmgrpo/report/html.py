@@ -16,6 +16,7 @@ import numpy as np
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import sections as prompt_files
 from mmgrpo.report.figures import duration, is_number
+from mmgrpo.report.group_page import newest_group
 from mmgrpo.report.media import MediaFolder, Medium, contained, picture, picture_uri
 from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
 from mmgrpo.report.render import render
@@ -61,6 +62,7 @@ def write_report(folder: str | Path) -> Path:
             "curves": curves(run),
             "grids": grids(run, samples) if samples else [],
             "prompt_files": prompt_files(samples) if samples else [],
+            "group": newest_group(folder),
             "metrics": metric_table(run),
         },
     )

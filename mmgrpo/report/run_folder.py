@@ -5,6 +5,7 @@
     evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
     samples/<title>.png      grids of samples, if they are pictures; of clips strips of frames, and beside them
     samples/<title>.webp     the same grid, which moves
+    groups/step-000040/      a training group: group.json and its media (mmgrpo/report/groups.py)
     samples/<title>.jsonl    completions, if they are texts or sounds (mmgrpo/report/completions.py)
     summary.json             written only at the end of a run
 
@@ -39,8 +40,8 @@ from mmgrpo.report.untrusted import (
 )
 
 SIDES = ("before", "after", "difference")
-PARTS = ("config.yaml", "metrics.jsonl", "summary.json", "evaluations", "samples")
-FILES = ("evaluations/*.json", "samples/*.png", "samples/*.webp", "samples/*.jsonl")
+PARTS = ("config.yaml", "metrics.jsonl", "summary.json", "evaluations", "samples", "groups")
+FILES = ("evaluations/*.json", "samples/*.png", "samples/*.webp", "samples/*.jsonl", "groups/*")
 
 MAX_CELLS = 50_000_000
 """Rows times names in metrics.jsonl."""

@@ -115,6 +115,11 @@ class Optim:
         """Raise ValueError for a field outside of its range."""
         check_ranges(self, prefix="optim.")
 
+    @property
+    def steps_per_round(self) -> int:
+        """Optimizer steps that are made from one rollout."""
+        return self.updates * self.epochs
+
     def lr_at(self, step: int, steps: int) -> float:
         """Learning rate of optimizer step ``step`` of ``steps``, counted from zero; past the end it is that at the end,
         which is zero with a decay, and never negative."""
@@ -202,6 +207,8 @@ class Run:
     bit."""
     samples_shown: Annotated[int, COUNT_OR_ZERO] = 16
     """Number of held-out samples in the report."""
+    groups_kept: Annotated[int, COUNT_OR_ZERO] = 20
+    """Number of training groups that the run folder keeps (groups/), at equal distances over the run; 0 keeps none."""
 
 
 @dataclass

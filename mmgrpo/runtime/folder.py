@@ -31,6 +31,7 @@ TITLE = r"(before|after|blind|step-\d+)(-[^/]*)?"
 WRITTEN = re.compile(
     rf"""(run|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|webp|jsonl) | samples/{TITLE}/\d+-(said|\d+)\.\w+
+    | groups/step-\d+/(group\.json|(prompt|\d+)(-\d+)?\.\w+) | groups/\.writing-.*
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
     | evaluation\.json | drawn/(samples\.json|grid\.(png|webp)|completions\.html|\d+-\d+(-before)?\.(png|mp4))
     | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-writing).*

@@ -24,10 +24,13 @@ from pipelines.speech.options import (
 )
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
+    from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Media, Policy, Prompt
+    from mmgrpo.types import Audio, Media, Policy, Prompt
 
 
 def check_sounds(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
@@ -159,6 +162,12 @@ class DurationFamily:
         from pipelines.samples import write_speech
 
         write_speech(stem, shown)
+
+    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+        """A thumbnail, a strip of frames, or a small sound file."""
+        from pipelines.samples import displayed
+
+        return displayed(medium)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
         """``completions.html`` with players, and its content as JSON lines."""

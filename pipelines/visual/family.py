@@ -24,10 +24,13 @@ from pipelines.visual.options import (
 )
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
+    from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Policy, Prompt
+    from mmgrpo.types import Audio, Media, Policy, Prompt
 
 COMMON = {f.name for f in (*fields(ModelOptions), *fields(MemoryOptions))}
 """Options that all families have, which are no arguments of their ``load``."""
@@ -249,6 +252,12 @@ class VisualFamily:
         from pipelines.visual import clips, pictures
 
         (clips if clips.are_clips([shown]) else pictures).write_grid(stem, shown)
+
+    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+        """A thumbnail, a strip of frames, or a small sound file."""
+        from pipelines.samples import displayed
+
+        return displayed(medium)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
         """A PNG per picture (or an mp4 per clip) and a grid of all of them, the sets side by side; its path."""

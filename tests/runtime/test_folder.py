@@ -50,6 +50,8 @@ def a_run(output: Path) -> Path:
         "drawn/after/001-said.wav",
         "drawn/before.jsonl",
     }
+    files |= {"groups/step-000040/group.json", "groups/step-000040/003-1.png", "groups/step-000040/prompt-0.jpg"}
+    files |= {"groups/step-000040/.003.png.ab12_xyz", "groups/.writing-x1/000.webp"}
     files |= {".metrics.jsonl.ab12_xyz", "model/sub/weights.safetensors"}
     model = {"run": identity.run, "step": 1, "files": {"adapter_config.json": "", "sub/weights.safetensors": ""}}
     write(folder, files)
