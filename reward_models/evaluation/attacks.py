@@ -56,9 +56,7 @@ STRENGTHS: Mapping[str, float] = {"blur": 1.0, "noise": 0.15, "jpeg": 10.0, "tex
 """Strength of each damage as an attack: a person sees it at once."""
 
 
-def damaged(
-    output: Output, name: str, generator: np.random.Generator, strength: float | None = None
-) -> Output | None:
+def damaged(output: Output, name: str, generator: np.random.Generator, strength: int | float | None = None) -> Output | None:
     """The output after a damage, of its ``STRENGTHS`` by default; a clip frame by frame with one draw; None for what
     has no pixels."""
     strength = STRENGTHS[name] if strength is None else strength
@@ -66,9 +64,7 @@ def damaged(
         return DAMAGES[name](output, generator, strength)
     if isinstance(output, Video):
         seed = int(generator.integers(1 << 31))
-        frames = [
-            DAMAGES[name](Image(frame), np.random.default_rng(seed), strength).pixels for frame in output.frames
-        ]
+        frames = [DAMAGES[name](Image(frame), np.random.default_rng(seed), strength).pixels for frame in output.frames]
         return replace(output, frames=torch.stack(frames))
     return None
 

@@ -21,6 +21,7 @@ from mmgrpo.types import Output, Prompt
 ABOUT = """Score any picture, clip, sound or text with any reward of the list, and attack it: a reward that rises when
 its picture is blurred, or its text says everything twice, is one that training will exploit."""
 NOTHING = "Upload a file or write a text first."
+PROGRESS = gr.Progress()
 EXAMPLE = ("scene_score", "scene_clean", "jpeg_compressibility")
 
 
@@ -73,7 +74,13 @@ def tab(opened: Opened) -> None:
     folder = Path(tempfile.mkdtemp(prefix="mmgrpo-demo-"))
 
     def score(
-        file: str | None, text: str, asked: str, answer: str, task: str, names: list[str], progress: Any = gr.Progress()
+        file: str | None,
+        text: str | None,
+        asked: str | None,
+        answer: str | None,
+        task: str | None,
+        names: list[str],
+        progress: Any = PROGRESS,
     ) -> Iterator[tuple[str, str]]:
         output = upload(file, text)
         with told():
@@ -84,15 +91,15 @@ def tab(opened: Opened) -> None:
 
     def attack(
         file: str | None,
-        text: str,
-        asked: str,
-        answer: str,
-        task: str,
+        text: str | None,
+        asked: str | None,
+        answer: str | None,
+        task: str | None,
         names: list[str],
         which: str,
-        strength: float,
-        other: str,
-        progress: Any = gr.Progress(),
+        strength: int | float,
+        other: str | None,
+        progress: Any = PROGRESS,
     ) -> Iterator[tuple[str, str]]:
         output = upload(file, text)
         with told():
@@ -110,13 +117,13 @@ def tab(opened: Opened) -> None:
             end = f"<p><strong>{html.escape(scoring.verdict(which, some, after))}</strong></p>"
             yield shown, scoring.attack_html(some, after) + (end if len(after) == len(before) else "")
 
-    def again(file: str | None, text: str, *rest: Any, progress: Any = gr.Progress()) -> Iterator[Any]:
+    def again(file: str | None, text: str | None, *rest: Any) -> Iterator[Any]:
         """The attack as the slider moves, once there is something to attack."""
         names, which, other = rest[3], rest[4], rest[6]
         if not (file or (text or "").strip()) or not names or (which == scoring.SWAP and not (other or "").strip()):
             yield gr.skip(), gr.skip()
             return
-        yield from attack(file, text, *rest, progress=progress)
+        yield from attack(file, text, *rest, progress=lambda *place, **words: None)
 
     def about(names: list[str]) -> str:
         with told():
@@ -131,16 +138,16 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         with gr.Column(min_width=300):
             suffixes = [suffix for several in SUFFIXES.values() for suffix in several]
-            file = gr.File(label="Picture, clip, sound or .txt", file_types=suffixes, height=140, elem_id="rewards-file")
+            file = gr.File(
+                label="Picture, clip, sound or .txt", file_types=suffixes, height=140, elem_id="rewards-file"
+            )
             text = gr.Textbox(label="or a text", lines=2, max_length=20_000, elem_id="rewards-text")
             asked = gr.Textbox(label="Prompt", lines=2, max_length=20_000, elem_id="rewards-prompt")
             with gr.Accordion("Reference answer and task", open=False):
                 answer = gr.Textbox(
                     label="Reference answer", info="JSON or a text", max_length=20_000, elem_id="rewards-answer"
                 )
-                task = gr.Textbox(
-                    label="Task", info="for the reward task", max_length=200, elem_id="rewards-task"
-                )
+                task = gr.Textbox(label="Task", info="for the reward task", max_length=200, elem_id="rewards-task")
             names = gr.Dropdown(
                 scoring.choices(),
                 value=[],
@@ -160,11 +167,19 @@ def tab(opened: Opened) -> None:
                 manifests = gr.HTML("<p class='mm-note'>No reward is chosen.</p>", elem_id="rewards-manifests")
     gr.Markdown("### Attack")
     with gr.Row():
-        which = gr.Dropdown(list(scoring.ATTACKS), value="blur", label="Attack", min_width=200, elem_id="rewards-attack")
+        which = gr.Dropdown(
+            list(scoring.ATTACKS), value="blur", label="Attack", min_width=200, elem_id="rewards-attack"
+        )
         strength = gr.Slider(
-            0.1, 4, value=1, step=0.1, label="Strength", info="1 is that of mmgrpo evaluate-rewards",
-            min_width=200, elem_id="rewards-strength",
-        )  # fmt: skip
+            scoring.WEAKEST,
+            scoring.STRONGEST,
+            value=1,
+            step=0.25,
+            label="Strength",
+            info="1 is that of mmgrpo evaluate-rewards",
+            min_width=200,
+            elem_id="rewards-strength",
+        )
         other = gr.Textbox(
             label="Other prompt", info="for prompt_swap", max_length=20_000, min_width=200, elem_id="rewards-other"
         )

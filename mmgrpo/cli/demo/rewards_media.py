@@ -30,18 +30,20 @@ SHOWN = 768
 
 STYLE = """<style>
 .mm-sides { display: flex; flex-wrap: wrap; gap: 12px; }
-.mm-sides > figure { flex: 1 1 220px; min-width: 0; margin: 0; }
-.mm-medium { display: block; width: 100%; max-width: 320px; border: 1px solid var(--border-color-primary);
-  border-radius: 6px; }
-.mm-medium.small { image-rendering: pixelated; }
+.mm-sides figure { flex: 1 1 150px; max-width: 640px; min-width: 0; margin: 0; }
+.mm-sides figure .mm-medium { display: block; width: 100%; max-width: 360px; margin: 0; border-radius: 6px;
+  border: 1px solid var(--border-color-primary); }
+.mm-sides figure .mm-small { image-rendering: pixelated; }
+.mm-sides audio { width: 100%; min-width: 0; }
 .mm-text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 10px; border-radius: 6px; max-height: 22em;
   overflow-y: auto; border: 1px solid var(--border-color-primary); background: var(--background-fill-secondary); }
 .mm-wide { overflow-x: auto; }
-.mm-table { border-collapse: collapse; width: 100%; margin: 8px 0; }
-.mm-table th, .mm-table td { text-align: left; padding: 4px 10px 4px 0; vertical-align: top;
-  border-bottom: 1px solid var(--border-color-primary); }
-.mm-table td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.mm-rose { color: var(--error-icon-color, #b91c1c); font-weight: 600; }
+.mm-wide table.mm-table { border-collapse: collapse; width: 100%; margin: 8px 0; }
+.mm-wide table.mm-table th, .mm-wide table.mm-table td { text-align: left; padding: 4px 8px; vertical-align: top;
+  border: 0; border-bottom: 1px solid var(--border-color-primary); }
+.mm-wide table.mm-table td.mm-number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.mm-wide .mm-rose { color: #b91c1c; font-weight: 600; }
+.dark .mm-wide .mm-rose { color: #f87171; }
 .mm-note { color: var(--body-text-color-subdued); }
 </style>"""
 """Of the tabs Rewards and Vote; colours are those of the theme, light or dark."""
@@ -58,7 +60,7 @@ def read_upload(file: str | None, text: str) -> Output | None:
         return Text(text) if text.strip() else None
     try:
         return _read(file)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise Unreadable(str(error).replace(file, Path(file).name)) from error
 
 
@@ -113,14 +115,15 @@ def medium(output: Output, label: str) -> str:
     name = html.escape(label, quote=True)
     if isinstance(output, Image):
         shown = to_pil(output)
-        small = " small" if max(shown.size) < 128 else ""
+        small = " mm-small" if max(shown.size) < 128 else ""
         shown.thumbnail((SHOWN, SHOWN))
         return f'<img class="mm-medium{small}" alt="{name}" src="{picture_uri(png(shown))}">'
     if isinstance(output, Video):
         return clip_player(output, name)
     if isinstance(output, Audio):
-        return f'<audio controls style="width:100%" aria-label="{name}" src="{sound_uri(wav(output).content, ".wav")}"></audio>'
-    return f'<div class="mm-text" role="group" tabindex="0" aria-label="{name}">{html.escape(output.text) or "(no text)"}</div>'
+        return f'<audio controls aria-label="{name}" src="{sound_uri(wav(output).content, ".wav")}"></audio>'
+    text = html.escape(output.text) or "(no text)"
+    return f'<div class="mm-text" role="group" tabindex="0" aria-label="{name}">{text}</div>'
 
 
 def clip_player(clip: Video, name: str) -> str:
@@ -128,9 +131,7 @@ def clip_player(clip: Video, name: str) -> str:
     from pipelines.visual.clips import mp4
 
     uri = f"data:video/mp4;base64,{b64encode(mp4(clip)).decode()}"
-    return (
-        f'<video class="mm-medium" controls loop muted autoplay playsinline aria-label="{name}" src="{uri}"></video>'
-    )
+    return f'<video class="mm-medium" controls loop muted autoplay playsinline aria-label="{name}" src="{uri}"></video>'
 
 
 def png(picture: Pil.Image) -> bytes:

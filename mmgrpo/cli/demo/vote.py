@@ -20,6 +20,7 @@ EMPTY = """There is no pair to compare: open a run with a trained model (`mmgrpo
 (`mmgrpo demo --family sd3 --before MODEL --after MODEL`)."""
 BUTTONS = {LEFT: "Left", RIGHT: "Right", TIE: "Tie", BOTH_BAD: "Both bad", "": "Skip"}
 IDS = {LEFT: "left", RIGHT: "right", TIE: "tie", BOTH_BAD: "bad", "": "skip"}
+PROGRESS = gr.Progress()
 CLOSED = "This pair of samples has been voted on; draw the next one."
 
 
@@ -58,7 +59,7 @@ def tab(opened: Opened) -> None:
             labels = [(one.prompt.text.strip()[:100] or one.prompt.id, str(n)) for n, one in enumerate(several)]
             counts = trials.tally_html(tally(opened.votes, name), name)
         typed = trials.can_be_typed(pair, several)
-        prompts = gr.update(choices=[("any held-out prompt", trials.ANY), *labels], value=trials.ANY)
+        prompts = gr.update(choices=[*anyone, *labels], value=trials.ANY)
         return prompts, gr.update(value="", visible=typed), counts, None, "", "", "", *closed()
 
     def open_() -> list[Any]:
@@ -67,7 +68,7 @@ def tab(opened: Opened) -> None:
     def closed() -> list[Any]:
         return [gr.update(interactive=False)] * len(BUTTONS)
 
-    def draw(name: str, place: str, typed: str | None, progress: Any = gr.Progress()) -> Iterator[tuple[Any, ...]]:
+    def draw(name: str, place: str, typed: str | None, progress: Any = PROGRESS) -> Iterator[tuple[Any, ...]]:
         with told():
             several = trials.chosen(questions(known(name)), opened.pairs[name], place or trials.ANY, typed or "")
         steps = trials.trials(opened, name, several)
@@ -94,18 +95,20 @@ def tab(opened: Opened) -> None:
 
         return store
 
+    anyone = [("any held-out prompt", trials.ANY)]
     gr.Markdown(ABOUT)
     with gr.Row():
         pair = gr.Dropdown(names, value=names[0], label="Pair of models", min_width=200, elem_id="vote-pair")
         place = gr.Dropdown(
-            [("any held-out prompt", trials.ANY)], value=trials.ANY, label="Prompt", min_width=200, elem_id="vote-prompt"
+            [("any held-out prompt", trials.ANY)],
+            value=trials.ANY,
+            label="Prompt",
+            min_width=200,
+            elem_id="vote-prompt",
         )
         typed = gr.Textbox(
             label="or a prompt of your own", max_length=2_000, min_width=200, visible=False, elem_id="vote-typed"
         )
-    with gr.Row():
-        more = gr.Button("Next two samples", variant="primary", min_width=140, elem_id="vote-next")
-        stop = gr.Button("Cancel", min_width=90, elem_id="vote-cancel")
     trial = gr.State(None)
     asked = gr.HTML(label="Prompt", elem_id="vote-asked")
     sides = gr.HTML(label="Left and right", elem_id="vote-sides")
@@ -114,6 +117,9 @@ def tab(opened: Opened) -> None:
             vote: gr.Button(label, interactive=False, min_width=90, elem_id=f"vote-{IDS[vote]}-button")
             for vote, label in BUTTONS.items()
         }
+    with gr.Row():
+        more = gr.Button("Next two samples", variant="primary", min_width=140, elem_id="vote-next")
+        stop = gr.Button("Cancel", min_width=90, elem_id="vote-cancel")
     reveal = gr.HTML(label="Which was which", elem_id="vote-reveal")
     counts = gr.HTML(label="Votes so far", elem_id="vote-tally")
 

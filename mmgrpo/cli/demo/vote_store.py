@@ -36,7 +36,9 @@ MAX_VOTES = 5_000
 """Most votes in a file, each with two media; a visitor cannot fill the disk."""
 
 
-def append_vote(file: Path, row: Mapping[str, Any], outputs: Mapping[str, Output], about: Sequence[Output] = ()) -> None:
+def append_vote(
+    file: Path, row: Mapping[str, Any], outputs: Mapping[str, Output], about: Sequence[Output] = ()
+) -> None:
     """Add one line to the file: ``row`` with its ``outputs`` (``left``, ``right``) and the media that its prompt asks
     about, written into the folder ``<name of the file>-media``.
 

@@ -75,10 +75,11 @@ class Trial:
 
     def row(self, vote: str, pair: Pair) -> dict[str, Any]:
         """The vote in GenAI-Bench's form with what rewards read of the prompt, without the media."""
+        asked = self.prompt
         names = {BEFORE: str(pair.config.model.path), AFTER: f"{pair.name} {pair.weights}".strip()}
         return {
             # A transcription has no text; the prompt is also what a bootstrap draws.
-            "prompt": self.prompt.text if self.prompt.text.strip() else f"({self.prompt.id or 'no text'})",
+            "prompt": asked.text if asked.text.strip() else f"({asked.id or 'no text'})",
             "vote_type": vote,
             "model_a": names[self.left],
             "model_b": names[self.right],
@@ -87,7 +88,9 @@ class Trial:
             "family": pair.family.name,
             "seed": self.seed,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            **{key: given for key in ("id", "answer", "task") if (given := getattr(self.prompt, key)) not in ("", None)},
+            **{
+                key: given for key in ("id", "answer", "task") if (given := getattr(self.prompt, key)) not in ("", None)
+            },
             **({"meta": dict(self.prompt.meta)} if self.prompt.meta else {}),
         }
 
@@ -184,7 +187,9 @@ def trials(opened: Opened, name: str, several: Sequence[Question]) -> Iterator[T
         return
 
 
-def judge(specs: tuple[str, ...], device: str, prompt: Prompt, outputs: Sequence[Output]) -> dict[str, tuple[float, float]]:
+def judge(
+    specs: tuple[str, ...], device: str, prompt: Prompt, outputs: Sequence[Output]
+) -> dict[str, tuple[float, float]]:
     """Values of the run's rewards before and after; NaN for what cannot be scored or would be downloaded."""
     values = {}
     for spec in specs:
@@ -210,10 +215,14 @@ def judge_of(spec: str, device: str) -> Scorer:
 
 def sides_html(trial: Trial, told: bool = False) -> str:
     """Both outputs side by side; their names only where they are ``told``."""
-    return "<div class='mm-sides'>" + "".join(
-        figure(output, f"{place}: {WORDS[side]}" if told else place)
-        for (place, output), side in zip(trial.shown().items(), (trial.left, trial.right))
-    ) + "</div>"
+    return (
+        "<div class='mm-sides'>"
+        + "".join(
+            figure(output, f"{place}: {WORDS[side]}" if told else place)
+            for (place, output), side in zip(trial.shown().items(), (trial.left, trial.right))
+        )
+        + "</div>"
+    )
 
 
 def reveal_html(trial: Trial, vote: str) -> str:
@@ -225,7 +234,7 @@ def reveal_html(trial: Trial, vote: str) -> str:
     }.get(vote, "You saw a tie." if vote else "Skipped, not stored.")
     which = f"Left was {WORDS[trial.left]}, right {WORDS[trial.right]}."
     answer = trial.prompt.answer
-    gold = f" Reference: {html.escape(str(answer)[:500])}." if isinstance(answer, str | int | float) else ""
+    gold = f" The reference is “{html.escape(str(answer)[:500])}”." if isinstance(answer, str | int | float) else ""
     rows = "".join(_reward_row(name, *pair, trial.left) for name, pair in trial.values.items())
     head = "".join(f"<th scope='col'>{one}</th>" for one in ("reward", "left", "right", "prefers"))
     table = f"<div class='mm-wide'><table class='mm-table'><tr>{head}</tr>{rows}</table></div>" if rows else ""
@@ -234,7 +243,7 @@ def reveal_html(trial: Trial, vote: str) -> str:
 
 def _reward_row(name: str, before: float, after: float, left: str) -> str:
     order = (before, after) if left == BEFORE else (after, before)
-    cells = "".join(f"<td class='number'>{'failed' if math.isnan(one) else f'{one:.4g}'}</td>" for one in order)
+    cells = "".join(f"<td class='mm-number'>{'failed' if math.isnan(one) else f'{one:.4g}'}</td>" for one in order)
     return f"<tr><th scope='row'>{html.escape(name)}</th>{cells}<td>{preference(before, after)}</td></tr>"
 
 
