@@ -56,10 +56,10 @@ STRENGTHS: Mapping[str, float] = {"blur": 1.0, "noise": 0.15, "jpeg": 10.0, "tex
 """Strength of each damage as an attack: a person sees it at once."""
 
 
-def damaged(output: Output, name: str, generator: np.random.Generator, strength: int | float | None = None) -> Output | None:
-    """The output after a damage, of its ``STRENGTHS`` by default; a clip frame by frame with one draw; None for what
-    has no pixels."""
-    strength = STRENGTHS[name] if strength is None else strength
+def damaged(output: Output, name: str, generator: np.random.Generator, strength: int | float = 0) -> Output | None:
+    """The output after a damage, at 0 of that in ``STRENGTHS``; a clip frame by frame with one draw; None for what has
+    no pixels."""
+    strength = float(strength or STRENGTHS[name])
     if isinstance(output, Image):
         return DAMAGES[name](output, generator, strength)
     if isinstance(output, Video):

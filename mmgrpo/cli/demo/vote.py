@@ -52,10 +52,11 @@ def tab(opened: Opened) -> None:
             raise ValueError("got a pair that is not open; choose one of the list")
         return name
 
-    def choose(name: str) -> tuple[Any, ...]:
+    def choose(name: str | None) -> tuple[Any, ...]:
         """The prompts of a pair, its votes so far, and nothing of the pair before."""
         with told():
-            several, pair = questions(known(name)), opened.pairs[name]
+            name = known(name)
+            several, pair = questions(name), opened.pairs[name]
             labels = [(one.prompt.text.strip()[:100] or one.prompt.id, str(n)) for n, one in enumerate(several)]
             counts = trials.tally_html(tally(opened.votes, name), name)
         typed = trials.can_be_typed(pair, several)
@@ -68,9 +69,12 @@ def tab(opened: Opened) -> None:
     def closed() -> list[Any]:
         return [gr.update(interactive=False)] * len(BUTTONS)
 
-    def draw(name: str, place: str, typed: str | None, progress: Any = PROGRESS) -> Iterator[tuple[Any, ...]]:
+    def draw(
+        name: str | None, place: str | None, typed: str | None, progress: Any = PROGRESS
+    ) -> Iterator[tuple[Any, ...]]:
         with told():
-            several = trials.chosen(questions(known(name)), opened.pairs[name], place or trials.ANY, typed or "")
+            name = known(name)
+            several = trials.chosen(questions(name), opened.pairs[name], place or trials.ANY, typed or "")
         steps = trials.trials(opened, name, several)
         yield None, "", "<p class='mm-note'>drawing …</p>", "", *closed()
         while True:

@@ -61,7 +61,7 @@ def score(name, output, answer="", prompt="how many?"):
 # What can be named.
 
 
-@pytest.mark.parametrize("name", ["os:system", "scene_score(weight=2)", "scene_scor", "", None, "served(reward='x')"])
+@pytest.mark.parametrize("name", ["os:system", "scene_score(weight=2)", "scene_scor", "", "served(reward='x')"])
 def test_only_names_of_the_table_are_rewards(name):
     with pytest.raises(ValueError, match="no reward of the list"):
         scoring.known(["scene_score", name])
@@ -69,7 +69,7 @@ def test_only_names_of_the_table_are_rewards(name):
 
 def test_all_rewards_are_listed_those_of_the_upload_first():
     names = [name for _, name in scoring.choices("Audio")]
-    assert sorted(names) == sorted(entries()) and names[0] == "dnsmos" or "Audio" in entries()[names[0]].manifest.scores
+    assert sorted(names) == sorted(entries())
     fits = ["Audio" in scoring.kinds(entries()[name]) for name in names]
     assert fits == sorted(fits, reverse=True) and any(fits) and not all(fits)
     here = [not scoring.missing(name) for name, fit in zip(names, fits, strict=True) if fit]
@@ -115,7 +115,7 @@ def test_weights_that_were_downloaded_are_not_missing(monkeypatch, tmp_path):
 def test_values_are_those_of_the_command(picture, capsys):
     score_command.main(["--reward", "jpeg_compressibility", "--json", "--device", "cpu", picture])
     value = float(capsys.readouterr().out.split('"jpeg_compressibility": ')[1].split("}")[0])
-    assert score("jpeg_compressibility", rewards_media.read_upload(picture, "")).value == value
+    assert np.float32(score("jpeg_compressibility", rewards_media.read_upload(picture, "")).value) == value
     assert score("exact", Text("<answer>3</answer>"), "3").value == 1
     assert score("exact", Text("<answer>4</answer>"), "3").value == 0
 
@@ -183,7 +183,12 @@ def test_texts_are_padded_and_prompts_swapped():
 @pytest.mark.parametrize(
     "attack, output, other, message",
     [
-        ("padding", PICTURE, "", "padding attacks texts; for this upload choose blur, noise, jpeg, texture, prompt_swap"),
+        (
+            "padding",
+            PICTURE,
+            "",
+            "padding attacks texts; for this upload choose blur, noise, jpeg, texture, prompt_swap",
+        ),
         ("blur", SOUND, "", "blur attacks pictures and clips; for this upload choose prompt_swap"),
         ("prompt_swap", PICTURE, " ", "got no other prompt"),
         ("prompt_swap", PICTURE, "a", "got no other prompt"),
@@ -311,7 +316,9 @@ def test_an_attack_shows_both_and_a_verdict(wired, picture):
 def test_the_example_is_scored_as_it_should(wired):
     file, _, asked, answer, names = function(wired, "take").fn()
     assert Path(file).is_file() and scoring.known(names) == names
-    made = scoring.score_one("scene_score", scoring.prompt_of(asked, answer, ""), rewards_media.read_upload(file, ""), "cpu")
+    made = scoring.score_one(
+        "scene_score", scoring.prompt_of(asked, answer, ""), rewards_media.read_upload(file, ""), "cpu"
+    )
     assert made == scoring.Score("scene_score", 1.0)
 
 
@@ -330,5 +337,5 @@ def test_events_are_private_models_compute_one_at_a_time_and_can_be_cancelled(wi
     assert {(one.concurrency_id, one.concurrency_limit) for one in computing} == {("rewards", 1)}
     cancelled = {number for one in wired.fns.values() for number in one.cancels}
     assert cancelled == {one._id for one in computing}
-    labelled = [one for one in wired.blocks.values() if getattr(one, "interactive", False) or hasattr(one, "label")]
-    assert all(getattr(one, "label", None) for one in labelled if type(one).__name__ in ("Textbox", "Dropdown", "Slider", "File"))
+    controls = [one for one in wired.blocks.values() if type(one).__name__ in ("Textbox", "Dropdown", "Slider", "File")]
+    assert len(controls) == 9 and all(one.label for one in controls)
