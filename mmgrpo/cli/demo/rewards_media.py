@@ -38,7 +38,8 @@ STYLE = """<style>
 .mm-text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 10px; border-radius: 6px; max-height: 22em;
   overflow-y: auto; border: 1px solid var(--border-color-primary); background: var(--background-fill-secondary); }
 .mm-wide { overflow-x: auto; }
-.mm-wide table.mm-table { border-collapse: collapse; width: 100%; margin: 8px 0; }
+.mm-wide table.mm-table { border-collapse: collapse; width: 100%; margin: 8px 0; border: 0; }
+.mm-wide table.mm-table tr { border: 0; }
 .mm-wide table.mm-table th, .mm-wide table.mm-table td { text-align: left; padding: 4px 8px; vertical-align: top;
   border: 0; border-bottom: 1px solid var(--border-color-primary); }
 .mm-wide table.mm-table td.mm-number { font-variant-numeric: tabular-nums; white-space: nowrap; }

@@ -220,7 +220,7 @@ def values_html(scores: Sequence[Score]) -> str:
         f"<td class='mm-note'>{html.escape(one.reason or scale(one.name))}</td></tr>"
         for one in scores
     )
-    return _table(("reward", "value", "scale, or why there is no value"), rows)
+    return _table(("reward", "value", "scale, or why it failed"), rows)
 
 
 def attack_html(before: Sequence[Score], after: Sequence[Score]) -> str:
@@ -228,13 +228,13 @@ def attack_html(before: Sequence[Score], after: Sequence[Score]) -> str:
     rows = ""
     for one, other in zip(before, after, strict=True):
         word = effect(one, other)
-        change = f"{other.value - one.value:+.3g}" if word != FAILED else ""
+        change = f" {other.value - one.value:+.3g}" if word in ("rose", "fell") else ""
         told = f"<span class='mm-rose'>▲ {word}</span>" if word == "rose" else word
         note = f"<br><span class='mm-note'>{html.escape(one.reason or other.reason)}</span>" if word == FAILED else ""
-        numbers = (_number(one.value), _number(other.value), change)
+        numbers = (_number(one.value), _number(other.value))
         cells = "".join(f"<td class='mm-number'>{number}</td>" for number in numbers)
-        rows += f"<tr><th scope='row'>{html.escape(one.name)}</th>{cells}<td>{told}{note}</td></tr>"
-    return _table(("reward", "before", "after", "change", "effect"), rows)
+        rows += f"<tr><th scope='row'>{html.escape(one.name)}</th>{cells}<td>{told}{change}{note}</td></tr>"
+    return _table(("reward", "before", "after", "effect"), rows)
 
 
 def scale(name: str) -> str:
@@ -269,7 +269,7 @@ def _card(name: str) -> str:
 
 
 def _number(value: float) -> str:
-    return FAILED if math.isnan(value) else f"{value:.6g}"
+    return FAILED if math.isnan(value) else f"{value + 0.0:.6g}"
 
 
 def _table(heads: Sequence[str], rows: str) -> str:

@@ -243,7 +243,9 @@ def reveal_html(trial: Trial, vote: str) -> str:
 
 def _reward_row(name: str, before: float, after: float, left: str) -> str:
     order = (before, after) if left == BEFORE else (after, before)
-    cells = "".join(f"<td class='mm-number'>{'failed' if math.isnan(one) else f'{one:.4g}'}</td>" for one in order)
+    cells = "".join(
+        f"<td class='mm-number'>{'failed' if math.isnan(one) else f'{one + 0.0:.4g}'}</td>" for one in order
+    )
     return f"<tr><th scope='row'>{html.escape(name)}</th>{cells}<td>{preference(before, after)}</td></tr>"
 
 
