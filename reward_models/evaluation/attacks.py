@@ -56,15 +56,15 @@ STRENGTHS: Mapping[str, float] = {"blur": 1.0, "noise": 0.15, "jpeg": 10.0, "tex
 """Strength of each damage as an attack: a person sees it at once."""
 
 
-def damaged(output: Output, name: str, generator: np.random.Generator) -> Output | None:
-    """The output after a damage; a clip frame by frame with one draw; None for what has no pixels."""
+def damaged(output: Output, name: str, generator: np.random.Generator, strength: int | float = 0) -> Output | None:
+    """The output after a damage, at 0 of that in ``STRENGTHS``; a clip frame by frame with one draw; None for what has
+    no pixels."""
+    strength = float(strength or STRENGTHS[name])
     if isinstance(output, Image):
-        return DAMAGES[name](output, generator, STRENGTHS[name])
+        return DAMAGES[name](output, generator, strength)
     if isinstance(output, Video):
         seed = int(generator.integers(1 << 31))
-        frames = [
-            DAMAGES[name](Image(frame), np.random.default_rng(seed), STRENGTHS[name]).pixels for frame in output.frames
-        ]
+        frames = [DAMAGES[name](Image(frame), np.random.default_rng(seed), strength).pixels for frame in output.frames]
         return replace(output, frames=torch.stack(frames))
     return None
 

@@ -17,10 +17,10 @@ from mmgrpo.types import Image, Media, Output, Prompt, Text, Turn
 
 @dataclass(frozen=True)
 class Stored:
-    """A picture or clip of a benchmark, decoded when it is scored."""
+    """A picture, clip or sound of a benchmark, decoded when it is scored."""
 
     kind: str
-    """``image`` or ``video``."""
+    """``image``, ``video`` or ``audio``."""
     source: Path | bytes
     place: str
     """The file and row that name it, for errors."""
@@ -30,9 +30,11 @@ class Stored:
         from mmgrpo.data.images import read_picture
         from mmgrpo.data.limits import Unreadable
         from reward_models.evaluation.clips import read_clip
+        from reward_models.evaluation.sounds import read_wav
 
+        read = {"video": read_clip, "audio": read_wav}.get(self.kind, read_picture)
         try:
-            return read_clip(self.source) if self.kind == "video" else read_picture(self.source)
+            return read(self.source)
         except (OSError, Unreadable) as error:
             raise ValueError(f"{self.place}: {error}; expected a readable {self.kind}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmgrpo.types import Prompt
-from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
+from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison, Stored
 from reward_models.evaluation.readers.rows import Row
 
 VOTES = {"leftvote": FIRST, "rightvote": SECOND, "tievote": TIE, "bothbad_vote": TIE}
@@ -65,15 +65,21 @@ def mjbench(row: Row) -> Comparison:
 
 
 def votes(row: Row) -> Comparison:
-    """Votes of the demo, JSONL: {prompt, left, right, vote_type} and optionally {answer, category, id, seed, ...}.
+    """Votes of the demo, JSONL: {prompt, left, right, vote_type} and optionally {answer, task, meta, about, category,
+    id, seed, ...}.
 
-    ``left`` and ``right`` are files of pictures or clips (relative to the JSONL), or {"text": ...}; ``vote_type`` is
-    that of GenAI-Bench: leftvote, rightvote, tievote, bothbad_vote. ``answer`` is what the prompt of the run had, for
-    verifiers. Further keys (who voted, when, which runs) are ignored.
+    ``left`` and ``right`` are files of pictures, clips or sounds (relative to the JSONL), or {"text": ...};
+    ``vote_type`` is that of GenAI-Bench: leftvote, rightvote, tievote, bothbad_vote. ``answer``, ``task`` and ``meta``
+    are what the prompt of the run had, for verifiers, and ``about`` its media. Further keys (when, which runs) are
+    ignored.
     """
-    prompt = Prompt(row.text("prompt"), row.place, answer=row.values.get("answer"))
-    sides = (row.output("left", row.values.get("left")), row.output("right", row.values.get("right")))
-    return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, str(row.values.get("category") or ""))
+    values = row.values
+    meta = dict(row.object("meta").values) if "meta" in values else {}
+    prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), str(values.get("task") or ""), meta)
+    sides = (row.output("left", values.get("left")), row.output("right", values.get("right")))
+    about = tuple(one for name in values.get("about") or () if isinstance(one := row.output("about", name), Stored))
+    category = str(values.get("category") or "")
+    return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, about=about)
 
 
 def ratings(row: Row) -> Comparison:

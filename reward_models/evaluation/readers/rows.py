@@ -17,7 +17,7 @@ from reward_models.evaluation.comparison import Candidate, Stored
 
 CLIP_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".mkv")
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-NAMES = {"image": "an image", "video": "a video"}
+NAMES = {"image": "an image", "video": "a video", "audio": "a sound"}
 MISSING = object()
 
 
@@ -96,11 +96,12 @@ class Row:
         return Stored(kind, self.root / given, place)
 
     def output(self, key: str, value: Any) -> Candidate:
-        """An output from a value of the row: {"text": ...}, or a picture or clip."""
+        """An output from a value of the row: {"text": ...}, or a picture, clip or sound (wav)."""
         if isinstance(value, Mapping) and isinstance(value.get("text"), str):
             return Text(value["text"])
-        is_clip = isinstance(value, str) and value.lower().endswith(CLIP_SUFFIXES)
-        return self.stored("video" if is_clip else "image", key, value)
+        name = value.lower() if isinstance(value, str) else ""
+        kind = "video" if name.endswith(CLIP_SUFFIXES) else "audio" if name.endswith(".wav") else "image"
+        return self.stored(kind, key, value)
 
     def _value(self, key: str) -> Any:
         value = self.values.get(key, MISSING)
