@@ -74,6 +74,7 @@ KINDS = {
 }
 """Words before names in the table of papers, and what they may name."""
 
+
 def named(text: str) -> set[str]:
     """Names that stand in backticks, with or without parameters."""
     return set(re.findall(r"`(\w+)(?:\([^`]*\))?`", text))

@@ -92,7 +92,9 @@ def test_there_are_many_command_lines_of_all_commands() -> None:
 
 def test_make_targets_that_the_documentation_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = {target for text in PAGES.values() for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)}
+    named = {
+        target for text in PAGES.values() for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)
+    }
     assert len(named) > 5
     assert {target for target in named if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import griffe
 sys.path.append(str(Path(__file__).parents[2]))
 from docs.site.hooks import outside_code
 
-EXAMPLE = re.compile(r"(?:^ *>>> .*\n?(?:^ *[^\s>].*\n?|^ *>>> .*\n?|^ *\.\.\. .*\n?)*)", re.MULTILINE)
+EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^ *\S.*\n?)*", re.MULTILINE)
+"""From a prompt to the next empty line."""
 
 
 def markdown(docstring: str) -> str:
     """The text of a docstring as Markdown."""
     parts, start = [], 0
     for example in EXAMPLE.finditer(docstring):
-        lines = [line.strip() if line.lstrip().startswith(">>>") else line for line in example[0].rstrip().splitlines()]
-        parts += [escaped(docstring[start : example.start()]), "```pycon\n", "\n".join(lines), "\n```\n"]
+        code = textwrap.dedent(example[0]).rstrip()
+        parts += [escaped(docstring[start : example.start()]), f"```pycon\n{code}\n```\n"]
         start = example.end()
     return "".join([*parts, escaped(docstring[start:])])
 

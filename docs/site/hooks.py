@@ -20,7 +20,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTING = re.compile(r"^(?P<ticks>```+)[^\n]*\n.*?^(?P=ticks)[ ]*$|^(?: {4}|\t)[^\n]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+LISTING = re.compile(
+    r"^(?P<ticks>```+)[^\n]*\n.*?^(?P=ticks)[ ]*$|^(?: {4}|\t)[^\n]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL
+)
 """What is shown as it is: fences, indented code (also that of lists, which has no links here) and code in a line."""
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```(\w+) +(?!title=)(?:runnable ?)?(\S*)$", re.MULTILINE)

@@ -10,7 +10,9 @@ import yaml
 from mmgrpo.cli.lists import first_sentence
 from mmgrpo.runtime.plugins import recipes
 
-HEAD = "| recipe | content | paper | family, model | preset | trained rewards |\n| --- | --- | --- | --- | --- | --- |\n"
+HEAD = (
+    "| recipe | content | paper | family, model | preset | trained rewards |\n| --- | --- | --- | --- | --- | --- |\n"
+)
 
 
 def table(modality: str) -> str:
