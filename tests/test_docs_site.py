@@ -105,7 +105,8 @@ def test_a_link_that_leaves_docs_leads_to_a_page_of_the_site() -> None:
 
 
 def test_links_are_those_of_the_text_and_not_of_listings() -> None:
-    page = "[a](../x.md#b) `[c](d.md)` and ![e](f.png)\n\n    [g](h.md)\n\n```text\n[i](j.md)\n```\n[k](https://l.m) [n](#o)"
+    listings = "\n\n    [g](h.md)\n\n```text\n[i](j.md)\n```\n"
+    page = f"[a](../x.md#b) `[c](d.md)` and ![e](f.png){listings}[k](https://l.m) [n](#o)"
     assert list(hooks.links(page)) == ["../x.md", "f.png"]
 
 

@@ -78,7 +78,7 @@ def listing(path: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what pages link to outside of docs/, and what that links to. What does not exist is left to the link check."""
+    """Add what pages link to outside of docs/, and what that links to. mkdocs warns of what does not exist."""
     waiting = [place(file.src_uri) for file in files.documentation_pages()]
     known = set(waiting)
     while waiting:
@@ -137,7 +137,8 @@ def drawn(formula: str) -> str:
         path.append("Z" if code == 79 else f"{'' if follows else letters[code]}{x:.1f} {-y:.1f}")
         before = code
     top = height - depth
-    style = f"width:{width / 100:.3f}em;height:{height / 100:.3f}em;vertical-align:{-depth / 100:.3f}em"
+    size = f"width:{width / 100:.3f}em;height:{height / 100:.3f}em;vertical-align:{-depth / 100:.3f}em"
     label = html.escape(formula, quote=True)
     box = f"0 {-top:.1f} {width:.1f} {height:.1f}"
-    return f'<svg class="math" role="img" aria-label="{label}" viewBox="{box}" style="{style}"><path d="{" ".join(path)}"/></svg>'
+    svg = f'<svg class="math" role="img" aria-label="{label}" viewBox="{box}" style="{size}">'
+    return f'{svg}<path d="{" ".join(path)}"/></svg>'
