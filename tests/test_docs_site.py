@@ -120,6 +120,14 @@ def test_a_listing_with_a_name_has_it_as_title() -> None:
     assert shown("```python") == "```python"
 
 
+def test_names_in_tables_may_break() -> None:
+    content = "<p><code>a/b</code></p><td>a/b <code>reward/&lt;name&gt;/std_of</code> <code>0.5</code></td>"
+    shown = hooks.on_page_content(content, *[None] * 3)
+    assert shown.replace("<wbr>", "|") == (
+        "<p><code>a/b</code></p><td>a/b <code>reward/|&lt;name&gt;/|std_|of</code> <code>0.5</code></td>"
+    )
+
+
 def test_a_formula_is_drawn_in_the_colour_of_the_text_and_read_aloud() -> None:
     drawn = hooks.drawn(r"x_i < \frac{1}{2}")
     assert drawn.startswith('<svg class="math" role="img" aria-label="x_i &lt; \\frac{1}{2}"')

@@ -28,6 +28,8 @@ LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```(\w+) +(?!title=)(?:runnable ?)?(\S*)$", re.MULTILINE)
 DISPLAYED = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"\$`([^`]+)`\$")
+CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
+NAME = re.compile(r"(?<=<code>)[^<>]+(?=</code>)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", "Makefile": "makefile"}
 
 
@@ -111,6 +113,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = INLINE.sub(lambda match: drawn(match[1]), markdown)
     markdown = FENCE.sub(titled, markdown)
     return outside_code(lambda text: LINK.sub(lead, text), markdown)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Names in tables may break behind a stroke, a dot or an underscore, so that columns stay narrow."""
+
+    def breakable(name: re.Match[str]) -> str:
+        return re.sub(r"(?<=[\w;])([/_]|\.(?=[a-z]))(?=[\w&])", r"\1<wbr>", name[0])
+
+    return CELL.sub(lambda cell: NAME.sub(breakable, cell[0]), content)
 
 
 def titled(fence: re.Match[str]) -> str:
