@@ -78,8 +78,9 @@ resolve: $(STAMP)  ## check that the requirements can be met on every version of
 		done; \
 	done
 
+# Not with --quiet, under which mkdocs counts no warnings.
 docs: $(STAMP)  ## build the documentation as a site in build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(STAMP)  ## format the code and mend what lint can mend
 	$(BIN)/ruff format .
