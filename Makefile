@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-roundings faults mutants check resolve format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-roundings faults mutants check resolve docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -77,6 +77,10 @@ resolve: $(STAMP)  ## check that the requirements can be met on every version of
 				$(SOURCES) $$set pyproject.toml >/dev/null || exit 1; \
 		done; \
 	done
+
+# Not with --quiet, under which mkdocs counts no warnings.
+docs: $(STAMP)  ## build the documentation as a site in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(STAMP)  ## format the code and mend what lint can mend
 	$(BIN)/ruff format .

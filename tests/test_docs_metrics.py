@@ -1,0 +1,87 @@
+"""Every metric that a run writes is explained, and every metric that is explained is written by some run."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mmgrpo.rollout import reward_metrics
+from mmgrpo.runtime.metrics import MetricsLog, read_metrics
+from mmgrpo.scoring import RewardScores, Scorer
+from mmgrpo.types import CONTRAST, OWN
+from tests.building import algorithm_blocks, trainer
+from tests.pages import DOCS, rows_of
+from tests.toys import toy_policy, toy_prompts
+from tests.trees import decisions
+
+PAGE = DOCS["metrics.md"]
+PATTERNS = {
+    r"reward/\w+@[^/]+/.+": "reward/<name>@<preview>/...",
+    r"reward/\w+/(\w+)": r"reward/<name>/\1",
+    r"term/\w+": "term/<name>",
+    r"weight/(?!factor)\w+": "weight/<name>",
+    r"correlation/\w+/\w+": "correlation/<a>/<b>",
+}
+"""Names of metrics to the form in which the page has them."""
+
+
+def form(name: str) -> str:
+    """A metric's name as the page has it."""
+    return next(
+        (re.sub(pattern, form, name) for pattern, form in PATTERNS.items() if re.fullmatch(pattern, name)), name
+    )
+
+
+def explained() -> set[str]:
+    """The names of the first column of the page's table; ``a``, ``b`` in one cell are two."""
+    return {name for cells in rows_of(PAGE, "metrics.jsonl") for name in re.findall(r"`([^`]+)`", cells[0])}
+
+
+def written(folder: Path) -> set[str]:
+    """The metrics of runs that between them use everything that has one."""
+    names: set[str] = set()
+
+    def first(prompts, outputs):
+        return [float(output.pixels[0]) for output in outputs]
+
+    def second(prompts, outputs):
+        return [float(output.pixels[1]) for output in outputs]
+
+    previews = toy_policy("one_step_branch(intervals=[1, 2])")
+    weighted = {"weighting": ["dual_ascent(by='second', least=0.5, rate=0.1)"]}
+    for number, (preset, policy, changes) in enumerate(
+        [("flow_grpo", toy_policy(), weighted), ("dapo", toy_policy(), {}), ("granular_grpo", previews, {})]
+    ):
+        run = trainer(
+            policy,
+            folder / str(number),
+            toy_prompts(4),
+            scorers=[Scorer("first", first), Scorer("second", second)],
+            **algorithm_blocks(preset, **changes),
+        )
+        run.run_round()
+        names |= {name for row in read_metrics(folder / str(number) / "metrics.jsonl") for name in row}
+    # Two rows of the policy, one of them not scored, and one of a changed prompt.
+    scores = RewardScores(torch.tensor([[1.0], [0.0], [2.0]]), torch.tensor([[True], [False], [True]]))
+    rows = replace(decisions(torch.arange(3)[:, None]), origin=torch.tensor([OWN, OWN, CONTRAST]))
+    names |= set(reward_metrics(["first"], [True], scores, rows, 0))
+    with MetricsLog(folder / "log", run="a") as log:
+        log.write(1, {"loss": math.nan})
+    return names | set(read_metrics(folder / "log" / "metrics.jsonl")[0])
+
+
+def test_the_metrics_of_a_run_are_those_of_the_page(tmp_path: Path) -> None:
+    names = {form(name) for name in written(tmp_path)}
+    assert names - explained() == set(), "written and not explained"
+    assert explained() - names == set(), "explained and not written"
+
+
+def test_every_metric_has_a_meaning_and_what_is_healthy() -> None:
+    """All but those that say only when or which."""
+    rows = rows_of(PAGE, "metrics.jsonl")
+    assert [cells[0] for cells in rows if len(cells) != 4 or not all(cell.strip() for cell in cells)] == []
+    assert [cells[0] for cells in rows if "-" in cells[2:]] == ["`step`", "`run`"]
