@@ -1,4 +1,4 @@
-"""The look of the demo: the colours of the reports, no fonts but the system's, and nothing from outside this machine."""
+"""The look of the demo: the colours of the reports, the system's own fonts, nothing from outside this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CSS = """
   --ink: #e8e8ee; --soft: #a3a3ad; --line: #34343b; --paper: #151518; --card: #1d1d22;
   --accent: #6ba7e0; --good: #62c795; --bad: #ee8a78; --mark: #e2ae56;
 }
-.gradio-container { max-width: 78rem !important; margin: 0 auto !important; }
+.gradio-container { width: 100%; max-width: 78rem !important; margin: 0 auto !important; }
+.gradio-container button { white-space: nowrap; }
 .gradio-container h3 { font-size: 1rem; font-weight: 600; margin: 0 0 .6rem; color: var(--ink); }
 footer { display: none !important; }
 .soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
@@ -44,13 +45,16 @@ footer { display: none !important; }
 .wide { overflow-x: auto; }
 .wide table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 .wide table, .wide tr, .wide thead, .wide tbody { border: 0 !important; background: none !important; }
-.wide th, .wide td { text-align: right; padding: .3rem .6rem; border: 0 !important; border-bottom: 1px solid var(--line) !important; }
+.wide th, .wide td { text-align: right; padding: .3rem .6rem; border: 0 !important; }
+.wide tr > * { border-bottom: 1px solid var(--line) !important; }
 .wide thead th { color: var(--soft); font-weight: 500; }
 .wide th:first-child { text-align: left; padding-left: 0; font-weight: 500; }
 .wide small { color: var(--accent); font-weight: 400; margin-left: .3rem; white-space: nowrap; }
 
+pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; }
+
 /* Samples */
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: .7rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .7rem; }
 button.card {
   position: relative; display: flex; flex-direction: column; gap: .4rem; padding: .4rem; margin: 0; text-align: left;
   font: inherit; color: var(--ink); background: var(--card); border: 1px solid var(--line); border-radius: 8px;
@@ -84,7 +88,9 @@ button.card[aria-pressed="true"] { border-color: var(--accent); box-shadow: 0 0 
 @media (max-width: 640px) {
   .gradio-container { padding: .6rem !important; }
   .row { flex-wrap: wrap !important; }
-  .cards { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)); }
+  .wide table { font-size: .82rem; } .wide th, .wide td { padding: .3rem .25rem; }
+  .wide small { display: block; margin: 0; }
+  .cards { grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }
 }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 """

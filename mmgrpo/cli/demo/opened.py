@@ -59,7 +59,7 @@ class Pair:
             return "model"
         folder = self.run / "checkpoints"
         latest = latest_checkpoint(folder) if folder.is_dir() else None
-        return str(step_of(latest)) if latest else ""
+        return str(step_of(latest.name)) if latest else ""
 
     def version(self, weights: str) -> str:
         """``weights``, and of the model of a run when it was written: another run may replace it."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import gradio as gr
+from gradio.processing_utils import save_bytes_to_cache
+from gradio.utils import get_upload_folder
 
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, in_a_line
-from mmgrpo.cli.demo.visual_cards import best_text, cards, curve, ordered, rewards_table, status
+from mmgrpo.cli.demo.visual_cards import best_text, cards, curve, escaped, ordered, rewards_table, status
 from mmgrpo.cli.demo.visual_samples import (
     HELDOUT,
     MAX_TEXT,
     MOST,
     Comparison,
+    Sample,
     best,
     command,
     draw_sides,
@@ -47,7 +49,7 @@ def tab(opened: Opened) -> None:
     if not names:
         gr.Markdown(NOTHING)
         return
-    drawn, chosen = gr.State(None, time_to_live=3600), gr.State({})
+    drawn = gr.State(None, time_to_live=3600)
     with gr.Row(elem_classes="tool"):
         with gr.Column(scale=2, min_width=280):
             model = gr.Dropdown(names, value=names[0], label="Models", elem_id="visual-model")
@@ -66,7 +68,7 @@ def tab(opened: Opened) -> None:
                 seed = gr.Number(1234, label="Seed", precision=0, minimum=0, maximum=2**32 - 1, elem_id="visual-seed")
             with gr.Row():
                 generate = gr.Button("Generate", variant="primary", elem_id="visual-generate", min_width=120)
-                again = gr.Button("Next seed", elem_id="visual-again", min_width=100)
+                again = gr.Button("Next seed", elem_id="visual-again", min_width=130)
                 cancel = gr.Button("Cancel", variant="stop", elem_id="visual-cancel", min_width=90)
             said = gr.HTML(elem_id="visual-status", min_height=52)
         with gr.Column(scale=3, min_width=300):
@@ -78,7 +80,14 @@ def tab(opened: Opened) -> None:
                 buttons=["fullscreen"],
                 elem_id="visual-slider",
             )
-            alone = gr.Image(label="Base", format="png", interactive=False, visible=False, elem_id="visual-alone")
+            alone = gr.Image(
+                label="Base",
+                format="png",
+                interactive=False,
+                visible=False,
+                buttons=["download", "fullscreen"],
+                elem_id="visual-alone",
+            )
             with gr.Row():
                 films = {
                     side: gr.Video(
@@ -102,9 +111,9 @@ def tab(opened: Opened) -> None:
     galleries = {side: gr.HTML(elem_id=f"visual-{side}", js_on_load=CHOOSE) for side in (BEFORE, AFTER)}
     how = gr.HTML(elem_id="visual-command")
 
-    view = [slider, alone, films[BEFORE], films[AFTER], table, galleries[BEFORE], galleries[AFTER]]
+    seen = [slider, alone, films[BEFORE], films[AFTER], table, galleries[BEFORE], galleries[AFTER]]
     inputs = [model, prompt, picture, seed, count]
-    outputs = [drawn, chosen, said, *view, reward, first, winner, how]
+    outputs = [drawn, said, *seen, reward, first, winner, how]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     busy: dict[str, Any] = {
         "api_visibility": "private",
@@ -113,24 +122,23 @@ def tab(opened: Opened) -> None:
         "show_progress_on": said,
     }
 
-    chosen_model = (partial(offer, opened), model, [example, prompt, picture])
-    gr.on([model.change], *chosen_model, **quiet)
+    model.input(partial(offer, opened), model, [example, prompt, picture], **quiet)
     example.input(lambda text: text, example, prompt, **quiet)
-    runs = [
+    runs: list[Any] = [
         generate.click(partial(run, opened), inputs, outputs, **busy),
         prompt.submit(partial(run, opened), inputs, outputs, **busy),
     ]
     following = again.click(lambda value: (int(value or 0) + 1) % 2**32, seed, seed, **quiet)
     runs.append(following.then(partial(run, opened), inputs, outputs, **busy))
-    cancel.click(partial(stopped, opened), drawn, said, cancels=runs, **quiet)
+    cancel.click(lambda drawn: status(drawn, "Cancelled."), drawn, said, cancels=runs, **quiet)
 
     def chosen_card(drawn: Comparison | None, event: gr.EventData) -> tuple[Any, ...]:
         return choose(drawn, event._data)
 
     for gallery in galleries.values():
-        gallery.click(chosen_card, drawn, [chosen, *view], **quiet)
-    for event in (first.release, first.change, reward.input):
-        event(choose_best, [drawn, reward, first], [chosen, *view, winner], **quiet)
+        gallery.click(chosen_card, drawn, seen, **quiet)
+    for event in (first.input, reward.input):
+        event(choose_best, [drawn, reward, first], [*seen, winner], trigger_mode="always_last", **quiet)
     example.choices, prompt.value, picture.visible = start(opened, names[0])
 
 
@@ -144,7 +152,7 @@ def start(opened: Opened, name: str) -> tuple[list[tuple[str, str]], str, bool]:
 def offer(opened: Opened, name: str) -> tuple[Any, ...]:
     """Held-out prompts of a pair, the first one, and the upload where the model takes a picture."""
     if name not in opened.pairs:
-        raise gr.Error("these models are not open; choose others")
+        raise refusal("these models are not open; choose others")
     choices, text, takes = start(opened, name)
     return gr.Dropdown(choices, value=None), text, gr.Image(value=None, visible=takes)
 
@@ -160,93 +168,82 @@ def run(
 ) -> Iterator[tuple[Any, ...]]:
     """Draw samples of both models; all outputs of the tab after each batch."""
     if name not in opened.of("visual"):
-        raise gr.Error("these models are not open; choose others")
-    pair, total = opened.pairs[name], int(count)
-    sides = pair.sides
-    shown: Chosen = dict.fromkeys(sides, 0)
+        raise refusal("these models are not open; choose others")
     nothing = (gr.skip(),) * 11
-    yield None, shown, status(None, sides, "Loading the model …"), *nothing
+    yield None, status(None, "Loading the model …"), *nothing
     try:
-        prompt = prompt_of(pair, text or "", picture or "")
-        for drawn in draw_sides(opened, name, prompt, int(seed or 0), total):
-            progress((drawn.drawn, total * len(sides)), desc="sampling", unit="samples")
-            done = set(drawn.sides) == set(sides) == set(drawn.scored)
-            here = {side: 0 for side in drawn.sides}
-            names = ordered(drawn.weights)
-            telling = next((name for name in names if curve(drawn, name, 1)), names[0] if names else None)
-            yield (
-                drawn,
-                here,
-                status(drawn, sides),
-                *(view(drawn, here)),
-                gr.Dropdown(names, value=telling) if done else gr.skip(),
-                gr.Slider(maximum=max(2, total), value=1, interactive=total > 1) if done else gr.skip(),
-                best_text(drawn, telling, 1) if done and telling else "",
-                how_to(command(pair, drawn)) if done else "",
-            )
-    except gr.Error:
-        raise
-    except (OSError, ValueError, RuntimeError, ModuleNotFoundError, KeyError) as error:
-        raise gr.Error(in_a_line(error), print_exception=False) from error
+        prompt = prompt_of(opened.pairs[name], text or "", picture or "")
+        for drawn in draw_sides(opened, name, prompt, int(seed or 0), int(count)):
+            progress((drawn.drawn, drawn.total), desc="sampling", unit="samples")
+            yield drawn, status(drawn), *view(drawn, dict.fromkeys(drawn.sides, 0)), *finished(opened, drawn)
+    except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
+        yield gr.skip(), status(None, "Nothing was drawn."), *nothing
+        raise refusal(in_a_line(error)) from error
+
+
+def finished(opened: Opened, drawn: Comparison) -> tuple[Any, ...]:
+    """The choice of the best and the command, once all samples are scored."""
+    if not drawn.done:
+        return (gr.skip(),) * 4
+    names = ordered(drawn.weights)
+    # The first reward by which the best of n depends on n.
+    telling = next((name for name in names if curve(drawn, name, 1)), names[0] if names else None)
+    return (
+        gr.Dropdown(names, value=telling),
+        gr.Slider(maximum=max(2, drawn.count), value=1, interactive=drawn.count > 1),
+        best_text(drawn, telling, 1) if telling else "",
+        how_to(command(opened.pairs[drawn.name], drawn)),
+    )
+
+
+def refusal(text: str) -> gr.Error:
+    """An error that the page shows; Gradio would take its text for mark-up."""
+    return gr.Error(escaped(text), print_exception=False)
 
 
 def view(drawn: Comparison | None, chosen: Chosen) -> list[Any]:
     """The chosen samples large, their rewards, and the cards of both sides."""
     there = {side: place for side, place in chosen.items() if drawn and place < len(drawn.sides.get(side, ()))}
-    pictures = {side: drawn.sides[side][place] for side, place in there.items()} if drawn else {}
-    clips, both = bool(drawn and drawn.are_clips), len(pictures) == 2
-    large = {
-        "slider": gr.ImageSlider(
-            value=(pictures[BEFORE].picture, pictures[AFTER].picture) if both and not clips else None,
-            visible=not clips and (both or not pictures),
-        ),
-        "alone": gr.Image(
-            value=pictures[BEFORE].picture if pictures and not both and not clips else None,
-            visible=bool(pictures) and not both and not clips,
-        ),
-    }
-    films = [
-        gr.Video(value=written(pictures[side].clip) if side in pictures and clips else None, visible=side in pictures)
-        if clips
-        else gr.Video(value=None, visible=False)
-        for side in (BEFORE, AFTER)
+    samples = {side: drawn.sides[side][place] for side, place in there.items()} if drawn else {}
+    clips, both = bool(drawn and drawn.are_clips), len(samples) == 2
+    pictures = {} if clips else {side: sample.picture for side, sample in samples.items()}
+    pair, alone = (pictures[BEFORE], pictures[AFTER]) if len(pictures) == 2 else None, pictures.get(BEFORE)
+    return [
+        gr.ImageSlider(value=pair, visible=not clips and (both or not samples)),
+        gr.Image(value=None if pair else alone, visible=bool(pictures) and not both),
+        *(film(samples.get(side)) for side in (BEFORE, AFTER)),
+        rewards_table(drawn, there),
+        *(cards(drawn, side, there.get(side)) for side in (BEFORE, AFTER)),
     ]
-    galleries = [cards(drawn, side, there.get(side)) for side in (BEFORE, AFTER)]
-    return [large["slider"], large["alone"], *films, rewards_table(drawn, there), *galleries]
 
 
-def written(clip: bytes) -> str:
-    """An mp4 file in a temporary folder, which Gradio copies into its cache and serves."""
-    with tempfile.NamedTemporaryFile(suffix=".mp4", delete=False) as file:
-        file.write(clip)
-    return file.name
+def film(sample: Sample | None) -> gr.Video:
+    """The player of a clip, hidden where there is none."""
+    if sample is None or not sample.clip:
+        return gr.Video(value=None, visible=False)
+    # By its content in Gradio's own cache, which it serves and empties.
+    file = save_bytes_to_cache(sample.clip, "clip.mp4", get_upload_folder())
+    return gr.Video(value=file, visible=True)
 
 
 def choose(drawn: Comparison | None, event: Any) -> tuple[Any, ...]:
     """Show the samples of a card's place large: those of both models from the same noise."""
     place = event.get("sample") if isinstance(event, dict) else None
-    chosen = {side: place for side, samples in drawn.sides.items() if place in range(len(samples))} if drawn else {}
-    return (chosen, *view(drawn, chosen)) if chosen else (gr.skip(),) * 8
+    if drawn is None or not isinstance(place, int) or place < 0:
+        return (gr.skip(),) * 7
+    return tuple(view(drawn, dict.fromkeys(drawn.sides, place)))
 
 
 def choose_best(drawn: Comparison | None, reward: str | None, count: float) -> tuple[Any, ...]:
     """Show the best of the first ``count`` samples of each side by a reward, which have different noise."""
-    if drawn is None or reward not in drawn.weights:
-        return (gr.skip(),) * 9
+    if drawn is None or not reward or reward not in drawn.weights:
+        return (gr.skip(),) * 8
     sign = -1.0 if drawn.weights[reward] < 0 else 1.0
     found = {side: best(drawn.sides[side], reward, int(count), sign) for side in drawn.scored}
     chosen = {side: one[0] if one else 0 for side, one in found.items()}
-    return chosen, *view(drawn, chosen), best_text(drawn, reward, int(count))
-
-
-def stopped(opened: Opened, drawn: Comparison | None) -> str:
-    """The line of the status after a cancellation."""
-    sides = opened.pairs[drawn.name].sides if drawn and drawn.name in opened.pairs else ()
-    return status(drawn, sides, "Cancelled.")
+    return *view(drawn, chosen), best_text(drawn, reward, int(count))
 
 
 def how_to(line: str) -> str:
     """The command that draws the same samples, where there is one."""
-    from mmgrpo.cli.demo.visual_cards import escaped
-
     return f"<details><summary>The same in a terminal</summary><pre>{escaped(line)}</pre></details>" if line else ""

@@ -54,7 +54,8 @@ def card(drawn: Comparison, side: str, place: int, chosen: bool) -> str:
     rewards = rows(drawn, sample) if side in drawn.scored else '<p class="soft">rewards follow</p>'
     return (
         f'<button type="button" class="card" data-sample="{place}" aria-pressed="{str(chosen).lower()}">'
-        f'{medium(sample, f"sample {place + 1}, {SIDES[side]}")}<span class="place">{place + 1}</span>{rewards}</button>'
+        f'{medium(sample, f"sample {place + 1}, {SIDES[side]}")}<span class="place">{place + 1}</span>'
+        f"{rewards}</button>"
     )
 
 
@@ -97,7 +98,7 @@ def rewards_table(drawn: Comparison | None, chosen: Mapping[str, int]) -> str:
     if drawn is None or not sides:
         return ""
     both = len(sides) == 2
-    heads = "".join(f'<th scope="col">{title(s, drawn)}, sample {chosen[s] + 1}</th>' for s in sides)
+    heads = "".join(f'<th scope="col">{title(s, drawn)} #{chosen[s] + 1}</th>' for s in sides)
     lines = []
     for name in ordered(drawn.weights):
         values = [drawn.sides[side][chosen[side]].values.get(name, math.nan) for side in sides]
@@ -154,11 +155,12 @@ def curve(drawn: Comparison, reward: str, count: int, sign: float = 1.0) -> str:
     )
     x = place(count, low).split(",")[0]
     words = f"best of the first n samples by {escaped(reward)}, n from 1 to {drawn.count}: {legend(lines)}"
+    names = "".join(f"<span class={side}>{title(side, drawn)}</span>" for side in lines)
     return (
         f'<figure class="curve"><svg viewBox="0 0 300 90" role="img" aria-label="{words}">'
         f'<line x1="{x}" x2="{x}" y1="12" y2="76"/>{drawing}'
         f'<text x="20" y="88">n = 1</text><text x="280" y="88" text-anchor="end">{drawn.count}</text></svg>'
-        f"<figcaption>{''.join(f'<span class={side}>{title(side, drawn)}</span>' for side in lines)}</figcaption></figure>"
+        f"<figcaption>{names}</figcaption></figure>"
     )
 
 
@@ -168,14 +170,14 @@ def legend(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     return ", ".join(ends)
 
 
-def status(drawn: Comparison | None, sides: Sequence[str], doing: str = "") -> str:
+def status(drawn: Comparison | None, doing: str = "") -> str:
     """What is going on, in a line; of a pair without a trained model, that there is none."""
     if drawn is None:
         return f'<p class="soft" role="status">{escaped(doing)}</p>'
-    total = drawn.count * len(sides)
-    done = drawn.drawn == total and set(sides) <= set(drawn.scored)
     noise = f"seed {drawn.seed}, noise 1 to {drawn.count}" if drawn.count > 1 else f"seed {drawn.seed}"
-    same = ", the same on both sides" if len(sides) == 2 else ""
-    text = f"{total} samples, {noise}{same}." if done else f"{drawn.drawn} of {total} samples drawn."
-    alone = "" if len(sides) == 2 else " There is no trained model yet, so that only the base is shown."
-    return f'<p class="soft" role="status">{escaped(text)}{alone} {escaped(doing)}</p>'
+    both = len(drawn.models) == 2
+    same = ", the same for both models" if both else ""
+    several = "1 sample" if drawn.total == 1 else f"{drawn.total} samples"
+    text = f"{several}, {noise}{same}." if drawn.done else f"{drawn.drawn} of {several} drawn."
+    alone = "" if both else " There is no trained model yet, so that only the base is shown."
+    return f'<p class="soft" role="status">{escaped(f"{text}{alone} {doing}".strip())}</p>'

@@ -51,7 +51,10 @@ class Comparison:
     seed: int
     count: int
     """Samples of each side when all are drawn."""
+    models: Sequence[str]
+    """The sides that there are."""
     sides: Mapping[str, Sequence[Sample]]
+    """Samples so far."""
     scored: Sequence[str] = ()
     """Sides whose rewards are computed."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -65,6 +68,16 @@ class Comparison:
     def drawn(self) -> int:
         """Samples that there are, of all sides."""
         return sum(len(samples) for samples in self.sides.values())
+
+    @property
+    def total(self) -> int:
+        """Samples of all sides when all are drawn."""
+        return self.count * len(self.models)
+
+    @property
+    def done(self) -> bool:
+        """Whether all samples are drawn and scored."""
+        return set(self.scored) == set(self.models)
 
     @property
     def are_clips(self) -> bool:
@@ -97,8 +110,8 @@ def prompt_of(pair: Pair, text: str, picture: str = "") -> Prompt:
         return replace(found, turns=(Turn("user", (Media("image", read_picture(picture)), text)),))
     if use == "required" and not found.media:
         raise ValueError(
-            f"the family '{pair.family.name}' starts from a picture: upload one, or choose a held-out prompt, which has "
-            "its own"
+            f"the family '{pair.family.name}' starts from a picture: upload one, or choose a held-out prompt "
+            "that has its own"
         )
     return found
 
@@ -129,8 +142,8 @@ def draw_sides(opened: Opened, name: str, prompt: Prompt, seed: int, count: int)
     if not 0 <= seed < 2**32:
         raise ValueError(f"the seed: got {seed}, expected 0 to {2**32 - 1}")
     pair = opened.pairs[name]
-    drawn = Comparison(name, prompt.text, seed, count, {}, trained=pair.trained)
-    for side in pair.sides:
+    drawn = Comparison(name, prompt.text, seed, count, pair.sides, {}, trained=pair.trained)
+    for side in drawn.models:
         outputs: list[Output] = []
         samples: list[Sample] = []
         while len(outputs) < count:
