@@ -154,16 +154,16 @@ def offer(opened: Opened, name: str) -> tuple[Any, ...]:
     if name not in opened.pairs:
         raise refusal("these models are not open; choose others")
     choices, text, takes = start(opened, name)
-    return gr.Dropdown(choices, value=None), text, gr.Image(value=None, visible=takes)
+    return gr.update(choices=choices, value=None), text, gr.update(value=None, visible=takes)
 
 
 def run(
     opened: Opened,
-    name: str,
-    text: str,
+    name: str | None,
+    text: str | None,
     picture: str | None,
-    seed: float | None,
-    count: float,
+    seed: float | int | None,
+    count: float | int,
     progress: gr.Progress = gr.Progress(),  # noqa: B008 -- Gradio finds it by its default
 ) -> Iterator[tuple[Any, ...]]:
     """Draw samples of both models; all outputs of the tab after each batch."""
@@ -189,8 +189,8 @@ def finished(opened: Opened, drawn: Comparison) -> tuple[Any, ...]:
     # The first reward by which the best of n depends on n.
     telling = next((name for name in names if curve(drawn, name, 1)), names[0] if names else None)
     return (
-        gr.Dropdown(names, value=telling),
-        gr.Slider(maximum=max(2, drawn.count), value=1, interactive=drawn.count > 1),
+        gr.update(choices=names, value=telling),
+        gr.update(maximum=max(2, drawn.count), value=1, interactive=drawn.count > 1),
         best_text(drawn, telling, 1) if telling else "",
         how_to(command(opened.pairs[drawn.name], drawn)),
     )
@@ -209,21 +209,21 @@ def view(drawn: Comparison | None, chosen: Chosen) -> list[Any]:
     pictures = {} if clips else {side: sample.picture for side, sample in samples.items()}
     pair, alone = (pictures[BEFORE], pictures[AFTER]) if len(pictures) == 2 else None, pictures.get(BEFORE)
     return [
-        gr.ImageSlider(value=pair, visible=not clips and (both or not samples)),
-        gr.Image(value=None if pair else alone, visible=bool(pictures) and not both),
+        gr.update(value=pair, visible=not clips and (both or not samples)),
+        gr.update(value=None if pair else alone, visible=bool(pictures) and not both),
         *(film(samples.get(side)) for side in (BEFORE, AFTER)),
         rewards_table(drawn, there),
         *(cards(drawn, side, there.get(side)) for side in (BEFORE, AFTER)),
     ]
 
 
-def film(sample: Sample | None) -> gr.Video:
+def film(sample: Sample | None) -> dict[str, Any]:
     """The player of a clip, hidden where there is none."""
     if sample is None or not sample.clip:
-        return gr.Video(value=None, visible=False)
+        return gr.update(value=None, visible=False)
     # By its content in Gradio's own cache, which it serves and empties.
     file = save_bytes_to_cache(sample.clip, "clip.mp4", get_upload_folder())
-    return gr.Video(value=file, visible=True)
+    return gr.update(value=file, visible=True)
 
 
 def choose(drawn: Comparison | None, event: Any) -> tuple[Any, ...]:
@@ -234,7 +234,7 @@ def choose(drawn: Comparison | None, event: Any) -> tuple[Any, ...]:
     return tuple(view(drawn, dict.fromkeys(drawn.sides, place)))
 
 
-def choose_best(drawn: Comparison | None, reward: str | None, count: float) -> tuple[Any, ...]:
+def choose_best(drawn: Comparison | None, reward: str | None, count: float | int) -> tuple[Any, ...]:
     """Show the best of the first ``count`` samples of each side by a reward, which have different noise."""
     if drawn is None or not reward or reward not in drawn.weights:
         return (gr.skip(),) * 8
