@@ -120,6 +120,8 @@ def tab(opened: Opened) -> None:
         "concurrency_limit": 1,
         "concurrency_id": "visual",
         "show_progress_on": said,
+        # After a cancellation the browser waits for the end of the batch, and would ignore a click meanwhile.
+        "trigger_mode": "multiple",
     }
 
     model.input(partial(offer, opened), model, [example, prompt, picture], **quiet)

@@ -177,7 +177,9 @@ def test_the_tab_has_labels_ids_and_private_events():
     button = {part["id"]: part["props"].get("elem_id") for part in page.config["components"]}
     triggers = {event["id"]: [button.get(target) for target, _ in event["targets"]] for event in events}
     assert [triggers[one] for one in cancel["cancels"][:2]] == [["visual-generate"], ["visual-prompt"]]
-    (following,) = [event for event in events if event["id"] == cancel["cancels"][2]]
+    drawing = [event for event in events if event["id"] in cancel["cancels"]]
+    assert {event["trigger_mode"] for event in drawing} == {"multiple"}
+    (following,) = [event for event in drawing if event["id"] == cancel["cancels"][2]]
     assert triggers[following["trigger_after"]] == ["visual-again"]
 
 
