@@ -40,12 +40,15 @@ demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks,
 	$(BIN)/mmgrpo train --recipe vlm/demo
 	$(BIN)/python -m scripts.pretrain.supervise --run runs/vlm_demo
 	$(BIN)/mmgrpo train --recipe speech/whisper_adapt
+	@echo "Look at them in a browser: $(BIN)/mmgrpo demo runs/demo runs/vlm_demo runs/whisper_adapt"
 
 demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
 	$(BIN)/mmgrpo train --recipe speech/demo_duration
+	@echo "Listen to it in a browser: $(BIN)/mmgrpo demo runs/demo_duration"
 
 demo-video: $(STAMP)  ## train a small model that films, and write a report
 	$(BIN)/mmgrpo train --recipe visual/demo_video
+	@echo "Look at it in a browser: $(BIN)/mmgrpo demo runs/demo_video"
 
 test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

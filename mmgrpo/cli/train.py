@@ -16,8 +16,10 @@ A recipe can name functions of your own (rewards, renderers): it is code, so run
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from mmgrpo.cli.errors import enter
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     result = run_config(config)
     if PartialState().is_main_process:
         print(closing(result.summary), f"\nreport: {result.folder / 'report.html'}", flush=True)
+        extra = "" if find_spec("gradio") else ", after pip install 'mmgrpo[demo]'"
+        print(f"demo:   mmgrpo demo {shlex.quote(str(result.folder))}{extra}", flush=True)
 
 
 def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:

@@ -69,6 +69,7 @@ def test_a_run_ends_with_tables_of_every_file_and_rate(adapted):
     printed = (adapted.parent / "printed.txt").read_text()
     assert "reward on natural" in printed and "wer of natural" in printed and "cer of telephone" in printed
     assert f"report: {adapted / 'report.html'}" in printed
+    assert f"demo:   mmgrpo demo {adapted}" in printed
 
 
 @pytest.mark.slow

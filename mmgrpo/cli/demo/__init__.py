@@ -35,6 +35,8 @@ class Args:
     """The model that training made of --before: a path (of saved LoRA weights too) or a hub id."""
     family: Annotated[str, ANY_TEXT] = ""
     """Model family of --before and --after ('mmgrpo families' lists them)."""
+    rewards: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Rewards of the samples of --before and --after, written name(parameter=value); a run has its own."""
     votes: Annotated[str, ANY_TEXT] = "votes.jsonl"
     """File of the votes; 'mmgrpo evaluate-rewards' reads it."""
     host: Annotated[str, ANY_TEXT] = "127.0.0.1"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import html
 import importlib
+import socket
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from mmgrpo.cli.demo.gate import gate
-from mmgrpo.cli.demo.opened import Opened, open_all
+from mmgrpo.cli.demo.look import CSS, HEAD, theme
+from mmgrpo.cli.demo.opened import EMBEDDED, Opened, open_all
 from mmgrpo.cli.serve_rewards import is_loopback
 
 TABS = {
@@ -23,35 +27,66 @@ TABS = {
 }
 """Tabs to their modules, each with ``tab(opened)``, which builds it where it is called."""
 USER = "mmgrpo"
-CSS = ""
+NAMES_SHOWN = 6
+"""Runs that the header names."""
 
 
 def build(opened: Opened) -> gr.Blocks:
     """The whole page. No model is loaded."""
     with gr.Blocks(title="mmgrpo", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        gr.HTML(header(opened), elem_id="head")
         for name, module in TABS.items():
-            with gr.Tab(name):
+            with gr.Tab(name, elem_id=f"tab-{module.rpartition('.')[2].replace('_', '-')}"):
                 importlib.import_module(module).tab(opened)
     return page
 
 
+def header(opened: Opened) -> str:
+    """What is opened, and what is left out, as mark-up."""
+    out = "".join(f"<li>{html.escape(name)}: {html.escape(why)}</li>" for name, why in opened.left_out.items())
+    several = f"{len(opened.left_out)} run{'s' * (len(opened.left_out) != 1)} not opened or only in part"
+    note = f"<details><summary>{several}</summary><ul>{out}</ul></details>" if out else ""
+    return f"<header><h1>mmgrpo</h1><p>{html.escape(contents(opened))}</p></header>{note}"
+
+
+def contents(opened: Opened) -> str:
+    """What is opened, in a line."""
+    names = list(opened.runs)
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    several = "run" if len(names) == 1 else "runs"
+    runs = f"{len(names)} {several}: {', '.join(names[:NAMES_SHOWN])}{more}" if names else "no run"
+    others = [name for name in opened.pairs if name not in opened.runs and not name.startswith("embedded: ")]
+    return "; ".join([runs, *others, f"{len(EMBEDDED)} embedded models"]) + f". Device: {opened.device}."
+
+
 def serve(args: Any) -> None:
     """Serve the page until it is interrupted."""
-    import torch
-
-    from mmgrpo.runtime import devices
-
     password = read_password(args.password_file)
     if not password and (args.share or not is_loopback(args.host)):
         where = "--share" if args.share else f"--host {args.host}"
         raise ValueError(f"{where}: others can reach the page; set --password-file to a file with a password")
+    port = free_port(args.host, args.port)
+    import torch
+
+    from mmgrpo.runtime import devices
+
     if args.threads:
         torch.set_num_threads(args.threads)
     opened = open_all(args, str(devices.accelerator(args.device).device))
+    for name, why in opened.left_out.items():
+        print(f"left out: {name} ({why})", flush=True)
+    page = launch(opened, args, port, password)
+    addresses = " and ".join(address.rstrip("/") for address in (page.local_url, page.share_url) if address)
+    print(f"demo of {contents(opened)[:-1]}\n{addresses} (Ctrl+C ends it)", flush=True)
+    page.block_thread()
+
+
+def launch(opened: Opened, args: Any, port: int, password: str = "") -> gr.Blocks:
+    """The page, served by threads of this process; ``close()`` ends it."""
     page = build(opened).queue(max_size=args.waiting, default_concurrency_limit=1, api_open=False)
     page.launch(
         server_name=args.host,
-        server_port=args.port or None,
+        server_port=port,
         share=args.share,
         auth=(USER, password) if password else None,
         # Pictures and sounds are handed out as copies in Gradio's own cache, never as files of the disk.
@@ -61,12 +96,43 @@ def serve(args: Any) -> None:
         show_error=True,
         enable_monitoring=False,
         mcp_server=False,
+        ssr_mode=False,
+        pwa=False,
+        theme=theme(),
         css=CSS,
+        head=HEAD,
         footer_links=[],
         # Gradio would offer to keep what visitors do on a server of others.
         run_history=False,
-        app_kwargs={"middleware": [gate(is_loopback(args.host) and not args.share, args.max_mebibytes << 20)]},
+        app_kwargs={"middleware": [gate(is_loopback(args.host), args.share, args.max_mebibytes << 20)]},
+        quiet=True,
+        prevent_thread_lock=True,
     )
+    return page
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, if it can be listened on, or any free one for 0; OSError that names the next free one otherwise."""
+    found = listen(host, port)
+    if found is not None:
+        return found
+    free = next((one for one in range(port + 1, min(port + 1000, 65536)) if listen(host, one) is not None), 0)
+    raise OSError(errno.EADDRINUSE, f"--port {port} is taken, expected a free one; --port {free} is free")
+
+
+def listen(host: str, port: int) -> int | None:
+    """The port after listening on it for a moment; None if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections of an earlier one linger
+        try:
+            one.bind((host.strip("[]"), port))
+            one.listen(1)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            return None
+        return one.getsockname()[1]
 
 
 def read_password(file: str) -> str:

@@ -26,22 +26,23 @@ FORM = 1024 * 1024
 """Bytes of a request beside its files."""
 ELSEWHERE = ("/proxy=", "/run-history", "/vibe-")
 """Parts of the paths of requests that are passed on to others."""
-OWN = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self'"
+OWN = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 """What the page may load. Gradio's scripts are inline, and make others."""
 MAX_LEVELS = 64
 """Levels of lists and objects in a request."""
 
 
-def gate(local: bool, upload: int) -> Middleware:
-    """The gate before a page. ``local``: it is served to this machine alone; ``upload``: the largest, in bytes."""
-    return Middleware(Gate, local=local, most=upload + FORM)
+def gate(local: bool, shared: bool, upload: int) -> Middleware:
+    """The gate before a page. ``local``: its server listens to this machine alone; ``shared``: it is also shown through
+    Gradio's servers, from which it is loaded then; ``upload``: the largest, in bytes."""
+    return Middleware(Gate, local=local and not shared, shared=shared, most=upload + FORM)
 
 
 class Gate:
     """Answers requests that are refused, and passes the others on."""
 
-    def __init__(self, app: ASGIApp, local: bool, most: int) -> None:
-        self.app, self.local, self.most = app, local, most
+    def __init__(self, app: ASGIApp, local: bool, shared: bool, most: int) -> None:
+        self.app, self.local, self.shared, self.most = app, local, shared, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +60,7 @@ class Gate:
             status, reason = refusal
             await PlainTextResponse(reason, status)(scope, receive, send)
             return
-        await self.app(scope, receive, with_policy(send))
+        await self.app(scope, receive, send if self.shared else with_policy(send))
 
     def refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
         """Status and reason, if a request is refused without regard to its body."""

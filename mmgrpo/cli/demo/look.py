@@ -1,0 +1,156 @@
+"""The look of the demo: the colours of the reports, the system's own fonts, nothing from outside this machine."""
+
+from __future__ import annotations
+
+import gradio as gr
+
+INK = {"light": "#1d1d22", "dark": "#e8e8ee"}
+SOFT = {"light": "#62626b", "dark": "#a3a3ad"}
+LINE = {"light": "#dcdce2", "dark": "#34343b"}
+PAPER = {"light": "#fbfbf9", "dark": "#151518"}
+CARD = {"light": "#ffffff", "dark": "#1d1d22"}
+ACCENT = {"light": "#2f6fae", "dark": "#6ba7e0"}
+
+FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "DejaVu Sans", "sans-serif")
+MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+CSS = """
+:root {
+  --ink: #1d1d22; --soft: #62626b; --line: #dcdce2; --paper: #fbfbf9; --card: #ffffff;
+  --accent: #2f6fae; --good: #1a7446; --bad: #b3412f; --mark: #925c00;
+}
+.dark {
+  --ink: #e8e8ee; --soft: #a3a3ad; --line: #34343b; --paper: #151518; --card: #1d1d22;
+  --accent: #6ba7e0; --good: #62c795; --bad: #ee8a78; --mark: #e2ae56;
+}
+.gradio-container { width: 100%; max-width: 78rem !important; margin: 0 auto !important; }
+.gradio-container button { white-space: nowrap; }
+.gradio-container h3 { font-size: 1rem; font-weight: 600; margin: 0 0 .6rem; color: var(--ink); }
+footer { display: none !important; }
+.soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
+.note { color: var(--soft); font-size: .85rem; }
+:focus-visible { outline: 2px solid var(--accent) !important; outline-offset: 2px; }
+
+/* The header */
+#head header { display: flex; flex-wrap: wrap; align-items: baseline; gap: .2rem 1rem; padding: .8rem 0 .3rem; }
+#head h1 { font-size: 1.5rem; letter-spacing: -.02em; margin: 0; color: var(--ink); }
+#head p { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
+#head details { font-size: .85rem; color: var(--mark); overflow-wrap: anywhere; }
+#head summary { cursor: pointer; }
+
+/* Tables */
+.wide { overflow-x: auto; }
+.wide table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
+.wide table, .wide tr, .wide thead, .wide tbody { border: 0 !important; background: none !important; }
+.wide th, .wide td { text-align: right; padding: .3rem .6rem; border: 0 !important; }
+.wide tr > * { border-bottom: 1px solid var(--line) !important; }
+.wide thead th { color: var(--soft); font-weight: 500; }
+.wide th:first-child { text-align: left; padding-left: 0; font-weight: 500; }
+.wide small { color: var(--accent); font-weight: 400; margin-left: .3rem; white-space: nowrap; }
+
+pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; }
+
+/* Samples */
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .7rem; }
+button.card {
+  position: relative; display: flex; flex-direction: column; gap: .4rem; padding: .4rem; margin: 0; text-align: left;
+  font: inherit; color: var(--ink); background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  cursor: pointer;
+}
+button.card:hover { border-color: var(--accent); }
+button.card[aria-pressed="true"] { border-color: var(--accent); box-shadow: 0 0 0 1px var(--accent); }
+.card img, .card video { width: 100%; height: auto; margin: 0; border-radius: 4px; display: block; }
+.card .place {
+  position: absolute; top: .7rem; left: .7rem; padding: 0 .4rem; border-radius: 4px; font-size: .75rem;
+  color: #fff; background: #1d1d22b0;
+}
+.rewards { display: block; font-size: .78rem; line-height: 1.45; }
+.rewards > span { display: flex; justify-content: space-between; gap: .5rem; color: var(--soft); }
+.rewards > span > span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.rewards b { font-weight: 400; font-variant-numeric: tabular-nums; color: inherit; }
+.rewards > span.trained { color: var(--ink); } .rewards > span.trained b { font-weight: 600; }
+#visual-slider img { image-rendering: pixelated; }
+
+/* The best of n */
+.curve { margin: .3rem 0 0; max-width: 24rem; }
+.curve svg { width: 100%; height: auto; display: block; }
+.curve polyline { fill: none; stroke-width: 2.5; stroke-linejoin: round; }
+.curve polyline.before { stroke: var(--soft); } .curve polyline.after { stroke: var(--accent); }
+.curve line { stroke: var(--line); } .curve text { font-size: 9px; fill: var(--soft); }
+.curve figcaption { display: flex; gap: 1rem; font-size: .8rem; }
+.curve .before::before, .curve .after::before { content: "— "; font-weight: 700; }
+.curve .before { color: var(--soft); } .curve .after { color: var(--accent); }
+
+/* Narrow windows */
+@media (max-width: 640px) {
+  .gradio-container { padding: .6rem !important; }
+  .row { flex-wrap: wrap !important; }
+  .wide table { font-size: .82rem; } .wide th, .wide td { padding: .3rem .25rem; }
+  .wide small { display: block; margin: 0; }
+  .cards { grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }
+}
+@media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
+"""
+
+HEAD = '<link rel="icon" href="data:,"><meta name="referrer" content="no-referrer">'
+"""No icon, and no address is told to anybody."""
+
+
+def theme() -> gr.themes.Base:
+    """Gradio's plainest theme in the colours of the reports."""
+    blue = gr.themes.Color(
+        *("#f2f7fb", "#dfebf6", "#c0d8ec", "#9cc1e1", "#6ba7e0", "#4487c6"),
+        *("#2f6fae", "#275c91", "#204a74", "#1a3b5c", "#122a42"),
+    )
+    both = {
+        "body_background_fill": PAPER,
+        "body_text_color": INK,
+        "body_text_color_subdued": SOFT,
+        "background_fill_primary": CARD,
+        "background_fill_secondary": PAPER,
+        "block_background_fill": CARD,
+        "block_border_color": LINE,
+        "border_color_primary": LINE,
+        "block_label_background_fill": CARD,
+        "block_label_text_color": SOFT,
+        "block_title_text_color": SOFT,
+        "input_background_fill": PAPER,
+        "input_border_color": LINE,
+        "input_border_color_focus": ACCENT,
+        "panel_background_fill": PAPER,
+        "link_text_color": ACCENT,
+        "color_accent_soft": CARD,
+    }
+    values = {name: pair["light"] for name, pair in both.items()}
+    values |= {f"{name}_dark": pair["dark"] for name, pair in both.items()}
+    made = gr.themes.Base(
+        primary_hue=blue,
+        secondary_hue=blue,
+        neutral_hue="zinc",
+        font=FONTS,
+        font_mono=MONO,
+        radius_size="md",
+        spacing_size="md",
+        text_size="md",
+    )
+    return made.set(
+        **values,
+        block_shadow="none",
+        input_shadow="none",
+        input_border_width="1px",
+        block_border_width="1px",
+        block_title_text_weight="500",
+        slider_color="#2f6fae",
+        slider_color_dark="#6ba7e0",
+        button_primary_background_fill="#2f6fae",
+        button_primary_background_fill_hover="#275c91",
+        button_primary_background_fill_dark="#2f6fae",
+        button_primary_background_fill_hover_dark="#4487c6",
+        button_primary_text_color="#ffffff",
+        button_cancel_background_fill="transparent",
+        button_cancel_background_fill_dark="transparent",
+        button_cancel_text_color="#b3412f",
+        button_cancel_text_color_dark="#ee8a78",
+        button_cancel_border_color="#dcdce2",
+        button_cancel_border_color_dark="#34343b",
+    )
