@@ -39,7 +39,7 @@ def taken():
 def served(tmp_path):
     """The address of a served page."""
     page = launch(painters(), Args(votes=str(tmp_path / "votes.jsonl")), free_port("127.0.0.1", 0))
-    yield page.local_url.rstrip("/")
+    yield str(page.local_url).rstrip("/")
     page.close(verbose=False)
 
 
@@ -137,7 +137,7 @@ def test_the_page_has_all_tabs_without_any_run_and_loads_no_model(tmp_path, monk
 
 def test_every_event_of_the_page_is_private(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    events = build(open_all(Args(), "cpu")).config["dependencies"]
+    events = build(open_all(Args(), "cpu")).config.get("dependencies", [])
     assert events and {event["api_visibility"] for event in events} == {"private"}
 
 

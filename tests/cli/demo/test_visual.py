@@ -61,7 +61,7 @@ def test_nothing_is_locked_between_batches_nor_after_a_cancellation():
     batches = draw_sides(opened, "a", Prompt("a wall"), 3, 8)
     next(batches)
     assert not opened.lock.locked()
-    batches.close()
+    batches.close()  # type: ignore[attr-defined]
     assert not opened.lock.locked()
     assert drawn(2, opened).done
 
@@ -105,7 +105,7 @@ def test_small_pictures_are_enlarged_by_a_whole_factor_and_clips_play():
     picture = shown(Image(torch.rand(3, 32, 16)))
     assert picture.picture.size == (224, 448) and not picture.clip
     clip = shown(Video(torch.rand(3, 3, 16, 16), 5.0))
-    with av.open(io.BytesIO(clip.clip)) as container:
+    with av.open(io.BytesIO(clip.clip), "r") as container:
         assert sum(1 for _ in container.decode(video=0)) == 3
     with pytest.raises(TypeError, match="expected a picture or a clip"):
         shown(SimpleNamespace())  # type: ignore[arg-type]

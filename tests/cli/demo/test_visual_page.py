@@ -171,7 +171,7 @@ def test_the_tab_has_labels_ids_and_private_events():
     for name in ("model", "example", "prompt", "picture", "count", "seed", "slider", "alone", "reward", "best"):
         assert parts[f"visual-{name}"]["label"], name
     assert {"visual-generate", "visual-again", "visual-cancel", "visual-before", "visual-after"} <= set(parts)
-    events = page.config["dependencies"]
+    events = page.config.get("dependencies", [])
     assert events and all(event["api_visibility"] == "private" for event in events)
     (cancel,) = [event for event in events if event["cancels"]]
     button = {part["id"]: part["props"].get("elem_id") for part in page.config["components"]}
@@ -187,4 +187,4 @@ def test_without_models_the_tab_says_what_to_do():
     with gr.Blocks(analytics_enabled=False) as page:
         visual.tab(Opened({}, {}, Path("votes.jsonl")))
     (text,) = [part["props"]["value"] for part in page.config["components"] if part["type"] == "markdown"]
-    assert "mmgrpo train" in text and not page.config["dependencies"]
+    assert "mmgrpo train" in text and not page.config.get("dependencies", [])
