@@ -65,15 +65,16 @@ def mjbench(row: Row) -> Comparison:
 
 
 def votes(row: Row) -> Comparison:
-    """Votes of the demo, JSONL: {prompt, left, right, vote_type} and optionally {answer, category, id, seed, ...}.
+    """Votes of the demo, JSONL: {prompt, left, right, vote_type} and optionally {answer, category, user, id, ...}.
 
     ``left`` and ``right`` are files of pictures or clips (relative to the JSONL), or {"text": ...}; ``vote_type`` is
     that of GenAI-Bench: leftvote, rightvote, tievote, bothbad_vote. ``answer`` is what the prompt of the run had, for
-    verifiers. Further keys (who voted, when, which runs) are ignored.
+    verifiers, ``user`` who voted. Further keys (when, which runs) are ignored.
     """
     prompt = Prompt(row.text("prompt"), row.place, answer=row.values.get("answer"))
     sides = (row.output("left", row.values.get("left")), row.output("right", row.values.get("right")))
-    return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, str(row.values.get("category") or ""))
+    category, user = (str(row.values.get(key) or "") for key in ("category", "user"))
+    return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, user=user)
 
 
 def ratings(row: Row) -> Comparison:
