@@ -15,6 +15,7 @@ import pytest
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
@@ -49,6 +50,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "mismatch": MISMATCH,
     "aggregation": AGGREGATIONS,
     "terms": TERMS,
+    "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
 POLICIES = ("categorical", "gaussian", "tokens", "matching")
