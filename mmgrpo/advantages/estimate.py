@@ -148,7 +148,8 @@ class AdvantageRecipe:
     @property
     def named_rewards(self) -> frozenset[str]:
         """Rewards that a block names; they take part in training, whatever their weight."""
-        given = [bound.parameters for bound in (*self.transform, *self.weighting, self.combine, self.kl_weight)]
+        bounds = (*self.transform, *self.weighting, self.combine, self.kl_weight, *self.before, *self.after)
+        given = [bound.parameters for bound in bounds]
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
         return frozenset(names) | {one for parameters in given for one in parameters.get("members", ())}
 

@@ -26,7 +26,11 @@ def real(rows):
 
 def weighed(text, rows, weights=None, names=("a", "b", "c")):
     streams = real(rows)
-    inputs = {"streams": streams, "weights": real(weights or [1] * streams.shape[1]), "names": names[: streams.shape[1]]}
+    inputs = {
+        "streams": streams,
+        "weights": real(weights or [1] * streams.shape[1]),
+        "names": names[: streams.shape[1]],
+    }
     return bind(text, KL_WEIGHTS, "kl_weight")(inputs).tolist()
 
 
@@ -134,7 +138,7 @@ def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
     policy, weighing = toy_policy(), recipe(kl_weight="ensemble_variance(members=['a', 'b'])")
     with pytest.raises(ValueError, match="got 'ensemble_variance.*' without a KL term that it weighs"):
         refuse_mismatch(policy, weighing, LossRecipe.of("ppo", "per_sample", terms=[]))
-    scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0)]
+    scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
     with pytest.raises(ValueError, match="algorithm.kl_weight: .*got the member 'b' of weight 0"):
         refuse_rewards(weighing, scorers, [], False)
     with pytest.raises(ValueError, match="names the reward 'b', which this run has not"):

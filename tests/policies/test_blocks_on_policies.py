@@ -101,7 +101,8 @@ def _right(output: Output) -> bool:
 
 def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     """A trainer of the first policy that does not refuse the block."""
-    changes: dict[str, Any] = {"terms": [], line: [text] if isinstance(BASE[line], list) else text}
+    terms = ["kl_k3(coef=0.1)"] if line == "kl_weight" else []
+    changes: dict[str, Any] = {"terms": terms, line: [text] if isinstance(BASE[line], list) else text}
     blocks = algorithm_blocks("grpo", **changes)
     refusals = []
     # Other policies would accept an off-policy objective and never call it: no data set supplies their decisions.
