@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.advantages.estimate import BASELINES, COMBINE, CREDITS, SCALES, SHAPES, TRANSFORMS, WEIGHTINGS
+from mmgrpo.advantages.estimate import BASELINES, COMBINE, CREDITS, KL_WEIGHTS, SCALES, SHAPES, TRANSFORMS, WEIGHTINGS
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.cli import source
 from mmgrpo.cli.evaluate import Evaluate
@@ -70,8 +70,9 @@ TABLES = {
     "rewards": REWARDS,
     "styles": STYLES,
     "lines": BASE,
+    "kl_weights": KL_WEIGHTS,
 }
-KINDS = {
+KINDS = {"kl_weight": KL_WEIGHTS} | {
     "preset": CATALOGUE,
     "plan": PLANS,
     "kernel": KERNELS,

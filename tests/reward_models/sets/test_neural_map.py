@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 
 from mmgrpo.rewards import scorer
-from mmgrpo.types import Prompt, Text
+from mmgrpo.types import Image, Prompt, Text
+from reward_models.pixels import to_pil
 from reward_models.sets.neural_map import map_loss, network, save_map, train_map
+from scripts.pretrain import learn_map
 
 
 def cloud(x, y, count=256, seed=0):
@@ -51,6 +54,26 @@ def test_the_reward_is_the_cosine_of_the_mapped_text_and_the_output(tmp_path):
     assert values[:2] == pytest.approx([0.6, -1]) and math.isnan(values[2])
     with pytest.raises(ValueError, match=r"outputs \[1, 3\], expected 1 rows each, of the width 2"):
         reward.fn([Prompt("a")], [Text("1 2 3")])
+
+
+def mean_colours(outputs):
+    return torch.stack([one.pixels.mean((1, 2))[:2] for one in outputs])
+
+
+def test_a_map_is_learned_from_a_file_of_captions_and_pictures(tmp_path, capsys):
+    for number in range(2):
+        to_pil(Image(torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(number)))).save(
+            tmp_path / f"{number}.png"
+        )
+    rows = [{"text": "a", "image": f"{number}.png"} for number in range(2)]
+    (tmp_path / "real.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "map.safetensors"
+    embeddings = ["--embed-text", f"{__name__}:told", "--embed", f"{__name__}:mean_colours"]
+    learn_map.main(["--pictures", f"{tmp_path}/real.jsonl", *embeddings, "--steps", "2", "--out", str(file)])
+    assert "learned from 2 captions and pictures" in capsys.readouterr().out
+    here = f"embed_text='{__name__}:told', embed='{__name__}:mean_colours'"
+    picture = Image(torch.full((3, 4, 4), 0.5))
+    assert abs(scorer(f"transported(map='{file}', {here})").fn([Prompt("a")], [picture])[0]) <= 1
 
 
 def test_clouds_of_two_widths_are_refused():
