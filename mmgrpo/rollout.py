@@ -156,7 +156,7 @@ def sample_round(
         "time/reward": seconds["reward"],
         **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
     }
-    batch = Batch(rollouts, places, decisions, result.advantages, result.loss_mask)
+    batch = Batch(rollouts, places, result.weighing(decisions), result.advantages, result.loss_mask)
     return Round(batch, rollouts, scores, names, cursor, metrics, result.rewards)
 
 

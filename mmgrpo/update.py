@@ -156,7 +156,7 @@ class Step:
             # Without the factor: no sampler drew these decisions, so that there is no mismatch.
             values = torch.where(off_policy, loss.off_policy(inputs).values, values)
         for term in loss.terms:
-            penalty = term(inputs)
+            penalty = term(inputs) * (inputs.get("kl_weight", 1.0) if term.text.startswith("kl_") else 1.0)
             tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
             values = values + penalty
         total = (weights * values).sum()

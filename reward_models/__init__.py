@@ -105,6 +105,13 @@ REWARDS: dict[str, RewardEntry] = {
         check="reward_models.frames:check",
         manifest=Manifest(("Video",), -inf, inf, "that of the reward of pictures"),
     ),
+    "by_task": RewardEntry(
+        "reward_models.by_task:by_task",
+        check="reward_models.by_task:check",
+        manifest=Manifest(
+            ("Text", "Image", "Video", "Audio"), -inf, inf, "that of the reward of its tasks", reads=("task",)
+        ),
+    ),
     "ocr": RewardEntry(
         "reward_models.ocr:ocr",
         manifest=Manifest(

@@ -1,9 +1,10 @@
-"""Features of a frozen language model for a preference head: the last hidden state at the last token of the answer.
+"""Features of a language model for a preference head: the last hidden state at the last token of the answer.
 
     mmgrpo train-reward --data vlrewardbench:... --features "reward_models.last_hidden:last_hidden(model='Qwen/Qwen2.5-VL-7B-Instruct')"
 
 This is BaseReward's backbone (arXiv:2509.16127): question and media are the user's turn, the answer the assistant's, and
-a generated picture is looked at with its prompt in the user's turn.
+a generated picture is looked at with its prompt in the user's turn. It is frozen, or with --lora-rank trained with the
+head, by adapters (LoRA, arXiv:2106.09685) in all linear layers.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -15,36 +16,46 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmgrpo.data.images import read_picture
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
+from reward_models.checkpoints import read_tensors
 from reward_models.pixels import to_pil
 from reward_models.preference import last_token
 
+ADAPTERS = "adapters.safetensors"
+"""The file of trained adapters, beside the head."""
+
+SCALE = 2
+"""alpha / rank: W + 2 B A."""
+
 
 def last_hidden(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], model: str, device: str = "cpu"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], model: str, adapters: str = "", device: str = "cpu"
 ) -> Float[Tensor, "N width"]:
     """[N, width] of a language model, or of a vision-language model for prompts with pictures; rows one by one.
 
-    ``model`` is a folder or hub id of transformers, read from safetensors.
+    ``model`` is a folder or hub id of transformers, read from safetensors; ``adapters`` a file that train-reward wrote.
     """
-    processor, network = _load(model, device)
-    rows = []
-    for prompt, output in zip(prompts, outputs, strict=True):
-        pictures = [_picture(medium.kind, medium.source) for medium in prompt.media]
-        if isinstance(output, Image):
-            pictures.append(output)
-        elif not isinstance(output, Text):
-            raise TypeError(f"last_hidden: got an output of kind {type(output).__name__}, expected Text or Image")
-        text = _conversation(processor, prompt.text, output.text if isinstance(output, Text) else "", len(pictures))
-        media = {"images": [to_pil(picture) for picture in pictures]} if pictures else {}
-        inputs = processor(text=[text], return_tensors="pt", **media).to(device)
-        hidden = network(**inputs).last_hidden_state
-        rows.append(last_token(hidden, inputs["attention_mask"].bool()))
-    return torch.cat(rows)
+    processor, network = _load(model, device, adapters)
+    return torch.cat(
+        [state(processor, network, prompt, output, device) for prompt, output in zip(prompts, outputs, strict=True)]
+    )
+
+
+def state(processor: Any, network: Any, prompt: Prompt, output: Output, device: str) -> Float[Tensor, "1 width"]:
+    """The state of one output, with gradient where the network has it."""
+    pictures = [_picture(medium.kind, medium.source) for medium in prompt.media]
+    if isinstance(output, Image):
+        pictures.append(output)
+    elif not isinstance(output, Text):
+        raise TypeError(f"last_hidden: got an output of kind {type(output).__name__}, expected Text or Image")
+    text = _conversation(processor, prompt.text, output.text if isinstance(output, Text) else "", len(pictures))
+    media = {"images": [to_pil(picture) for picture in pictures]} if pictures else {}
+    inputs = processor(text=[text], return_tensors="pt", **media).to(device)
+    return last_token(network(**inputs).last_hidden_state, inputs["attention_mask"].bool())
 
 
 def _picture(kind: str, source: Any) -> Image:
@@ -63,8 +74,35 @@ def _conversation(processor: Any, question: str, answer: str, pictures: int) -> 
     return processor.apply_chat_template(turns, tokenize=False)
 
 
+def add_adapters(network: nn.Module, rank: int) -> dict[str, nn.Parameter]:
+    """Adapters in all linear layers of a frozen network, which B = 0 leaves as it is; they alone are trained."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    linear = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=linear), network)
+    return {name: parameter for name, parameter in network.named_parameters() if ".lora_" in name}
+
+
+def _add_trained(network: nn.Module, file: Path) -> None:
+    """Adapters with the weights of a file."""
+    tensors = read_tensors(file, "last_hidden")
+    rank = min((tensor.shape[0] for name, tensor in tensors.items() if ".lora_A." in name), default=0)
+    given = add_adapters(network, rank) if rank else {}
+    if {name: value.shape for name, value in given.items()} != {name: value.shape for name, value in tensors.items()}:
+        raise ValueError(f"last_hidden: {file}: its adapters do not fit the model; train them again on this model")
+    network.load_state_dict(tensors, strict=False)
+
+
 @functools.lru_cache(maxsize=2)
-def _load(name: str, device: str) -> tuple[Any, Any]:
+def _load(name: str, device: str, adapters: str) -> tuple[Any, Any]:
+    processor, network = load_frozen(name, device)
+    if adapters:
+        _add_trained(network, Path(adapters))
+    return processor, network.eval().requires_grad_(False)
+
+
+def load_frozen(name: str, device: str) -> tuple[Any, Any]:
+    """The processor and the network without its language-model head, not shared with anybody."""
     try:
         from transformers import AutoModel, AutoProcessor
     except ModuleNotFoundError as error:

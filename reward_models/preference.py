@@ -15,7 +15,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,9 @@ def load(folder: str, device: str = "cpu") -> PreferenceModel:
             )
     try:
         description = Description(**read_object(place / DESCRIPTION))
+        if "adapters" in (beside := dict(description.parameters)):  # a file of this folder, wherever it lies now
+            beside["adapters"] = str(place / Path(str(beside["adapters"])).name)
+            description = replace(description, parameters=beside)
         model = PreferenceModel(description)
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"preference: {place / DESCRIPTION}: {error}; train the head again") from error

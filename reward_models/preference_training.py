@@ -108,24 +108,41 @@ def train(
         raise ValueError(f"loss: got {loss!r}, expected one of {', '.join(LOSSES)}, {REGRESSION}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        description = Description(features, dict(parameters or {}), hidden=hidden)
-        model = PreferenceModel(description)
-        given = examples(model, comparisons, device)
-        if features != SCENES:
-            model = PreferenceModel(replace(description, width=given.features[0].shape[1]))
+        model, given = untrained(comparisons, features, parameters, hidden, device)
         if loss == REGRESSION and given.ratings is None:
             raise ValueError("loss: got regression, but not every comparison has ratings; use bradley_terry")
-        _fit(model.to(device), given, loss, epochs, lr, batch, weight_decay)
-    scores = _scores(model, given, batch)
+        fit(model, given, loss, epochs, lr, batch, weight_decay)
+    return standardized(model, given, batch)
+
+
+def untrained(
+    comparisons: Sequence[Comparison],
+    features: str,
+    parameters: Mapping[str, Any] | None,
+    hidden: int,
+    device: str,
+) -> tuple[PreferenceModel, Examples]:
+    """A model of random weights that fits the features, on the device, and what it is trained on."""
+    model = PreferenceModel(Description(features, dict(parameters or {}), hidden=hidden))
+    given = examples(model, comparisons, device)
+    if features != SCENES:
+        model = PreferenceModel(replace(model.description, width=given.features[0].shape[1]))
+    return model.to(device), given
+
+
+def standardized(model: PreferenceModel, given: Examples, batch: int) -> PreferenceModel:
+    """The trained model, ready to score, with the mean and std of its scores of all outputs."""
+    scores = all_scores(model, given, batch)
     model.description = replace(
         model.description, mean=float(scores.mean()), std=max(float(scores.std(correction=0)), 1e-6)
     )
     return model.eval().requires_grad_(False)
 
 
-def _fit(
+def fit(
     model: PreferenceModel, given: Examples, loss: str, epochs: int, lr: float, batch: int, weight_decay: float
 ) -> None:
+    """Train from the model's present weights; AdamW with a cosine decay, gradient norms of at most 1."""
     optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=weight_decay)
     rows = len(given.ratings) if loss == REGRESSION and given.ratings is not None else len(given.human)
     steps = epochs * -(-rows // batch)
@@ -153,6 +170,7 @@ def _loss(model: PreferenceModel, given: Examples, chosen: Tensor, loss: str) ->
 
 
 @torch.no_grad()
-def _scores(model: PreferenceModel, given: Examples, batch: int) -> Tensor:
+def all_scores(model: PreferenceModel, given: Examples, batch: int) -> Float[Tensor, "outputs"]:
+    """Raw scores of all outputs, ``batch`` at a time."""
     parts = torch.arange(len(given.features[0]), device=given.human.device).split(batch)
     return torch.cat([model(*(part[rows] for part in given.features)) for rows in parts])

@@ -55,6 +55,7 @@ def recipe(**changes: Any) -> AdvantageRecipe:
         "shape": [],
         "credit": "broadcast",
         "select": [],
+        "kl_weight": "none",
     }
     return AdvantageRecipe.of(SimpleNamespace(**{**written, **changes}))
 

@@ -12,6 +12,7 @@ import pytest
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
@@ -50,6 +51,7 @@ TABLES = {
     "off_policy": OFF_POLICY_OBJECTIVES,
     "terms": TERMS,
     "mismatch": MISMATCH,
+    "kl_weight": KL_WEIGHTS,
     "aggregation": AGGREGATIONS,
     "sampling.plan": PLANS,
     "sampling.kernel": KERNELS,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mmgrpo.advantages.estimate import BASELINES, COMBINE, CREDITS, SCALES, SHAPES, TRANSFORMS, WEIGHTINGS
+from mmgrpo.advantages.estimate import BASELINES, COMBINE, CREDITS, KL_WEIGHTS, SCALES, SHAPES, TRANSFORMS, WEIGHTINGS
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.diffusion.kernels import KERNELS
 from mmgrpo.diffusion.planners import PLANS
@@ -47,8 +47,9 @@ TABLES = {
     "rewards": REWARDS,
     "styles": STYLES,
     "lines": BASE,
+    "kl_weights": KL_WEIGHTS,
 }
-KINDS = {
+KINDS = {"kl_weight": KL_WEIGHTS} | {
     "preset": CATALOGUE,
     "plan": PLANS,
     "kernel": KERNELS,

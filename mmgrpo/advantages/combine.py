@@ -141,6 +141,11 @@ def _ensemble(
     return products[:, chosen & (weights != 0)], products[:, ~chosen].sum(1)
 
 
+def member_variance(values: Streams, weights: PerReward, names: Names, members: Sequence[str], ddof: int) -> Values:
+    """The variance of the ensemble, sample by sample; 0 for an ensemble of one."""
+    return _variance(_ensemble(values, weights, names, members)[0], ddof)
+
+
 def _variance(ensemble: Float[Tensor, "B M"], ddof: int) -> Values:
     squares = (ensemble - ensemble.mean(1, keepdim=True)).square().sum(1)
     return squares / max(1, ensemble.shape[1] - ddof)

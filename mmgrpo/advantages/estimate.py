@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +21,7 @@ from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE, SEPARATE
 from mmgrpo.advantages.credit import CREDITS, any_shared
 from mmgrpo.advantages.groups import Values
+from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
@@ -59,6 +60,8 @@ class AdvantageBlocks(Protocol):
     def credit(self) -> str: ...
     @property
     def select(self) -> Sequence[str]: ...
+    @property
+    def kl_weight(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class AdvantageRecipe:
     credit: Bound
     before: tuple[Bound, ...]
     after: tuple[Bound, ...]
+    kl_weight: Bound
 
     @staticmethod
     def of(blocks: AdvantageBlocks) -> AdvantageRecipe:
@@ -117,6 +121,7 @@ class AdvantageRecipe:
             credit=bind(blocks.credit, CREDITS, "algorithm.credit"),
             before=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if early),
             after=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if not early),
+            kl_weight=bind(blocks.kl_weight, KL_WEIGHTS, "algorithm.kl_weight"),
         )
 
     @property
@@ -136,13 +141,15 @@ class AdvantageRecipe:
             self.credit,
             *self.before,
             *self.after,
+            self.kl_weight,
         )
         return frozenset(name for bound in bounds for name in bound.block.needs) - STANDARD_INPUTS
 
     @property
     def named_rewards(self) -> frozenset[str]:
         """Rewards that a block names; they take part in training, whatever their weight."""
-        given = [bound.parameters for bound in (*self.transform, *self.weighting, self.combine)]
+        bounds = (*self.transform, *self.weighting, self.combine, self.kl_weight, *self.before, *self.after)
+        given = [bound.parameters for bound in bounds]
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
         return frozenset(names) | {one for parameters in given for one in parameters.get("members", ())}
 
@@ -173,12 +180,19 @@ class Estimate:
     trained on could not be scored."""
     samples: Values
     """Advantage of each sample, before credit."""
+    kl_weight: Values
+    """Factor of the KL terms for each sample."""
     spread_groups: int
     """Groups (of the first key) whose rewards are not all equal."""
     zero_spread: float
     """Fraction of groups whose rewards are all equal, and which therefore have no gradient."""
     silent: tuple[int, ...]
     """Columns of rewards that differ between groups but within none: the baseline of a group cancels them."""
+
+    def weighing(self, decisions: Decisions) -> Decisions:
+        """The decisions with their ``kl_weight`` as a field [B, T], which the KL terms of the loss read."""
+        weight = self.kl_weight[:, None].expand_as(decisions.log_probs)
+        return replace(decisions, fields={**decisions.fields, "kl_weight": weight})
 
 
 def estimate(
@@ -243,6 +257,7 @@ def estimate(
 
     samples = factor * algorithm.combine({**inputs, "normalise": normalise, "values": values})
     inputs |= {"values": total, "key": group}
+    kl_weight = algorithm.kl_weight(inputs)
     for shape in algorithm.shape:
         samples = shape({**inputs, "advantages": samples})
     samples = torch.where(rows, samples, 0.0)
@@ -265,6 +280,7 @@ def estimate(
         loss_mask=loss_mask.to(device),
         rewards=torch.where(scored, total, torch.nan).to(device, torch.float32),
         samples=samples.to(device, torch.float32),
+        kl_weight=kl_weight.to(device, torch.float32),
         spread_groups=int((first & spread).sum()),
         zero_spread=float((first & ~spread).sum()) / max(1, int(first.sum())),
         silent=_silent(values, counted, group, stats[0]),

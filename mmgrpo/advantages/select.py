@@ -8,6 +8,7 @@ sampled (GFPO). One in ``AFTER`` leaves the statistics unchanged and restricts t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -87,18 +88,22 @@ def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: i
 def pareto_front(
     streams: Float[Tensor, "B R"],
     weights: Float[Tensor, "R"],
+    names: Sequence[str],
     key: Key,
     keep: Rows,
     fronts: Annotated[int, COUNT] = 1,
+    members: Sequence[str] = (),
 ) -> Rows:
     """The rows of each group that no other dominates in all rewards (Parrot, arXiv:2401.05675), and with ``fronts``
     those of further fronts.
 
     (.9, .1), (.5, .5), (.4, .4), (.1, .9) leave the rows 1, 2 and 4. Rewards of negative weight are to be small, those
     of weight 0 take no part. With one reward only the best rows are left; with many hardly any row is dominated.
+    ``members`` names the rewards instead, whatever their weights, all to be large.
     """
-    used = weights != 0
-    return fronts_of(streams[:, used] * weights[used].sign(), key, keep) < fronts
+    used = torch.tensor([name in members for name in names]) if members else weights != 0
+    signs = torch.ones_like(weights) if members else weights.sign()
+    return fronts_of(streams[:, used] * signs[used], key, keep) < fronts
 
 
 def balanced(
@@ -162,7 +167,7 @@ AFTER = {
     "drop_zero_spread": Block(drop_zero_spread, ("values", "key", "stat"), "group"),
     "drop_truncated": Block(drop_truncated, ("truncated",)),
     "best_worst": Block(best_worst, ("advantages", "key", "keep"), "group"),
-    "pareto_front": Block(pareto_front, ("streams", "weights", "key", "keep"), "group"),
+    "pareto_front": Block(pareto_front, ("streams", "weights", "names", "key", "keep"), "group"),
     "balanced": Block(balanced, ("values", "key", "keep"), "group"),
     "parent_top1": Block(parent_top1, ("values", "key", "keep", "node", "decision_mask", "log_probs"), "group"),
 }

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.advantages.parts import parts
 from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import ANY_NUMBER, UPPER_BOUND, within
+from mmgrpo.runtime.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
 from mmgrpo.types import OWN
 
 
@@ -111,27 +112,21 @@ def momentum(
 
 
 def group_invariant(
-    advantages: Values, values: Values, key: Key, stat: Rows, coef: Annotated[float, UPPER_BOUND] = 1.0
+    advantages: Values,
+    values: Values,
+    key: Key,
+    stat: Rows,
+    coef: Annotated[float, UPPER_BOUND] = 1.0,
+    of: Annotated[str, one_of("prompts", "rows")] = "prompts",
 ) -> Values:
     """A * (1 - 2 coef (R_g - mean_g R_g)): the gradient of mean R_g - coef Var R_g, so that no part of the data is
     neglected (group-invariant learning, arXiv:2310.11971). Means of 1.0 and .4 give the factors .4 and 1.6.
 
-    The two parts g are those prompts below and above the cut of the prompts' mean rewards with the largest variance
-    between the parts: the most adversarial partition into two, in place of the classifier that the paper trains.
+    The two parts g are the prompts, or the rows, below and above the cut of their rewards with the largest variance
+    between the parts: the most adversarial partition, in place of the classifier that the paper trains (``parts``).
     """
-    mean = groups.group_mean(values, key, stat)
-    prompts = mean[groups.group_first(key, stat)].sort().values
-    if prompts.numel() < 2 or prompts[0] == prompts[-1]:
-        return advantages
-    number = torch.arange(1, prompts.numel(), device=values.device)
-    low, total = prompts.cumsum(0)[:-1], prompts.sum()
-    below, above = low / number, (total - low) / (prompts.numel() - number)
-    # Only between different means, so that prompts of equal mean are in one part.
-    between = torch.where(prompts[1:] > prompts[:-1], number * (prompts.numel() - number) * (above - below) ** 2, -1.0)
-    cut = int(between.argmax())
-    centre = (below[cut] + above[cut]) / 2
-    part = torch.where(mean <= prompts[cut], below[cut], above[cut])
-    return advantages * (1 - 2 * coef * (part - centre))
+    found = parts(values, key, stat, of)
+    return advantages if found is None else advantages * (1 - 2 * coef * (found.mean - found.centre))
 
 
 def anchor(advantages: Values, key: Key, stat: Rows, origin: Key, factor: float = 1.2) -> Values:

@@ -113,6 +113,44 @@ def gate(
     return torch.where(others, gated, values)
 
 
+def demote(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    by: str,
+    least: Annotated[float, ANY_NUMBER],
+    amount: Annotated[float, POSITIVE] = 1.0,
+    of: str = "",
+) -> Streams:
+    """r - ``amount`` where the reward ``by``, as it was scored, is below ``least``: rewards of (0, 1), after ``par`` or
+    ``sigmoid``, are then positive where a constraint holds and negative where it fails, each in their order.
+
+    The pairs of CODPO (arXiv:2409.20370, equation 15) follow from that: the best satisfying and the worst violating
+    sample are the best and the worst of all. Several demote once for each constraint that fails.
+    """
+    lowered = torch.where(raw[:, [list(names).index(by)]] < least, values - amount, values)
+    if of:
+        return _changed(values, lowered, names, of)
+    others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
+    return torch.where(others, lowered, values)
+
+
+def above_reference(
+    values: Streams,
+    names: Names,
+    reference_rewards: References,
+    slope: Annotated[float, POSITIVE],
+    of: str = "",
+) -> Streams:
+    """1 - exp(-slope (r - reference)) above the reference answer's reward and 0 below it, in [0, 1): the open-ended
+    reward of VLAA-Thinking (arXiv:2504.11468, section 4.1), on the scale of rules. The mean over several references.
+
+    A gap of .693 gives .5 and one of 2.303 gives .9, with slope 1; the paper does not state its slope.
+    """
+    gap = (values[..., None] - reference_rewards).clamp(min=0.0)
+    return _changed(values, (1 - torch.exp(-slope * gap)).mean(-1), names, of)
+
+
 def _changed(values: Streams, changed: Streams, names: Names, of: str) -> Streams:
     """``changed`` in the columns of the reward, its previews included, but where it is NaN, for want of a reference."""
     columns = torch.tensor([of in ("", name, name.partition("@")[0]) for name in names], device=values.device)
@@ -130,4 +168,6 @@ TRANSFORMS = {
     "log_sigmoid_quantile": Block(log_sigmoid_quantile, (*EACH, "reference_rewards")),
     "shortfall": Block(shortfall, EACH),
     "gate": Block(gate, ("values", "raw", "names"), "row"),
+    "demote": Block(demote, ("values", "raw", "names"), "row"),
+    "above_reference": Block(above_reference, (*EACH, "reference_rewards")),
 }

@@ -9,20 +9,32 @@ that models ties (bradley_terry_ties, k = 5), or by regression to ratings. Its f
 tower for pictures of 32 pixels, which is trained with it (scenes), or those of any frozen model: module:function of
 prompts, outputs and device that returns [N, width], or embeddings of pictures and of texts, both [N, width].
 
+With --lora-rank, the language model of reward_models.last_hidden:last_hidden(model='...') is trained too, by adapters
+(BaseReward). With --user-groups K, K heads are trained for K groups of users who prefer different things, found by
+expectation maximization (MaxMin-RLHF); the comparisons must say who ranked them (votes with a key user). The heads are
+written to <output>/group-0, ..., and the group of each user to <output>/users.json; train a policy on them with
+algorithm.combine=worst_stream.
+
 --data and --heldout are benchmarks, written FORMAT:PATH as for 'mmgrpo evaluate-rewards'. The output folder contains
 model.safetensors, preference.json (features, statistics, settings, accuracy) and nothing that must be trusted.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
+
+if TYPE_CHECKING:
+    from reward_models.evaluation.protocols import Benchmark
+    from reward_models.preference import PreferenceModel
 
 
 @dataclass
@@ -47,6 +59,12 @@ class Args:
     """Of AdamW."""
     hidden: Annotated[int, COUNT] = 128
     """Width between the two layers of the head."""
+    lora_rank: Annotated[int, COUNT_OR_ZERO] = 0
+    """Rank of adapters in the language model of the features, which are trained with the head; 0 freezes it."""
+    user_groups: Annotated[int, COUNT] = 1
+    """Groups of users, with a head each."""
+    user_rounds: Annotated[int, COUNT] = 10
+    """Rounds in which users choose their head and heads are trained on their users, at most."""
     limit: Annotated[int, COUNT_OR_ZERO] = 0
     """Comparisons to train on; 0 for all."""
     seed: Annotated[int, SEED] = 0
@@ -64,38 +82,73 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = from_arguments(Args(), sys.argv[1:] if arguments is None else arguments, __doc__ or "")
     from mmgrpo.registry import parse
     from mmgrpo.runtime.devices import accelerator
-    from mmgrpo.scoring import Scorer
-    from reward_models.evaluation.evaluate import evaluate, score
     from reward_models.evaluation.protocols import read_benchmark
-    from reward_models.preference import save, scores_of
     from reward_models.preference_training import train
 
+    if args.lora_rank and args.user_groups > 1:
+        raise ValueError("--lora-rank: got adapters with --user-groups above 1, expected one of the two; choose one")
     device = str(accelerator(args.device).device)
     features, parameters = parse(args.features, "--features")
     data = read_benchmark(args.data, args.limit)
-    model = train(
-        data.comparisons,
-        features,
-        parameters,
-        loss=args.loss,
-        epochs=args.epochs,
-        lr=args.lr,
-        batch=args.batch_size,
-        weight_decay=args.weight_decay,
-        hidden=args.hidden,
-        seed=args.seed,
-        device=device,
-    )
+    settings = {
+        **{name: getattr(args, name) for name in ("loss", "epochs", "lr", "weight_decay", "hidden", "seed")},
+        **{"batch": args.batch_size, "device": device},
+    }
     record = {**vars(args), "comparisons": len(data.comparisons)}
-    if args.heldout:
-        heldout = read_benchmark(args.heldout)
-        judge = Scorer("head", lambda prompts, outputs: scores_of(model, prompts, outputs, device))
-        result = evaluate(heldout, score([judge], heldout.comparisons)["head"], args.seed)
-        record["heldout_accuracy"] = {key: result[key] for key in ("headline", "interval", "categories", "failed")}
-        print(f"{args.heldout}: accuracy {result['headline']:.3f} ({heldout.protocol.note})")
+    heldout = read_benchmark(args.heldout) if args.heldout else None
+    folder = Path(args.output)
+    if args.user_groups > 1:
+        from reward_models.preference_users import train_groups
+
+        models, users = train_groups(
+            data.comparisons, args.user_groups, args.user_rounds, features, parameters, **settings
+        )
+        for number, model in enumerate(models):
+            own = [name for name, group in users.items() if group == number]
+            _finish(model, folder / f"group-{number}", {**record, "users": len(own)}, heldout, set(own), device)
+        write_text(folder / "users.json", json.dumps(users, indent=1))
+    elif args.lora_rank:
+        from safetensors.torch import save_file
+
+        from reward_models.last_hidden import ADAPTERS
+        from reward_models.preference_backbone import train_backbone
+
+        model, adapters = train_backbone(data.comparisons, features, parameters, args.lora_rank, **settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(adapters, folder / ADAPTERS)
+        _finish(model, folder, record, heldout, None, device)
+    else:
+        model = train(data.comparisons, features, parameters, **settings)
+        _finish(model, folder, record, heldout, None, device)
+
+
+def _finish(
+    model: PreferenceModel,
+    folder: Path,
+    record: dict[str, Any],
+    heldout: Benchmark | None,
+    users: set[str] | None,
+    device: str,
+) -> None:
+    """Save a head, and measure it as it was saved on the held-out comparisons; only on those of ``users``."""
+    from mmgrpo.scoring import Scorer
+    from reward_models.evaluation.evaluate import evaluate, score
+    from reward_models.preference import load, save, scores_of
+
     model.description = replace(model.description, training=record)
-    save(model, Path(args.output))
-    print(f"written: {args.output}; as a reward: preference(weights='{args.output}')")
+    save(model, folder)
+    if heldout and users is not None:
+        heldout = replace(heldout, comparisons=tuple(one for one in heldout.comparisons if one.user in users))
+    if heldout and heldout.comparisons:
+        load.cache_clear()
+        saved = load(str(folder), device)
+        judge = Scorer("head", lambda prompts, outputs: scores_of(saved, prompts, outputs, device))
+        result = evaluate(heldout, score([judge], heldout.comparisons)["head"], record["seed"])
+        accuracy = {key: result[key] for key in ("headline", "interval", "categories", "failed")}
+        model.description = replace(model.description, training={**record, "heldout_accuracy": accuracy})
+        save(model, folder)
+        print(f"{heldout.name}: accuracy {result['headline']:.3f} ({heldout.protocol.note})")
+    print(f"written: {folder}; as a reward: preference(weights='{folder}')")
 
 
 if __name__ == "__main__":

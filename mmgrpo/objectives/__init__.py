@@ -22,6 +22,7 @@ from mmgrpo.objectives import (
     expectation,
     gaussian,
     mismatch,
+    preference,
     regression,
     sequence,
     surrogates,
@@ -66,6 +67,11 @@ OBJECTIVES = {
     "disco": Block(discriminative.disco, _GROUP, "group"),
     "disco_basic": Block(discriminative.disco_basic, _GROUP, "group"),
     "drpo": Block(discriminative.drpo, _GROUP, "group"),
+    "codpo": Block(
+        preference.codpo,
+        ("log_probs", "reference_log_probs", "advantages", "loss_mask", "decision_mask", "key"),
+        "group",
+    ),
     "n_best": Block(expectation.n_best, ("log_probs", "advantages", "loss_mask", "decision_mask", "key"), "group"),
 }
 """Functions that return a ``Loss`` to minimize."""

@@ -26,6 +26,11 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"not record (it records {', '.join(sorted(policy.fields))}); "
             "choose another preset, shape, credit or aggregation"
         )
+    if recipe.kl_weight.text != "none" and not any(term.text.startswith("kl_") for term in loss.terms):
+        raise ValueError(
+            f"algorithm.kl_weight: got '{recipe.kl_weight.text}' without a KL term that it weighs, expected one in "
+            "algorithm.terms, e.g. kl_k3(coef=0.04)"
+        )
     if unknown := {key.name for key in recipe.keys} - policy.keys:
         raise ValueError(
             f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
@@ -44,10 +49,11 @@ def refuse_rewards(
             f"algorithm: a block names the reward '{name}', which this run has not.{nearest(name, weights)} "
             "Add it to rewards, with weight=0 if it is not to be summed"
         )
-    for name in recipe.combine.parameters.get("members", ()):
+    blocks = (("combine", recipe.combine), ("kl_weight", recipe.kl_weight))
+    for line, block, name in [(line, b, name) for line, b in blocks for name in b.parameters.get("members", ())]:
         if not weights[name]:
             raise ValueError(
-                f"algorithm.combine: {recipe.combine.text}: got the member '{name}' of weight 0, expected another "
+                f"algorithm.{line}: {block.text}: got the member '{name}' of weight 0, expected another "
                 "weight; it puts the member on the scale of the others, e.g. weight=1"
             )
     for rule in recipe.weighting:

@@ -69,6 +69,8 @@ class Algorithm:
     """The loss per decision of reference answers in a group (data.reference_in_group): importance, luffy(gamma=...)."""
     mismatch: Annotated[str, ANY_TEXT] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
+    kl_weight: Annotated[str, ANY_TEXT] = "none"
+    """Factor of the KL terms for each sample: none, ensemble_variance(members=...), high_part."""
     aggregation: Annotated[str, ANY_TEXT] = "per_sample"
     """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
     terms: Annotated[list[str], ANY_TEXT] = field(default_factory=list)

@@ -60,6 +60,8 @@ class Comparison:
     """Absolute human scores of the outputs, higher is better, where people gave some."""
     about: tuple[Stored, ...] = ()
     """The picture or clip that the prompt asks about."""
+    user: str = ""
+    """Who ranked them, where the file says it."""
 
     def __post_init__(self) -> None:
         if len(self.candidates) < 2 or len(self.ranks) != len(self.candidates):

@@ -49,6 +49,18 @@ REWARDS: dict[str, RewardEntry] = {
         check=CHECK,
         manifest=replace(PICTURE, scale='probability of "Yes"', source="VQAScore, arXiv:2404.01291"),
     ),
+    "magic_assessor": RewardEntry(
+        "reward_models.judges.magic_assessor:magic_assessor",
+        check=CHECK,
+        manifest=replace(PICTURE, low=0, high=1, scale="1 for no artifact", source="MagicMirror, arXiv:2509.10260"),
+    ),
+    "thought_agrees": RewardEntry(
+        "reward_models.judges.magic_assessor:thought_agrees",
+        check=CHECK,
+        manifest=replace(
+            SEEN, scores=("Text",), low=0, high=1, scale="yes or no", reads=(), source="MagicMirror, arXiv:2509.10260"
+        ),
+    ),
     "artifact_free": RewardEntry(
         "reward_models.judges.pointwise:artifact_free",
         check=CHECK,

@@ -63,7 +63,7 @@ def unified_reward(
             f"unified_reward: got mode={mode!r} and axis={axis!r}, expected v2 or v1.5, and mean, alignment, coherence "
             "or style; comparisons are unified_reward_pairs"
         )
-    template = _template(question, V2 if mode == "v2" else V15)
+    asked_text = template(question, V2 if mode == "v2" else V15)
     axes = [name for name in AXES if axis in ("mean", name.lower())]
 
     def read(text: str | None) -> float | None:
@@ -77,7 +77,7 @@ def unified_reward(
     for prompt, output in zip(prompts, outputs, strict=True):
         parts = picture_parts(output, "unified_reward")
         pictures = [_square(part) if mode == "v1.5" else part for part in (parts or ())[1:] if isinstance(part, Image)]
-        text = template.replace("{prompt}", prompt.text)
+        text = asked_text.replace("{prompt}", prompt.text)
         asked.append(Question((*pictures, text)) if parts else None)
     values = ask(judge_named(judge, device), asked, read, tokens, "Keep to the form that was asked for.")
     return [(value - 1) / 4 for value in values]
@@ -101,15 +101,14 @@ def unified_reward_pairs(
     return win_rates(prompts, compare(prompts, outputs, judge, text, both_orders, tokens, device, read, form))
 
 
-def _template(question: str, default: str) -> str:
+def template(question: str, default: str, reward: str = "unified_reward") -> str:
+    """The text of a question with {prompt} in it, from a recipe or from the file that it names; or the default."""
     if not question:
         return default
     place = Path(question).expanduser()
     text = place.read_text("utf-8") if "\n" not in question and place.is_file() else question
     if "{prompt}" not in text:
-        raise ValueError(
-            f"unified_reward: question: got {question[:80]!r}, expected a text with {{prompt}} in it, or a file"
-        )
+        raise ValueError(f"{reward}: question: got {question[:80]!r}, expected a text with {{prompt}} in it, or a file")
     return text
 
 

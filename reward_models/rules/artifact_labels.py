@@ -47,6 +47,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """The labels of the second level, and of the third below each; written with "L2: " and "L3: " before them."""
 
+TYPES = ("Type of Abnormality", "Type of Deformity")
+"""The key of the labels: in the paper's template, and in its figures and released code."""
+
 Labels = tuple[bool, frozenset[str], frozenset[tuple[str, str]]]
 """Whether a picture is normal; its labels of the second level, and of the third with the one above."""
 
@@ -79,8 +82,9 @@ def labels(answer: Any) -> Labels | None:
     """The labels of a mapping; None for one of another form, such as a label below one that it does not belong to."""
     if not isinstance(answer, Mapping) or type(normal := answer.get("Whether Normal")) is not bool:
         return None
-    types = answer.get("Type of Abnormality", {})
-    if not {*answer} <= {"Whether Normal", "Type of Abnormality"}:
+    name = next((name for name in TYPES if name in answer), TYPES[0])
+    types = answer.get(name, {})
+    if not {*answer} <= {"Whether Normal", name}:
         return None
     if not isinstance(types, Mapping) or normal == bool(types):
         return None

@@ -33,6 +33,18 @@ REWARDS: dict[str, RewardEntry] = {
             source="PISCES, arXiv:2602.01624, without its trained heads",
         ),
     ),
+    "transported": RewardEntry(
+        "reward_models.sets.neural_map:transported",
+        manifest=replace(
+            SET,
+            low=-1,
+            high=1,
+            scale="cosine of mapped text and output",
+            reads=("text",),
+            group=False,
+            source="PISCES, arXiv:2602.01624, on embeddings that you name",
+        ),
+    ),
     **{
         name: RewardEntry(
             f"reward_models.sets.motion:{name}", manifest=Manifest(("Video",), scale="by pixels alone; a guard")

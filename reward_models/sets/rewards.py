@@ -2,11 +2,12 @@
 
     r_i = F(S) - F(S without i)                     credit="leave_one_out", as DRAGON compares sets (arXiv:2504.15217)
     r_i = F(S)                                      credit="shared"
+    r_i = 1 in D+, 0 in D-                          credit="contrast"
 
 F is larger where the set is better. S are the outputs of one prompt, or, with ``over="call"``, all that are scored at
 once. A shared value is the same for a whole group, from which a comparison within the group learns nothing. As the
-value of a row depends on the others, no cache of scores may keep it. That a group is a set of outputs of its own is
-this package's reading: DRAGON itself contrasts two batches.
+value of a row depends on the others, no cache of scores may keep it. The first two are this package's reading; DRAGON
+contrasts two halves: ``contrast``.
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ def _transported(words: Tensor, parts: Tensor, epsilon: float, exponent: float) 
 
 def check_sets(over: str = "prompt", credit: str = "leave_one_out", embed: str = LAYOUT, **_: object) -> None:
     """ValueError for parameters with which no set can be scored."""
-    if over not in ("prompt", "call") or credit not in ("leave_one_out", "shared"):
+    if over not in ("prompt", "call") or credit not in ("leave_one_out", "shared", "contrast"):
         raise ValueError(
-            f"got over={over!r} and credit={credit!r}, expected prompt or call, and leave_one_out or shared"
+            f"got over={over!r} and credit={credit!r}, expected prompt or call, and leave_one_out, shared or contrast"
         )
     check_embed(embed)
 
@@ -139,13 +140,37 @@ def _of_sets(
     values = [math.nan] * len(prompts)
     for members in groups(prompts) if over == "prompt" else [list(range(len(prompts)))]:
         inside = [row for row in members if finite[row]]
-        if len(inside) < least + (credit == "leave_one_out"):
+        if len(inside) < (2 * least if credit == "contrast" else least + (credit == "leave_one_out")):
+            continue
+        if credit == "contrast":
+            half = len(inside) // 2
+            for row, positive in zip(inside, contrast(rows[inside[: 2 * half]], functional), strict=False):
+                values[row] = float(positive)
             continue
         whole = functional(rows[inside])
         for row in inside:
             rest = [other for other in inside if other != row]
             values[row] = whole - functional(rows[rest]) if credit == "leave_one_out" else whole
     return values
+
+
+def contrast(rows: Tensor, functional: Callable[[Tensor], float]) -> list[bool]:
+    """Which rows of two halves of equal size, D1 and D2, belong to the positive set D+ (DRAGON, arXiv:2504.15217,
+    algorithm 1): D+ is the half with the larger F, and then pair by pair the i-th rows of both change places where that
+    raises F(D+).
+
+    For F = -|mean - 1|, D1 = {0, 4} and D2 = {1, 3}: both have F = -1, so that D1 is D+; 1 for 0 would make it worse, 3
+    for 4 raises F to -0.5, and D+ = {0, 3}.
+    """
+    half = len(rows) // 2
+    first, second = list(range(half)), list(range(half, 2 * half))
+    positive, negative = (first, second) if functional(rows[first]) >= functional(rows[second]) else (second, first)
+    value = functional(rows[positive])
+    for place in range(half):
+        changed = [*positive[:place], negative[place], *positive[place + 1 :]]
+        if (new := functional(rows[changed])) > value:
+            positive[place], negative[place], value = negative[place], positive[place], new
+    return [row in positive for row in range(2 * half)]
 
 
 @functools.cache

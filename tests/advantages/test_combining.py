@@ -155,7 +155,8 @@ def test_pareto_selection_by_one_reward_is_the_best_row_and_its_ties():
 
 def test_a_reward_of_negative_weight_is_to_be_small_and_one_of_weight_zero_does_not_count():
     pareto = bind("pareto_front", SELECTORS, "select")
-    inputs = {"streams": real(FOUR), "key": torch.zeros(4, dtype=torch.long), "keep": torch.ones(4, dtype=torch.bool)}
+    inputs = {"streams": real(FOUR), "key": torch.zeros(4, dtype=torch.long), "names": ("a", "b")}
+    inputs |= {"keep": torch.ones(4, dtype=torch.bool)}
     assert pareto({**inputs, "weights": real([1, -1])}).tolist() == [True, False, False, False]
     assert pareto({**inputs, "weights": real([0, 2])}).tolist() == [False, False, False, True]
 

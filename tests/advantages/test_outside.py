@@ -7,6 +7,7 @@ import torch
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
+from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
@@ -61,14 +62,17 @@ def inputs(outside: bool) -> dict[str, torch.Tensor]:
         }
         columns = {name: torch.cat([column, more.get(name, wild.to(column))]) for name, column in columns.items()}
     rows = len(columns["values"])
-    columns |= {"streams": torch.stack([columns["values"], columns["length"].double()], 1)}
+    columns |= {"streams": torch.stack([columns["values"], columns["length"].double()], 1), "names": ("a", "b")}
     columns |= {"weights": torch.tensor([1.0, -0.5])}
     return {**columns, "keep": columns["stat"], "node": torch.arange(2 * rows).view(rows, 2)}
 
 
 BLOCKS = [
     (what, PARAMETERS.get(name, name), table)
-    for what, table in (("baseline", BASELINES), ("scale", SCALES), ("shape", SHAPES), ("select", SELECTORS))
+    for what, table in (
+        *(("baseline", BASELINES), ("scale", SCALES), ("shape", SHAPES), ("select", SELECTORS)),
+        ("kl_weight", KL_WEIGHTS),
+    )
     for name in table
 ]
 

@@ -17,6 +17,7 @@ REQUIRED = {
     "constant_horizon": "constant_horizon(length=8)",
     "off_policy_mask": "off_policy_mask(delta=0.1)",
     "kl_hinge": "kl_hinge",
+    "codpo": "codpo(coef=0.1)",
 }
 KEY = torch.tensor([0, 7, 0, 7, 0])  # two interleaved groups, of three rows and of two
 PASSED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=torch.bool)

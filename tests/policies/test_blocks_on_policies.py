@@ -15,6 +15,7 @@ import pytest
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
@@ -49,6 +50,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "mismatch": MISMATCH,
     "aggregation": AGGREGATIONS,
     "terms": TERMS,
+    "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
 POLICIES = ("categorical", "gaussian", "tokens", "matching")
@@ -99,7 +101,8 @@ def _right(output: Output) -> bool:
 
 def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     """A trainer of the first policy that does not refuse the block."""
-    changes: dict[str, Any] = {"terms": [], line: [text] if isinstance(BASE[line], list) else text}
+    terms = ["kl_k3(coef=0.1)"] if line == "kl_weight" else []
+    changes: dict[str, Any] = {"terms": terms, line: [text] if isinstance(BASE[line], list) else text}
     blocks = algorithm_blocks("grpo", **changes)
     refusals = []
     # Other policies would accept an off-policy objective and never call it: no data set supplies their decisions.

@@ -34,10 +34,10 @@ def test_rows_are_the_last_state_of_the_whole_conversation(folder):
 
 
 def test_a_head_is_trained_and_served_on_these_features(folder, tmp_path):
-    one = Comparison(Prompt("how many"), (Text("a yes"), Text("a no")), FIRST, "1")
+    one = Comparison(Prompt("how many"), (Text("the blue is 3"), Text("2")), FIRST, "1")
     save(train([one], "reward_models.last_hidden:last_hidden", {"model": folder}, epochs=40, lr=0.01), tmp_path)
-    good, bad = preference([Prompt("how many")] * 2, [Text("a yes"), Text("a no")], str(tmp_path))
-    assert good > bad
+    good, bad = preference([Prompt("how many")] * 2, [Text("the blue is 3"), Text("2")], str(tmp_path))
+    assert good > bad + 1
 
 
 def test_pictures_of_the_prompt_come_before_the_one_that_is_judged(monkeypatch):
@@ -59,7 +59,7 @@ def test_pictures_of_the_prompt_come_before_the_one_that_is_judged(monkeypatch):
             return self
 
     states = SimpleNamespace(last_hidden_state=torch.tensor([[[1.0], [2.0], [3.0]]]))
-    monkeypatch.setattr(module, "_load", lambda model, device: (Processor(), lambda **inputs: states))
+    monkeypatch.setattr(module, "_load", lambda model, device, adapters: (Processor(), lambda **inputs: states))
     dark, light = (Image(torch.full((3, 2, 2), value)) for value in (0.0, 1.0))
     prompt = Prompt("lighter", turns=(Turn("user", (Media("image", dark), "lighter")),))
     assert last_hidden([prompt], [light], model="some/vlm").tolist() == [[2.0]]  # the third token is padding

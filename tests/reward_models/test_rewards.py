@@ -40,6 +40,8 @@ NEEDED = {
     "videoscore": "(instruction='i.txt')",
     "frechet": "(exemplars='e.safetensors')",
     "transport": "(embed_text='a:b', embed_parts='a:c')",
+    "transported": "(map='m.safetensors', embed_text='a:b', embed='a:c')",
+    "by_task": "(tasks=['exact'], reward='repetition')",
 }
 NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance"}
 NEED_MODELS |= {name for name, entry in REWARDS.items() if entry.read_manifest().weights}

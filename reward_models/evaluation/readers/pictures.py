@@ -66,20 +66,20 @@ def mjbench(row: Row) -> Comparison:
 
 def votes(row: Row) -> Comparison:
     """Votes of the demo, JSONL: {prompt, left, right, vote_type} and optionally {answer, task, meta, about, category,
-    id, seed, ...}.
+    user, id, seed, ...}.
 
     ``left`` and ``right`` are files of pictures, clips or sounds (relative to the JSONL), or {"text": ...};
     ``vote_type`` is that of GenAI-Bench: leftvote, rightvote, tievote, bothbad_vote. ``answer``, ``task`` and ``meta``
-    are what the prompt of the run had, for verifiers, and ``about`` its media. Further keys (when, which runs) are
-    ignored.
+    are what the prompt of the run had, for verifiers, ``about`` its media, and ``user`` who voted. Further keys (when,
+    which runs) are ignored.
     """
     values = row.values
     meta = dict(row.object("meta").values) if "meta" in values else {}
     prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), str(values.get("task") or ""), meta)
     sides = (row.output("left", values.get("left")), row.output("right", values.get("right")))
     about = tuple(one for name in values.get("about") or () if isinstance(one := row.output("about", name), Stored))
-    category = str(values.get("category") or "")
-    return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, about=about)
+    category, user = (str(values.get(key) or "") for key in ("category", "user"))
+    return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, about=about, user=user)
 
 
 def ratings(row: Row) -> Comparison:

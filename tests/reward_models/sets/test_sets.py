@@ -129,7 +129,7 @@ def test_transport_weighs_what_fits():
     ("spec", "message"),
     [
         ("vendi(over='batch')", "expected prompt or call"),
-        ("vendi(credit='own')", "leave_one_out or shared"),
+        ("vendi(credit='own')", "leave_one_out, shared or contrast"),
         ("vendi(embed='layout')", "embed: got 'layout', expected package.module:function"),
     ],
 )

@@ -1,0 +1,145 @@
+"""Weights of the KL terms: uncertainty of an ensemble, and the parts of group-invariant learning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from mmgrpo.advantages.kl_weight import KL_WEIGHTS
+from mmgrpo.advantages.parts import parts
+from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.registry import bind
+from mmgrpo.rollout import sample_round
+from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
+from mmgrpo.scoring import Scorer
+from mmgrpo.update import LossRecipe, accumulate_gradients
+from tests.building import first_number, near_one, recipe, trainer
+from tests.toys import toy_policy, toy_prompts
+
+ALONE = Accelerator(cpu=True)
+
+
+def real(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def weighed(text, rows, weights=None, names=("a", "b", "c")):
+    streams = real(rows)
+    inputs = {
+        "streams": streams,
+        "weights": real(weights or [1] * streams.shape[1]),
+        "names": names[: streams.shape[1]],
+    }
+    return bind(text, KL_WEIGHTS, "kl_weight")(inputs).tolist()
+
+
+# The variance of an ensemble
+
+
+def test_the_kl_weighs_the_variance_of_the_ensemble():
+    """(1 + 4 + 9) / 2 = 7 with mean 3; / 3 with ddof 0; no disagreement, no regularizer."""
+    assert weighed("ensemble_variance", [[1, 2, 6], [2, 2, 2]]) == pytest.approx([7, 0])
+    assert weighed("ensemble_variance(ddof=0)", [[1, 2, 6]]) == pytest.approx([14 / 3])
+    assert weighed("ensemble_variance(members=['a', 'b'])", [[1, 2, 6]]) == pytest.approx([0.5])
+    assert weighed("ensemble_variance", [[1, 2, 6]], [2, 2, 2]) == pytest.approx([28]), "quadratic in the scale"
+    assert weighed("ensemble_variance", [[5]]) == [0]
+
+
+def test_an_uncertain_reward_of_one_is_worth_less_by_its_variance():
+    """r - beta s^2 log(pi / pi_0) = 1 - .1 * 4 * .5 = .8, where the plain KL leaves 1 - .1 * .5 = .95."""
+    (variance,) = weighed("ensemble_variance(ddof=0)", [[3, -1]])  # mean 1, variance 4
+    assert [1 - 0.1 * one * 0.5 for one in (variance, 1)] == pytest.approx([0.8, 0.95])
+
+
+# Group-invariant learning
+
+
+def rows_cut(values, of="rows", key=None):
+    values = real(values)
+    key = torch.tensor(key) if key else torch.zeros(len(values), dtype=torch.long)
+    return parts(values, key, torch.ones(len(values), dtype=torch.bool), of)
+
+
+def test_rows_are_cut_where_the_parts_differ_most():
+    """.1, .2 | .8, .9: parts .15 and .85, centre .5. Equal rewards are not cut apart."""
+    found = rows_cut([0.9, 0.1, 0.8, 0.2])
+    assert found.high.tolist() == [True, False, True, False] and float(found.centre) == pytest.approx(0.5)
+    assert found.mean.tolist() == pytest.approx([0.85, 0.15, 0.85, 0.15])
+    assert rows_cut([1, 1, 1, 0]).high.tolist() == [True, True, True, False]
+    assert rows_cut([0.3, 0.3]) is None
+
+
+def test_no_soft_assignment_has_a_larger_variance_between_its_parts():
+    """Why a cut may stand for a classifier: sum_g n_g (R_g - R)^2 with n_g = sum_i p(g | i) is convex in p."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(6, generator=generator, dtype=torch.float64)
+
+    def between(p):
+        """Of probabilities [n, 6] of the first of two parts."""
+        both = torch.stack([p, 1 - p])
+        return (both * values).sum(-1).square().div(both.sum(-1).clamp(min=1e-12)).sum(0)
+
+    best = between(rows_cut(values.tolist()).high.double()[None])
+    soft = torch.rand(5000, 6, generator=generator, dtype=torch.float64)
+    hard = torch.cartesian_prod(*[real([0, 1])] * 6)
+    assert (between(soft) < best).all() and torch.isclose(between(hard).max(), best[0])
+
+
+def test_the_penalty_of_rows_is_the_gradient_of_mean_minus_variance():
+    """Parts .85 and .15 about .5 with coef 1: factors 1 - 2 (.35) = .3 and 1.7; hard rows count more."""
+    values = real([0.9, 0.1, 0.8, 0.2])
+    inputs = {"values": values, "key": torch.zeros(4, dtype=torch.long), "stat": torch.ones(4, dtype=torch.bool)}
+    inputs["advantages"] = real([1, -1, 1, -1])
+    made = bind("group_invariant(coef=1, of='rows')", SHAPES, "shape")(inputs)
+    assert made.tolist() == pytest.approx([0.3, -1.7, 0.3, -1.7])
+
+
+def test_the_kl_holds_the_easy_part_and_lets_the_hard_one_explore():
+    inputs = {"values": real([0.9, 0.1, 0.8, 0.2]), "key": torch.tensor([0, 0, 1, 1])}
+    inputs["stat"] = torch.ones(4, dtype=torch.bool)
+    assert bind("high_part", KL_WEIGHTS, "kl_weight")(inputs).tolist() == [1, 0, 1, 0]
+    prompts = bind("high_part(of='prompts')", KL_WEIGHTS, "kl_weight")
+    assert prompts({**inputs, "values": real([0.9, 0.7, 0.3, 0.2])}).tolist() == [1, 1, 0, 0]
+    assert prompts({**inputs, "values": real([0.5] * 4)}).tolist() == [1, 1, 1, 1]
+
+
+# On the way to the loss
+
+
+def kl_of(tmp_path, kl_weight, micro_batch_size):
+    """The KL of each row in the loss of a policy that has left its reference, and the factors."""
+    policy = toy_policy()
+    scorers = [Scorer("a", first_number), Scorer("b", near_one)]
+    loss = LossRecipe.of("ppo", "per_sample", terms=["kl_k3(coef=0.5)"])
+    made = trainer(policy, tmp_path, toy_prompts(2), scorers=scorers, loss=loss, advantages=recipe(kl_weight=kl_weight))
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter += 0.05
+    settings = {"cursor": 0, "number": 0, "seed": 0, "accelerator": ALONE}
+    batch = sample_round(policy, scorers, made.recipe, made.prompts, made.order, made.rounds, **settings).batch
+    sums = []
+    for row in range(batch.decisions.rows):
+        rows = torch.arange(batch.decisions.rows) == row
+        settings = {"micro_batch_size": micro_batch_size, "accelerator": ALONE, "on_policy": True}
+        sums.append(accumulate_gradients(policy, batch, rows, loss, **settings).sums["term/kl_k3"])
+    return torch.tensor(sums), batch.decisions.fields["kl_weight"][:, 0]
+
+
+@pytest.mark.parametrize("micro_batch_size", [2, 64])
+def test_the_factor_multiplies_the_kl_of_each_sample(tmp_path, micro_batch_size):
+    plain, ones = kl_of(tmp_path, "none", micro_batch_size)
+    uncertain, variance = kl_of(tmp_path, "ensemble_variance", micro_batch_size)
+    assert (ones == 1).all() and (plain > 0).all() and variance.std() > 0
+    torch.testing.assert_close(uncertain, variance * plain, rtol=1e-5, atol=0)
+
+
+def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
+    policy, weighing = toy_policy(), recipe(kl_weight="ensemble_variance(members=['a', 'b'])")
+    with pytest.raises(ValueError, match="got 'ensemble_variance.*' without a KL term that it weighs"):
+        refuse_mismatch(policy, weighing, LossRecipe.of("ppo", "per_sample", terms=[]))
+    scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
+    with pytest.raises(ValueError, match="algorithm.kl_weight: .*got the member 'b' of weight 0"):
+        refuse_rewards(weighing, scorers, [], False)
+    with pytest.raises(ValueError, match="names the reward 'b', which this run has not"):
+        refuse_rewards(weighing, scorers[:1], [], False)
