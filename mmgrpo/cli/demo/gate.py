@@ -26,7 +26,8 @@ FORM = 1024 * 1024
 """Bytes of a request beside its files."""
 ELSEWHERE = ("/proxy=", "/run-history", "/vibe-")
 """Parts of the paths of requests that are passed on to others."""
-OWN = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+OWN = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+OWN += "; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 """What the page may load. Gradio's scripts are inline, and make others."""
 MAX_LEVELS = 64
 """Levels of lists and objects in a request."""

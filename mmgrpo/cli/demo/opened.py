@@ -147,6 +147,10 @@ class Opened:
         self.loaded.move_to_end(key)
         return self.loaded[key]
 
+    def holds(self, name: str, side: str) -> bool:
+        """Whether a model is in memory."""
+        return any(key[:2] == (name, side) for key in self.loaded)
+
     def scorers(self, name: str) -> tuple[list[Scorer], dict[str, str]]:
         """The rewards of a pair, and those that cannot be loaded here with the reasons; hold ``lock`` meanwhile."""
         from mmgrpo.rewards import scorer

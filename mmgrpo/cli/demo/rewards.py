@@ -195,8 +195,9 @@ def tab(opened: Opened) -> None:
     gr.on([file.change, text.blur], look, [file, text], [shown, names, which], show_progress="hidden", **private)
     names.change(about, names, manifests, show_progress="hidden", **private)
     try_one.click(take, None, [file, text, asked, answer, names], **private)
-    scored = run.click(score, asking, [shown, values], **computes)
-    done = run_attack.click(attack, [*asking, which, strength, other], [damage, effects], **computes)
+    again: dict[str, Any] = {"trigger_mode": "multiple"}  # a click right after a cancellation counts
+    scored = run.click(score, asking, [shown, values], **computes, **again)
+    done = run_attack.click(attack, [*asking, which, strength, other], [damage, effects], **computes, **again)
     live = gr.on(
         [strength.release, which.input],
         again,

@@ -153,8 +153,7 @@ def draw_sides(
     for side in pair.sides:
         title, outputs = TITLES[side], []
         for slot, size in enumerate(sizes):
-            loaded = (name, side) in opened.loaded
-            verb = "is sampling" if loaded else "is being loaded"
+            verb = "is sampling" if opened.holds(name, side) else "is being loaded"
             yield done / total, f"{title} {verb}: {len(outputs)} of {count}", drawn
             with opened.lock:
                 outputs += sample(opened.policy(name, side), Request([prompt], [slot], size, seed), temperature)

@@ -262,6 +262,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         [pair, example, file, question, reference],
         [doing, result],
         concurrency_limit=1,
+        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
         api_visibility="private",
         show_progress_on=doing,
     )
@@ -312,6 +313,7 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
         [pair, example, text],
         [doing, result],
         concurrency_limit=1,
+        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
         api_visibility="private",
         show_progress_on=doing,
     )

@@ -282,7 +282,13 @@ def tab(opened: Opened) -> None:
     gr.on([file.upload, file.clear], upload, [file], [example, answer, task, preview], **quiet)
     inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
     event = run.click(
-        both, inputs, [doing, result], concurrency_limit=1, api_visibility="private", show_progress_on=doing
+        both,
+        inputs,
+        [doing, result],
+        concurrency_limit=1,
+        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
+        api_visibility="private",
+        show_progress_on=doing,
     )
     cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
 

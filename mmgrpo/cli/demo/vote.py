@@ -138,6 +138,7 @@ def tab(opened: Opened) -> None:
         [trial, asked, sides, reveal, *every],
         concurrency_limit=1,
         concurrency_id="vote",
+        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
         **private,
     )
     for vote, button in buttons.items():

@@ -170,7 +170,7 @@ def trials(opened: Opened, name: str, several: Sequence[Question]) -> Iterator[T
         if outputs is None:
             made = []
             for number, side in enumerate(SIDES):
-                yield f"{'loading and ' if (name, side) not in opened.loaded else ''}sampling {number + 1} of 2"
+                yield f"{'loading and ' if not opened.holds(name, side) else ''}sampling {number + 1} of 2"
                 with opened.lock:
                     request = Request(prompts=[question.prompt], slots=[0], group_size=1, seed=seed)
                     made.append(opened.policy(name, side).sample(request)[0])

@@ -68,7 +68,7 @@ def pair(rewards=(), prompts=(), modality="visual", run=None, weights="model"):
 def opened_on(folder, one, before=None, after=None):
     """What is open: one pair, with its models loaded."""
     opened = Opened({}, {one.name: one}, folder / "votes.jsonl")
-    opened.loaded.update({(one.name, BEFORE): before, (one.name, AFTER): after})
+    opened.loaded.update({(one.name, BEFORE, ""): before, (one.name, AFTER, one.trained): after})
     return opened
 
 

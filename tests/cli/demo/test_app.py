@@ -16,7 +16,7 @@ import gradio as gr
 import httpx
 import pytest
 
-from mmgrpo.cli.demo import Args, look
+from mmgrpo.cli.demo import Args, gate, look
 from mmgrpo.cli.demo.app import TABS, build, free_port, header, launch, listen, read_password, serve
 from mmgrpo.cli.demo.opened import Opened, open_all
 from tests import ROOT
@@ -108,7 +108,7 @@ def test_the_look_names_no_other_server():
     assert not theme._stylesheets
     for text in (look.CSS, look.HEAD, theme._get_theme_css()):
         assert {*ADDRESS.findall(text)} <= {"http://www.w3.org/2000/svg"} and "@import" not in text
-    assert ADDRESS.findall('<script src="//cdn.example.com/a.js">') and "http" not in look.POLICY
+    assert ADDRESS.findall('<script src="//cdn.example.com/a.js">') and "http" not in gate.OWN
 
 
 def test_every_answer_forbids_what_comes_from_elsewhere():
@@ -121,8 +121,12 @@ def test_every_answer_forbids_what_comes_from_elsewhere():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(look.NothingOutside(app)({"type": "http"}, None, send))
-    assert sent[0]["headers"] == [(b"a", b"b"), (b"content-security-policy", look.POLICY.encode())]
+    async def receive():
+        raise AssertionError("a request without a body is not read")
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost:7860")]}
+    asyncio.run(gate.Gate(app, local=True, shared=False, most=1)(scope, receive, send))
+    assert sent[0]["headers"] == [(b"a", b"b"), (b"content-security-policy", gate.OWN.encode())]
     assert sent[1] == {"type": "http.response.body", "body": b""}
 
 
@@ -144,10 +148,10 @@ def test_every_event_of_the_page_is_private(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_served_page_is_for_this_machine_alone(served, tmp_path):
     answer = httpx.get(served)
-    assert answer.status_code == 200 and answer.headers["content-security-policy"] == look.POLICY
+    assert answer.status_code == 200 and answer.headers["content-security-policy"] == gate.OWN
     links = re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?([^"'\s>]+)""", answer.text)
     assert len(links) > 2 and not [link for link in links if ADDRESS.match(link)]
-    assert httpx.get(served, headers={"host": "attacker.example"}).status_code == 400
+    assert httpx.get(served, headers={"host": "attacker.example"}).status_code == 403
     (tmp_path / "secret.txt").write_text("hidden words")
     for file in ("/etc/passwd", str(tmp_path / "secret.txt"), "../../../../etc/passwd", str(ROOT / "pyproject.toml")):
         answer = httpx.get(f"{served}/gradio_api/file={file}")

@@ -266,5 +266,5 @@ def test_a_run_that_was_not_trained_has_one_side():
     pair = told.pair("one", "qwen_vl", [], weights="")
     assert pair.sides == (BEFORE,)
     found, _ = told.opened(pair, lambda i: Text("x"))
-    assert AFTER not in found.loaded
+    assert not found.holds("one", AFTER)
     assert "Trained" not in asked(found)[-1][2]

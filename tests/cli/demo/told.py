@@ -48,7 +48,7 @@ def opened(one: Pair, *answers: Callable[[int], Output]) -> tuple[Opened, list[T
     found = Opened({}, {one.name: one}, Path("votes.jsonl"))
     sides = [Told(found, answer) for answer in answers]
     for side, policy in zip((BEFORE, AFTER), sides, strict=False):
-        found.loaded[one.name, side] = cast(Any, policy)
+        found.loaded[one.name, side, one.trained if side == AFTER else ""] = cast(Any, policy)
     return found, sides
 
 
