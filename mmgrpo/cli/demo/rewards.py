@@ -190,14 +190,16 @@ def tab(opened: Opened) -> None:
     effects = gr.HTML(label="Values before and after", elem_id="rewards-effects")
 
     private: dict[str, Any] = {"api_visibility": "private"}
+    # In the mode "multiple" a click right after a cancellation, which ends with the batch, counts.
     computes: dict[str, Any] = {**private, "concurrency_limit": 1, "concurrency_id": "rewards"}
     asking = [file, text, asked, answer, task, names]
     gr.on([file.change, text.blur], look, [file, text], [shown, names, which], show_progress="hidden", **private)
     names.change(about, names, manifests, show_progress="hidden", **private)
     try_one.click(take, None, [file, text, asked, answer, names], **private)
-    again: dict[str, Any] = {"trigger_mode": "multiple"}  # a click right after a cancellation counts
-    scored = run.click(score, asking, [shown, values], **computes, **again)
-    done = run_attack.click(attack, [*asking, which, strength, other], [damage, effects], **computes, **again)
+    scored = run.click(score, asking, [shown, values], **computes, trigger_mode="multiple")
+    done = run_attack.click(
+        attack, [*asking, which, strength, other], [damage, effects], **computes, trigger_mode="multiple"
+    )
     live = gr.on(
         [strength.release, which.input],
         again,
