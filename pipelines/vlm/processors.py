@@ -17,7 +17,8 @@ def read_processor(source: str, model_type: str) -> Any:
     declared = (read_json(source, "processor_config.json") or {}).get("processor_class")
     kind = getattr(transformers, str(declared or PROCESSOR_MAPPING_NAMES.get(model_type)), transformers.AutoProcessor)
     if not is_torchvision_available() and "video_processor" in getattr(kind, "get_attributes", list)():
-        processor = read_part(without_clips(kind), source, trust_remote_code=False)
+        Processor = without_clips(kind)
+        processor = read_part(Processor, source, trust_remote_code=False)
     else:
         processor = read_part(transformers.AutoProcessor, source, trust_remote_code=False)
     processor.tokenizer = load_tokenizer(source)

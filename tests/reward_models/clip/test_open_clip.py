@@ -1,4 +1,7 @@
-"""open_clip's checkpoints give open_clip's numbers, to the pixel and to the key (golden/make_golden.py)."""
+"""open_clip's checkpoints give open_clip's numbers, to the pixel and to the key (golden/make_golden.py).
+
+Pillow 13 rounds some pixels of a resized picture otherwise than 12, with which the numbers were made.
+"""
 
 from __future__ import annotations
 
