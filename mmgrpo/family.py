@@ -140,7 +140,10 @@ def families() -> Mapping[str, Family]:
 
 
 def family(name: str) -> Family:
-    """A family by name; an unknown one is an error that names the nearest."""
+    """A family by name, or one of one's own as ``module:Class`` or ``module:OBJECT``; an unknown one is an error that
+    names the nearest."""
+    if ":" in name:
+        return plugins.load_instance(name, "model.family", Family)
     table = families()
     if name not in table:
         raise ValueError(f"model.family: there is no {name!r}.{nearest(name, table)}")

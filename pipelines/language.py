@@ -68,10 +68,12 @@ class LanguageFamily:
         from mmgrpo.family import families
         from pipelines.pretrained import architecture
 
-        declared = architecture(path)
-        known = [name for name, family in families().items() if declared in family.architectures]
-        # image_text reads what qwen_vl and smolvlm read; of an architecture that no family names, the loader decides.
-        if known and self.name not in known and not (self.name == "image_text" and known[0] in ("qwen_vl", "smolvlm")):
+        table, declared = families(), architecture(path)
+        known = [name for name, family in table.items() if declared in family.architectures]
+        # A family of one's own knows what it reads, image_text reads what qwen_vl and smolvlm read, and of an architecture
+        # that no family names the loader decides.
+        free = self.name not in table or (self.name == "image_text" and {"qwen_vl", "smolvlm"} & {*known})
+        if known and self.name not in known and not free:
             raise ValueError(
                 f"model.path: '{path}' is a model of type '{declared}', which family '{self.name}' does not read; set "
                 f"model.family to {' or '.join(known)}"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from mmgrpo.cli.train import DEFAULT, family_of
+from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.family import Family, family
 from mmgrpo.runtime.config import Config, Sections, config_class
 from mmgrpo.runtime.plugins import locate
@@ -81,15 +81,13 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
             raise ValueError(f"the command line: '{name}' is called {RENAMED[name]} now")
     folder, _ = take_option(arguments, "--run")
     section = run_section(folder) if folder else {}
-    model_family = family_of(arguments, section, DEFAULT)
+    named = family_name(arguments, section, DEFAULT)
+    model_family = family(named)
     config = run_config(folder, model_family) if folder else config_class(model_family.sections)()
-    if folder and config.model.family != model_family.name:
-        raise ValueError(
-            f"--model.family {model_family.name}: '{folder}' is a run of {config.model.family}; omit the option"
-        )
+    if folder and config.model.family != named:
+        raise ValueError(f"--model.family {named}: '{folder}' is a run of {config.model.family}; omit the option")
     note = (
-        f"The model and sampling options are those of the family {model_family.name}; set --model.family to see "
-        "those of another."
+        f"The model and sampling options are those of the family {named}; set --model.family to see those of another."
     )
     default = with_sections(options, model_family.sections)(
         run=folder,

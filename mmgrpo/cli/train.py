@@ -67,22 +67,21 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
         raise ValueError("--recipe names a recipe of mmgrpo and --config a file of your own; give only one of them")
     path = str(recipe(name)) if name else path
     section = load_yaml(path) if path else {}
-    model_family = family_of(arguments, section, default)
+    named = family_name(arguments, section, default)
+    model_family = family(named)
     note = (
         "--recipe NAME or --config FILE reads a recipe first, and the options below override it. The model and "
-        f"sampling options are those of the family {model_family.name}; set --model.family for another."
+        f"sampling options are those of the family {named}; set --model.family for another."
     )
     kind = config_class(model_family.sections)
-    return read_config(
-        kind, arguments, with_family(section, model_family.name), path or "the command line", f"{about}\n\n{note}"
-    )
+    return read_config(kind, arguments, with_family(section, named), path or "the command line", f"{about}\n\n{note}")
 
 
-def family_of(arguments: Sequence[str], section: Mapping[str, Any], default: str) -> Any:
+def family_name(arguments: Sequence[str], section: Mapping[str, Any], default: str) -> str:
     """The model family of the command line, else of the file, else ``default``."""
     name, _ = take_option(arguments, "--model.family")
     model = section.get("model", {})
-    return family(name or str((model.get("family") if isinstance(model, Mapping) else "") or default))
+    return name or str((model.get("family") if isinstance(model, Mapping) else "") or default)
 
 
 def with_family(section: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -48,6 +48,17 @@ def reward(value: Any) -> str:
     return "" if len(positional) >= 2 else expected
 
 
+def with_members(protocol: type) -> Kind:
+    """An object, or a class, with all members of a protocol, properties included."""
+
+    def kind(value: Any) -> str:
+        asked = {name for name in vars(protocol) if not name.startswith("_")}
+        lacking = ", ".join(sorted(asked - {*dir(value), *getattr(value, "__dataclass_fields__", ())}))
+        return f"a {protocol.__name__}, which also has {lacking}" if lacking else ""
+
+    return kind
+
+
 def made_of(protocol: type) -> Kind:
     """An object of a runtime-checkable protocol, or what makes one without arguments: a class, or a function that is
     annotated to return one."""

@@ -154,6 +154,12 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = kinds.funct
     return value
 
 
+def load_instance(name: str, what: str, protocol: type) -> Any:
+    """The object of a protocol that ``package.module:attribute`` names, or one of the class that it names."""
+    value = load_object(name, what, kind=kinds.with_members(protocol))
+    return value() if isinstance(value, type) else value
+
+
 def _own_file(name: str) -> Path | None:
     """The file of a module or package in the working directory, which takes precedence over an installed one.
 

@@ -169,3 +169,42 @@ def test_any_model_of_pictures_and_text_trains_on_rows_of_easy_r1(kind, media, t
     assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     assert "which is it ?" in (tmp_path / "run" / "report.html").read_text()
+
+
+OWN_FAMILY = """
+from dataclasses import dataclass
+from pipelines.language import LanguageFamily
+from pipelines.vlm.families import FAMILIES
+
+THEIRS = FAMILIES["causal_lm"]
+
+
+@dataclass(frozen=True)
+class Mine(LanguageFamily):
+    name: str = "mine"
+    about: str = "a family of one's own"
+    modality: str = "vlm"
+    module: str = THEIRS.module
+    architectures: tuple = ("mine",)
+    sections: object = THEIRS.sections
+    check_media: object = staticmethod(THEIRS.check_media)
+
+
+class Half:
+    name = "half"
+"""
+
+
+@pytest.mark.slow
+def test_a_family_of_ones_own_needs_no_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_family.py").write_text(OWN_FAMILY)
+    rows = write_rows(tmp_path / "train.jsonl", [{"text": "how many", "answer": "1"}])
+    options = ["--data.train", rows, "--data.heldout", "", "--rewards", "exact(tags=False)", "--steps", 2]
+    options += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--data.prompts-per-step", 1, "--trackers"]
+    call("train", "--model.family", "own_family:Mine", *options, "--sampling.max-tokens", 4)
+    assert yaml.safe_load((tmp_path / "runs/run/config.yaml").read_text())["model"]["family"] == "own_family:Mine"
+    call("sample", "--run", "runs/run", "--prompts", "how many")
+    assert "how many" in (tmp_path / "runs/run/drawn/completions.html").read_text()
+    with pytest.raises(ValueError, match="model.family: 'own_family:Half': got a type, expected a Family, which also"):
+        call("train", "--model.family", "own_family:Half", *options)
