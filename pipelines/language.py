@@ -70,8 +70,8 @@ class LanguageFamily:
 
         table, declared = families(), architecture(path)
         known = [name for name, family in table.items() if declared in family.architectures]
-        # A family of one's own knows what it reads, image_text reads what qwen_vl and smolvlm read, and of an architecture
-        # that no family names the loader decides.
+        # A family of one's own knows what it reads, and image_text reads what qwen_vl and smolvlm read. Of an
+        # architecture that no family names, the loader decides.
         free = self.name not in table or (self.name == "image_text" and {"qwen_vl", "smolvlm"} & {*known})
         if known and self.name not in known and not free:
             raise ValueError(
