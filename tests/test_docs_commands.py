@@ -52,7 +52,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "runs" / run).mkdir(parents=True)
             (folder / "runs" / run / "config.yaml").write_text(settings)
     [(_, own)] = blocks(DOCS["recipes.md"], "yaml")
-    (folder / "my_run.yaml").write_text(own)
+    for name in ("my_run.yaml", "recipe.yaml"):
+        (folder / name).write_text(own)
     return folder
 
 
