@@ -118,6 +118,7 @@ def speech(page: Any) -> None:
     trained.get_by_text("word error rate").wait_for()
     assert trained.locator(".aligned").count() == 1
 
+    page.locator("#speech-file").get_by_label("Upload file").click()
     upload(page, "speech-file", "tone.wav", "audio/wav", sound())
     page.locator("#speech-preview", has_text="tone.wav: 0.5 s at 16,000 Hz").wait_for()
     page.locator("#speech-reference").get_by_role("textbox").fill("a tone")
@@ -141,11 +142,9 @@ def rewards(page: Any) -> None:
     strength = page.locator("#rewards-strength input[type=range]")
     strength.focus()
     strength.press("End")
-    page.locator("#rewards-attacked", has_text="blur, strength 4").wait_for()
+    page.locator("#rewards-attacked", has_text="sigma 4/32 of the longer side").wait_for()
 
-    page.locator("#rewards-file").get_by_role("button", name="Clear").or_(
-        page.locator("#rewards-file").get_by_label("Remove this file")
-    ).first.click()
+    page.locator("#rewards-file").get_by_label("Clear").click()
     page.locator("#rewards-shown", has_text="Upload a file").wait_for()
     page.locator("#rewards-text textarea").fill("red red red red")
     pick_reward(page, "repetition")
@@ -161,7 +160,7 @@ def pick_reward(page: Any, name: str) -> None:
     field = page.locator("#rewards-names input")
     field.click()
     field.fill(name)
-    page.get_by_role("option", name=name, exact=True).or_(page.get_by_role("option", name=re.compile(f"^{name}"))).first.click()
+    page.get_by_role("option", name=re.compile(f"^{name}\\b")).click()
     page.keyboard.press("Escape")
 
 
@@ -175,13 +174,14 @@ def group(page: Any) -> None:
     page.locator("#group-page", has_text="sampled after 0 optimizer steps").wait_for()
     assert page.locator("#group-page .member img").count() == 4
 
-    chosen = page.locator("#group-page .node[aria-pressed=true]")
-    page.locator("#group-page .node").nth(1).click()
+    nodes, chosen = page.locator("#group-page .node"), page.locator("#group-page .node[aria-pressed=true]")
+    child = nodes.last
+    child.click()
     assert chosen.count() == 1 and page.locator("#group-page .dim").count() > 0
-    assert page.locator("#group-page .about").inner_text() == chosen.get_attribute("data-about")
+    assert page.locator("#group-page .about").inner_text() == child.get_attribute("data-about")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    assert page.locator("#group-page .node").first.get_attribute("aria-pressed") == "true"
+    assert chosen.get_attribute("data-id") == child.get_attribute("data-parent")
     page.keyboard.press("Enter")
     assert chosen.count() == page.locator("#group-page .dim").count() == 0
     page.locator("#group-refresh").click()
@@ -235,9 +235,9 @@ def vote(page: Any) -> None:
     page.locator("#vote-tally", has_text="the trained model wins").wait_for()
 
     page.locator("#vote-next").click()
-    page.locator("#vote-sides", has_text="drawing").wait_for()
     page.locator("#vote-cancel").click()
     page.locator("#vote-sides", has_text="Cancelled.").wait_for()
+    page.locator("#vote-left-button:disabled").wait_for()
 
 
 VOTES = {
@@ -264,7 +264,9 @@ def sound() -> bytes:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(16_000)
-        file.writeframes(b"".join(round(8000 * math.sin(n / 5)).to_bytes(2, "little", signed=True) for n in range(8000)))
+        file.writeframes(
+            b"".join(round(8000 * math.sin(n / 5)).to_bytes(2, "little", signed=True) for n in range(8000))
+        )
     return buffer.getvalue()
 
 
