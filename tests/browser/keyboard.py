@@ -90,16 +90,15 @@ def group(page: Any) -> None:
 
 
 def runs(page: Any) -> None:
-    """Choose a metric, and look at it by time."""
+    """Choose a metric, and look for new runs."""
     page.locator("#runs-curves polyline.thick").first.wait_for(state="attached")
     tab_to(page, "#runs-metric")
     page.keyboard.press("Control+A")
     page.keyboard.type("loss")
     page.keyboard.press("Enter")
     page.locator("#runs-curves figcaption", has_text="loss").wait_for()
-    tab_to(page, "#runs-axis")
-    page.keyboard.press("ArrowRight")
-    page.locator("#runs-curves .axis", has_text="seconds").wait_for()
+    press(page, "#runs-refresh", back=True)
+    page.get_by_text("no new runs in the opened folders").wait_for()
 
 
 def vote(page: Any) -> None:
