@@ -26,10 +26,11 @@ def press(page: Any, selector: str, back: bool = False) -> None:
 
 def visual(page: Any) -> None:
     """Draw a prompt, and choose the second sample."""
-    page.wait_for_selector("#visual-prompt textarea")
+    page.locator("#visual-prompt textarea").wait_for()
+    page.wait_for_function("document.querySelector('#visual-prompt textarea').value !== ''")
     tab_to(page, "#visual-prompt")
     page.keyboard.press("Control+A")
-    page.keyboard.type("a red circle")
+    page.keyboard.type("a square 4")
     press(page, "#visual-generate")
     page.locator("#visual-winner p").wait_for()
     tab_to(page, "#visual-before .card:nth-child(2)")
