@@ -91,9 +91,15 @@ def wait_for(demo: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def demo(runs, tmp_path_factory) -> Iterator[str]:
+def demo_folder(tmp_path_factory) -> Path:
+    """Where the demo has its cache and its votes."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="session")
+def demo(runs, demo_folder) -> Iterator[str]:
     """The address of a demo of the runs."""
-    with demo_of(runs, tmp_path_factory.mktemp("demo")) as url:
+    with demo_of(runs, demo_folder) as url:
         yield url
 
 

@@ -22,15 +22,18 @@ def make_runs(folder: Path) -> Path:
     media = folder / "media"
     for path in (runs, models, media):
         path.mkdir(parents=True)
+    # Samples one at a time, with so many steps and tokens that a visitor can cancel them.
+    slow, long = ["--sampling.evaluation-steps", 60, "--eval.batch-size", 1], ["--sampling.max-tokens", 64]
     quick.write_media(media)
     few = ["--steps", 2, "--save-every", 2, "--eval.every", 1]
     words = sd3.tiny_words(models / "words", scenes.vocabulary())
-    call("train", *quick.visual(words, runs, "--name", "pictures", *few))
+    tree = ["--sampling.plan", "branch_tree(splits=[0, 1], factor=2)", "--algorithm.preset", "branch_grpo"]
+    call("train", *quick.visual(words, runs, "--name", "pictures", *few, *tree, *slow))
     films = quick.visual_recipe("demo_video", wan.tiny(models / "wan"), runs, media)
     call("train", *films, "--name", "clips")
     looks = quick.vlm(qwen_vl.tiny(models / "qwen"), media, runs, *quick.questions(folder, "exact", ("image",)))
     small = ["--data.prompts-per-step", 2, "--data.group-size", 2]
-    call("train", "--model.family", "qwen_vl", *looks, *small, "--rewards", "task", "--name", "texts")
+    call("train", "--model.family", "qwen_vl", *looks, *small, *long, "--rewards", "task", "--name", "texts")
     heard = ["--recipe", "whisper_adapt", "--model.path", whisper.tiny(models / "whisper"), "--output-dir", runs]
     call("train", *heard, *quick.SPEECH, "--name", "sounds")
     return runs

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+import wave
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
+
+from PIL import Image as Pil
 
 MENU = ".overflow-menu > button"
 """Where the tabs are for which a narrow window has no room."""
@@ -27,24 +32,160 @@ def is_shown(page: Any, name: str) -> None:
     page.get_by_role("tab", name=name, exact=True, selected=True).wait_for()
 
 
+def choose(page: Any, element: str, option: str) -> None:
+    """Choose an entry of a list."""
+    page.locator(f"#{element} input").click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def set_number(page: Any, element: str, value: int) -> None:
+    """Write a number, into the field of a slider too."""
+    field = page.locator(f"#{element} input[type=number]")
+    field.fill(str(value))
+    field.press("Enter")
+
+
+def upload(page: Any, element: str, name: str, kind: str, content: bytes) -> None:
+    """Upload a file."""
+    page.locator(f"#{element} input[type=file]").set_input_files({"name": name, "mimeType": kind, "buffer": content})
+
+
 def visual(page: Any) -> None:
-    """Nothing yet."""
+    """Draw, cancel, draw again, look at another sample, and at the best of two."""
+    choose(page, "visual-model", "pictures")
+    page.locator("#visual-example input").click()
+    page.get_by_role("option").nth(1).click()
+    cards = page.locator("#visual-before .card, #visual-after .card")
+
+    set_number(page, "visual-count", 16)
+    page.locator("#visual-generate").click()
+    cards.first.wait_for()
+    page.locator("#visual-cancel").click()
+    page.locator("#visual-status", has_text=re.compile(r"\d+ of 32 samples drawn.*Cancelled\.")).wait_for()
+    assert cards.count() < 32
+
+    set_number(page, "visual-count", 2)
+    page.locator("#visual-generate").click()
+    page.locator("#visual-winner", has_text="jpeg_compressibility").wait_for()
+    assert cards.count() == page.locator(".card .rewards b").count() == 4
+    page.locator("#visual-rewards th", has_text="trained #1").wait_for()
+    assert page.locator("#visual-slider img").count() == 2
+    page.locator("#visual-after .card").nth(1).click()
+    page.locator("#visual-rewards th", has_text="trained #2").wait_for()
+    assert page.locator("#visual-before .card[aria-pressed=true]").get_attribute("data-sample") == "1"
+
+    set_number(page, "visual-best", 2)
+    page.locator("#visual-winner", has_text="best of the first 2").wait_for()
+    page.locator("#visual-command summary").click()
+    page.get_by_text("mmgrpo sample --run").wait_for()
 
 
 def vision_language(page: Any) -> None:
-    """Nothing yet."""
+    """Upload a picture, ask about it, cancel; ask about an example."""
+    choose(page, "vlm-pair", "texts")
+    page.locator("#vlm-preview img").wait_for()
+    upload(page, "vlm-file", "red.png", "image/png", picture())
+    page.locator("#vlm-question textarea").fill("what colour is it?")
+    answers = page.locator("#vlm-result article")
+
+    set_number(page, "vlm-count", 16)
+    page.locator("#vlm-ask").click()
+    answers.first.wait_for()
+    page.locator("#vlm-cancel").click()
+    page.locator("#vlm-status", has_text="cancelled").wait_for(state="attached")
+    assert answers.count() < 32
+
+    set_number(page, "vlm-count", 2)
+    page.locator("#vlm-ask").click()
+    page.locator("#vlm-result section[aria-label=Trained] .rewards").first.wait_for()
+    assert answers.count() == 4
+    page.get_by_text("“what colour is it?”").wait_for()
+
+    page.locator("#vlm-example input").click()
+    page.get_by_role("option").nth(1).click()
+    page.locator("#vlm-preview img").wait_for()
+    page.locator("#vlm-ask").click()
+    page.get_by_text("reference answer: red").wait_for()
+    page.locator("#vlm-result .rewards", has_text="task").first.wait_for()
 
 
 def speech(page: Any) -> None:
-    """Nothing yet."""
+    """Transcribe an example and an upload; words are compared with the reference."""
+    choose(page, "speech-recognizer", "sounds")
+    page.locator("#speech-preview audio").wait_for()
+    page.locator("#speech-transcribe").click()
+    trained = page.locator("#speech-transcripts section[aria-label=Trained]")
+    trained.get_by_text("word error rate").wait_for()
+    assert trained.locator(".aligned").count() == 1
+
+    page.locator("#speech-file").get_by_label("Upload file").click()
+    upload(page, "speech-file", "tone.wav", "audio/wav", sound())
+    page.locator("#speech-preview", has_text="tone.wav: 0.5 s at 16,000 Hz").wait_for()
+    page.locator("#speech-reference").get_by_role("textbox").fill("a tone")
+    page.locator("#speech-transcribe").click()
+    page.locator("#speech-transcripts", has_text="tone.wav").wait_for()
+    trained.get_by_text("word error rate").wait_for()
+    page.locator("#speech-transcribe-cancel").click()
+    page.locator("#speech-transcribe-status", has_text="cancelled").wait_for(state="attached")
 
 
 def rewards(page: Any) -> None:
-    """Nothing yet."""
+    """Score a picture, attack it, let the slider decide how much; score a text."""
+    upload(page, "rewards-file", "red.png", "image/png", picture())
+    page.locator("#rewards-shown img").wait_for()
+    pick_reward(page, "jpeg_compressibility")
+    page.locator("#rewards-score").click()
+    page.locator("#rewards-values th", has_text="jpeg_compressibility").wait_for()
+    page.locator("#rewards-attack-run").click()
+    page.locator("#rewards-effects strong").wait_for()
+    assert page.locator("#rewards-attacked img").count() == 2
+    strength = page.locator("#rewards-strength input[type=range]")
+    strength.focus()
+    strength.press("End")
+    page.locator("#rewards-attacked", has_text="sigma 4/32 of the longer side").wait_for()
+
+    page.locator("#rewards-file").get_by_label("Clear").click()
+    page.locator("#rewards-shown", has_text="Upload a file").wait_for()
+    page.locator("#rewards-text textarea").fill("red red red red")
+    pick_reward(page, "repetition")
+    page.locator("#rewards-score").click()
+    page.locator("#rewards-values th", has_text="repetition").wait_for()
+    page.locator("#rewards-values", has_text="failed").wait_for()  # the other one scores pictures
+    page.locator("#rewards-cancel").click()
+    page.locator("#rewards-values", has_text="Cancelled.").wait_for()
+
+
+def pick_reward(page: Any, name: str) -> None:
+    """Add a reward by its name."""
+    field = page.locator("#rewards-names input")
+    field.click()
+    field.fill(name)
+    page.get_by_role("option", name=re.compile(f"^{name}\\b")).click()
+    page.keyboard.press("Escape")
 
 
 def group(page: Any) -> None:
-    """Nothing yet."""
+    """Choose a run, a step, and nodes of its tree with the mouse and the arrow keys."""
+    choose(page, "group-run", "texts")
+    page.locator("#group-page .member .words").first.wait_for()
+    choose(page, "group-run", "pictures")
+    page.locator("#group-page", has_text="sampled after 1 optimizer step ").wait_for()
+    choose(page, "group-step", "0")
+    page.locator("#group-page", has_text="sampled after 0 optimizer steps").wait_for()
+    assert page.locator("#group-page .member img").count() == 4
+
+    nodes, chosen = page.locator("#group-page .node"), page.locator("#group-page .node[aria-pressed=true]")
+    child = nodes.last
+    child.click()
+    assert chosen.count() == 1 and page.locator("#group-page .dim").count() > 0
+    assert page.locator("#group-page .about").inner_text() == child.get_attribute("data-about")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    assert chosen.get_attribute("data-id") == child.get_attribute("data-parent")
+    page.keyboard.press("Enter")
+    assert chosen.count() == page.locator("#group-page .dim").count() == 0
+    page.locator("#group-refresh").click()
+    page.locator("#group-page", has_text="sampled after 1 optimizer step ").wait_for()
 
 
 def runs(page: Any) -> None:
@@ -78,7 +219,55 @@ def runs(page: Any) -> None:
 
 
 def vote(page: Any) -> None:
-    """Nothing yet."""
+    """Vote in every way, and skip; the origin is told after the vote only."""
+    choose(page, "vote-pair", "pictures")
+    page.locator("#vote-tally", has_text="pictures").wait_for()
+    for number, (button, told) in enumerate(VOTES.items()):
+        page.locator("#vote-next").click()
+        page.locator(f"#{button}:enabled").wait_for()
+        assert page.locator("#vote-sides img").count() == 2
+        assert page.locator("#vote-reveal").inner_text().strip() == ""
+        assert "training" not in page.locator("#vote-sides").inner_text()
+        page.locator(f"#{button}").click()
+        page.locator("#vote-reveal", has_text=told).wait_for()
+        page.locator("#vote-sides", has_text="after training").wait_for()
+        assert page.locator(f"#{button}").is_disabled(), number
+    page.locator("#vote-tally", has_text="the trained model wins").wait_for()
+
+    page.locator("#vote-next").click()
+    page.locator("#vote-cancel").click()
+    page.locator("#vote-sides", has_text="Cancelled.").wait_for()
+    page.locator("#vote-left-button:disabled").wait_for()
+
+
+VOTES = {
+    "vote-left-button": "You preferred the left one",
+    "vote-right-button": "You preferred the right one",
+    "vote-tie-button": "You saw a tie",
+    "vote-bad-button": "You found both bad",
+    "vote-skip-button": "Skipped, not stored",
+}
+"""Buttons to what is said then."""
+
+
+def picture() -> bytes:
+    """A red picture as PNG."""
+    buffer = BytesIO()
+    Pil.new("RGB", (48, 32), "red").save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def sound() -> bytes:
+    """Half a second of a tone as WAV."""
+    buffer = BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(
+            b"".join(round(8000 * math.sin(n / 5)).to_bytes(2, "little", signed=True) for n in range(8000))
+        )
+    return buffer.getvalue()
 
 
 STEPS: dict[str, Callable[[Any], None]] = {

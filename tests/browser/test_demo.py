@@ -1,6 +1,6 @@
 """Every tab of the demo in a browser: used with the mouse, with the keyboard alone, in a narrow window.
 
-A tab has a function of its name here, which uses it as a visitor would; ``STEPS`` lists them.
+``tabs.STEPS`` and ``keyboard.STEPS`` say what a visitor does in each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from mmgrpo.cli.demo.app import TABS
+from mmgrpo.cli.demo.vote_store import read_votes
+from tests.browser import keyboard
 from tests.browser.conftest import NARROW
 from tests.browser.tabs import STEPS, is_shown, to_tab
 
@@ -24,11 +26,22 @@ def test_a_tab_can_be_used(open_page, demo, name):
 
 
 @pytest.mark.parametrize("name", TABS)
-def test_a_tab_fits_a_narrow_window(open_page, demo, name):
+def test_a_tab_can_be_used_with_the_keyboard_alone_in_a_narrow_window(open_page, demo, name):
     watched = open_page(demo, **NARROW)
     to_tab(watched.page, name)
-    watched.page.wait_for_timeout(1500)
+    keyboard.STEPS[name](watched.page)
     assert watched.overflow() == []
+
+
+def test_votes_are_written_as_the_evaluation_reads_them(open_page, demo, demo_folder):
+    file = demo_folder / "votes.jsonl"
+    before = len(read_votes(file))
+    page = open_page(demo).page
+    to_tab(page, "Vote")
+    STEPS["Vote"](page)
+    rows = read_votes(file)[before:]
+    assert [row["vote_type"] for row in rows] == ["leftvote", "rightvote", "tievote", "bothbad_vote"]
+    assert all((file.parent / row[side]).is_file() for row in rows for side in ("left", "right"))
 
 
 def test_every_tab_is_reached_with_the_keyboard_alone(open_page, demo):

@@ -201,7 +201,7 @@ def tab(opened: Opened) -> None:
         attack, [*asking, which, strength, other], [damage, effects], **computes, trigger_mode="multiple"
     )
     live = gr.on(
-        [strength.release, which.input],
+        [strength.input, which.input],  # not release, which the keyboard does not cause
         again,
         [*asking, which, strength, other],
         [damage, effects],

@@ -151,4 +151,9 @@ def tab(opened: Opened) -> None:
             **private,
         )
     pair.change(None, None, None, cancels=[drawing], **private)
-    stop.click(lambda: "<p class='mm-note'>Cancelled.</p>", None, sides, cancels=[drawing], **private)
+
+    def cancelled() -> tuple[Any, ...]:
+        """Nothing to vote on, also where the samples were there already."""
+        return None, "<p class='mm-note'>Cancelled.</p>", *closed()
+
+    stop.click(cancelled, None, [trial, sides, *every], cancels=[drawing], **private)
