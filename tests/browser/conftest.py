@@ -44,19 +44,25 @@ def browsing() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A headless browser."""
+def skip_without_browser() -> None:
+    """Skip a test where there is nothing to look at a page with."""
     pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
     if browser_path() is None:
         pytest.skip(f"no browser is installed (looked for {', '.join(BROWSERS)}): apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser; only while a module needs it, since playwright keeps an event loop running in this thread."""
+    skip_without_browser()
     with browsing() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def runs(browser, tmp_path_factory) -> Path:
+def runs(tmp_path_factory) -> Path:
     """A folder with a tiny run of each modality, and one whose texts are mark-up."""
+    skip_without_browser()
     folder = make_runs(tmp_path_factory.mktemp("browser"))
     make_hostile(folder)
     return folder

@@ -282,6 +282,30 @@ STEPS: dict[str, Callable[[Any], None]] = {
 """Tabs to what a visitor does there."""
 
 
+def visual_pictured(page: Any) -> None:
+    """Eight samples of a held-out prompt from each model."""
+    set_number(page, "visual-count", 8)
+    page.locator("#visual-generate").click()
+    page.locator("#visual-winner", has_text="sample 1 alone").wait_for(timeout=120_000)
+
+
+def looking_pictured(page: Any) -> None:
+    """Four answers to a held-out question from each model."""
+    first = page.locator("#vlm-question textarea").input_value()
+    page.locator("#vlm-example input").click()
+    page.get_by_role("option").nth(5).click()
+    page.wait_for_function("old => document.querySelector('#vlm-question textarea').value !== old", arg=first)
+    page.locator("#vlm-ask").click()
+    page.locator("#vlm-result section[aria-label=Trained] .rewards").nth(3).wait_for(timeout=120_000)
+    page.locator("#vlm-result").scroll_into_view_if_needed()
+    page.mouse.wheel(0, 400)
+
+
+def group_pictured(page: Any) -> None:
+    """The newest group of the first run, which has a tree, and a node of it."""
+    page.locator("#group-page .node").nth(3).click()
+
+
 def runs_pictured(page: Any) -> None:
     """A curve that all runs have."""
     page.locator("#runs-curves polyline.thick").first.wait_for(state="attached")
@@ -290,5 +314,17 @@ def runs_pictured(page: Any) -> None:
     page.locator("#runs-curves figcaption", has_text="group/zero_std_fraction").wait_for()
 
 
-PICTURED: dict[str, Callable[[Any], None]] = {"Runs": runs_pictured}
+def vote_pictured(page: Any) -> None:
+    """Two samples whose origin is hidden."""
+    page.locator("#vote-next").click()
+    page.locator("#vote-left-button:enabled").wait_for(timeout=120_000)
+
+
+PICTURED: dict[str, Callable[[Any], None]] = {
+    "Visual": visual_pictured,
+    "Vision-language": looking_pictured,
+    "Group": group_pictured,
+    "Runs": runs_pictured,
+    "Vote": vote_pictured,
+}
 """Tabs of which the documentation has pictures, and what is done before one is taken."""

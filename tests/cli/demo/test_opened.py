@@ -74,9 +74,9 @@ def test_a_folder_without_runs_is_an_error_unless_it_is_the_default(tmp_path, mo
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"empty' is not a run folder and contains none: no run\.json"):
         opened(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="'runs' is not a run folder"):
         open_all(Args(runs=["runs"]), "cpu")
-    monkeypatch.chdir(tmp_path)
     assert open_all(Args(), "cpu").runs == {}
 
 
