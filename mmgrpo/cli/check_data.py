@@ -14,6 +14,7 @@ the file. The exit status is 1 if there are problems, and 2 if there is no data 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -152,11 +153,12 @@ def task_problem(prompt: Prompt) -> Skipped | None:
     return None
 
 
-def gold_rewards(specs: Sequence[str]) -> list[Scorer]:
-    """The rewards that reference answers are tried with; only verifiers of texts can be."""
+def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
+    """The rewards that reference answers are tried with, and their maxima; only verifiers of texts can be."""
     from mmgrpo.rewards import entries, scorers
     from mmgrpo.scoring.manifest import Manifest
 
+    best = []
     for spec in specs:
         entry = entries().get(spec.partition("(")[0])
         manifest = entry.read_manifest() if entry else None
@@ -164,10 +166,12 @@ def gold_rewards(specs: Sequence[str]) -> list[Scorer]:
             raise ValueError(
                 f"--reward {spec}: got a reward that cannot score one answer, expected a verifier of texts"
             )
-    return scorers(specs, "cpu") if specs else []
+        high = manifest.high if isinstance(manifest, Manifest) else None
+        best.append(1.0 if high is None or not math.isfinite(high) else high)
+    return list(zip(scorers(specs, "cpu"), best, strict=True)) if specs else []
 
 
-def gold_problem(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
+def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Skipped | None:
     """Why the reference answer of a row would not be rewarded, if it would not.
 
     It is scored as a completion, in tags and as it stands, beside an empty one. The answers of tasks about places and
@@ -182,20 +186,21 @@ def gold_problem(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
     if not (rewards or written_in_words(prompt.task)) or not all(isinstance(gold, str | int | float) for gold in golds):
         return None
     right = [str(gold) for gold in golds] + [mark.join(map(str, golds)) for mark in ",;"]
-    for reward in rewards or [scorer("task")]:
-        best = MAXIMA.get(prompt.task, 1.0) if reward.name == "task" else 1.0
+    for reward, best in rewards or [(scorer("task"), 1.0)]:
+        best = MAXIMA.get(prompt.task, 1.0) if reward.name == "task" else best
         values = []
         for answers in (right, [""]):
             texts = [Text(form.format(answer)) for answer in answers for form in ("<answer>{}</answer>", "{}")]
             try:
-                values.append(max(float(value) for value in reward.fn([prompt] * len(texts), texts)))
+                scores = [float(value) for value in reward.fn([prompt] * len(texts), texts)]
+                values.append(max((one for one in scores if not math.isnan(one)), default=math.nan))
             except ValueError as error:
                 return Skipped(prompt.id, "", str(error))
         gold, empty = values
         if not gold >= best - 1e-6:
             reason = f"reward '{reward.name}' gives the reference answer {right[0][:80]!r} itself {gold:g}"
             return Skipped(prompt.id, "", f"'answer': {reason}, expected {best:g}; correct the answer or the task")
-        if not empty < gold:
+        if empty >= gold:
             reason = f"reward '{reward.name}' gives an empty answer {empty:g}, as much as the reference answer"
             return Skipped(prompt.id, "", f"'answer': {reason}; choose another reward")
     return None

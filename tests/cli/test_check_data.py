@@ -218,3 +218,9 @@ def test_a_reward_of_the_run_is_tried_on_every_reference_answer(check, tmp_path)
     assert status == 1 and "reward 'format'" in text
     status, _, errors = check(write(tmp_path, rows), "--reward", "jpeg_compressibility")
     assert status == 2 and "got a reward that cannot score one answer, expected a verifier of texts" in errors
+
+
+def test_the_maximum_of_a_reward_is_that_of_its_manifest(check, tmp_path):
+    rows = [{"text": "Say it.", "answer": "a red cat"}]
+    status, text, _ = check(write(tmp_path, rows), "--reward", "neg_wer")
+    assert status == 0, text
