@@ -150,7 +150,7 @@ def open_page(browser) -> Iterator[Callable[..., Watched]]:
 
     def look(address: str, own: str = "", **window: int) -> Watched:
         page = browser.new_page(viewport=window or WIDE)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         watched = Watched(page, own or address)
         opened.append(watched)
         page.goto(address)
@@ -158,5 +158,6 @@ def open_page(browser) -> Iterator[Callable[..., Watched]]:
 
     yield look
     for watched in opened:
+        print("said:", *watched.page.locator(".toast-body").all_inner_texts())  # shown of a test that fails
         watched.page.close()
     assert [complaint for watched in opened for complaint in watched.complaints] == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.browser.tabs import prompt
+
 MOST = 60
 """Presses of Tab within which a control must be reached."""
 
@@ -26,9 +28,10 @@ def press(page: Any, selector: str, back: bool = False) -> None:
 
 def visual(page: Any) -> None:
     """Draw a prompt, and choose the second sample."""
-    page.locator("#visual-prompt textarea").wait_for()
-    page.wait_for_function("document.querySelector('#visual-prompt textarea').value !== ''")
+    offered = prompt(page)
     tab_to(page, "#visual-prompt")
+    page.wait_for_timeout(500)  # what an answer of the server takes
+    assert prompt(page) == offered  # passing over the lists of models and examples chooses nothing
     page.keyboard.press("Control+A")
     page.keyboard.type("a square 4")
     press(page, "#visual-generate")

@@ -13,6 +13,7 @@ from PIL import Image as Pil
 
 MENU = ".overflow-menu > button"
 """Where the tabs are for which a narrow window has no room."""
+PROMPT = "document.querySelector('#visual-prompt textarea')"
 
 
 def to_tab(page: Any, name: str) -> None:
@@ -50,9 +51,16 @@ def upload(page: Any, element: str, name: str, kind: str, content: bytes) -> Non
     page.locator(f"#{element} input[type=file]").set_input_files({"name": name, "mimeType": kind, "buffer": content})
 
 
+def prompt(page: Any) -> str:
+    """The prompt that the tab Visual offers, as soon as it does."""
+    return page.wait_for_function(f"{PROMPT} && {PROMPT}.value").json_value()
+
+
 def visual(page: Any) -> None:
     """Draw, cancel, draw again, look at another sample, and at the best of two."""
+    offered = prompt(page)
     choose(page, "visual-model", "pictures")
+    page.wait_for_function(f"offered => {PROMPT}.value !== offered", arg=offered)
     page.locator("#visual-example input").click()
     page.get_by_role("option").nth(1).click()
     cards = page.locator("#visual-before .card, #visual-after .card")

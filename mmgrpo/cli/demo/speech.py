@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo import sampled
+from mmgrpo.cli.demo.choice import at_choice
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.sampled import OWN, TITLES, Drawn, Examples, check_text, one_line_errors
 from mmgrpo.report.audio_player import KINDS, Word, alignment, errors, sound_uri, wav
@@ -234,17 +235,17 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         first = next(iter(own), OWN)
         answer, text, sound, shown = fill(name, first)
         text = gr.Textbox(text if isinstance(text, str) else "", visible=takes_text)
-        return [gr.Dropdown(choices, value=first), answer, text, sound, shown]
+        return [gr.Dropdown(choices, value=first), first, answer, text, sound, shown]
 
     def upload(name: str, path: str | None) -> list[Any]:
         if not path:
-            return [gr.skip()] * 3
+            return [gr.skip()] * 4
         try:
             audio = read_upload(sampled.look_up(opened, name), path)
         except ValueError as error:
-            return [OWN, "", sampled.refused(error, path)]
+            return [OWN, OWN, "", sampled.refused(error, path)]
         note = f"{Path(path).name}: {audio.samples.shape[-1] / audio.rate:.1f} s at {audio.rate:,} Hz"
-        return [OWN, "", f'<p class="soft">{escape(note)}</p>']
+        return [OWN, OWN, "", f'<p class="soft">{escape(note)}</p>']
 
     def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
         with one_line_errors(inputs[2] or ""):
@@ -254,9 +255,10 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
 
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     fields = [reference, question, file, preview]
-    gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
-    example.input(fill, [pair, example], fields, **quiet)
-    gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, reference, preview], **quiet)
+    shown = gr.State(OWN)
+    gr.on(None, choose_pair, [pair], [example, shown, *fields], **quiet)
+    at_choice(example, shown, fill, [pair, example], fields, **quiet)
+    gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, shown, reference, preview], **quiet)
     event = run.click(
         both,
         [pair, example, file, question, reference],
@@ -284,10 +286,10 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
     doing = gr.HTML(css_template=sampled.CSS, elem_id="speech-speak-status")
     result = gr.HTML(css_template=sampled.CSS, elem_id="speech-sounds")
 
-    def fill(name: str, key: str) -> Any:
+    def fill(name: str, key: str) -> list[str]:
         with one_line_errors():
             chosen = examples.get(name, key)
-        return chosen.text if chosen else ""
+        return [chosen.text if chosen else ""]
 
     def choose_pair(name: str) -> list[Any]:
         with one_line_errors():
@@ -297,7 +299,7 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
             *((f"{i}. {one.text[:60]}", key) for i, (key, one) in enumerate(own.items(), 1)),
         ]
         first = next(iter(own), OWN)
-        return [gr.Dropdown(choices, value=first), fill(name, first)]
+        return [gr.Dropdown(choices, value=first), first, *fill(name, first)]
 
     def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
         with one_line_errors():
@@ -306,8 +308,9 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
                 yield sampled.status(what, seen=False), page
 
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    gr.on(None, choose_pair, [pair], [example, text], **quiet)
-    example.input(fill, [pair, example], [text], **quiet)
+    shown = gr.State(OWN)
+    gr.on(None, choose_pair, [pair], [example, shown, text], **quiet)
+    at_choice(example, shown, fill, [pair, example], [text], **quiet)
     event = run.click(
         both,
         [pair, example, text],

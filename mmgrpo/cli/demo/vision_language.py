@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo import sampled
+from mmgrpo.cli.demo.choice import at_choice
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_errors
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
@@ -259,15 +260,15 @@ def tab(opened: Opened) -> None:
             *((label(i, one), key) for i, (key, one) in enumerate(own.items(), start=1)),
         ]
         first = next(iter(own), OWN)
-        return [gr.Dropdown(choices, value=first), *fill(name, first)]
+        return [gr.Dropdown(choices, value=first), first, *fill(name, first)]
 
     def upload(path: str | None) -> list[Any]:
         if not path:
-            return [OWN, "", "", ""]
+            return [OWN, OWN, "", "", ""]
         try:
-            return [OWN, "", "", sampled.medium(read_upload(path))]
+            return [OWN, OWN, "", "", sampled.medium(read_upload(path))]
         except ValueError as error:
-            return [OWN, "", "", sampled.refused(error, path)]
+            return [OWN, OWN, "", "", sampled.refused(error, path)]
 
     def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
         with one_line_errors(inputs[2] or ""):
@@ -277,9 +278,10 @@ def tab(opened: Opened) -> None:
 
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
     fields = [question, answer, task, file, preview]
-    gr.on(None, choose_pair, [pair], [example, *fields], **quiet)
-    example.input(fill, [pair, example], fields, **quiet)
-    gr.on([file.upload, file.clear], upload, [file], [example, answer, task, preview], **quiet)
+    shown = gr.State(OWN)
+    gr.on(None, choose_pair, [pair], [example, shown, *fields], **quiet)
+    at_choice(example, shown, fill, [pair, example], fields, **quiet)
+    gr.on([file.upload, file.clear], upload, [file], [example, shown, answer, task, preview], **quiet)
     inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
     event = run.click(
         both,

@@ -10,6 +10,7 @@ import gradio as gr
 from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 
+from mmgrpo.cli.demo.choice import at_choice
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, in_a_line
 from mmgrpo.cli.demo.visual_cards import best_text, cards, curve, escaped, ordered, rewards_table, status
 from mmgrpo.cli.demo.visual_samples import (
@@ -111,9 +112,10 @@ def tab(opened: Opened) -> None:
     galleries = {side: gr.HTML(elem_id=f"visual-{side}", js_on_load=CHOOSE) for side in (BEFORE, AFTER)}
     how = gr.HTML(elem_id="visual-command")
 
+    shown, offered, best_by = gr.State(names[0]), gr.State(), gr.State()
     seen = [slider, alone, films[BEFORE], films[AFTER], table, galleries[BEFORE], galleries[AFTER]]
     inputs = [model, prompt, picture, seed, count]
-    outputs = [drawn, said, *seen, reward, first, winner, how]
+    outputs = [drawn, said, *seen, reward, best_by, first, winner, how]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     busy: dict[str, Any] = {
         "api_visibility": "private",
@@ -124,8 +126,8 @@ def tab(opened: Opened) -> None:
         "trigger_mode": "multiple",
     }
 
-    model.input(partial(offer, opened), model, [example, prompt, picture], **quiet)
-    example.input(lambda text: text, example, prompt, **quiet)
+    at_choice(model, shown, partial(offer, opened), [model], [example, offered, prompt, picture], **quiet)
+    at_choice(example, offered, lambda text: [text], [example], [prompt], **quiet)
     runs: list[Any] = [
         generate.click(partial(run, opened), inputs, outputs, **busy),
         prompt.submit(partial(run, opened), inputs, outputs, **busy),
@@ -139,8 +141,9 @@ def tab(opened: Opened) -> None:
 
     for gallery in galleries.values():
         gallery.click(chosen_card, drawn, seen, **quiet)
-    for event in (first.input, reward.input):
-        event(choose_best, [drawn, reward, first], [*seen, winner], trigger_mode="always_last", **quiet)
+    quiet["trigger_mode"] = "always_last"
+    first.input(choose_best, [drawn, reward, first], [*seen, winner], **quiet)
+    at_choice(reward, best_by, choose_best, [drawn, reward, first], [*seen, winner], **quiet)
     example.choices, prompt.value, picture.visible = start(opened, names[0])
 
 
@@ -156,7 +159,7 @@ def offer(opened: Opened, name: str) -> tuple[Any, ...]:
     if name not in opened.pairs:
         raise refusal("these models are not open; choose others")
     choices, text, takes = start(opened, name)
-    return gr.update(choices=choices, value=None), text, gr.update(value=None, visible=takes)
+    return gr.update(choices=choices, value=None), None, text, gr.update(value=None, visible=takes)
 
 
 def run(
@@ -171,7 +174,7 @@ def run(
     """Draw samples of both models; all outputs of the tab after each batch."""
     if name not in opened.of("visual"):
         raise refusal("these models are not open; choose others")
-    nothing = (gr.skip(),) * 11
+    nothing = (gr.skip(),) * 12
     yield None, status(None, "Loading the model …"), *nothing
     try:
         prompt = prompt_of(opened.pairs[name], text or "", picture or "")
@@ -186,12 +189,13 @@ def run(
 def finished(opened: Opened, drawn: Comparison) -> tuple[Any, ...]:
     """The choice of the best and the command, once all samples are scored."""
     if not drawn.done:
-        return (gr.skip(),) * 4
+        return (gr.skip(),) * 5
     names = ordered(drawn.weights)
     # The first reward by which the best of n depends on n.
     telling = next((name for name in names if curve(drawn, name, 1)), names[0] if names else None)
     return (
         gr.update(choices=names, value=telling),
+        telling,
         gr.update(maximum=max(2, drawn.count), value=1, interactive=drawn.count > 1),
         best_text(drawn, telling, 1) if telling else "",
         how_to(command(opened.pairs[drawn.name], drawn)),

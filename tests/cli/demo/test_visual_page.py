@@ -92,7 +92,7 @@ def results(opened: Opened, *inputs: Any) -> list[tuple[Any, ...]]:
 
 def test_every_result_of_a_run_has_all_outputs():
     steps = results(painters(), "a", "a wall", None, 3, 5)
-    assert {len(step) for step in steps} == {13} and len(steps) == 1 + 6
+    assert {len(step) for step in steps} == {14} and len(steps) == 1 + 6
     assert "Loading the model" in steps[0][1] and "10 samples, seed 3, noise 1 to 5" in steps[-1][1]
     reward, first = steps[-1][9], steps[-1][10]
     assert reward["value"] == "brightness"
