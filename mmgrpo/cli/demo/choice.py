@@ -1,0 +1,28 @@
+"""What happens when a visitor chooses an option of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gradio as gr
+
+
+def at_choice(
+    options: gr.Dropdown,
+    last: gr.State,
+    act: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    **listening: Any,
+) -> None:
+    """Run ``act`` when another option is chosen than ``last`` holds.
+
+    Gradio calls it an input, too, when a list only loses the focus: without ``last``, somebody who passes over the list
+    with the keyboard would lose what he had typed into ``outputs``. What sets the list must set ``last``.
+    """
+
+    def run(chosen: Any, before: Any, *values: Any) -> Sequence[Any]:
+        return [gr.skip()] * (len(outputs) + 1) if chosen == before else [chosen, *act(*values)]
+
+    options.input(run, [options, last, *inputs], [last, *outputs], **listening)
