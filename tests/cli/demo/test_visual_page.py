@@ -94,7 +94,7 @@ def test_every_result_of_a_run_has_all_outputs():
     steps = results(painters(), "a", "a wall", None, 3, 5)
     assert {len(step) for step in steps} == {14} and len(steps) == 1 + 6
     assert "Loading the model" in steps[0][1] and "10 samples, seed 3, noise 1 to 5" in steps[-1][1]
-    reward, first = steps[-1][9], steps[-1][10]
+    reward, first = steps[-1][9], steps[-1][11]
     assert reward["value"] == "brightness"
     assert reward["choices"] == ["brightness", "broken", "missing"]
     assert first["maximum"] == 5
