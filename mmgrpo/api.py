@@ -28,9 +28,9 @@ from mmgrpo.family import Family, Settings, family
 from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings, redraws
-from mmgrpo.runtime import devices
+from mmgrpo.runtime import devices, tracking
 from mmgrpo.runtime.checkpoint import step_of
-from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class, flat
+from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import claimed, open_folder, refuse_folder, run_folder
@@ -195,10 +195,7 @@ def run(
         last = step_of(config.resume_from) if config.resume_from else None
         if not trainer.resume(last):
             print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
-    if config.trackers:
-        # TensorBoard then hides what an interrupted run wrote of the steps that are repeated now.
-        purge = {"tensorboard": {"purge_step": trainer.step + 1}}
-        accelerator.init_trackers("tracker", config=flat(config), init_kwargs=purge)
+    tracking.begin(accelerator, config, trainer.step)
     started = time.perf_counter()
     evaluations = trainer.fit(folder / "model")
     additions = owner.summary(config, trainer) if owner else {}

@@ -19,13 +19,12 @@ from typing import Any
 from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime import plugins
 from mmgrpo.runtime.kinds import made_of
-from mmgrpo.scoring import Scorer
+from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.cache import cached
 from mmgrpo.scoring.decisions import reads_rollout
 from mmgrpo.scoring.load import common_parameters, load_reward
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.process import RewardProcess
-from mmgrpo.types import Output, Prompt, Text
 
 
 @dataclass(frozen=True)
@@ -117,19 +116,7 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
 def from_trl(function: Callable[..., Sequence[float | None]], name: str = "") -> Scorer:
     """A reward function in TRL's form, ``f(prompts, completions, **columns)``, with None for no score.
 
-    Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``.
+    Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``. One
+    that is named as ``module:function`` is known by its parameter ``completions``.
     """
-
-    def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        texts = [output.text for output in outputs if isinstance(output, Text)]
-        if len(texts) != len(outputs):
-            raise TypeError(
-                f"got outputs {sorted({type(o).__name__ for o in outputs})}, expected Text for a TRL reward"
-            )
-        names = sorted(set().union(*(prompt.meta for prompt in prompts)))
-        columns: dict[str, list[Any]] = {key: [prompt.meta.get(key) for prompt in prompts] for key in names}
-        columns |= {"answer": [prompt.answer for prompt in prompts], "task": [prompt.task for prompt in prompts]}
-        values = function(prompts=[prompt.text for prompt in prompts], completions=texts, **columns)
-        return [float("nan") if value is None else float(value) for value in values]
-
-    return Scorer(name or getattr(function, "__name__", "reward"), reward)
+    return Scorer(name or getattr(function, "__name__", "reward"), trl.of_texts(function))

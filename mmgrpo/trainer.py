@@ -46,6 +46,7 @@ from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.runtime.reward_weights import directions, next_weights, weights_after_evaluation
 from mmgrpo.runtime.saved_model import write_model
+from mmgrpo.runtime.tracking import send_evaluation
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import LossRecipe, Tally, accumulate_gradients
@@ -332,7 +333,9 @@ class Trainer:
                 title=f"evaluate {title}",
             )
         if self.accelerator.is_main_process:
-            self.write_samples(self.folder / "samples" / title, shown)
+            stem = self.folder / "samples" / title
+            self.write_samples(stem, shown)
+            send_evaluation(self.accelerator, title, result, stem.with_name(f"{title}.png"), self.step)
             record = {"run": self.checkpoints.run, "step": self.step, "seconds": self.seconds}
             record |= {"prompts": [prompt.id for prompt in prompts], "trained": directions(self.scorers, self.recipe)}
             write_text(self.folder / "evaluations" / f"{title}.json", json.dumps({**record, **result.as_dict()}))

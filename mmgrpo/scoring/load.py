@@ -12,7 +12,7 @@ from typing import Any
 
 from mmgrpo.registry import nearest
 from mmgrpo.runtime import plugins
-from mmgrpo.runtime.kinds import reward
+from mmgrpo.scoring import trl
 from mmgrpo.scoring.call import in_words
 from mmgrpo.scoring.decisions import PARAMETER
 
@@ -75,15 +75,18 @@ def _is_number(value: Any) -> bool:
 def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str) -> Callable[..., Any]:
     """The function ``module:function`` at ``path``, with its parameters bound; one named ``device`` is that of the run.
 
-    Where ``name`` is the path itself, the module is the user's own (``plugins.load_object``). A module that cannot be
+    Where ``name`` is the path itself, the module is the user's own (``plugins.load_object``). A function in TRL's form
+    serves as it is, and has no parameters but columns. A module that cannot be
     imported, what is no function of prompts and outputs, and unknown or missing parameters are ValueErrors.
     """
     try:
-        function = plugins.load_object(path, "rewards", own=name == path, kind=reward)
+        function = plugins.load_object(path, "rewards", own=name == path, kind=trl.either)
     except (ValueError, ModuleNotFoundError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise ValueError(f"rewards: '{name}' cannot be loaded: {in_words(error)}") from error
+    if trl.is_trl(function):
+        function = trl.of_texts(function)
     signature = inspect.signature(function)
     accepted = list(signature.parameters)
     for parameter in parameters:

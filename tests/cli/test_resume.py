@@ -69,9 +69,11 @@ def test_tensorboard_has_every_step_once_after_a_resume(words_folder, tmp_path):
     call("train", *options, "--steps", 6)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000006")
     call("train", *options, "--steps", 9, "--resume")
-    events = EventAccumulator(str(tmp_path / "run" / "tracker"))
+    events = EventAccumulator(str(tmp_path / "run" / "mmgrpo"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, 10))
+    assert any(name.startswith("eval/") for name in events.Tags()["scalars"])
+    assert [event.step for event in events.Images("eval/samples")] == [0, 9]
 
 
 @pytest.mark.slow
