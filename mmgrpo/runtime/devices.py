@@ -21,13 +21,15 @@ SHARDING = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
 }
 """Variables by which ``accelerate launch`` asks for a sharded model, and what they ask for."""
+WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Variables by which launchers tell a process that it is one of several."""
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:
     """Raise ValueError if accelerate's configuration asks for what would be left out or done by half: a sharded model,
-    scaled losses (fp16, fp8) or several backward passes per step."""
+    scaled losses (fp16, fp8), several backward passes per step, or several processes without a launcher of them."""
     for variable, name in SHARDING.items():
-        if environ.get(variable, "false").lower() in ("1", "true", "yes", "on", "y", "t"):
+        if _on(environ, variable):
             raise ValueError(
                 f"accelerate's configuration: got {name} ({variable}), expected plain data parallel: every process "
                 "would hold the whole model, because sharding is not built yet; use accelerate launch --multi_gpu"
@@ -41,12 +43,21 @@ def refuse_launcher(environ: Mapping[str, str]) -> None:
         )
     if precision == "bf16":
         warnings.warn("mixed_precision bf16 of accelerate's configuration has no effect; set model.dtype", stacklevel=2)
+    if _on(environ, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in environ and not any(map(environ.get, WORLD)):
+        raise ValueError(
+            "accelerate's configuration: got several processes on the CPU, of which accelerate launch starts only one "
+            "without MPI; start them with torchrun --nproc_per_node 2 -m mmgrpo.cli.train ..."
+        )
     accumulation = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if accumulation not in ("", "1"):
         raise ValueError(
             f"accelerate's configuration: got gradient_accumulation_steps {accumulation}, expected 1: losses would be "
             "divided by it; optim.micro_batch_size limits memory and leaves the gradient as it is"
         )
+
+
+def _on(environ: Mapping[str, str], variable: str) -> bool:
+    return environ.get(variable, "false").lower() in ("1", "true", "yes", "on", "y", "t")
 
 
 def accelerator(device: str, **options: Any) -> Accelerator:

@@ -85,3 +85,12 @@ def test_a_device_other_than_that_of_the_process_is_refused(monkeypatch):
     assert accelerator("cpu").device.type == "cpu"
     with pytest.raises(ValueError, match="got cuda:0, but this process computes on cpu already; start another process"):
         accelerator("cuda:0")
+
+
+def test_several_processes_of_which_one_would_be_started_are_refused():
+    asked = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(ValueError, match="several processes on the CPU.*start them with torchrun"):
+        refuse_launcher(asked)
+    refuse_launcher({**asked, "WORLD_SIZE": "2"})  # torchrun
+    refuse_launcher({**asked, "PMI_SIZE": "2"})  # mpirun
+    refuse_launcher({"MASTER_ADDR": "127.0.0.1"})  # a cluster's own
