@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -94,3 +96,16 @@ def test_several_processes_of_which_one_would_be_started_are_refused():
     refuse_launcher({**asked, "WORLD_SIZE": "2"})  # torchrun
     refuse_launcher({**asked, "PMI_SIZE": "2"})  # mpirun
     refuse_launcher({"MASTER_ADDR": "127.0.0.1"})  # a cluster's own
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(available() != ["cpu"], reason="this machine has another device")
+def test_torchrun_starts_processes_that_know_one_another_on_a_machine_without_gpu(tmp_path):
+    (tmp_path / "told.py").write_text(
+        "from mmgrpo.runtime.devices import accelerator\n"
+        "made = accelerator('auto')\n"
+        "print('process', made.process_index, 'of', made.num_processes)\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*torchrun, str(tmp_path / "told.py")], capture_output=True, text=True, timeout=300)
+    assert sorted(re.findall(r"process \d of \d", done.stdout)) == ["process 0 of 2", "process 1 of 2"], done.stderr
