@@ -144,6 +144,11 @@ def policy(model: Ctc, config: Config, device: str) -> CtcPolicy:
     """The policy of a recognizer."""
     from mmgrpo.policies.ctc import CtcPolicy
 
+    if config.data.reference_in_group:
+        raise ValueError(
+            "data.reference_in_group: got true, expected false with family 'ctc', whose transcripts are one decision "
+            "each; leave it out"
+        )
     sampling = config.sampling
     return CtcPolicy(
         model,
