@@ -140,6 +140,20 @@ def test_labels_that_are_left_out_could_not_have_entered_a_narrow_beam(width, se
     assert prefix_beam_search(frames, width, BLANK) == plain_beam_search(frames, width)
 
 
+def test_a_label_beyond_the_most_likely_ones_enters_where_it_can():
+    """After a (as likely in the blank as in a), a third a is .45 in two halves, of a and aa, and b with .43 is ahead."""
+    frames = torch.tensor([[0.9, 0.1, 0, 0], [0.5, 0.5, 0, 0], [0.45, 0.02, 0.43, 0.1]]).log()
+    assert prefix_beam_search(frames, 1, BLANK) == plain_beam_search(frames, 1) == [(0, 2)]
+
+
+def test_paths_of_two_beams_that_meet_in_an_unlikely_label_are_added():
+    """The beams are a and ac. Four labels are likelier than c, by which both arrive at ac."""
+    last = [0.05, 0.1, 0.13, 0.14, 0.15, 0.16, 0.17]
+    frames = torch.tensor([[0.95, 0.05, *[0.0] * 5], [0, 0.5, 0.5, *[0.0] * 4], last]).log()
+    assert prefix_beam_search(frames, 2, BLANK) == plain_beam_search(frames, 2)
+    assert prefix_beam_search(frames, 2, BLANK)[0] == (0, 2)
+
+
 def test_labels_of_probability_zero_are_in_no_list():
     frames = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]).log()
     assert set(prefix_beam_search(frames, 10, BLANK)) == {(), (0,)}

@@ -119,12 +119,20 @@ def test_a_clip_is_read_once_for_its_group_in_rollout_and_in_update(folders):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpointing_leaves_the_gradient_unchanged(kind, folders):
-    gradients = []
+def test_checkpointing_computes_layers_twice_and_leaves_the_gradient_unchanged(kind, folders):
+    gradients, passes = [], [0, 0]
+
+    def count(*_: Any) -> None:
+        passes[len(gradients)] += 1
+
     for checkpointing in (False, True):
         policy = CtcPolicy(ctc.load(folders[kind], Training(gradient_checkpointing=checkpointing)))
+        for module in policy.network.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.register_forward_hook(count)
         rescored(policy, rollout(policy)).sum().backward()
         gradients.append({n: p.grad for n, p in policy.network.named_parameters() if p.grad is not None})
+    assert passes[1] > passes[0]
     largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=name)
