@@ -141,7 +141,7 @@ def test_labels_that_are_left_out_could_not_have_entered_a_narrow_beam(width, se
 
 
 def test_a_label_beyond_the_most_likely_ones_enters_where_it_can():
-    """After a (as likely in the blank as in a), a third a is .45 in two halves, of a and aa, and b with .43 is ahead."""
+    """After a, which ends in the blank as often as in a, the .45 of a third a are halved, and c with .43 is ahead."""
     frames = torch.tensor([[0.9, 0.1, 0, 0], [0.5, 0.5, 0, 0], [0.45, 0.02, 0.43, 0.1]]).log()
     assert prefix_beam_search(frames, 1, BLANK) == plain_beam_search(frames, 1) == [(0, 2)]
 
