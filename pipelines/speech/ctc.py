@@ -124,6 +124,10 @@ def load(path: str | Path, training: Training = PLAIN, *, freeze_front_end: bool
         )
     # SpecAugment's mask, which published checkpoints lack, is used in training mode only.
     network = read_network(AutoModelForCTC, source, training, optional=("masked_spec_embed",))
+    if any(name.endswith("bias_u") for name, _ in network.named_parameters()):
+        # Relative positions are a bias of the attention, whose gradient some fused kernels lack: with and without
+        # gradients others would run, and differ in bfloat16 by a tenth of a nat.
+        network.set_attn_implementation("eager")
     front = [module for name, module in network.named_modules() if name.rpartition(".")[2] in FRONT_ENDS]
     layers = {name.rpartition(".")[2] for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     usual = [name for name in ("q_proj", "v_proj", "linear_q", "linear_v") if name in layers]

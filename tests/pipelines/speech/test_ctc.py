@@ -74,6 +74,14 @@ def test_equal_labels_that_follow_each_other_are_two_letters_and_special_ones_no
     assert pieces.decode([ids[one] for one in ("▁a", "l", "l", "▁o", "f")]) == "all of"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_and_without_gradients_the_same_kernels_run(kind, dtype, folders):
+    policy = CtcPolicy(ctc.load(folders[kind], Training(dtype=dtype, lora_rank=2)))
+    made = rollout(policy)
+    torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs[:, 0], rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_heard_changes_what_is_likely(kind, folders):
     policy = CtcPolicy(ctc.load(folders[kind]))
