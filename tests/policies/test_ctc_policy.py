@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.policies.ctc import CtcModel, CtcPolicy
+from mmgrpo.presets import CATALOGUE
+from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch, accumulate_gradients
 from pipelines.training import FrozenCopy
@@ -211,6 +213,34 @@ def test_what_cannot_be_sampled_is_refused():
     assert len(rollout(short, group_size=4).outputs) == 12
     with pytest.raises(ValueError, match="prompt '0': the beam search got 4 transcripts of 1 frames, expected the 5"):
         rollout(short, group_size=5)
+
+
+def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """Reward of 0 or 1, as several presets want it: the first letter, or nothing at all."""
+    return [float(output.text[:1] in prompt.answer) for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+REFUSED = {"edge_grpo": "need entropy", "high_entropy": "need entropy", "tree_grpo": "algorithm.keys: got tree"}
+"""Presets that need what this policy has not."""
+
+
+@pytest.mark.parametrize("preset", [name for name, one in CATALOGUE.items() if one.policies in ("any", "tokens")])
+def test_a_preset_trains_it_or_is_refused(preset, tmp_path):
+    made = policy()
+    blocks = algorithm_blocks(preset)
+
+    def build() -> Trainer:
+        return trainer(
+            made, tmp_path, PROMPTS, reward=begins_right, prompts_per_step=3, group_size=8, steps=2, **blocks
+        )
+
+    if preset in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[preset]):
+            build().fit()
+        return
+    before = made.network.weight.clone()
+    build().fit()
+    assert not torch.equal(made.network.weight, before) and bool(made.network.weight.isfinite().all())
 
 
 WORDS = [Prompt("", str(number), answer=answer) for number, answer in enumerate(("abc", "ca", "b"))]
