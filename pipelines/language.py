@@ -42,6 +42,8 @@ class LanguageFamily:
     """Splits the prompts of a file into those whose media can be read, and the skipped ones."""
     from_files: Callable[[Sequence[str]], list[Prompt]] | None = None
     """Reads prompts of a command line as files; None where they are texts."""
+    own_policy: bool = False
+    """True where ``module`` has the ``policy`` and ``arithmetic`` of a model whose decisions are no tokens."""
 
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other."""
@@ -85,6 +87,8 @@ class LanguageFamily:
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Prompts x samples x tokens."""
+        if self.own_policy:
+            return importlib.import_module(self.module).arithmetic(config)
         data, tokens = config.data, config.sampling.max_tokens
         samples = data.prompts_per_step * data.group_size
         scored = samples * config.optim.epochs
@@ -114,6 +118,8 @@ class LanguageFamily:
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
             **own,
         )
+        if self.own_policy:
+            return with_settings(importlib.import_module(self.module).policy(model, config, device), self, config)
         # Options that only some families offer, and the policy's names of them.
         optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
         extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}

@@ -114,9 +114,11 @@ def safely(training: Training) -> dict[str, Any]:
     return {"use_safetensors": None if training.allow_pickle else True}
 
 
-def read_network(kind: Any, source: str, training: Training, subfolder: str = "") -> Any:
+def read_network(
+    kind: Any, source: str, training: Training, subfolder: str = "", optional: tuple[str, ...] = ()
+) -> Any:
     """A network of a class (or auto class) of transformers or diffusers; missing weights are an error, which the
-    libraries replace by random ones with a warning."""
+    libraries replace by random ones with a warning, except for those whose names end with one of ``optional``."""
     path = str(training.network or source)
     check_weights(path, subfolder, training.allow_pickle)
     # Only transformers knows code of checkpoints for networks, and only its classes take the argument.
@@ -130,10 +132,9 @@ def read_network(kind: Any, source: str, training: Training, subfolder: str = ""
             **safely(training),
             **code,
         )
-    if report["missing_keys"]:
+    if missing := sorted(key for key in report["missing_keys"] if not key.endswith(optional)):
         raise ValueError(
-            f"'{path}': the checkpoint lacks {len(report['missing_keys'])} weights, e.g. "
-            f"{sorted(report['missing_keys'])[:3]}; download or save it again"
+            f"'{path}': the checkpoint lacks {len(missing)} weights, e.g. {missing[:3]}; download or save it again"
         )
     return network.eval().to(training.device)
 

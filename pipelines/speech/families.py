@@ -14,6 +14,8 @@ from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
 from pipelines.speech.options import (
     CategoricalSampling,
+    CtcOptions,
+    CtcSampling,
     DurationData,
     DurationOptions,
     HearingOptions,
@@ -180,17 +182,25 @@ class DurationFamily:
         return {}
 
 
-def _hearing(name: str, about: str, architecture: str, options: type) -> LanguageFamily:
+CTC = ("parakeet_ctc", "wav2vec2", "hubert", "wavlm")
+"""The tested architectures with a CTC head."""
+
+
+def _hearing(
+    name: str, about: str, architectures: str | tuple[str, ...], options: type, sampling: type = HearingSampling
+) -> LanguageFamily:
+    kinds = (architectures,) if isinstance(architectures, str) else architectures
     sections = Sections(
         model=options,
-        sampling=HearingSampling,
+        sampling=sampling,
         data=SpeechData,
         eval=SpeechEval,
         rewards=("one_minus_wer", "exact_transcript(weight=0)"),
         samples_shown=100,
     )
     module = f"pipelines.speech.{name}"
-    return LanguageFamily(name, about, "speech", module, (architecture,), sections, check_sounds, clips)
+    own_policy = sampling is not HearingSampling
+    return LanguageFamily(name, about, "speech", module, kinds, sections, check_sounds, clips, own_policy)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -198,6 +208,7 @@ FAMILIES: Mapping[str, Family] = {
     for family in (
         _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
+        _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling),
         DurationFamily(),
     )
 }

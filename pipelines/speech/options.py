@@ -36,6 +36,28 @@ class WhisperOptions(HearingOptions):
 
 
 @dataclass
+class CtcOptions(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    seconds: Annotated[float, within("[0.1, 30]")] = 30.0
+    """Maximum duration of a clip, at most 30."""
+    freeze_front_end: bool = True
+    """Leave the convolutions that read the sound as they are."""
+
+
+@dataclass
+class CtcSampling:
+    """Sampling of transcripts in rollouts and in evaluation."""
+
+    temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
+    """Temperature of the labels of each frame in rollouts; log-probabilities are those of the tempered distribution."""
+    search: Annotated[str, one_of("sample", "beam")] = "sample"
+    """How a group is generated: sample, or beam, the most likely transcripts (for the preset mwer_n_best)."""
+    evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
+    """Temperature of evaluation samples; 0 takes the most likely label of every frame."""
+
+
+@dataclass
 class SpeechData(Data):
     """The data sets of clips."""
 

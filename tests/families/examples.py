@@ -79,6 +79,7 @@ EXAMPLES: Mapping[str, Example] = {
     "image_text": Example(SEEN, {"max_frames": 4}, SHORT),
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
+    "ctc": Example(HEARD),
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
 }

@@ -1,0 +1,200 @@
+"""A policy with one decision per sample: the transcript of a recognizer with a CTC head.
+
+The network labels every frame of a sound, and many label paths collapse to one transcript. Two likelihoods suit:
+
+- of the path, one decision per frame. Graves and Jaitly (ICML 2014, section 3) draw paths so, for the expected
+  transcription loss, and Shannon (arXiv:1706.02776) draws paths of a lattice.
+- of the transcript, one decision: the sum over all of its paths. This is what minimum word error rate training
+  (arXiv:1712.01818, eq. 2) weighs errors by.
+
+The reward sees the transcript only. The gradient of log p(transcript) is the mean of those of log p(path) over the
+transcript's paths, so that both have the same expected gradient, and the second has no more variance (Rao-Blackwell).
+This policy takes the second. A drawn path's transcript is a sample of p(transcript): transcripts that recur in a group
+are rows of their own with equal log-probs, as often as they are likely. The ratio of a clipped objective is that of
+whole transcripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.policies.alignments import Transcript, collapse, draw_transcripts, log_likelihood, prefix_beam_search
+from mmgrpo.policies.categorical import Choice
+from mmgrpo.runtime.finite import refuse_nan
+from mmgrpo.runtime.randomness import stream
+from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores, Text
+
+
+@runtime_checkable
+class CtcModel(Protocol):
+    """The interface of a recognizer to the policy."""
+
+    network: nn.Module
+    reference: Reference
+    blank: int
+    """The label of no output."""
+
+    def encode(self, prompt: Prompt) -> Any:
+        """A prompt's sound as the network reads it."""
+        ...
+
+    def logits(self, network: nn.Module, clip: Any) -> Float[Tensor, "frames labels"]:
+        """Logits of the labels of each frame of an encoded sound."""
+        ...
+
+    def decode(self, transcript: Sequence[int]) -> str:
+        """The text of labels without blanks."""
+        ...
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Write the network in the family's own format."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """Encoded sounds and the transcripts of a group each."""
+
+    clips: Sequence[Any]
+    """One per group."""
+    prompt: Int[Tensor, "B"]
+    """Index of each row's clip; members of a group are adjacent."""
+    labels: Sequence[Transcript]
+    """The transcript of each row."""
+
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
+        """Parts of all rows of at most ``limit`` clips, since a clip takes one forward pass for all its transcripts."""
+        rows = loss_mask[:, 0].nonzero()[:, 0]
+        clips = self.prompt[rows]
+        for some in clips.unique_consecutive().split(limit):
+            chunk = rows[torch.isin(clips, some)]
+            if len(chunk):
+                yield Choice(chunk, torch.zeros_like(chunk))
+
+
+class CtcPolicy:
+    """Samples one transcript per row and scores the same transcript again.
+
+    frames = log_softmax(logits / temperature)
+    log_prob = log sum_{paths of the transcript} prod_t exp(frames[t, path[t]])
+    """
+
+    kind = "tokens"
+    keys = frozenset({"prompt"})
+    provides = frozenset({"log_probs", "reference_log_probs"})
+    fields: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        model: CtcModel,
+        *,
+        temperature: float = 1.0,
+        search: str = "sample",
+        evaluation_temperature: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """``search`` chooses the transcripts of a group: ``sample`` draws paths at the temperature, ``beam`` takes the
+        most likely transcripts of a prefix beam search, as wide as the group."""
+        if temperature <= 0:
+            raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
+        if search not in ("sample", "beam"):
+            raise ValueError(f"got search '{search}', expected sample or beam")
+        self.model = model
+        self.network = model.network
+        self.settings: Any = None
+        self.temperature = temperature
+        self.search = search
+        self.evaluation_temperature = evaluation_temperature
+        self.device = torch.device(device)
+
+    @torch.no_grad()
+    def rollout(self, request: Request) -> Rollout:
+        """``group_size`` transcripts per prompt, each group from its own random stream."""
+        clips = [self.model.encode(prompt) for prompt in request.prompts]
+        labels: list[Transcript] = []
+        log_probs = []
+        for clip, prompt, slot in zip(clips, request.prompts, request.slots, strict=True):
+            frames = self._certain_frames(clip, self.temperature)
+            if self.search == "beam":
+                group = prefix_beam_search(frames, request.group_size, self.model.blank)
+                if len(group) < request.group_size:
+                    raise ValueError(
+                        f"prompt '{prompt.id}': the beam search got {len(group)} transcripts of {len(frames)} frames, "
+                        f"expected the {request.group_size} of a group; lower data.group_size or remove the row"
+                    )
+            else:
+                group = self._draw(frames, request.seed, slot, request.group_size)
+            labels += group
+            log_probs.append(log_likelihood(frames, group, self.model.blank))
+        prompt = torch.arange(len(clips), device=self.device).repeat_interleave(request.group_size)
+        mask = torch.ones(len(labels), 1, dtype=torch.bool, device=self.device)
+        decisions = Decisions(
+            log_probs=torch.cat(log_probs)[:, None],
+            loss_mask=mask,
+            decision_mask=mask,
+            node=torch.arange(len(labels), device=self.device)[:, None],
+            origin=torch.full_like(prompt, OWN),
+            keys={"prompt": torch.tensor(request.slots, device=self.device)[prompt]},
+        )
+        prompts = [request.prompts[index] for index in prompt.tolist()]
+        steps = Transcripts(clips, prompt, labels)
+        return Rollout(prompts, self._decode(labels), decisions, steps, evaluations=len(clips))
+
+    def score(self, rollout: Rollout, part: Choice, names: frozenset[str]) -> Scores:
+        """Score the part's transcripts again under the present parameters."""
+        transcripts: Transcripts = rollout.steps  # type: ignore[assignment]
+        scores: Scores = {"log_probs": self._log_probs(self.network, transcripts, part.rows)}
+        if "reference_log_probs" in names:
+            with torch.no_grad(), self.model.reference() as network:
+                scores["reference_log_probs"] = self._log_probs(network, transcripts, part.rows)
+        return scores
+
+    @torch.no_grad()
+    def sample(self, request: Request) -> list[Output]:
+        """The transcripts of paths at the evaluation temperature; 0 takes the most likely label of every frame."""
+        labels: list[Transcript] = []
+        for prompt, slot in zip(request.prompts, request.slots, strict=True):
+            frames = self._certain_frames(self.model.encode(prompt), self.evaluation_temperature or 1.0)
+            if self.evaluation_temperature:
+                labels += self._draw(frames, request.seed, slot, request.group_size)
+            else:
+                labels += [collapse(frames.argmax(1), self.model.blank)] * request.group_size
+        return self._decode(labels)
+
+    def keep_reference(self) -> None:
+        """Store the present network as the reference of KL terms."""
+        self.model.reference.keep()
+
+    def save(self, folder: Path) -> None:
+        """Write the network in its family's own format."""
+        self.model.save(folder, self.network)
+
+    def _frames(self, network: nn.Module, clip: Any, temperature: float) -> Float[Tensor, "frames labels"]:
+        return torch.log_softmax(self.model.logits(network, clip).float() / temperature, -1)
+
+    def _certain_frames(self, clip: Any, temperature: float) -> Float[Tensor, "frames labels"]:
+        return refuse_nan(self._frames(self.network, clip, temperature), "the probabilities of labels")
+
+    def _draw(self, frames: Tensor, seed: int, slot: int, count: int) -> list[Transcript]:
+        uniform = torch.rand(count, len(frames), generator=stream(seed, "paths", slot)).to(self.device)
+        return draw_transcripts(frames, uniform, self.model.blank)
+
+    def _log_probs(self, network: nn.Module, transcripts: Transcripts, rows: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Log-probs of some rows, in order; rows of one clip that follow each other share its forward pass."""
+        clips, counts = transcripts.prompt[rows].unique_consecutive(return_counts=True)
+        scores = []
+        for clip, group in zip(clips.tolist(), rows.split(counts.tolist()), strict=True):
+            frames = self._frames(network, transcripts.clips[clip], self.temperature)
+            labels = [transcripts.labels[row] for row in group.tolist()]
+            scores.append(log_likelihood(frames, labels, self.model.blank))
+        return torch.cat(scores)
+
+    def _decode(self, labels: Sequence[Transcript]) -> list[Output]:
+        return [Text(self.model.decode(transcript), len(transcript)) for transcript in labels]
