@@ -21,6 +21,9 @@ SCALES, ORIENTATIONS, WINDOW, K = 3, 8, 7, 1e-3
 """Octaves of filters, from a wavelength of 4 pixels on; their directions; side of a window in wavelengths of the first
 octave; and the constant by which two empty windows are alike."""
 
+STEP = 16
+"""Sides are padded to multiples of it, since Fourier transforms of other lengths are slow."""
+
 
 def fitted(
     picture: Float[np.ndarray, "h w"], reference: Float[np.ndarray, "H W"]
@@ -44,7 +47,8 @@ def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:
     """Mean of S over windows, directions and octaves, in [0, 1]; 1 for equal pictures of values 0 to 1."""
     if a.shape != b.shape:
         raise ValueError(f"cw_ssim: got pictures of {a.shape} and {b.shape} pixels, expected equal sizes")
-    spectra = [np.fft.fft2(np.pad(picture, WINDOW, mode="edge")) for picture in (a, b)]
+    margins = [(WINDOW, WINDOW - (side + 2 * WINDOW) % -STEP) for side in a.shape]
+    spectra = [np.fft.fft2(np.pad(picture, margins, mode="edge")) for picture in (a, b)]
     means = []
     for scale, bank in enumerate(_filters(*spectra[0].shape)):
         side = WINDOW * 2**scale

@@ -1,17 +1,18 @@
 """Tables in LaTeX: read as trees, drawn, and compared in both forms (Table2LaTeX-RL, arXiv:2509.17589).
 
-The paper's two rewards are [structural similarity > 0.9] and [CW-SSIM of the rendered tables > 0.6]. No TeX is run: what
-a model writes is parsed, and drawn by matplotlib (``latex_drawing``).
+The paper's two rewards are [structural similarity > 0.9] and [CW-SSIM of the rendered tables > 0.6]. No TeX is run:
+what a model writes is parsed, and drawn by matplotlib (``latex_drawing``).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.reading import MAX_CHARACTERS, gold_text, malformed
-from reward_models.rules.tables import MAX_NODES, Node, table_similarity
+from reward_models.rules.tables import Node, table_similarity
 
 STRUCTURE, PICTURE = 0.9, 0.6
 """Similarities above which structure and picture are rewarded."""
@@ -19,8 +20,9 @@ STRUCTURE, PICTURE = 0.9, 0.6
 UNLIKE = 0.3
 """Structural similarity below which nothing is drawn: the picture is worth 0."""
 
-MAX_SPAN, MAX_COLUMNS = 100, 500
-"""Most rows or columns that a cell spans, where more are written; and most columns of a readable table."""
+MAX_NODES, MAX_SPAN = 500, 100
+"""Most rows and cells of a readable table, since the time of a comparison grows at least with their square; and most
+rows or columns that a cell spans, where more are written."""
 
 _TOKEN = re.compile(
     r"\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\\\\*?(?:\s*\[[^\]]*\])?|\\tabularnewline(?![A-Za-z])|\\[A-Za-z]+|\\.|[{}&]",
@@ -102,7 +104,7 @@ def read_latex_table(code: str) -> LatexTable | None:
     for texts in rows:
         _add_row(table, texts, covered)
         nodes = sum(map(len, table.rows)) + len(table.rows)
-        if nodes >= MAX_NODES or len(covered) > 10 * MAX_NODES or table.width > MAX_COLUMNS:
+        if nodes >= MAX_NODES or max(len(covered), table.width) > 10 * MAX_NODES:
             return None
     return table if table.rows else None
 
@@ -130,13 +132,36 @@ def latex_picture(answer: str, prompt: Prompt, output: Text) -> float:
     return 0.0 if picture is None else float(cw_ssim(*fitted(picture, reference)) > PICTURE)
 
 
+Spans = tuple[tuple[tuple[str, str], ...], ...]
+
+
 def _structure(prediction: LatexTable, gold: LatexTable) -> float:
-    return table_similarity(prediction.tree(), gold.tree(), structure_only=True)
+    """TEDS of rows, cells and spans, which do not depend on the texts."""
+    spans = [
+        tuple(tuple(cell.spans for cell in row.children) for row in table.tree().children)
+        for table in (prediction, gold)
+    ]
+    return _similarity(spans[0], spans[1])
+
+
+@lru_cache(maxsize=4096)
+def _similarity(prediction: Spans, gold: Spans) -> float:
+    if prediction == gold:
+        return 1.0
+    sizes = [1 + sum(1 + len(row) for row in spans) for spans in (prediction, gold)]
+    most = min(sizes) / max(sizes)  # as many nodes must be inserted or deleted
+    if most < UNLIKE:
+        return most
+    trees = [
+        Node("table", children=[Node("tr", children=[Node("td", s) for s in row]) for row in spans])
+        for spans in (prediction, gold)
+    ]
+    return table_similarity(trees[0], trees[1], structure_only=True)
 
 
 def _gold(prompt: Prompt) -> LatexTable:
     table = read_latex_table(gold_text(prompt))
-    return table or malformed(prompt, f"LaTeX with a tabular environment of at most {MAX_NODES} cells")
+    return table or malformed(prompt, f"LaTeX with a tabular environment of at most {MAX_NODES} rows and cells")
 
 
 def _cells(code: str, start: int) -> list[list[str]] | None:

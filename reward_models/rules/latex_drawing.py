@@ -1,8 +1,8 @@
 """Pictures of LaTeX tables, drawn by matplotlib: no TeX is needed, and nothing that a model writes is executed.
 
-Cells are set in DejaVu Sans, formulas between dollars by matplotlib's mathtext; a formula that it does not know is drawn
-as it is written. Drawn are the alignment of the columns, their vertical lines, horizontal lines across the table, spans,
-and bold and italic cells; colours, sizes, widths of columns and partial lines are not.
+Cells are set in DejaVu Sans, formulas between dollars by matplotlib's mathtext; a formula that it does not know is
+drawn as it is written. Drawn are the alignment of the columns, their vertical lines, horizontal lines across the table,
+spans, and bold and italic cells; colours, sizes, widths of columns and partial lines are not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from math import ceil
 
 import numpy as np
 from jaxtyping import Float
@@ -23,13 +23,13 @@ ROW, GAP, MARGIN = 16, 5, 4
 """Pixels: height of a row, space at each side of a cell, and around the table."""
 MAX_SIDE = 4000
 """Largest picture, in pixels a side; a larger table is not drawn."""
-MAX_TEXT = 200
-"""Characters of a cell that are drawn."""
+MAX_TEXT, MAX_FORMULAS = 200, 4000
+"""Characters of a cell that are drawn, and of formulas in a table that are set as such."""
 
 _FONT = re.compile(r"\\(textbf|mathbf|bfseries|textit|emph|itshape)(?![A-Za-z])")
 _ESCAPED = re.compile(r"\\([%&_#$ {}])")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+\*?|.)\s*")
-_MATH = re.compile(r"(?<!\\)\$((?:\\.|[^$\\])*)(?<!\\)\$")
+_MATH = re.compile(r"(?<!\\)\$((?:\\.|[^$\\])+)\$")
 
 
 @dataclass(frozen=True)
@@ -42,67 +42,74 @@ class Label:
     italic: bool
 
 
-def label(text: str) -> Label:
-    """A cell's code as text with formulas, without commands that only concern how it looks."""
+def label(text: str, math: bool = True) -> Label:
+    """A cell's code as text with formulas, without commands that only concern how it looks; ``math=False`` leaves
+    formulas as they are written."""
     fonts = {match[1] for match in _FONT.finditer(text)}
-    parts, at, formulas = [], 0, False
+    parts, at = [], 0
     text = text[:MAX_TEXT]
     for formula in _MATH.finditer(text):
-        parts.append(_plain(text[at : formula.start()]))
-        known = _is_formula(formula[1])
-        parts.append(f"${formula[1]}$" if known else _escaped(formula[1]))
-        formulas, at = formulas or known, formula.end()
+        parts += [_plain(text[at : formula.start()]), f"${formula[1]}$"]
+        at = formula.end()
     parts.append(_plain(text[at:]))
-    written = "".join(parts).strip()
-    if not formulas:
-        written = written.replace(r"\$", "$")
+    formulas = math and len(parts) > 1
     bold, italic = bool(fonts & {"textbf", "mathbf", "bfseries"}), bool(fonts & {"textit", "emph", "itshape"})
-    return Label(written, formulas, bold, italic)
+    written = "".join(parts).strip()
+    return Label(written if formulas else written.replace(r"\$", "$"), formulas, bold, italic)
+
+
+def labels_of(table: LatexTable) -> list[list[Label]]:
+    """The text of each cell; formulas are set up to ``MAX_FORMULAS`` characters of them."""
+    labels, left = [], MAX_FORMULAS
+    for row in table.rows:
+        labels.append([])
+        for cell in row:
+            words = label(cell.text)
+            left -= len(words.text) * words.math
+            labels[-1].append(words if left >= 0 else label(cell.text, math=False))
+    return labels
 
 
 def draw(table: LatexTable) -> Float[np.ndarray, "height width"] | None:
     """The table in grey, 0 black and 1 white; None if it is larger than ``MAX_SIDE``."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    labels = [[label(cell.text) for cell in row] for row in table.rows]
+    labels = labels_of(table)
     edges = _edges(table, labels)
-    width, height = edges[-1] + 2 * MARGIN, ROW * len(table.rows) + 2 * MARGIN
-    if max(width, height) > MAX_SIDE:
+    bottom = ROW * len(table.rows)
+    if max(edges[-1], bottom) + 2 * MARGIN > MAX_SIDE:
         return None
-    figure = Figure((width / DPI, height / DPI), DPI, facecolor="white")
-    canvas = FigureCanvasAgg(figure)
+    ink = np.zeros((bottom + 2 * MARGIN, edges[-1] + 2 * MARGIN))
     alignment, lines = _columns(table.columns)
     for number, row in enumerate(table.rows):
         for cell, words in zip(row, labels[number], strict=True):
-            left, right = edges[cell.column], edges[min(cell.column + cell.width, len(edges) - 1)]
+            letters = _ink(words)
+            left, right = edges[cell.column] + GAP, edges[cell.column + cell.width] - GAP
             side = alignment[cell.column] if cell.width == 1 and cell.column < len(alignment) else "center"
-            x = {"left": left + GAP, "right": right - GAP, "center": (left + right) / 2}[side]
-            y = height - MARGIN - ROW * (number + min(cell.height, len(table.rows) - number) / 2)
-            figure.text(
-                (MARGIN + x) / width, y / height, words.text, ha=side, va="center_baseline", parse_math=words.math,
-                **_style(words),
-            )  # fmt: skip
-    strokes = [((0, edges[-1]), (ROW * row, ROW * row)) for row in table.rules]
-    strokes += [((edges[at],) * 2, (0, ROW * len(table.rows))) for at in lines if at < len(edges)]
-    for xs, ys in strokes:
-        places = [(MARGIN + x) / width for x in xs], [1 - (MARGIN + y) / height for y in ys]
-        figure.add_artist(Line2D(*places, color="black", linewidth=1))
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].mean(-1) / 255
+            x = {"left": left, "right": right - letters.shape[1], "center": (left + right - letters.shape[1]) // 2}[
+                side
+            ]
+            lower = min(number + cell.height, len(table.rows))
+            y = ROW * (number + lower) // 2 - letters.shape[0] // 2
+            top, start = max(0, MARGIN + y), max(0, MARGIN + x)
+            place = ink[top : top + letters.shape[0], start : start + letters.shape[1]]
+            np.maximum(place, letters[: place.shape[0], : place.shape[1]], out=place)
+    for line in table.rules:
+        ink[MARGIN + ROW * line, MARGIN : MARGIN + edges[-1] + 1] = 1
+    for column in lines:
+        if column < len(edges):
+            ink[MARGIN : MARGIN + bottom + 1, MARGIN + edges[column]] = 1
+    return 1 - ink
 
 
-def _edges(table: LatexTable, labels: list[list[Label]]) -> list[float]:
-    """The x of the left edge of each column, and of the right edge of the last."""
-    widths = [2.0 * GAP] * table.width
+def _edges(table: LatexTable, labels: list[list[Label]]) -> list[int]:
+    """The x of the left edge of each column, and of the right edge of the last, in pixels."""
+    widths = [2 * GAP] * table.width
     cells = [(cell, words) for row, texts in zip(table.rows, labels, strict=True) for cell, words in zip(row, texts)]
     for cell, words in sorted(cells, key=lambda pair: pair[0].width):
         inside = slice(cell.column, cell.column + cell.width)
-        missing = _width(words) + 2 * GAP - sum(widths[inside])
+        missing = _ink(words).shape[1] + 2 * GAP - sum(widths[inside])
         if missing > 0:
-            widths[inside] = [width + missing / cell.width for width in widths[inside]]
-    return [0.0, *np.cumsum(widths).tolist()]
+            widths[inside] = [width + ceil(missing / cell.width) for width in widths[inside]]
+    return [0, *np.cumsum(widths).tolist()]
 
 
 def _columns(columns: str) -> tuple[list[str], list[int]]:
@@ -115,37 +122,34 @@ def _columns(columns: str) -> tuple[list[str], list[int]]:
         if letter == "|":
             lines.append(len(alignment))
         elif letter.isalpha():
-            alignment.append({"l": "left", "r": "right", "c": "center", "C": "center", "R": "right"}.get(letter, "left"))
+            alignment.append(
+                {"l": "left", "r": "right", "c": "center", "C": "center", "R": "right"}.get(letter, "left")
+            )
     return alignment, lines
 
 
-def _style(words: Label) -> dict[str, Any]:
-    weight, slant = "bold" if words.bold else "normal", "italic" if words.italic else "normal"
-    return {"fontsize": SIZE, "fontfamily": "DejaVu Sans", "fontweight": weight, "fontstyle": slant}
-
-
 @lru_cache(maxsize=4096)
-def _width(words: Label) -> float:
-    """Pixels."""
+def _ink(words: Label) -> Float[np.ndarray, "height width"]:
+    """The text of a cell, 1 where it is black; two pixels wider and higher than its letters on each side."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
 
-    style = {name.removeprefix("font"): value for name, value in _style(words).items()}
-    return RendererAgg(1, 1, DPI).get_text_width_height_descent(words.text, FontProperties(**style), words.math)[0]
-
-
-@lru_cache(maxsize=4096)
-def _is_formula(code: str) -> bool:
-    """Whether mathtext can set it."""
-    from matplotlib.mathtext import MathTextParser
-
-    if not code.strip() or code.count("{") > 20:
-        return False
+    if not words.text:
+        return np.zeros((1, 1))
+    weight, slant = "bold" if words.bold else "normal", "italic" if words.italic else "normal"
+    font = FontProperties(family="DejaVu Sans", size=SIZE, weight=weight, style=slant)
+    measure = RendererAgg(1, 1, DPI).get_text_width_height_descent
+    math, text = words.math, words.text
     try:
-        MathTextParser("agg").parse(f"${code}$", DPI)
-    except (ValueError, RecursionError, RuntimeError):
-        return False
-    return True
+        width, height, descent = measure(text, font, math)
+    except (ValueError, RecursionError, RuntimeError):  # what mathtext raises for a formula that it does not know
+        math, text = False, text.replace(r"\$", "$")
+        width, height, descent = measure(text, font, math)
+    if max(width, height) > MAX_SIDE:
+        return np.zeros((1, MAX_SIDE))
+    renderer = RendererAgg(ceil(width) + 4, ceil(height) + 4, DPI)
+    renderer.draw_text(renderer.new_gc(), 2, 2 + ceil(height - descent), text, font, 0, math)
+    return np.asarray(renderer.buffer_rgba())[..., 3] / 255
 
 
 def _plain(text: str) -> str:

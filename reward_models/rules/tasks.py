@@ -16,7 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from mmgrpo.registry import nearest
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import (
-    answers, boxes, detection, gui, latex, mathematics, mazes, paths, tables, times, trajectories,
+    answers,
+    boxes,
+    detection,
+    gui,
+    latex,
+    mathematics,
+    mazes,
+    paths,
+    tables,
+    times,
+    trajectories,
 )
 from reward_models.rules.tags import answer_in, texts
 
@@ -98,8 +108,8 @@ def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str 
     """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 
     The answer is the content of the last ``<answer>`` after the thought, and empty if there is none. With
-    ``tags=False`` it is the whole completion, with a place of ``tags.PLACES`` what stands there: ``'final_answer'`` is the line
-    after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
+    ``tags=False`` it is the whole completion, with a place of ``tags.PLACES`` what stands there: ``'final_answer'`` is
+    the line after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
     """
     rows = zip(prompts, texts(outputs, "task"), strict=True)
     return [task_of(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]

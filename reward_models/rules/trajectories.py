@@ -45,9 +45,7 @@ def frechet(costs: Float[np.ndarray, "m n"]) -> float:
     return before[-1]
 
 
-def angle_length_costs(
-    a: Float[np.ndarray, "m 2"], b: Float[np.ndarray, "n 2"]
-) -> Float[np.ndarray, "m n"]:
+def angle_length_costs(a: Float[np.ndarray, "m 2"], b: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "m n"]:
     """distance + 0.25 * angle of the directions + 0.1 * |log(length / length)| for each pair of points.
 
     The direction at a point is the mean of those of the steps to and from it, its length that of the step from it (of
@@ -110,7 +108,9 @@ def _way(value: Any) -> Float[np.ndarray, "n 2"] | None:
 
 
 def _box(value: Any) -> Box | None:
-    sides = numbers([value.get(key) for key in ("x", "y", "width", "height")], 4) if isinstance(value, Mapping) else None
+    sides = (
+        numbers([value.get(key) for key in ("x", "y", "width", "height")], 4) if isinstance(value, Mapping) else None
+    )
     if sides is None:
         return None
     x, y, width, height = sides[0], sides[1], abs(sides[2]), abs(sides[3])

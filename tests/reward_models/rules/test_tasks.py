@@ -134,9 +134,13 @@ def test_a_row_may_take_the_whole_completion_as_its_answer():
     prompts = [row("exact"), row("exact", tags=False)]
     assert scorer("task").fn(prompts, [Text("red")] * 2) == [0, 1]
     assert scorer("task(tags=False)").fn([row("exact"), row("exact", tags=True)], [Text("red")] * 2) == [1, 0]
-    with pytest.raises(ValueError, match=r"prompt '7'.*got meta\.tags 'no', expected true, false or one of 'final_answer'"):
+    with pytest.raises(
+        ValueError, match=r"prompt '7'.*got meta\.tags 'no', expected true, false or one of 'final_answer'"
+    ):
         scorer("task").fn([row("exact", tags="no")], [Text("red")])
-    with pytest.raises(ValueError, match="tags: got 'no', expected True, False or one of 'final_answer', 'after_thought'"):
+    with pytest.raises(
+        ValueError, match="tags: got 'no', expected True, False or one of 'final_answer', 'after_thought'"
+    ):
         scorer("task(tags='no')").fn([row("exact")], [Text("red")])
 
 
