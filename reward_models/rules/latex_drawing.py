@@ -8,14 +8,19 @@ spans, and bold and italic cells; colours, sizes, widths of columns and partial 
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from reward_models.rules.latex import LatexTable
+
+if TYPE_CHECKING:
+    from matplotlib.font_manager import FontProperties
 
 DPI, SIZE = 72, 10
 """Pixels to the inch, and points of a letter."""
@@ -131,20 +136,24 @@ def _columns(columns: str) -> tuple[list[str], list[int]]:
 @lru_cache(maxsize=4096)
 def _ink(words: Label) -> Float[np.ndarray, "height width"]:
     """The text of a cell, 1 where it is black; two pixels wider and higher than its letters on each side."""
-    from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
 
     if not words.text:
-        return np.zeros((1, 1))
+        return np.zeros((0, 0))
     weight, slant = "bold" if words.bold else "normal", "italic" if words.italic else "normal"
     font = FontProperties(family="DejaVu Sans", size=SIZE, weight=weight, style=slant)
-    measure = RendererAgg(1, 1, DPI).get_text_width_height_descent
-    math, text = words.math, words.text
-    try:
-        width, height, descent = measure(text, font, math)
-    except (ValueError, RecursionError, RuntimeError):  # what mathtext raises for a formula that it does not know
-        math, text = False, text.replace(r"\$", "$")
-        width, height, descent = measure(text, font, math)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a letter that the font has not is drawn as a box
+        try:
+            return _set(words.text, font, words.math)
+        except (ValueError, RecursionError, RuntimeError):  # mathtext's, for a formula that it does not know
+            return _set(words.text.replace(r"\$", "$"), font, False)
+
+
+def _set(text: str, font: FontProperties, math: bool) -> Float[np.ndarray, "height width"]:
+    from matplotlib.backends.backend_agg import RendererAgg
+
+    width, height, descent = RendererAgg(1, 1, DPI).get_text_width_height_descent(text, font, math)
     if max(width, height) > MAX_SIDE:
         return np.zeros((1, MAX_SIDE))
     renderer = RendererAgg(ceil(width) + 4, ceil(height) + 4, DPI)

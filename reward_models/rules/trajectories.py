@@ -53,8 +53,8 @@ def angle_length_costs(a: Float[np.ndarray, "m 2"], b: Float[np.ndarray, "n 2"])
     """
     (directions_a, lengths_a), (directions_b, lengths_b) = _steps(a), _steps(b)
     distance = np.linalg.norm(a[:, None] - b[None], axis=-1)
-    moving = np.outer(np.any(directions_a, axis=1), np.any(directions_b, axis=1))
-    angle = np.where(moving, np.arccos(np.clip(directions_a @ directions_b.T, -1, 1)), 0.0)
+    (ax, ay), (bx, by) = directions_a.T, directions_b.T
+    angle = np.abs(np.arctan2(np.outer(ax, by) - np.outer(ay, bx), np.outer(ax, bx) + np.outer(ay, by)))
     ratio = np.abs(np.log(np.maximum(lengths_a, _TINY))[:, None] - np.log(np.maximum(lengths_b, _TINY))[None])
     return distance + ANGLE * angle + LENGTH * ratio
 

@@ -212,3 +212,27 @@ def test_what_is_no_box_is_none():
     assert as_box([1, 2, 3, 4]) == (1, 2, 3, 4)
     for value in ([True, 2, 3, 4], [1, 2, 3, "4"], {"a": 1}, None, [1, 2, 3, float("inf")], [1, 2, 3, 10**400]):
         assert as_box(value) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"action": "click", "position": [0.5, 0.64]}', 2),  # 0.14 away
+        ("{'action': 'CLICK', 'value': None, 'position': '[0.5, 0.5]'}", 2),
+        ('{"action": "click", "position": [0.6, 0.6]}', 1),  # 0.141 away
+        ('{"action": "click"}', 1),
+        ('{"action": "click", "position": [0.5, NaN]}', 1),
+        ('{"action": "type", "value": "a", "position": [0.5, 0.5]}', 0),
+        ("click (0.5, 0.5)", 0),
+        ("[" * 20_000, 0),
+    ],
+)
+def test_a_click_is_near_within_a_seventh_of_the_screen(answer, expected):
+    assert value("ton", answer, {"action": "click", "position": [0.5, 0.5]}) == expected
+    assert value("ton", answer, {"action": "click", "position": "[0.5, 0.5]"}) == expected
+
+
+def test_an_action_without_a_place_is_right_by_its_name():
+    assert value("ton", '{"action": "back"}', {"action": "back"}) == 2
+    with pytest.raises(ValueError, match=r"prompt '.*expected \"position\": \[x, y\] for a click"):
+        value("ton", "{}", {"action": "click", "box": [1, 2, 3, 4]})
