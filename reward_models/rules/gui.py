@@ -73,7 +73,7 @@ def ton(answer: str, prompt: Prompt, output: Text) -> float:
     if position is None or gold["action"] != "click":
         return 2.0
     place = _position(value[0] if isinstance(value, list) else value)
-    return 1.0 + float(place is not None and math.dist(place, position) <= NEAR_FRACTION)
+    return 1.0 + float(place is not None and math.dist(place, position) <= NEAR_FRACTION + 1e-9)
 
 
 def word_f1(prediction: str, gold: str) -> float:

@@ -217,7 +217,7 @@ def test_what_is_no_box_is_none():
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ('{"action": "click", "position": [0.5, 0.64]}', 2),  # 0.14 away
+        ('{"action": "click", "position": [0.5, 0.639]}', 2),  # 0.139 away
         ("{'action': 'CLICK', 'value': None, 'position': '[0.5, 0.5]'}", 2),
         ('{"action": "click", "position": [0.6, 0.6]}', 1),  # 0.141 away
         ('{"action": "click"}', 1),

@@ -26,8 +26,6 @@ def test_a_way_is_right_as_a_whole_or_not_at_all():
     assert [TASKS["maze"](way, PROMPT, Text(way)) for way in (WAY, WAY.replace("><", "> <"))] == [1, 1]
     for wrong in (WAY[:-8], WAY + "<|up|>", WAY + "!", ""):
         assert TASKS["maze"](wrong, PROMPT, Text(wrong)) == 0
-    words = Prompt("a maze", "7", answer=["up", "up", "left", "down"])
-    assert TASKS["maze"](WAY, words, Text(WAY)) == 1
 
 
 def test_each_move_of_a_right_way_is_worth_a_fifth():
@@ -56,7 +54,7 @@ def test_the_three_parts_of_alphamaze_have_the_sum_of_the_paper():
     assert totals == pytest.approx([0.8 + 0.5 + 0.25, 0.5 + 0.25, 0])
 
 
-@pytest.mark.parametrize("gold", ["", "up", [], ["forward"], 3])
+@pytest.mark.parametrize("gold", ["", "up", ["<|up|>"], "<|forward|>", 3])
 def test_a_gold_way_that_is_none_is_an_error(gold):
     with pytest.raises(ValueError, match=r"prompt '7'.*expected moves such as"):
         TASKS["maze"](WAY, Prompt("a maze", "7", answer=gold), Text(WAY))
