@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from reward_models.rules.latex import LatexTable
+from reward_models.rules.latex_tables import LatexTable
 
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties

@@ -7,8 +7,9 @@ import pytest
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.cw_ssim import cw_ssim, fitted
-from reward_models.rules.latex import MAX_NODES, PICTURE, read_latex_table
+from reward_models.rules.latex import PICTURE
 from reward_models.rules.latex_drawing import MARGIN, ROW, draw, label
+from reward_models.rules.latex_tables import MAX_NODES, read_latex_table
 from reward_models.rules.tasks import TASKS
 
 pytest.importorskip("apted")
