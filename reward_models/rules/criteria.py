@@ -100,7 +100,7 @@ def box_precision(
     _check(low, high)
     rows = zip(prompts, texts(outputs, "box_precision"), strict=True)
     return [
-        value if isinstance(value, float) else precision(value, low, high)
+        precision(value, low, high) if isinstance(value, list) else value
         for value in (_values(prompt, text, tags) for prompt, text in rows)
     ]
 
@@ -117,7 +117,7 @@ def box_recall(
     _check(low, high)
     rows = zip(prompts, texts(outputs, "box_recall"), strict=True)
     return [
-        value if isinstance(value, float) else recall(value, len(gold_objects(prompt)), match, low, high)
+        recall(value, len(gold_objects(prompt)), match, low, high) if isinstance(value, list) else value
         for prompt, value in ((prompt, _values(prompt, text, tags)) for prompt, text in rows)
     ]
 

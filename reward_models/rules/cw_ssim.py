@@ -55,7 +55,7 @@ def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:
         for band in bank:
             x, y = (np.fft.ifft2(spectrum * band)[inside] for spectrum in spectra)
             common = np.abs(_windows(x * y.conj(), side))
-            energy = _windows(np.abs(x) ** 2 + np.abs(y) ** 2, side).real
+            energy = np.real(_windows(np.abs(x) ** 2 + np.abs(y) ** 2, side))
             means.append(float(((2 * common + K) / (energy + K)).mean()))
     return sum(means) / len(means)
 

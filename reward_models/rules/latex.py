@@ -7,6 +7,7 @@ what a model writes is parsed (``latex_tables``) and drawn by matplotlib (``late
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.cw_ssim import cw_ssim, fitted
@@ -14,6 +15,9 @@ from reward_models.rules.latex_drawing import draw
 from reward_models.rules.latex_tables import MAX_NODES, LatexTable, read_latex_table
 from reward_models.rules.reading import gold_text, malformed
 from reward_models.rules.tables import Node, table_similarity
+
+Spans: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
+"""Rows and columns that each cell of each row spans."""
 
 STRUCTURE, PICTURE = 0.9, 0.6
 """Similarities above which structure and picture are rewarded."""
@@ -40,9 +44,6 @@ def latex_picture(answer: str, prompt: Prompt, output: Text) -> float:
     if reference is None:
         malformed(prompt, "a table that can be drawn: it is too wide or too high")
     return 0.0 if picture is None else float(cw_ssim(*fitted(picture, reference)) > PICTURE)
-
-
-Spans = tuple[tuple[tuple[str, str], ...], ...]
 
 
 def _structure(prediction: LatexTable, gold: LatexTable) -> float:
