@@ -46,8 +46,10 @@ def test_boxes_are_matched_by_place_and_then_by_label():
     box = (0.0, 0.0, 10.0, 10.0)
     two = [Instance(box, "cat"), Instance((50.0, 0.0, 60.0, 10.0), "dog")]
     assert matched(two[::-1], two) == [1, 1]
-    same_place = [Instance(box, "cat"), Instance(box, "dog")]
-    assert matched([Instance(box, "Dog ")], same_place) == [1]
+    # the dog is a fifth of a pixel higher; a dog in the place of the cat is matched with it (-1 - 10 / 10.2 + 0.2 < -1)
+    near = [Instance(box, "cat"), Instance((0.0, 0.0, 10.0, 10.2), "dog")]
+    assert matched([Instance(box, "Dog ")], near) == [pytest.approx(10 / 10.2)]
+    assert matched([Instance(box, "bird")], near) == [1]
     assert matched([Instance((0.0, 0.0, 5.0, 10.0), "x")], two) == [0.5]
 
 

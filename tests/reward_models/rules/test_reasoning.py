@@ -21,7 +21,7 @@ def test_two_connectives_are_enough():
     # two spaces are not the phrase
     assert values("reasoning_words", FALSE, *texts) == [0, 0.5, 0.5, 1, 0]
     assert values("reasoning_words(enough=1)", FALSE, *texts) == [0, 1, 1, 1, 0]
-    assert values("reasoning_words", FALSE, "enthusiastic firsthand seconds") == [0]
+    assert values("reasoning_words", FALSE, "enthusiastic firsthand seconds headfirst") == [0]
     with pytest.raises(ValueError, match="enough: got 0"):
         values("reasoning_words(enough=0)", FALSE, "x")
 

@@ -169,6 +169,11 @@ def test_an_answer_stands_where_the_paper_has_it(place, right):
     assert scorer("task").fn([row("exact", tags=place)], texts[:1]) == [1]
 
 
+def test_a_tag_inside_the_thought_holds_no_answer():
+    texts = [Text("<think><class>red</class></think>"), Text("<class>red</class><class>blue</class>")]
+    assert scorer("exact(tags='class')").fn([row("exact")] * 2, texts) == [0, 0]
+
+
 def test_an_unknown_task_is_an_error_that_names_the_prompt_and_the_nearest():
     with pytest.raises(ValueError, match=r"prompt '7' .*: there is no task 'box_iuo'.*Did you mean 'box_iou'\?"):
         scorer("task").fn([Prompt("a question", "7", task="box_iuo")], [Text("")])
