@@ -236,3 +236,13 @@ def test_an_action_without_a_place_is_right_by_its_name():
     assert value("ton", '{"action": "back"}', {"action": "back"}) == 2
     with pytest.raises(ValueError, match=r"prompt '.*expected \"position\": \[x, y\] for a click"):
         value("ton", "{}", {"action": "click", "box": [1, 2, 3, 4]})
+
+
+def test_small_targets_weigh_as_much_as_their_rows_say():
+    """GUI-G1: where nothing is divided by a spread, twice the reward is twice the advantage, and so twice the loss."""
+    gold, size = [100, 100, 200, 200], [500, 1000]
+    for answer in ("[100, 100, 200, 200]", "[110, 100, 220, 190]", "nothing"):
+        plain = value("box_gui_g1", answer, gold, size=size)
+        assert value("box_gui_g1", answer, gold, size=size, rate=2) == 2 * plain
+    with pytest.raises(ValueError, match=r"got meta\.rate 0, expected a positive number"):
+        value("box_gui_g1", "[1, 2, 3, 4]", gold, size=size, rate=0)
