@@ -23,11 +23,16 @@ TASKS = (
         "edit_ratio",
         "ocr_wer",
         "rouge",
+        "rouge_l",
         "math",
         "vlm_r1",
         "teds",
+        "latex_structure",
+        "latex_picture",
+        "maze",
     ),
-    *("box_iou", "box_giou", "box_gui_g1", "point_in_box", "segmentation_points", "ui_r1", "gui_r1"),
+    *("box_iou", "box_giou", "box_gui_g1", "point_in_box", "segmentation_points", "ui_r1", "gui_r1", "ton"),
+    *("affordance", "trajectory"),
     *("detection_visual_rft", "detection_ap", "detection_ap50", "detection_od_length", "detection_weighted"),
     *("temporal_iou", "temporal_time_r1", "temporal_multi", "tracking_iou", "tracking_frames", "spatio_temporal"),
 )
@@ -49,14 +54,18 @@ BOXES = "reward_models.rules.drawn_boxes:annotate"
 ANSWER = Manifest(("Text",), reads=("answer",))
 """Of verifiers of an answer, as of all below that say nothing else: 0 is wrong and 1 is right."""
 
-LARGER = {"box_giou": 2, "box_gui_g1": 1.375, "count_fuzzy": 1.5, "detection_visual_rft": 2, "ui_r1": 2}
+LARGER = {"box_giou": 2, "box_gui_g1": 1.375, "count_fuzzy": 1.5, "detection_visual_rft": 2, "ui_r1": 2, "ton": 2}
 """Verifiers of answers whose maximum is above 1."""
 
 MATH = replace(ANSWER, packages=("math_verify",), extra="rewards")
 NEEDS = {
     **dict.fromkeys(("math", "vlm_r1"), MATH),
-    "teds": replace(ANSWER, packages=("apted",), extra="rewards"),
-    **dict.fromkeys(("edit", "edit_ratio", "ocr_wer"), replace(ANSWER, packages=("rapidfuzz",), extra="rewards")),
+    **dict.fromkeys(
+        ("teds", "latex_structure", "latex_picture"), replace(ANSWER, packages=("apted",), extra="rewards")
+    ),
+    **dict.fromkeys(
+        ("edit", "edit_ratio", "ocr_wer", "rouge", "rouge_l"), replace(ANSWER, packages=("rapidfuzz",), extra="rewards")
+    ),
 }
 """Manifests of verifiers that need a package."""
 
@@ -86,6 +95,7 @@ WHISPER = Manifest(
 LENGTH = Manifest(("Text",), -1, 0)
 BONUS = replace(ANSWER, low=0, high=inf, group=True)
 TRANSLATION = replace(ANSWER, packages=("sacrebleu",), extra="speech")
+CRITERIA = replace(ANSWER, source="Vision-R1, arXiv:2503.18013")
 STEPS = replace(ANSWER, reads=("meta.key_steps",))
 
 REWARDS: dict[str, RewardEntry] = {
@@ -204,6 +214,22 @@ REWARDS: dict[str, RewardEntry] = {
     ),
     "repetition": RewardEntry("reward_models.rules.lengths:repetition", manifest=LENGTH),
     "key_steps": RewardEntry("reward_models.rules.steps:key_steps", manifest=STEPS),
+    "maze_steps": RewardEntry(
+        "reward_models.rules.mazes:maze_steps", manifest=replace(ANSWER, high=inf, source="AlphaMaze, arXiv:2502.14669")
+    ),
+    "maze_moves": RewardEntry("reward_models.rules.mazes:maze_moves", manifest=replace(ANSWER, reads=())),
+    "box_precision": RewardEntry("reward_models.rules.criteria:box_precision", manifest=CRITERIA),
+    "box_recall": RewardEntry("reward_models.rules.criteria:box_recall", manifest=CRITERIA),
+    "reasoning_words": RewardEntry("reward_models.rules.reasoning:reasoning_words", manifest=replace(ANSWER, reads=())),
+    "entity_named": RewardEntry(
+        "reward_models.rules.reasoning:entity_named", manifest=replace(ANSWER, reads=("answer", "meta.entity"))
+    ),
+    "bmas": RewardEntry(
+        "reward_models.rules.token_match:bmas",
+        manifest=replace(
+            ANSWER, packages=("tokenizers",), extra="vlm", source="Mixed-R1, arXiv:2505.24164", scale="similarity"
+        ),
+    ),
     "step_order": RewardEntry("reward_models.rules.steps:step_order", manifest=replace(ANSWER, reads=())),
     "artifact_labels": RewardEntry(
         "reward_models.rules.artifact_labels:artifact_labels",

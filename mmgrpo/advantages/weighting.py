@@ -4,7 +4,7 @@
 
 A rule is a pure function from the state and what was observed to the next state. The state is a few numbers, saved in
 every checkpoint, so that a resumed run continues with the same weights. Rewards of weight 0 in the recipe keep it,
-except one that ``dual_ascent`` names.
+except one that ``dual_ascent`` or ``relay`` names.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ class RewardWeights:
     """Factor of all advantages, after the scale: a factor of the rewards would cancel in a standardized group."""
     front: tuple[tuple[float, ...], ...] = ()
     """Means of the weighted rewards at evaluations that added hypervolume; the first is the reference point."""
+    rounds: int = 0
+    """Rounds that lie behind."""
 
     @staticmethod
     def read(record: Mapping[str, Any]) -> RewardWeights:
         """The inverse of ``dataclasses.asdict``, after JSON."""
-        return RewardWeights(tuple(record["values"]), record["factor"], tuple(map(tuple, record["front"])))
+        front = tuple(map(tuple, record["front"]))
+        return RewardWeights(tuple(record["values"]), record["factor"], front, record.get("rounds", 0))
 
 
 def advance(rules: Sequence[Bound], weights: RewardWeights, **observed: Any) -> RewardWeights:
@@ -76,6 +79,17 @@ def least_first(
     """w_k <- w_k exp(-rate mean_k), normalized to the same sum: the smooth form of ``worst_stream`` (the exponentiated
     gradient of max min_k E[r_k]). Rewards must be on one scale and weights positive."""
     return _exponentiated(state, [-rate * mean for mean in round_means])
+
+
+def relay(state: RewardWeights, names: Names, of: str, by: str, at: Annotated[int, COUNT]) -> RewardWeights:
+    """After round ``at`` the reward ``by`` has the weight of ``of``, which has none: a stricter rule takes over from an
+    easier one (progressive rule refinement of Vision-R1, arXiv:2503.18013)."""
+    easy, strict = list(names).index(of), list(names).index(by)
+    if state.rounds < at or not state.values[easy]:
+        return state
+    values = list(state.values)
+    values[strict], values[easy] = values[easy], 0.0
+    return replace(state, values=tuple(values))
 
 
 def gradient(
@@ -124,6 +138,7 @@ def _exponentiated(state: RewardWeights, exponents: Sequence[float]) -> RewardWe
 WEIGHTINGS = {
     "dual_ascent": Block(dual_ascent, ("state", "names", "round_means"), "group"),
     "least_first": Block(least_first, ("state", "round_means"), "group"),
+    "relay": Block(relay, ("state", "names"), "group"),
     "gradient": Block(gradient, ("state", "inner_products"), "group"),
     "hypervolume": Block(hypervolume, ("state", "evaluation_means"), "group"),
 }

@@ -154,7 +154,8 @@ def task_problem(prompt: Prompt) -> Skipped | None:
 
 
 def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
-    """The rewards that reference answers are tried with, and their maxima; only verifiers of texts can be."""
+    """The rewards that reference answers are tried with, and their maxima, -inf where there is none; only verifiers of
+    texts can be."""
     from mmgrpo.rewards import entries, scorers
     from mmgrpo.scoring.manifest import Manifest
 
@@ -167,7 +168,7 @@ def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
                 f"--reward {spec}: got a reward that cannot score one answer, expected a verifier of texts"
             )
         high = manifest.high if isinstance(manifest, Manifest) else None
-        best.append(1.0 if high is None or not math.isfinite(high) else high)
+        best.append(1.0 if high is None else high if math.isfinite(high) else -math.inf)
     return list(zip(scorers(specs, "cpu"), best, strict=True)) if specs else []
 
 

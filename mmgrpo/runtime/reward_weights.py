@@ -33,7 +33,7 @@ def next_weights(
     """The weights of the next round, by the rules; those of this round are added to its metrics."""
     if not recipe.weighting:
         return now
-    names = round_.names[: len(now.values)]
+    names, now = round_.names[: len(now.values)], replace(now, rounds=now.rounds + 1)
     observed = {"names": names, "round_means": [round_.metrics[f"reward/{name}/mean"] for name in names]}
     for rule in recipe.weighting:
         if "inner_products" in rule.block.needs:

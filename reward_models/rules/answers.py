@@ -190,5 +190,13 @@ def rouge(answer: str, prompt: Prompt, output: Text) -> float:
     return (sum(scores) + _f1(LCSseq.similarity(prediction, gold), len(prediction), len(gold))) / 3
 
 
+def rouge_l(answer: str, prompt: Prompt, output: Text) -> float:
+    """F1 of ROUGE-L, the longest common subsequence of lower-case words (Fact-R1's captions)."""
+    from rapidfuzz.distance import LCSseq
+
+    prediction, gold = (re.findall(r"\w+", text.casefold()) for text in (answer, gold_text(prompt)))
+    return _f1(LCSseq.similarity(prediction, gold), len(prediction), len(gold))
+
+
 def _f1(common: int, prediction: int, gold: int) -> float:
     return 2 * common / (prediction + gold) if common else 0.0

@@ -150,13 +150,17 @@ def coordinate_similarity(prediction: Box, gold: Box, height: float, width: floa
 def box_gui_g1(answer: str, prompt: Prompt, output: Text) -> float:
     """hit + 0.25 IoU + 0.125 ``coordinate_similarity``, at most 1.375 (GUI-G1, arXiv:2505.15810).
 
-    A hit is a centre inside the gold box; alone it shrinks boxes, IoU alone inflates them. Needs ``meta.size``.
+    A hit is a centre inside the gold box; alone it shrinks boxes, IoU alone inflates them. Needs ``meta.size``. The sum
+    is multiplied by ``meta.rate``, the weight of difficulty that the rows of the released code bring along (default 1):
+    with ``dr_grpo``, whose advantages are linear in the rewards, it is the weight of the row's loss.
     """
-    gold, prediction = gold_box(prompt), _prediction(answer, prompt, output)
+    gold, prediction, rate = gold_box(prompt), _prediction(answer, prompt, output), meta_number(prompt, "rate", 1.0)
     height, width = meta_size(prompt)
+    if rate <= 0:
+        malformed(prompt, "a positive number", "meta.rate")
     if prediction is None:
         return 0.0
-    return (
+    return rate * (
         inside(centre(prediction), gold)
         + 0.25 * iou(prediction, gold)
         + 0.125 * coordinate_similarity(prediction, gold, height, width)

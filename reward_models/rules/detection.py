@@ -130,25 +130,25 @@ def weighted_sum(predictions: Sequence[Instance], gold: Sequence[Instance]) -> f
 
 def detection_visual_rft(answer: str, prompt: Prompt, output: Text) -> float:
     """IoU reward + confidence reward of ``visual_rft``, at most 2; answers are [{"Position": box, "Confidence": c}]."""
-    gold, predictions = _gold_boxes(prompt), _read(_closed(answer), prompt, output, "Position", "Confidence")
+    gold, predictions = _gold_boxes(prompt), read_objects(_closed(answer), prompt, output, "Position", "Confidence")
     return 0.0 if predictions is None else sum(visual_rft(predictions, gold))
 
 
 def detection_ap(answer: str, prompt: Prompt, output: Text) -> float:
     """``average_precision`` over IoU thresholds from 0.5 to 0.95 (``od_ap`` of VLM-R1, arXiv:2504.07615)."""
-    gold, predictions = _gold(prompt), _read(answer, prompt, output, "bbox_2d", "label")
+    gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
     return 0.0 if predictions is None else average_precision(predictions, gold)
 
 
 def detection_ap50(answer: str, prompt: Prompt, output: Text) -> float:
     """``average_precision`` at IoU 0.5 (``od_ap50`` of VLM-R1)."""
-    gold, predictions = _gold(prompt), _read(answer, prompt, output, "bbox_2d", "label")
+    gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
     return 0.0 if predictions is None else average_precision(predictions, gold, 0.5)
 
 
 def detection_od_length(answer: str, prompt: Prompt, output: Text) -> float:
     """``average_precision`` * min(1, gold objects / predictions), which penalizes superfluous ones (``odLength``)."""
-    gold, predictions = _gold(prompt), _read(answer, prompt, output, "bbox_2d", "label")
+    gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
     if predictions is None:
         return 0.0
     surplus = 1.0 if len(predictions) <= len(gold) else len(gold) / len(predictions)
@@ -157,11 +157,11 @@ def detection_od_length(answer: str, prompt: Prompt, output: Text) -> float:
 
 def detection_weighted(answer: str, prompt: Prompt, output: Text) -> float:
     """``weighted_sum`` of position and completeness (VLM-R1)."""
-    gold, predictions = _gold(prompt), _read(answer, prompt, output, "bbox_2d", "label")
+    gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
     return 0.0 if predictions is None else weighted_sum(predictions, gold)
 
 
-def _read(answer: str, prompt: Prompt, output: Text, box_key: str, value_key: str) -> list[Instance] | None:
+def read_objects(answer: str, prompt: Prompt, output: Text, box_key: str, value_key: str) -> list[Instance] | None:
     """The objects of an answer in pixels of the original picture; None if any part of it cannot be read."""
     if answer.strip().strip("`").strip().casefold() in ("none", "json\nnone"):
         return []
@@ -184,7 +184,8 @@ def _instance(value: Any, box_key: str, value_key: str) -> Instance | None:
     return Instance(box, "", confidence[0]) if confidence and 0 <= confidence[0] <= 1 else None
 
 
-def _gold(prompt: Prompt) -> list[Instance]:
+def gold_objects(prompt: Prompt) -> list[Instance]:
+    """The objects of the gold answer, each with a label."""
     instances = [_instance(value, "bbox_2d", "label") for value in prompt.answer] if _is_list(prompt.answer) else [None]
     if None in instances:
         malformed(prompt, 'a list of {"bbox_2d": [x1, y1, x2, y2], "label": "..."}, which may be empty')
@@ -193,7 +194,7 @@ def _gold(prompt: Prompt) -> list[Instance]:
 
 def _gold_boxes(prompt: Prompt) -> list[Box]:
     boxes = [as_box(value) for value in prompt.answer] if _is_list(prompt.answer) else [None]
-    return [one.box for one in _gold(prompt)] if None in boxes else [box for box in boxes if box is not None]
+    return [one.box for one in gold_objects(prompt)] if None in boxes else [box for box in boxes if box is not None]
 
 
 def _is_list(value: Any) -> bool:

@@ -13,6 +13,9 @@ from reward_models.rules.reading import literal, malformed, numbers, words
 NEAR = 140
 """Pixels within which GUI-R1 counts a click as one on the gold point."""
 
+NEAR_FRACTION = 0.14
+"""Fraction of the screen within which TON counts a click as one on the gold position."""
+
 TEXT_ACTIONS = ("type", "select", "scroll")
 """Actions whose ``input_text`` GUI-R1 compares."""
 
@@ -54,6 +57,25 @@ def gui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     return float(kind not in TEXT_ACTIONS or word_f1(prediction["input_text"], gold["input_text"]) >= 0.5)
 
 
+def ton(answer: str, prompt: Prompt, output: Text) -> float:
+    """[same action] + [same action and, for a click, at most 0.14 from the gold position]: 0, 1 or 2 (TON).
+
+    Both sides are {"action": "click", "position": [x, y]}, in fractions of width and height (arXiv:2505.16854). In the
+    released code, which evaluates the answer as Python, an action without a place is worth 1 at most.
+    """
+    gold, position = _gold(prompt), _position(prompt.answer)
+    if gold["action"] == "click" and position is None:
+        malformed(prompt, '"position": [x, y] for a click, in fractions of width and height')
+    value = literal(answer)
+    prediction = _action(value)
+    if prediction is None or prediction["action"] != gold["action"]:
+        return 0.0
+    if position is None or gold["action"] != "click":
+        return 2.0
+    place = _position(value[0] if isinstance(value, list) else value)
+    return 1.0 + float(place is not None and math.dist(place, position) <= NEAR_FRACTION + 1e-9)
+
+
 def word_f1(prediction: str, gold: str) -> float:
     """Harmonic mean of precision and recall of the words."""
     prediction_counts, gold_counts = Counter(words(prediction).split()), Counter(words(gold).split())
@@ -74,6 +96,12 @@ def _action(value: Any) -> dict[str, Any] | None:
         "box": as_box(value.get("box")),
         "input_text": input_text if isinstance(input_text, str) else "",
     }
+
+
+def _position(value: Any) -> tuple[float, ...] | None:
+    """The ``position`` of an action, a list or, as in TON's data, the text of one."""
+    position = value.get("position") if isinstance(value, dict) else None
+    return numbers(literal(position) if isinstance(position, str) else position, 2)
 
 
 def _gold(prompt: Prompt) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.registry import nearest
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.reading import literal, meta_number, numbers
+from reward_models.rules.reading import literal, malformed, meta_number, numbers
 
 Check = Callable[[str, Prompt], bool]
 
@@ -45,6 +45,32 @@ def final_answer_of(completion: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
+def after_thought_of(completion: str) -> str:
+    """What follows the last ``</think>``; "" where no thought ends (AlphaMaze)."""
+    return completion.rpartition("</think>")[2].strip() if "</think>" in completion else ""
+
+
+def tagged(tag: str) -> Callable[[str], str]:
+    """A function to the content of the last ``<tag>...</tag>`` after the thought; "" where there is none."""
+    pair = re.compile(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
+
+    def content_of(completion: str) -> str:
+        contents = pair.findall(completion.rpartition("</think>")[2])
+        return contents[-1].strip() if contents else ""
+
+    return content_of
+
+
+PLACES: Mapping[str, Callable[[str], str]] = {
+    "final_answer": final_answer_of,  # R1-VL
+    "after_thought": after_thought_of,  # AlphaMaze
+    "class": tagged("class"),  # TimeMaster
+    "action": tagged("action"),  # TON
+    "output": tagged("output"),  # VLA-R1
+}
+"""Where a completion has its answer, other than in ``<answer>``: name to a function of the completion."""
+
+
 def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "think_answer") -> list[float]:
     """1 where the completion has the form of ``style``, one of ``STYLES``, otherwise 0."""
     if style not in STYLES:
@@ -70,6 +96,19 @@ def in_order(text: str, *patterns: str) -> bool:
             return False
         position = match.end()
     return True
+
+
+def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
+    """The part of a completion that is its answer."""
+    place = prompt.meta.get("tags", tags)
+    if isinstance(place, bool):
+        return answer_of(text.text) if place else text.text.strip()
+    if isinstance(place, str) and place in PLACES:
+        return PLACES[place](text.text)
+    places = ", ".join(map(repr, PLACES))
+    if "tags" in prompt.meta:
+        malformed(prompt, f"true, false or one of {places}", "meta.tags")
+    raise ValueError(f"tags: got {tags!r}, expected True, False or one of {places}")
 
 
 def _whole(pattern: str) -> Check:
@@ -145,6 +184,10 @@ def _action(action: object) -> bool:
     return kind != "scroll" or input_text in ("left", "right", "up", "down")
 
 
+def _output(text: str, prompt: Prompt) -> bool:
+    return in_order(text, "<think>", "</think>") and isinstance(literal(PLACES["output"](text)), dict | list)
+
+
 def _content(text: str) -> str:
     """The answer of a completion that consists of a thought and an answer; "" for any other."""
     return answer_of(text) if re.fullmatch(THOUGHT_THEN_ANSWER, text, re.DOTALL) else ""
@@ -189,6 +232,8 @@ STYLES: Mapping[str, Check] = {
     "actions": _actions,
     # Thought, which may be empty, and an action (TON).
     "think_action": _whole(r"<think>.*?</think>\s*<action>.*?</action>"),
+    # A thought and JSON in <output>, anywhere (VLA-R1).
+    "think_output": _output,
     # <class>label</class> somewhere (TimeMaster).
     "class": lambda text, prompt: re.search(r"<class>\s*[^<\s][^<]*</class>", text) is not None,
 }

@@ -15,9 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.registry import nearest
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules import answers, boxes, detection, gui, mathematics, paths, tables, times
-from reward_models.rules.reading import malformed
-from reward_models.rules.tags import answer_of, final_answer_of, texts
+from reward_models.rules import (
+    answers,
+    boxes,
+    detection,
+    gui,
+    latex,
+    mathematics,
+    mazes,
+    paths,
+    tables,
+    times,
+    trajectories,
+)
+from reward_models.rules.tags import answer_in, texts
 
 Task = Callable[[str, Prompt, Text], float]
 
@@ -40,9 +51,13 @@ TASKS: Mapping[str, Task] = {
         answers.edit_ratio,
         answers.ocr_wer,
         answers.rouge,
+        answers.rouge_l,
         mathematics.math,
         mathematics.vlm_r1,
         tables.teds,
+        latex.latex_structure,
+        latex.latex_picture,
+        mazes.maze,
         # places in a picture
         boxes.box_iou,
         boxes.box_giou,
@@ -50,6 +65,9 @@ TASKS: Mapping[str, Task] = {
         boxes.point_in_box,
         gui.ui_r1,
         gui.gui_r1,
+        gui.ton,
+        trajectories.affordance,
+        trajectories.trajectory,
         detection.detection_visual_rft,
         detection.detection_ap,
         detection.detection_ap50,
@@ -72,22 +90,26 @@ MAXIMA: Mapping[str, float] = {
     "box_giou": 2.0,
     "box_gui_g1": 1.375,
     "ui_r1": 2.0,
+    "ton": 2.0,
     "detection_visual_rft": 2.0,
 }
 """The value of a perfect answer, where it is not 1."""
 
 
+_IN_WORDS = {module.__name__ for module in (answers, latex, mathematics, mazes, tables)}
+
+
 def written_in_words(name: str) -> bool:
     """Whether the right answer of a task is its gold answer as it stands, no box or time in another form."""
-    return name in TASKS and TASKS[name].__module__ in (answers.__name__, mathematics.__name__, tables.__name__)
+    return name in TASKS and TASKS[name].__module__ in _IN_WORDS
 
 
 def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 
     The answer is the content of the last ``<answer>`` after the thought, and empty if there is none. With
-    ``tags=False`` it is the whole completion, with ``tags='final_answer'`` the line after "### The final answer is:"
-    (R1-VL). ``meta.tags`` of a row takes precedence.
+    ``tags=False`` it is the whole completion, with a place of ``tags.PLACES`` what stands there: ``'final_answer'`` is
+    the line after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
     """
     rows = zip(prompts, texts(outputs, "task"), strict=True)
     return [task_of(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
@@ -105,15 +127,3 @@ def task_of(prompt: Prompt) -> Task:
         problem = f"there is no task '{prompt.task}'" if prompt.task else "names no task"
         raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {problem}.{nearest(prompt.task, TASKS)}")
     return TASKS[prompt.task]
-
-
-def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
-    """The part of a completion that is its answer."""
-    place = prompt.meta.get("tags", tags)
-    if isinstance(place, bool):
-        return answer_of(text.text) if place else text.text.strip()
-    if place == "final_answer":
-        return final_answer_of(text.text)
-    if "tags" in prompt.meta:
-        malformed(prompt, "true, false or 'final_answer'", "meta.tags")
-    raise ValueError(f"tags: got {tags!r}, expected True, False or 'final_answer'")

@@ -48,6 +48,13 @@ def test_the_smallest_mean_gains_weight():
     assert after("least_first", weights(0.7), round_means=[0.3]).values == pytest.approx((0.7,))
 
 
+def test_a_stricter_rule_takes_over_from_an_easier_one():
+    rule, names = "relay(of='easy', by='strict', at=2)", ["easy", "other", "strict"]
+    seen = [after(rule, RewardWeights((0.5, 1.0, 0.0), rounds=count), names=names).values for count in (0, 1, 2, 3)]
+    assert seen == [(0.5, 1, 0)] * 2 + [(0, 1, 0.5)] * 2
+    assert after(rule, RewardWeights((0.0, 1.0, 0.5), rounds=3), names=names).values == (0, 1, 0.5)
+
+
 def test_rewards_whose_gradients_agree_gain_weight():
     inner = [[1.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]  # sums 2, 3
     got = after("gradient(rate=1)", weights(1, 1, 0), inner_products=inner)
@@ -80,7 +87,7 @@ def test_a_rule_waits_for_what_it_looks_at():
 
 
 def test_the_state_survives_json_exactly():
-    state = RewardWeights((1 / 3, 0.1), 0.86738, ((0.1, 1 / 7), (0.3, math.pi)))
+    state = RewardWeights((1 / 3, 0.1), 0.86738, ((0.1, 1 / 7), (0.3, math.pi)), 7)
     assert RewardWeights.read(json.loads(json.dumps(asdict(state)))) == state
 
 
@@ -118,6 +125,7 @@ RULES = [
     "least_first(rate=0.5)",
     "gradient(rate=10.0, tensors=2)",
     "hypervolume",
+    "relay(of='low', by='high', at=4)",
 ]
 
 

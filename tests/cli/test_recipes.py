@@ -21,6 +21,11 @@ TASKS = {
     "gui_g1": "box_gui_g1",
     "crowdvlm_r1": "count_fuzzy",
     "geometry3k": "math",
+    "vision_r1": "detection_ap50",
+    "vla_r1": "trajectory",
+    "time_master": "exact",
+    "alphamaze": "maze",
+    "ton": "ton",
 }
 """Recipe of a vision-language paper to the task that its rows name."""
 

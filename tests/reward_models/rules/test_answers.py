@@ -90,6 +90,9 @@ def value(task: str, answer: str, gold, **meta) -> float:
         # 1-grams 2 * 2 / 5, 2-grams none, longest common subsequence "the cat" 2 * 2 / 5
         ("rouge", "the black cat", "The cat!", (0.8 + 0 + 0.8) / 3),
         ("rouge", "the cat sat", "the cat sat", 1),
+        ("rouge_l", "the black cat", "The cat!", 0.8),
+        ("rouge_l", "cat the", "the cat", 0.5),
+        ("rouge_l", "", "the cat", 0),
     ],
 )
 def test_worked_values(task, answer, gold, expected):

@@ -212,3 +212,37 @@ def test_what_is_no_box_is_none():
     assert as_box([1, 2, 3, 4]) == (1, 2, 3, 4)
     for value in ([True, 2, 3, 4], [1, 2, 3, "4"], {"a": 1}, None, [1, 2, 3, float("inf")], [1, 2, 3, 10**400]):
         assert as_box(value) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"action": "click", "position": [0.5, 0.639]}', 2),  # 0.139 away
+        ("{'action': 'CLICK', 'value': None, 'position': '[0.5, 0.5]'}", 2),
+        ('{"action": "click", "position": [0.6, 0.6]}', 1),  # 0.141 away
+        ('{"action": "click"}', 1),
+        ('{"action": "click", "position": [0.5, NaN]}', 1),
+        ('{"action": "type", "value": "a", "position": [0.5, 0.5]}', 0),
+        ("click (0.5, 0.5)", 0),
+        ("[" * 20_000, 0),
+    ],
+)
+def test_a_click_is_near_within_a_seventh_of_the_screen(answer, expected):
+    assert value("ton", answer, {"action": "click", "position": [0.5, 0.5]}) == expected
+    assert value("ton", answer, {"action": "click", "position": "[0.5, 0.5]"}) == expected
+
+
+def test_an_action_without_a_place_is_right_by_its_name():
+    assert value("ton", '{"action": "back"}', {"action": "back"}) == 2
+    with pytest.raises(ValueError, match=r"prompt '.*expected \"position\": \[x, y\] for a click"):
+        value("ton", "{}", {"action": "click", "box": [1, 2, 3, 4]})
+
+
+def test_small_targets_weigh_as_much_as_their_rows_say():
+    """GUI-G1: where nothing is divided by a spread, twice the reward is twice the advantage, and so twice the loss."""
+    gold, size = [100, 100, 200, 200], [500, 1000]
+    for answer in ("[100, 100, 200, 200]", "[110, 100, 220, 190]", "nothing"):
+        plain = value("box_gui_g1", answer, gold, size=size)
+        assert value("box_gui_g1", answer, gold, size=size, rate=2) == 2 * plain
+    with pytest.raises(ValueError, match=r"got meta\.rate 0, expected a positive number"):
+        value("box_gui_g1", "[1, 2, 3, 4]", gold, size=size, rate=0)

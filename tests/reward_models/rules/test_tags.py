@@ -105,6 +105,8 @@ def test_the_default_is_the_style_that_no_tag_can_repeat_in():
         ),
         ("think_action", "<think>\n\n</think><action>tap</action>", "<action>tap</action>"),
         ("class", "it is <class> cat </class>", "it is <class> </class>"),
+        ("think_output", "<think>a</think><output>[[0, 1]]</output>", "<think>a</think><output>right</output>"),
+        ("think_output", '<think></think> so <output>{"x": 1}</output>', '<output>{"x": 1}</output>'),
     ],
 )
 def test_a_style_takes_what_it_names_and_no_other(style, good, bad):

@@ -20,6 +20,8 @@ for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):
 BOX = [10, 20, 30, 40]
 THINGS = [{"bbox_2d": BOX, "label": "cat"}]
 TABLE = "<table><tr><td>a</td></tr></table>"
+LATEX = r"\begin{tabular}{l|c} \hline red & cat \\ \hline \end{tabular}"
+HOLD = {"x": 0.5, "y": 0.5, "width": 0.2, "height": 0.1}
 PATH = {"1": BOX, "2": BOX}
 REGION = {"box": BOX, "positive_points": [[20, 30]] * 3, "negative_points": [[1, 2]] * 3}
 CLICK = {"action": "click", "box": BOX}
@@ -62,6 +64,13 @@ GOLD: dict[str, tuple] = {
     "spatio_temporal": ({"time": [2, 8], "boxes": PATH}, json.dumps({"time": [2, 8], "boxes": PATH})),
     "segmentation_points": (REGION, json.dumps(REGION)),
     "vlm_r1": ("red cat", "red cat"),
+    "rouge_l": ("red cat", "Red cat"),
+    "latex_structure": (LATEX, LATEX),
+    "latex_picture": (LATEX, LATEX),
+    "maze": ("<|up|><|left|>", "<|up|> <|left|>"),
+    "ton": ({"action": "click", "position": [0.2, 0.3]}, '{"action": "click", "position": [0.2, 0.3]}'),
+    "affordance": (HOLD, json.dumps(HOLD)),
+    "trajectory": ([[0.1, 0.2], [0.5, 0.5]], "[[0.1, 0.2], [0.5, 0.5]]"),
 }
 """A gold answer of each task, and a perfect answer to it."""
 
@@ -134,10 +143,35 @@ def test_a_row_may_take_the_whole_completion_as_its_answer():
     prompts = [row("exact"), row("exact", tags=False)]
     assert scorer("task").fn(prompts, [Text("red")] * 2) == [0, 1]
     assert scorer("task(tags=False)").fn([row("exact"), row("exact", tags=True)], [Text("red")] * 2) == [1, 0]
-    with pytest.raises(ValueError, match=r"prompt '7'.*got meta\.tags 'no', expected true, false or 'final_answer'"):
+    with pytest.raises(
+        ValueError, match=r"prompt '7'.*got meta\.tags 'no', expected true, false or one of 'final_answer'"
+    ):
         scorer("task").fn([row("exact", tags="no")], [Text("red")])
-    with pytest.raises(ValueError, match="tags: got 'no', expected True, False or 'final_answer'"):
+    with pytest.raises(
+        ValueError, match="tags: got 'no', expected True, False or one of 'final_answer', 'after_thought'"
+    ):
         scorer("task(tags='no')").fn([row("exact")], [Text("red")])
+
+
+@pytest.mark.parametrize(
+    ("place", "right"),
+    [
+        ("class", "<think><class>blue</class></think> <class> Red </class>"),
+        ("action", "<think></think><action>red</action>"),
+        ("output", "<think>hm</think><output>red</output>"),
+        ("after_thought", "<think>hm</think> red\n"),
+        ("final_answer", "### The final answer is: red"),
+    ],
+)
+def test_an_answer_stands_where_the_paper_has_it(place, right):
+    texts = [Text(right), Text(right.replace("red", "blue").replace("Red", "blue")), Text("red"), Text("")]
+    assert scorer(f"task(tags='{place}')").fn([row("exact")] * 4, texts) == [1, 0, 0, 0]
+    assert scorer("task").fn([row("exact", tags=place)], texts[:1]) == [1]
+
+
+def test_a_tag_inside_the_thought_holds_no_answer():
+    texts = [Text("<think><class>red</class></think>"), Text("<class>red</class><class>blue</class>")]
+    assert scorer("exact(tags='class')").fn([row("exact")] * 2, texts) == [0, 0]
 
 
 def test_an_unknown_task_is_an_error_that_names_the_prompt_and_the_nearest():
