@@ -13,6 +13,7 @@ from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
 from pipelines.speech.options import (
+    AudioTextOptions,
     CategoricalSampling,
     DurationData,
     DurationOptions,
@@ -180,7 +181,7 @@ class DurationFamily:
         return {}
 
 
-def _hearing(name: str, about: str, architecture: str, options: type) -> LanguageFamily:
+def _hearing(name: str, about: str, architectures: tuple[str, ...], options: type) -> LanguageFamily:
     sections = Sections(
         model=options,
         sampling=HearingSampling,
@@ -190,14 +191,24 @@ def _hearing(name: str, about: str, architecture: str, options: type) -> Languag
         samples_shown=100,
     )
     module = f"pipelines.speech.{name}"
-    return LanguageFamily(name, about, "speech", module, (architecture,), sections, check_sounds, clips)
+    return LanguageFamily(name, about, "speech", module, architectures, sections, check_sounds, clips)
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
-        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
+        _hearing("whisper", "Whisper: one clip in, its transcript out", ("whisper",), WhisperOptions),
+        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), HearingOptions),
+        _hearing(
+            "audio_text",
+            "any other language model of transformers that hears: Voxtral, Granite-Speech, Qwen2.5-Omni, ...",
+            (
+                *("voxtral", "granite_speech", "granite_speech_plus", "qwen2_5_omni", "qwen2_5_omni_thinker"),
+                *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_asr", "audioflamingo3", "musicflamingo"),
+                *("glmasr", "fun_asr_nano"),
+            ),
+            AudioTextOptions,
+        ),
         DurationFamily(),
     )
 }

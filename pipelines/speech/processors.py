@@ -1,8 +1,8 @@
 """Processors of language models that hear, also where a package that transformers needs for them is not installed.
 
-    torchvision       Qwen2.5-Omni without its parts for pictures and clips
-    torchaudio        Granite-Speech with the same spectrogram, computed here
-    mistral-common    Voxtral with an ordinary tokenizer (tokenizer.json); its own (tekken.json) cannot do without
+torchvision       Qwen2.5-Omni without its parts for pictures and clips
+torchaudio        Granite-Speech with the same spectrogram, computed here
+mistral-common    Voxtral with an ordinary tokenizer (tokenizer.json); its own (tekken.json) cannot do without
 """
 
 from __future__ import annotations
@@ -172,9 +172,7 @@ def granite_extractor() -> Any:
             sizes = self._get_num_audio_features(lengths)
             real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
             frames = granite_frames(samples, **self.melspec_kwargs)
-            return BatchFeature(
-                {"input_features": frames, "audio_embed_sizes": sizes, "input_features_mask": real}
-            )
+            return BatchFeature({"input_features": frames, "audio_embed_sizes": sizes, "input_features_mask": real})
 
         def _get_audios_and_audio_lengths(self, audios: Any) -> Any:
             tensors = [torch.as_tensor(one, dtype=torch.float32).flatten() for one in audios]
