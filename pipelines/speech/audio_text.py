@@ -28,6 +28,7 @@ from pipelines.own_forward import OwnForward, Read, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples
 from pipelines.speech.audio_text_tiny import tiny
+from pipelines.speech.granite import read_granite
 from pipelines.speech.processors import processed, read_hearing_processor
 from pipelines.training import PLAIN, Training
 
@@ -51,10 +52,11 @@ class AudioText(OwnForward):
     device: torch.device
     reference: Reference
     checkpointing: bool
+    adapted: bool = False
+    """The network includes an adapter that its authors switch off for prompts without sound, which are refused."""
 
     def __post_init__(self) -> None:
-        places = ("audio_token", "audio_bos_token", "audio_eos_token", "image_token", "video_token")
-        self._set_up(places)
+        self._set_up(("audio_token", "audio_bos_token", "audio_eos_token", "image_token", "video_token"))
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Every prompt by the model's processor."""
@@ -65,6 +67,8 @@ class AudioText(OwnForward):
         for medium in prompt.media:
             if medium.kind != "audio":
                 raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected audio")
+        if self.adapted and not prompt.media:
+            raise ValueError(f"prompt '{prompt.id}': got no sound, expected at least one for this model; remove it")
         sounds: Any = getattr(self.processor, "audio_processor", None) or self.processor.feature_extractor
         clips = [clip_samples(prompt, medium, sounds.sampling_rate, self.seconds) for medium in prompt.media]
         messages = conversation(prompt, self.marks, lambda _: [{"type": "audio"}])
@@ -109,7 +113,8 @@ def load(
             "model.family to whisper for Whisper, image_text for a model of pictures, causal_lm for one of text"
         )
     processor = read_hearing_processor(source, config)
-    network = read_network(network_class, source, training)
+    read = read_granite if kind.startswith("granite_speech") else read_network
+    network = read(network_class, source, training)
     model = AudioText(
         network,
         processor,
@@ -118,6 +123,7 @@ def load(
         torch.device(training.device),
         train_decoder(network, training, freeze_encoder),
         training.gradient_checkpointing,
+        bool(getattr(config, "has_lora_adapter", False)),
     )
     check_hearing(model, f"{source} ({kind})")
     choose_way(model, f"{source} ({kind})", example(tone(min(1.0, seconds))))

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from pipelines.speech.processors import VoxtralProcessor, granite_extractor, omni_processor
+from pipelines.speech.granite import granite_extractor
+from pipelines.speech.processors import VoxtralProcessor, omni_processor
 from pipelines.speech.qwen_audio_tiny import END, START, STOP, amplify, letter_tokenizer
 
 WIDTH = 32
@@ -104,7 +105,7 @@ def qwen2_5_omni(ids: Ids) -> Any:
         video_token_index=ids["<|VIDEO|>"],
         audio_start_token_id=ids["<|audio_bos|>"],
         audio_end_token_id=ids["<|audio_eos|>"],
-        vision_start_token_id=ids["<|vision_bos|>"],
+        **{"vision_start_token_id": ids["<|vision_bos|>"]},  # asked for, but not declared
     )
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from pipelines import require
 from pipelines.conversation import load_tokenizer
 from pipelines.pretrained import read_json, read_part
 from pipelines.processors import read_processor
+from pipelines.speech.granite import granite_extractor
 
 Clips = Sequence[Float[np.ndarray, "_"]]
 
@@ -140,62 +140,3 @@ def omni_processor() -> Any:
                 setattr(self, f"{name}_token_id", tokenizer.convert_tokens_to_ids(getattr(self, f"{name}_token")))
 
     return Qwen2_5OmniProcessor
-
-
-def granite_extractor() -> Any:
-    """The class of Granite-Speech's feature extractor without torchaudio."""
-    from transformers import BatchFeature, SequenceFeatureExtractor
-    from transformers import GraniteSpeechFeatureExtractor as Theirs
-
-    class GraniteSpeechFeatureExtractor(Theirs):
-        def __init__(
-            self,
-            sampling_rate: int = 16_000,
-            n_fft: int = 512,
-            win_length: int = 400,
-            hop_length: int = 160,
-            n_mels: int = 80,
-            projector_window_size: int = 15,
-            projector_downsample_rate: int = 5,
-            padding_value: float = 0.0,
-            **more: Any,
-        ) -> None:
-            more.pop("feature_size", None)
-            SequenceFeatureExtractor.__init__(self, n_mels, sampling_rate, padding_value, **more)
-            sizes = {"sample_rate": sampling_rate, "n_fft": n_fft, "win_length": win_length}
-            self.melspec_kwargs = {**sizes, "hop_length": hop_length, "n_mels": n_mels}
-            self.projector_window_size = projector_window_size
-            self.projector_downsample_rate = projector_downsample_rate
-
-        def __call__(self, audios: Any, device: str | None = "cpu") -> BatchFeature:
-            samples, lengths = self._get_audios_and_audio_lengths(audios)
-            sizes = self._get_num_audio_features(lengths)
-            real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-            frames = granite_frames(samples, **self.melspec_kwargs)
-            return BatchFeature({"input_features": frames, "audio_embed_sizes": sizes, "input_features_mask": real})
-
-        def _get_audios_and_audio_lengths(self, audios: Any) -> Any:
-            tensors = [torch.as_tensor(one, dtype=torch.float32).flatten() for one in audios]
-            return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), [len(one) for one in tensors]
-
-    return GraniteSpeechFeatureExtractor
-
-
-def granite_frames(
-    samples: Float[Tensor, "clips samples"], sample_rate: int, n_fft: int, win_length: int, hop_length: int, n_mels: int
-) -> Float[Tensor, "clips frames width"]:
-    """Log-mel spectrograms as Granite-Speech reads them, two frames of 10 ms in one.
-
-    The spectrogram is ``torchaudio.transforms.MelSpectrogram`` with its defaults: power 2, Hann's window, centred
-    frames with reflected ends, filters on HTK's scale without normalization.
-    """
-    from transformers.audio_utils import mel_filter_bank
-
-    window = torch.hann_window(win_length)
-    spectrum = torch.stft(samples, n_fft, hop_length, win_length, window, center=True, return_complex=True)
-    filters = mel_filter_bank(n_fft // 2 + 1, n_mels, 0.0, sample_rate / 2, sample_rate, norm=None, mel_scale="htk")
-    mel = torch.einsum("cft,fm->ctm", spectrum.abs().square(), torch.from_numpy(filters).float())
-    log = mel.clamp(min=1e-10).log10()
-    log = torch.maximum(log, log.amax((1, 2), keepdim=True) - 8.0) / 4 + 1
-    log = log[:, : len(log[0]) // 2 * 2]
-    return log.reshape(len(log), -1, 2 * n_mels)
