@@ -62,6 +62,18 @@ class AudioText(OwnForward):
         """Every prompt by the model's processor."""
         return self._context([self._read(prompt) for prompt in prompts])
 
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary model folder.
+
+        Granite-Speech's own method would add the whole model to the adapters.
+        """
+        from accelerate.utils import extract_model_from_parallel
+        from transformers import PreTrainedModel
+
+        plain: Any = extract_model_from_parallel(network)
+        PreTrainedModel.save_pretrained(plain, folder)
+        self.processor.save_pretrained(folder)
+
     def _read(self, prompt: Prompt) -> Read:
         """A prompt as its processor's tensors."""
         for medium in prompt.media:

@@ -39,7 +39,10 @@ def read_granite(kind: Any, source: str, training: Training) -> Any:
         for file in folder.iterdir():
             if file.name not in PEFT_FILES:
                 os.symlink(file.resolve(), Path(bare) / file.name)
-        network = read_network(kind, bare, training)
+        try:
+            network = read_network(kind, bare, training)
+        except (OSError, ValueError) as error:
+            raise type(error)(str(error).replace(bare, source)) from error
     network.name_or_path = network.config._name_or_path = source
     if (folder / PEFT_FILES[0]).is_file():
         merge(network.get_decoder(), *read_adapters(folder))

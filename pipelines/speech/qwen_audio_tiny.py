@@ -30,7 +30,7 @@ def amplify(network: nn.Module) -> None:
     could detect it."""
     for parameter in network.parameters():
         if parameter.dim() > 1:
-            parameter.data *= 4
+            parameter.data *= 16 if parameter.dim() == 4 else 4  # two-dimensional convolutions have few inputs
 
 
 def tiny(folder: str | Path, seed: int = 0, dropout: float = 0.0) -> str:

@@ -83,7 +83,7 @@ def test_what_is_heard_is_heard_in_scoring_too_and_belongs_to_its_own_prompt(kin
     for changed in ([features[1], features[0]], silent):
         object.__setattr__(kept(made), "features", changed)
         object.__setattr__(kept(made).context, "media", changed)
-        assert (rescored(policy, made) - honest).abs().amax(1).min() > 1e-3
+        assert (rescored(policy, made) - honest).abs().amax(1).min() > 5e-3
 
 
 def test_of_qwen2_audio_it_computes_what_its_own_family_computes(models, folders):
