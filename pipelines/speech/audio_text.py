@@ -52,6 +52,8 @@ class AudioText(OwnForward):
     device: torch.device
     reference: Reference
     checkpointing: bool
+    instruction: str = ""
+    """Text behind the clips of a prompt that has none."""
     adapted: bool = False
     """The network includes an adapter that its authors switch off for prompts without sound, which are refused."""
 
@@ -84,6 +86,8 @@ class AudioText(OwnForward):
         sounds: Any = getattr(self.processor, "audio_processor", None) or self.processor.feature_extractor
         clips = [clip_samples(prompt, medium, sounds.sampling_rate, self.seconds) for medium in prompt.media]
         messages = conversation(prompt, self.marks, lambda _: [{"type": "audio"}])
+        if self.instruction and not prompt.text.strip():
+            messages[-1]["content"].append({"type": "text", "text": self.instruction})
         try:
             inputs = processed(self.processor, messages, clips, sounds.sampling_rate)
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
@@ -98,12 +102,15 @@ def load(
     *,
     freeze_encoder: bool = True,
     seconds: float = 30.0,
+    instruction: str = "",
 ) -> AudioText:
     """Load any language model that hears for training.
 
     ``freeze_encoder`` freezes all but the language model where the network itself trains. ``seconds`` is the maximum
-    duration of a clip. Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind
-    and for one that does not hear clips of this duration to their end, ImportError where its processor needs a package.
+    duration of a clip. ``instruction`` is the text behind the clips of a prompt that has none.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind and for one that does
+    not hear clips of this duration to their end, ImportError where its processor needs a package.
     """
     require("speech", "transformers", "peft")
     import transformers
@@ -135,6 +142,7 @@ def load(
         torch.device(training.device),
         train_decoder(network, training, freeze_encoder),
         training.gradient_checkpointing,
+        instruction,
         bool(getattr(config, "has_lora_adapter", False)),
     )
     check_hearing(model, f"{source} ({kind})")

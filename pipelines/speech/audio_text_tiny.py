@@ -96,9 +96,7 @@ def qwen2_5_omni(ids: Ids) -> Any:
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
     vision = {"depth": 1, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_heads": 2, "out_hidden_size": WIDTH}
-    undeclared: dict[str, Any] = {
-        "vision_start_token_id": ids["<|vision_bos|>"]
-    }  # which the network reads all the same
+    undeclared: dict[str, Any] = {"vision_start_token_id": ids["<|vision_bos|>"]}  # which the network reads
     return Qwen2_5OmniThinkerConfig(
         audio_config=tower("qwen2_5_omni_audio_encoder", output_dim=WIDTH, n_window=50),
         vision_config={"model_type": "qwen2_5_omni_vision_encoder", **vision},

@@ -44,6 +44,8 @@ class AudioTextOptions(HearingOptions):
     depends on the model."""
     freeze_encoder: bool = True
     """Train the language model only."""
+    instruction: Annotated[str, ANY_TEXT] = ""
+    """Text behind the clips of a prompt that has none, as rows of manifests have none, e.g. 'Transcribe the speech.'"""
 
 
 @dataclass

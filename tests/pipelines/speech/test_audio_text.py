@@ -149,6 +149,14 @@ def test_what_no_model_hears_is_refused_by_the_name_of_its_prompt(models):
         models["glmasr"].encode([TWO])
 
 
+def test_a_clip_without_a_question_is_asked_the_instruction(folders, models):
+    asking = audio_text.load(folders["granite_speech"], instruction="what is said ?")
+    alone = shown(0, hum(0))
+    wanted = models["granite_speech"].encode([ONE]).ids
+    assert torch.equal(asking.encode([alone]).ids, wanted) and torch.equal(asking.encode([ONE]).ids, wanted)
+    assert models["granite_speech"].encode([alone]).ids.shape[1] < wanted.shape[1]
+
+
 def test_a_template_without_a_place_for_sounds_is_refused(folders):
     model = audio_text.load(folders["granite_speech"])
     model.processor.chat_template = "{{ messages[0]['content'][1]['text'] }}"
