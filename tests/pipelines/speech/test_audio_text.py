@@ -41,17 +41,31 @@ def models(folders) -> dict[str, Any]:
 EACH = pytest.mark.parametrize("kind", [*KINDS, "qwen2_audio"])
 
 
+def library_logits(model: Any, prompt: Prompt, completion: torch.Tensor) -> torch.Tensor:
+    """Logits before every token of a completion, by the library's processor and forward pass alone."""
+    parts = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "audio"}
+        for part in (prompt.turns[0].parts if prompt.turns else (prompt.text,))
+    ]
+    text = model.processor.apply_chat_template(
+        [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+    )
+    clips = [medium.source.samples[0].numpy() for medium in prompt.media]  # type: ignore[union-attr]
+    inputs = model.processor(text=[text], audio=clips or None, sampling_rate=16_000, return_tensors="pt")
+    ids = torch.cat([inputs["input_ids"], completion[None]], 1)
+    with torch.no_grad():
+        out = model.network(**dict(inputs) | {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return out.logits[0, -len(completion) - 1 : -1]
+
+
 @EACH
-def test_log_probs_are_those_of_the_models_own_forward_pass(kind, models):
+def test_log_probs_are_those_of_the_librarys_processor_and_forward_pass(kind, models):
     model, prompts = models[kind], prompts_of(kind)
     made = rollout(TokenPolicy(model, max_tokens=5), prompts)
     assert model.shared and made.decisions.log_probs[made.decisions.loss_mask].std() > 0.1
-    context = model.encode(prompts)
-    for row, prompt in enumerate(kept(made).prompt.tolist()):
+    for row, prompt in enumerate(made.prompts):
         said = kept(made).ids[row][kept(made).real[row]]
-        before = context.ids[prompt][context.real[prompt]]
-        with torch.no_grad():
-            logits = model.own_logits(torch.cat([before, said]), context.media[prompt])[len(before) - 1 : -1]
+        logits = library_logits(model, prompt, said)
         own = logits.index_fill(1, torch.tensor(sorted(model.suppress_tokens)), -torch.inf).log_softmax(-1)
         wanted = own.gather(1, said[:, None])[:, 0]
         torch.testing.assert_close(made.decisions.log_probs[row, : len(said)], wanted, rtol=0, atol=1e-5)

@@ -21,8 +21,8 @@ from mmgrpo.policies.token import TokenPolicy
 from pipelines.speech import audio_text, processors
 from pipelines.speech.granite import granite_frames
 from pipelines.training import Training
-from tests.pipelines.speech.test_qwen_audio import LONG, ONE, TWO, WORDS
-from tests.seeing import rollout
+from tests.pipelines.speech.test_qwen_audio import ONE, TWO, WORDS, hum
+from tests.seeing import asked, rollout
 
 
 def test_of_a_whole_qwen_omni_the_thinker_is_trained(tmp_path):
@@ -128,7 +128,9 @@ class Tekken:
         sounds = [soundfile.read(io.BytesIO(base64.b64decode(part["base64"])), dtype="float32") for part in parts]
         assert all(rate == 16_000 for _, rate in sounds)
         self.heard = [samples for samples, _ in sounds]
-        ids = self.tokenizer(text.replace("[AUDIO]", "[AUDIO]" * 100), add_special_tokens=False)
+        for samples in self.heard:  # 100 marks for every 30 s that have begun
+            text = text.replace("[AUDIO]", "<mark>" * 100 * -(-len(samples) // 480_000), 1)
+        ids = self.tokenizer(text.replace("<mark>", "[AUDIO]"), add_special_tokens=False)
         return {name: [value] for name, value in ids.items()} | ({"audio": self.heard} if sounds else {})
 
 
@@ -136,14 +138,14 @@ def test_voxtral_through_mistral_common_hears_every_sample(tmp_path, monkeypatch
     """Through transformers' own processor; the tokenizer of mistral-common itself is not tried here."""
     from transformers import VoxtralProcessor, WhisperFeatureExtractor
 
-    own = audio_text.load(audio_text.tiny(tmp_path, "voxtral"))
+    own = audio_text.load(audio_text.tiny(tmp_path, "voxtral"), seconds=31)
     tekken = Tekken(own.processor.tokenizer)
     monkeypatch.setattr(VoxtralProcessor, "check_argument_for_proper_class", lambda *_: None)
     processor = VoxtralProcessor(WhisperFeatureExtractor(feature_size=128), tekken)
     monkeypatch.setattr(processors, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     monkeypatch.setattr(VoxtralProcessor, "from_pretrained", lambda *_, **__: processor)
-    model = audio_text.load(tmp_path)
-    for prompt in (ONE, WORDS, TWO, LONG):
+    model = audio_text.load(tmp_path, seconds=31)
+    for prompt in (ONE, WORDS, TWO, asked("long", hum(0, 30.5), "what ?", hum(1))):
         one, two = model.encode([prompt]), own.encode([prompt])
         assert torch.equal(one.ids, two.ids)
         assert one.media[0].keys() == two.media[0].keys()
