@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 Check = Callable[[Config, "list[Prompt]", str], "tuple[list[Prompt], list[Skipped]]"]
 
 
+COVERED = {"image_text": {"qwen_vl", "smolvlm"}, "audio_text": {"qwen_audio", "image_text"}}
+"""A generic family, and those whose models it reads too: some of ``image_text`` also hear."""
+
+
 @dataclass(frozen=True)
 class LanguageFamily:
     """A family of models that generate text; ``module`` has its ``load`` and ``tiny``."""
@@ -72,9 +76,9 @@ class LanguageFamily:
 
         table, declared = families(), architecture(path)
         known = [name for name, family in table.items() if declared in family.architectures]
-        # A family of one's own knows what it reads, and image_text reads what qwen_vl and smolvlm read. Of an
+        # A family of one's own knows what it reads, and a generic one what those read whose models it covers. Of an
         # architecture that no family names, the loader decides.
-        free = self.name not in table or (self.name == "image_text" and {"qwen_vl", "smolvlm"} & {*known})
+        free = self.name not in table or COVERED.get(self.name, set()) & {*known}
         if known and self.name not in known and not free:
             raise ValueError(
                 f"model.path: '{path}' is a model of type '{declared}', which family '{self.name}' does not read; set "

@@ -13,6 +13,7 @@ from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
 from pipelines.speech.options import (
+    AudioTextOptions,
     CategoricalSampling,
     CtcOptions,
     CtcSampling,
@@ -190,6 +191,7 @@ def _hearing(
     name: str, about: str, architectures: str | tuple[str, ...], options: type, sampling: type = HearingSampling
 ) -> LanguageFamily:
     kinds = (architectures,) if isinstance(architectures, str) else architectures
+def _hearing(name: str, about: str, architectures: tuple[str, ...], options: type) -> LanguageFamily:
     sections = Sections(
         model=options,
         sampling=sampling,
@@ -201,6 +203,7 @@ def _hearing(
     module = f"pipelines.speech.{name}"
     own_policy = sampling is not HearingSampling
     return LanguageFamily(name, about, "speech", module, kinds, sections, check_sounds, clips, own_policy)
+    return LanguageFamily(name, about, "speech", module, architectures, sections, check_sounds, clips)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -209,6 +212,18 @@ FAMILIES: Mapping[str, Family] = {
         _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
         _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling),
+        _hearing("whisper", "Whisper: one clip in, its transcript out", ("whisper",), WhisperOptions),
+        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), HearingOptions),
+        _hearing(
+            "audio_text",
+            "any other language model of transformers that hears: Voxtral, Granite-Speech, Qwen2.5-Omni, ...",
+            (
+                *("voxtral", "granite_speech", "granite_speech_plus", "qwen2_5_omni", "qwen2_5_omni_thinker"),
+                *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_asr", "audioflamingo3", "musicflamingo"),
+                *("glmasr", "fun_asr_nano"),
+            ),
+            AudioTextOptions,
+        ),
         DurationFamily(),
     )
 }

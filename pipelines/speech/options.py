@@ -58,6 +58,19 @@ class CtcSampling:
 
 
 @dataclass
+class AudioTextOptions(HearingOptions):
+    """The model, and which of its weights are trained."""
+
+    seconds: Annotated[float, within("[0.02, 1800]")] = 30.0
+    """Maximum duration of a clip. What the model hears of it to the end is tried when it is loaded; beyond 30 s that
+    depends on the model."""
+    freeze_encoder: bool = True
+    """Train the language model only."""
+    instruction: Annotated[str, ANY_TEXT] = ""
+    """Text behind the clips of a prompt that has none, as rows of manifests have none, e.g. 'Transcribe the speech.'"""
+
+
+@dataclass
 class SpeechData(Data):
     """The data sets of clips."""
 

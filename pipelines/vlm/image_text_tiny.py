@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipelines.vlm.processors import without_clips
+from pipelines.processors import without_clips
 from pipelines.vlm.qwen_vl_tiny import SPECIAL, TINY_WORDS, word_tokenizer
 from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
 

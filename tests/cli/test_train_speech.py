@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from mmgrpo.runtime.plugins import locate
-from pipelines.speech import qwen_audio
+from pipelines.speech import audio_text, qwen_audio
 from tests.cli import quick
 from tests.cli.running import call, read_lines, summary, write_rows
 
@@ -98,6 +98,40 @@ def test_an_audio_language_model_is_measured_and_sampled(tmp_path):
     call("sample", *options, "--output", tmp_path / "drawn")
     html = (tmp_path / "drawn" / "completions.html").read_text()
     assert html.count("<audio") == 4 and "Translate." in html
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [
+        ("voxtral", 0),
+        ("granite_speech", 2),
+        ("qwen2_5_omni", 0),
+        ("audioflamingo3", 0),
+        ("glmasr", 2),
+        ("qwen3_asr", 0),
+    ],
+)
+def test_any_language_model_that_hears_trains_on_a_manifest_of_nemo(kind, rank, tmp_path):
+    path = audio_text.tiny(tmp_path / "tiny", kind)
+    hum = np.sin(np.arange(16_000) * 0.05) / 2
+    for name, numbers in {"train": range(4), "heldout": (4, 5)}.items():
+        for number in numbers:
+            soundfile.write(tmp_path / f"{number}.wav", hum[: 4_000 + 2_000 * number], 16_000)
+        rows = [{"audio_filepath": f"{n}.wav", "duration": 0.25 + n / 8, "text": f"hum {n}"} for n in numbers]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    files = [option for name in ("train", "heldout") for option in (f"--data.{name}", tmp_path / f"{name}.jsonl")]
+    options = ["--model.lora-rank", rank, "--rewards", "neg_wer", "repetition", "--sampling.max-tokens", 6]
+    options += ["--data.prompts-per-step", 2, "--data.group-size", 2, "--steps", 2, "--trackers", "--threads", 1]
+    call("train", "--model.family", "audio_text", "--model.path", path, *files, *options, "--output-dir", tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)
+    saved = "adapter_model.safetensors" if rank else "model.safetensors"
+    assert [file.name for file in sorted((tmp_path / "run" / "model").glob("*.safetensors"))] == [saved]
+    assert "hum 4" in (tmp_path / "run" / "report.html").read_text()
+    call("sample", "--run", tmp_path / "run", "--prompts", tmp_path / "0.wav", "--output", tmp_path / "drawn")
+    assert (tmp_path / "drawn" / "completions.html").is_file()
 
 
 @pytest.mark.slow

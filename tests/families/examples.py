@@ -81,6 +81,7 @@ EXAMPLES: Mapping[str, Example] = {
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
     "ctc": Example(HEARD),
     "qwen_audio": Example(ASKED, sampling=SHORT),
+    "audio_text": Example(ASKED, sampling=SHORT),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
 }
 """Family to its row."""

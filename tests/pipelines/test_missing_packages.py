@@ -16,6 +16,7 @@ from pipelines.speech import audio, renderers, whisper_weights
 LOADS = {
     "speech.whisper": ("speech", ["transformers", "peft"]),
     "speech.qwen_audio": ("speech", ["transformers", "peft"]),
+    "speech.audio_text": ("speech", ["transformers", "peft"]),
     "vlm.causal_lm": ("vlm", ["transformers", "peft"]),
     "vlm.qwen_vl": ("vlm", ["transformers", "peft"]),
     "vlm.smolvlm": ("vlm", ["transformers", "peft"]),

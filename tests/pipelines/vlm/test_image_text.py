@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Image, Media, Prompt, Request
-from pipelines import vlm
+from pipelines import own_forward, vlm
 from pipelines.training import Training
 from pipelines.vlm import causal_lm, image_text, smolvlm
 from pipelines.vlm.image_text_tiny import KINDS
@@ -93,7 +93,7 @@ def test_pictures_matter_and_only_to_their_own_prompt(kind, folders):
 
 
 def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, capsys):
-    monkeypatch.setattr(image_text, "spread_cache", lambda cache, rows: 1 / 0)
+    monkeypatch.setattr(own_forward, "spread_cache", lambda cache, rows: 1 / 0)
     model = image_text.load(folders["llava"])
     assert not model.shared
     assert "are read whole, since sharing fails (ZeroDivisionError" in capsys.readouterr().out

@@ -1,0 +1,281 @@
+"""Token models that compute by their network's own forward pass, whatever its architecture.
+
+Every prompt is read by the network alone, media included, so that neither the layout of its media nor padding can
+differ from what the model's authors wrote. Then one of two ways, which the log names:
+
+    shared     the members of a group share the keys and values of their prompt, in sampling and in scoring
+    replayed   every sample is read whole by every forward pass, as slow as that is
+
+The first is taken where, on an example, it gives the logits of the model's own forward pass over the whole text.
+A family adds how a prompt becomes the tensors of its processor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.types import Prompt, Reference
+from pipelines.conversation import completion_ids, end_tokens, pad_left, suppressed_tokens
+from pipelines.kv import spread_cache
+from pipelines.pretrained import save_network
+from pipelines.training import Training, autocast, checkpoint_layers, make_trainable
+
+LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+"""Attention of the language model; all its linear layers where it has none of these names."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Largest difference of logits, relative to their largest, by which the shared way may differ from the whole one."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A cache that caches nothing: all tokens of each row so far, and its media."""
+
+    ids: Sequence[Int[Tensor, "_"]]
+    media: Sequence[Mapping[str, Tensor]]
+
+
+Read: TypeAlias = tuple[Mapping[str, Tensor], tuple[tuple[int, int], ...]]
+"""A prompt as its processor's tensors, and (height, width) of each of its pictures as the network sees it."""
+
+
+class OwnForward(ABC):
+    """The part of a ``TokenModel`` that does not depend on the kind of media; a family calls ``_set_up`` first."""
+
+    network: nn.Module
+    processor: Any
+    dtype: torch.dtype
+    device: torch.device
+    reference: Reference
+    checkpointing: bool
+    frozen_media: bool = False
+    """Media are encoded inside of the network's own forward pass, so that their features are never kept."""
+    media_tokens: frozenset[int] = frozenset()
+    begin_suppress_tokens: frozenset[int] = frozenset()
+    shared: bool = True
+    """Whether the members of a group share the keys and values of their prompt (``choose_way``)."""
+    cap: float = 0.0
+    """Bound of the logits, ``cap * tanh(logits / cap)``; 0: none."""
+
+    @abstractmethod
+    def encode(self, prompts: Sequence[Prompt]) -> Context:
+        """Every prompt by the model's processor, joined by ``_context``."""
+
+    def _set_up(self, places: Sequence[str]) -> None:
+        """Attributes that follow from network and processor; ``places`` are the names under which they, or the
+        configuration, declare the marks of media."""
+        network: Any = self.network
+        tokenizer = self.tokenizer = self.processor.tokenizer
+        marks = {getattr(part, name, None) for part in (self.processor, tokenizer) for name in places}
+        ids = {getattr(network.config, f"{name}_id", None) for name in places}
+        named = tokenizer.convert_ids_to_tokens([i for i in ids if isinstance(i, int) and i < len(tokenizer)])
+        self.marks = sorted({mark for mark in (*marks, *named) if isinstance(mark, str)})
+        self.end_ids = end_tokens(network, tokenizer)
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.end_ids))
+        head = network.get_output_embeddings()
+        self.suppress_tokens = suppressed_tokens(tokenizer, head.weight.shape[0], self.marks, self.end_ids)
+        self.accepted = frozenset(inspect.signature(network.base_model.forward).parameters)
+
+    def _context(self, read: Sequence[Read]) -> Context:
+        """Prompts as they were read, padded on the left."""
+        ids, real = pad_left([inputs["input_ids"][0].tolist() for inputs, _ in read], self.pad_id)
+        own = [self._positions(inputs) for inputs, _ in read]
+        positions = torch.ones(len(read), max(map(len, own)), ids.shape[1], dtype=torch.long)
+        for row, one in enumerate(own):
+            positions[row, :, ids.shape[1] - one.shape[1] :] = one
+        wanted = self.accepted - {"input_ids", "attention_mask"}
+        media = [{name: value for name, value in inputs.items() if name in wanted} for inputs, _ in read]
+        return Context(ids, real, positions, media, [sizes for _, sizes in read])
+
+    def features(self, network: Any, context: Context) -> Features:
+        """What the processor made of each prompt's media, which the network encodes when it reads the prompt."""
+        return context.media
+
+    def hidden(
+        self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, features: Any, cache: Any
+    ) -> tuple[Float[Tensor, "rows length width"], Any]:
+        """Last hidden states: of whole prompts, one by one, or of tokens after a cache."""
+        if isinstance(cache, Whole):
+            kept = real[:, -ids.shape[1] :]
+            rows = [torch.cat([old, new[keep]]) for old, new, keep in zip(cache.ids, ids, kept, strict=True)]
+            states = [self._forward(network, row, media)[0] for row, media in zip(rows, cache.media, strict=True)]
+            return _placed([s[len(old) :] for s, old in zip(states, cache.ids, strict=True)], kept), Whole(
+                rows, cache.media
+            )
+        if cache is not None:
+            return self._continued(network, ids, real, positions, cache)
+        checkpointed = checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
+        ends = bool(real[:, -1].all())  # else these are whole completions, which nothing follows
+        rows = [row[keep] for row, keep in zip(ids, real, strict=True)]
+        media = list(features) or [{}] * len(rows)
+        share = self.shared and ends and not checkpointed
+        outs = [
+            self._forward(network, row, one, places[:, keep] if self.shared else None, share)
+            for row, one, places, keep in zip(rows, media, positions, real, strict=True)
+        ]
+        states = _placed([state for state, _ in outs], real)
+        if not ends or checkpointed:
+            return states, None
+        return states, _joined([own for _, own in outs], ids.shape[1]) if self.shared else Whole(rows, media)
+
+    def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
+        """The cache of a group's prompt, repeated for each of its members."""
+        if isinstance(cache, Whole):
+            return Whole([cache.ids[row] for row in rows.tolist()], [cache.media[row] for row in rows.tolist()])
+        return spread_cache(cache, rows)
+
+    def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
+        """Logits of the next token."""
+        with autocast(self.dtype, hidden.device):
+            logits = network.get_output_embeddings()(hidden)
+        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a whole completion, its end included."""
+        return completion_ids(self.tokenizer, text, self.end_ids)
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary model folder."""
+        save_network(folder, network, (self.processor,))
+
+    def own_logits(self, ids: Int[Tensor, "length"], media: Mapping[str, Tensor]) -> Float[Tensor, "length vocabulary"]:
+        """Logits of the model's own forward pass, to compare with."""
+        with autocast(self.dtype, self.device):
+            return self.network(**self._inputs(ids, media), use_cache=False).logits[0].float()
+
+    def _inputs(self, ids: Tensor, media: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The arguments of a forward pass over one row: what is given per token is 0 on tokens of the completion."""
+        inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+        for name, value in media.items():
+            value = value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+            if name.endswith("token_type_ids"):
+                value = nn.functional.pad(value, (0, len(ids) - value.shape[1]))
+            inputs[name] = value
+        return inputs
+
+    def _forward(
+        self,
+        network: Any,
+        ids: Int[Tensor, "length"],
+        media: Mapping[str, Tensor],
+        positions: Int[Tensor, "axes length"] | None = None,
+        share: bool = False,
+    ) -> tuple[Float[Tensor, "length width"], Any]:
+        """Hidden states of one row without padding, and its keys and values if they are to be shared."""
+        from transformers import DynamicCache
+
+        places = {} if positions is None else {"position_ids": _places(positions[None])}
+        with autocast(self.dtype, self.device):
+            out = network.base_model(
+                **self._inputs(ids, media), **places, use_cache=share, past_key_values=DynamicCache() if share else None
+            )
+        return out.last_hidden_state[0], out.past_key_values if share else None
+
+    def _continued(self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        with autocast(self.dtype, self.device):
+            out = network.base_model(
+                input_ids=ids,
+                attention_mask=real.long(),
+                position_ids=_places(positions),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return out.last_hidden_state, out.past_key_values
+
+    def _positions(self, inputs: Mapping[str, Tensor]) -> Int[Tensor, "axes length"]:
+        """Positions of a prompt: the model's own where they have several axes, else counted from 0."""
+        network: Any = self.network
+        ids = inputs["input_ids"]
+        if not hasattr(network.base_model, "get_rope_index") or "image_grid_thw" not in inputs:
+            return torch.arange(ids.shape[1])[None]
+        wanted = inspect.signature(network.base_model.get_rope_index).parameters
+        positions, _ = network.base_model.get_rope_index(**{n: v for n, v in inputs.items() if n in wanted})
+        return positions[:, 0].cpu()
+
+
+def train_decoder(network: Any, training: Training, freeze_media: bool) -> Reference:
+    """Set that the language model trains, by adapters or itself, and unless ``freeze_media`` all else beside it."""
+    decoder = network.get_decoder()
+    layers = [name for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
+    usual = [target for target in LORA_TARGETS if any(name.endswith(target) for name in layers)]
+    frozen = [part for part in network.base_model.children() if decoder not in part.modules()]
+    return make_trainable(network, training, usual or layers, frozen if freeze_media or training.adapters else [])
+
+
+@torch.no_grad()
+def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
+    """Share prompts if, on ``example``, that gives the logits of the model's own pass over the whole text, or replay.
+
+    ValueError where even whole passes do not: the logits are not those of the hidden states then.
+    """
+    context = model.encode([example])
+    ids, media = context.ids.to(model.device), context.media[0]
+    answer = torch.tensor([sorted(set(range(200)) - model.suppress_tokens)[1:5]] * 2, device=model.device)
+    answer[1] = answer[1].flip(0)
+    start, differences = ids.shape[1] - 1, []
+    wanted = torch.stack([model.own_logits(torch.cat([ids[0], row]), media)[start:] for row in answer])
+    network: Any = model.network
+    cap = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
+    for model.shared, model.cap in itertools.product((True, False), (cap, 0.0) if cap else (0.0,)):
+        try:
+            state, cache = model.hidden(
+                network, ids, context.real.to(model.device), context.positions.to(model.device), [media], None
+            )
+            rows = torch.zeros(2, dtype=torch.long, device=model.device)
+            real = torch.ones(2, start + 1 + answer.shape[1], dtype=torch.bool, device=model.device)
+            after = context.positions.amax((1, 2)).to(model.device) + 1
+            places = (after[:, None] + torch.arange(answer.shape[1], device=model.device))[:, None]
+            places = places.expand(2, context.positions.shape[1], -1)
+            more, _ = model.hidden(network, answer, real, places, (), model.spread(cache, rows))
+        except Exception as error:  # whatever a model raises that does not take what most do
+            differences.append(f"{type(error).__name__}: {error}")
+            continue
+        got = model.logits(network, torch.cat([state[rows, -1:], more], 1).flatten(0, 1)).float()
+        gap = float((got - wanted.flatten(0, 1)).abs().max() / wanted.abs().max())
+        if gap <= TOLERANCE[model.dtype]:
+            way = (
+                "share their prompt" if model.shared else f"are read whole, since sharing fails ({differences[0]:.200})"
+            )
+            print(f"{name}: the samples of a group {way}", flush=True)
+            return
+        differences.append(f"logits differ by {gap:.1e} of the largest")
+    raise ValueError(
+        f"{name}: its own logits cannot be computed from its hidden states ({differences[-1]:.300}); choose another "
+        "model"
+    )
+
+
+def _joined(caches: Sequence[Any], length: int) -> Any:
+    """Keys and values of several rows in one cache, padded on the left to ``length`` tokens."""
+    joined = caches[0]
+    for place, layer in enumerate(joined.layers):
+        for name in ("keys", "values"):
+            parts = [getattr(cache.layers[place], name) for cache in caches]
+            padded = [nn.functional.pad(part, (0, 0, length - part.shape[2], 0)) for part in parts]
+            setattr(layer, name, torch.cat(padded))
+    return joined
+
+
+def _placed(states: Sequence[Tensor], real: Tensor) -> Float[Tensor, "rows length width"]:
+    """The states of rows without padding, at the places of their tokens; zeros on the padding."""
+    empty = states[0].new_zeros(*real.shape, states[0].shape[-1])
+    return empty.masked_scatter(real[..., None], torch.cat(list(states)))
+
+
+def _places(positions: Int[Tensor, "rows axes length"]) -> Tensor:
+    """Positions as transformers takes them: [rows, length] for one axis, [axes, rows, length] for several."""
+    return positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2)

@@ -1,0 +1,163 @@
+"""Checkpoints and processors as their authors publish them, where a package that they need is not installed."""
+
+from __future__ import annotations
+
+import base64
+import importlib.machinery
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GraniteSpeechForConditionalGeneration, audio_utils
+
+from mmgrpo.policies.token import TokenPolicy
+from pipelines.speech import audio_text, processors
+from pipelines.speech.granite import granite_frames
+from pipelines.training import Training
+from tests.pipelines.speech.test_qwen_audio import ONE, TWO, WORDS, hum
+from tests.seeing import asked, rollout
+
+
+def test_of_a_whole_qwen_omni_the_thinker_is_trained(tmp_path):
+    """The talker and the vocoder of the checkpoint are not read."""
+    thinker, whole = Path(audio_text.tiny(tmp_path / "thinker", "qwen2_5_omni")), tmp_path / "whole"
+    shutil.copytree(thinker, whole)
+    config = {"model_type": "qwen2_5_omni", "thinker_config": json.loads((thinker / "config.json").read_text())}
+    (whole / "config.json").write_text(json.dumps(config))
+    tensors = load_file(thinker / "model.safetensors")
+    published = {f"thinker.{name}": value for name, value in tensors.items()} | {"talker.x": torch.zeros(2)}
+    save_file(published, whole / "model.safetensors", {"format": "pt"})
+    one, two = (audio_text.load(folder) for folder in (thinker, whole))
+    wanted = one.network.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in two.network.state_dict().items())
+    assert len(two.network.state_dict()) == len(wanted)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory) -> tuple[Path, Any]:
+    """A Granite-Speech with the adapter beside its weights as IBM publishes it, and the network as peft applies it."""
+    from peft import LoraConfig
+
+    folder = Path(audio_text.tiny(tmp_path_factory.mktemp("granite"), "granite_speech"))
+    config = json.loads((folder / "config.json").read_text()) | {"has_lora_adapter": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    network: Any = GraniteSpeechForConditionalGeneration.from_pretrained(folder)
+    config_class: Any = LoraConfig
+    network.add_adapter(config_class(r=4, lora_alpha=8, target_modules=r".*language_model.*(q_proj|v_proj)"))
+    for name, parameter in network.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    network.save_pretrained(str(folder / "aside"))
+    published = json.loads((folder / "aside" / "adapter_config.json").read_text())
+    published |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "someone/else"}
+    (folder / "adapter_config.json").write_text(json.dumps(published))
+    (folder / "aside" / "adapter_model.safetensors").rename(folder / "adapter_model.safetensors")
+    shutil.rmtree(folder / "aside")
+    return folder, network.eval()
+
+
+def test_the_adapter_beside_granites_weights_is_merged_into_them(adapted, tmp_path):
+    folder, theirs = adapted
+    for training in (Training(), Training(lora_rank=2)):
+        model = audio_text.load(folder, training)
+        context = model.encode([ONE])
+        with torch.no_grad():
+            wanted = theirs(**model._inputs(context.ids[0], context.media[0])).logits[0]
+            theirs.disable_adapters()
+            without = theirs(**model._inputs(context.ids[0], context.media[0])).logits[0]
+            theirs.enable_adapters()
+        found = model.own_logits(context.ids[0], context.media[0])
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+        assert (without - wanted).abs().max() > 0.01
+        model.save(tmp_path / str(training.lora_rank), model.network)
+        again = audio_text.load(folder, Training(weights=tmp_path / str(training.lora_rank)))
+        assert torch.equal(again.own_logits(context.ids[0], context.media[0]), found)
+        with pytest.raises(ValueError, match="prompt 'words': got no sound, expected at least one"):
+            model.encode([WORDS])
+
+
+def test_an_adapter_of_another_kind_is_refused(adapted, tmp_path):
+    folder = tmp_path / "granite"
+    shutil.copytree(adapted[0], folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    renamed = {name.replace("layers.1.", "layers.9."): value for name, value in tensors.items()}
+    save_file(renamed, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="the checkpoint's adapter: got the tensor '.*layers.9.*expected pairs"):
+        audio_text.load(folder)
+
+
+def test_granites_spectrogram_is_the_one_of_a_second_implementation():
+    """Numpy's in transformers, which pads by the window and not by the transform; odd frames at the end are dropped."""
+    samples = np.random.default_rng(0).normal(size=16_000).astype(np.float32) / 4
+    filters = audio_utils.mel_filter_bank(257, 80, 0.0, 8_000.0, 16_000, norm=None, mel_scale="htk")
+    window = audio_utils.window_function(400, "hann")
+    mel = audio_utils.spectrogram(samples, window, 400, 160, 512, power=2.0, mel_filters=filters, mel_floor=1e-10)
+    log = np.log10(mel.T)
+    log = np.maximum(log, log.max() - 8) / 4 + 1
+    found = granite_frames(torch.from_numpy(samples)[None], 16_000, 512, 400, 160, 80)[0]
+    assert found.shape == (50, 160) and len(log) == 101
+    np.testing.assert_allclose(found.numpy().reshape(100, 80)[2:-2], log[2:98], rtol=0, atol=1e-4)
+
+
+class Tekken:
+    """Stands in for mistral-common's tokenizer: it reads the sounds in the messages and writes the ids of Voxtral."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.heard = tokenizer, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.tokenizer(*args, **options)
+
+    def apply_chat_template(self, conversations: Any, **options: Any) -> Any:
+        [messages] = conversations
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        parts = [part for message in messages for part in message["content"] if part["type"] == "audio"]
+        sounds = [soundfile.read(io.BytesIO(base64.b64decode(part["base64"])), dtype="float32") for part in parts]
+        assert all(rate == 16_000 for _, rate in sounds)
+        self.heard = [samples for samples, _ in sounds]
+        for samples in self.heard:  # 100 marks for every 30 s that have begun
+            text = text.replace("[AUDIO]", "<mark>" * 100 * -(-len(samples) // 480_000), 1)
+        ids = self.tokenizer(text.replace("<mark>", "[AUDIO]"), add_special_tokens=False)
+        return {name: [value] for name, value in ids.items()} | ({"audio": self.heard} if sounds else {})
+
+
+def test_voxtral_through_mistral_common_hears_every_sample(tmp_path, monkeypatch):
+    """Through transformers' own processor; the tokenizer of mistral-common itself is not tried here."""
+    from transformers import VoxtralProcessor, WhisperFeatureExtractor
+
+    own = audio_text.load(audio_text.tiny(tmp_path, "voxtral"), seconds=31)
+    tekken = Tekken(own.processor.tokenizer)
+    monkeypatch.setattr(VoxtralProcessor, "check_argument_for_proper_class", lambda *_: None)
+    processor = VoxtralProcessor(WhisperFeatureExtractor(feature_size=128), tekken)
+    monkeypatch.setattr(processors, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
+    monkeypatch.setattr(VoxtralProcessor, "from_pretrained", lambda *_, **__: processor)
+    model = audio_text.load(tmp_path, seconds=31)
+    for prompt in (ONE, WORDS, TWO, asked("long", hum(0, 30.5), "what ?", hum(1))):
+        one, two = model.encode([prompt]), own.encode([prompt])
+        assert torch.equal(one.ids, two.ids)
+        assert one.media[0].keys() == two.media[0].keys()
+        assert all(torch.equal(value, two.media[0][name]) for name, value in one.media[0].items())
+        for samples, medium in zip(tekken.heard, prompt.media, strict=True):
+            np.testing.assert_array_equal(samples, medium.source.samples[0].numpy())  # type: ignore[union-attr]
+    assert model.network.config.audio_token_id in model.suppress_tokens
+    assert rollout(TokenPolicy(model, max_tokens=3), [ONE]).outputs
+
+
+def test_a_voxtral_as_published_asks_for_mistral_common(tmp_path):
+    folder = Path(audio_text.tiny(tmp_path, "voxtral"))
+    (folder / "tokenizer.json").rename(folder / "tekken.json")
+    with pytest.raises(ImportError, match=r"tekken.json, expected the package mistral-common.*pip install 'mistral-"):
+        audio_text.load(folder)
