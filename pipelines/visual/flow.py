@@ -25,9 +25,10 @@ from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.registry import bind
 from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.types import Image, Prompt, Reference, Video
+from pipelines.conditions import Conditioning, Encoding, Encodings, stacked, without_words
+from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
-from pipelines.visual.conditions import Conditioning, Encoding, Encodings, stacked, without_words
 from pipelines.visual.options import MemoryOptions
 
 TRANSFORMER = "transformer"
@@ -35,9 +36,6 @@ TRANSFORMER = "transformer"
 
 NOTHING = Conditioning(())
 """The conditioning of outputs of which it states no part."""
-
-CHECKPOINT = "checkpoint"
-"""Name of the noise levels of the checkpoint's own scheduler."""
 
 
 class Architecture:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import padded
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import qwen_tiny, tiny_parts
-from pipelines.visual.conditions import padded
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
