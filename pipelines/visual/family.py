@@ -109,7 +109,7 @@ class VisualFamily:
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts whose picture can be read, and the others; ValueError for media that the family does not
         take."""
-        from pipelines.visual.flow import refuse_media
+        from pipelines.conditions import refuse_media
         from pipelines.visual.given import check_pictures
 
         if self.pictures:
