@@ -20,8 +20,10 @@ from pipelines.speech.options import (
     HearingSampling,
     SpeechData,
     SpeechEval,
+    StableAudioOptions,
     WhisperOptions,
 )
+from pipelines.speech.text_to_audio import TextToAudioFamily
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -199,6 +201,13 @@ FAMILIES: Mapping[str, Family] = {
         _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
         DurationFamily(),
+        TextToAudioFamily(
+            "stable_audio",
+            "Stable Audio Open: sounds and music of a text and a duration",
+            "pipelines.speech.stable_audio",
+            ("StableAudioPipeline",),
+            StableAudioOptions,
+        ),
     )
 }
 """Name to family."""

@@ -81,5 +81,6 @@ EXAMPLES: Mapping[str, Example] = {
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
+    "stable_audio": Example(TEXTS, {"guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
 }
 """Family to its row."""
