@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.prompts import distinct, whole
-from mmgrpo.data.values import object_of, text_of
+from mmgrpo.data.values import object_of, one_line, text_of
 from mmgrpo.types import Prompt
 from pipelines import hub
 
@@ -33,38 +33,42 @@ def load_captions(source: str | Path, media_root: str | Path = "") -> list[Promp
     if path.suffix not in (".csv", ".jsonl") or not path.is_file():
         return hub.load_prompts(source, media_root)
     content = path.read_bytes()
-    rows = list(_from_csv(content, path) if path.suffix == ".csv" else _from_jsonl(content, path))
-    if not rows:
+    if path.suffix == ".csv":
+        numbered, read = rows_of_csv(content, path), of_cells
+    else:
+        numbered, read = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()], of_object
+    if not numbered:
         raise ValueError(f"{path}: has no captions; expected a column 'caption', or objects with 'caption' or 'text'")
-    return whole(distinct((place, partial(read, path, place, number)) for number, place, read in rows))
+    return whole(
+        distinct((f"{path}:{n}", partial(read, row, f"{path}:{n}", f"{path.name}:{n}")) for n, row in numbered)
+    )
 
 
-def _from_csv(content: bytes, path: Path) -> Iterator[Any]:
+def rows_of_csv(content: bytes, path: Path) -> list[tuple[int, dict[Any, Any]]]:
+    """The rows by column, each with the number of its last line."""
     reader = csv.DictReader(io.StringIO(text_of(content).removeprefix("\ufeff"), newline=""), strict=True)
     if "caption" not in (reader.fieldnames or ()):
         raise ValueError(f"{path}: got the columns {reader.fieldnames}, expected one named 'caption'; rename it")
-    for number, row in enumerate(reader, start=2):
-
-        def read(file: Path, place: str, number: int, row: Mapping[Any, Any] = row) -> Prompt:
-            if None in row or None in row.values():
-                raise ValueError(f"{place}: got another number of cells than the header has; correct the row")
-            return captioned({**row, **seconds_in(row, place)}, place, f"{file.name}:{number}")
-
-        yield number, f"{path}:{number}", read
+    try:
+        return [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.line_num}: {error}; correct the quotes of the row") from error
 
 
-def _from_jsonl(content: bytes, path: Path) -> Iterator[Any]:
-    for number, line in enumerate(content.splitlines(), start=1):
-        if line.strip():
+def of_cells(row: Mapping[Any, Any], place: str, default_id: str) -> Prompt:
+    """The prompt of a row of a csv file."""
+    if None in row or None in row.values():
+        raise ValueError(f"{place}: got another number of cells than the header has; correct the row")
+    return captioned({**row, **seconds_in(row, place)}, place, default_id)
 
-            def read(file: Path, place: str, number: int, line: bytes = line) -> Prompt:
-                try:
-                    row = object_of(text_of(line))
-                except ValueError as error:
-                    raise ValueError(f"{place}: {error}") from error
-                return captioned(row, place, f"{file.name}:{number}")
 
-            yield number, f"{path}:{number}", read
+def of_object(line: bytes, place: str, default_id: str) -> Prompt:
+    """The prompt of a line of a JSONL file."""
+    try:
+        row = object_of(text_of(line))
+    except ValueError as error:
+        raise ValueError(f"{place}: {one_line(error)}") from error
+    return captioned(row, place, default_id)
 
 
 def captioned(row: Mapping[str, Any], place: str, default_id: str) -> Prompt:
