@@ -52,7 +52,7 @@ def rows_of_csv(content: bytes, path: Path) -> list[tuple[int, dict[Any, Any]]]:
     try:
         return [(reader.line_num, row) for row in reader]
     except csv.Error as error:
-        raise ValueError(f"{path}:{reader.line_num}: {error}; correct the quotes of the row") from error
+        raise ValueError(f"{path}: after line {reader.line_num}: {error}; correct the quotes there") from error
 
 
 def of_cells(row: Mapping[Any, Any], place: str, default_id: str) -> Prompt:

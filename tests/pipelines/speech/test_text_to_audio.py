@@ -70,7 +70,7 @@ def test_captions_may_be_objects_or_lines_and_have_a_duration(tmp_path):
         ("a.csv", "ytid,caption,seconds\nx,Rain,long\n", r"a\.csv:2: seconds: got 'long', expected a number"),
         ("a.csv", "ytid,caption\nx,Rain\nx,Wind\n", r"a\.csv:3: the id 'x' occurs at .*a\.csv:2 already"),
         ("a.csv", "ytid,caption\n", "has no captions"),
-        ("a.csv", 'ytid,caption\nx,"Rain\n', r"a\.csv:2: unexpected end of data; correct the quotes"),
+        ("a.csv", 'ytid,caption\nx,"Rain\n', r"a\.csv: after line 1: unexpected end of data; correct the quotes"),
         ("a.jsonl", '{"caption": 3}\n', r"a\.jsonl:1: .*text"),
         ("a.jsonl", "no object\n", r"a\.jsonl:1: "),
     ],
