@@ -22,8 +22,13 @@ from reward_models.sets.rewards import frechet
 from reward_models.sets.sounds import BANDS, bands
 
 PROMPTS = [Prompt("rain", "0"), Prompt("a bell", "1")]
-CREDITS = {"over='prompt', credit='leave_one_out'": 10, "over='call', credit='contrast'": 20}
-"""How a set's value is given to its samples, and the rounds of a trial: a 1 or 0 per sample tells less."""
+KTO = {"objective": "diffusion_kto(beta=300)", "baseline": "constant(value=0.5)", "scale": "none"}
+TRIALS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "leave one out": ("over='prompt', credit='leave_one_out'", 10, {}),
+    "contrast": ("over='call', credit='contrast'", 20, {}),
+    "contrast, kto": ("over='call', credit='contrast'", 20, KTO),
+}
+"""How a set's value is given to its samples, the rounds of a trial (a 1 or 0 per sample tells less), and the loss."""
 
 
 def heard(policy: Policy, seed: int, each: int) -> list[Any]:
@@ -37,17 +42,18 @@ def distance(sounds: list[Any], exemplars: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("trial", TRIALS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_distance_to_exemplars_falls_whatever_the_seed(seed, credit, tmp_path: Path):
+def test_a_distance_to_exemplars_falls_whatever_the_seed(seed, trial, tmp_path: Path):
     """The exemplars are the untrained policy's own sounds at twice the amplitude. In ten rounds the distance fell to
     0.36 of the first or less in every trial."""
+    credit, rounds, loss = TRIALS[trial]
     chosen = family("stable_audio")
     config = config_class(chosen.sections)()
     config = replace(
         config,
         seed=seed,
-        steps=CREDITS[credit],
+        steps=rounds,
         output_dir=str(tmp_path / "runs"),
         trackers=[],
         threads=1,
@@ -56,7 +62,7 @@ def test_a_distance_to_exemplars_falls_whatever_the_seed(seed, credit, tmp_path:
         data=replace(config.data, prompts_per_step=2, group_size=8),
         optim=replace(config.optim, lr=1e-3),
     )
-    config.algorithm = build(type(config.algorithm), {"preset": "ddpo"}, "the test")
+    config.algorithm = build(type(config.algorithm), {"preset": "ddpo", **loss}, "the test")
     policy = chosen.policy(config, "cpu", PROMPTS)
     folder = tmp_path / "exemplars"
     folder.mkdir()
@@ -67,7 +73,7 @@ def test_a_distance_to_exemplars_falls_whatever_the_seed(seed, credit, tmp_path:
     reward = f"frechet(exemplars={str(folder)!r}, embed='bands', {credit})"
     start = lambda accelerator: RunInputs(policy, Splits(PROMPTS))  # noqa: E731
     trainer = make_trainer(config, chosen, start, [reward], Accelerator(cpu=True))
-    for _ in range(CREDITS[credit]):
+    for _ in range(rounds):
         trainer.run_round()
     after = heard(policy, 99, 16)
     assert distance(after, str(folder)) < 0.6 * distance(before, str(folder))
