@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
 """Files that declare the architecture of a folder; the first that exists counts."""
-LIBRARIES = ("diffusers", "transformers")
-"""Packages whose classes the parts of a diffusers pipeline may be."""
+LIBRARIES = ("diffusers", "transformers", "stable_audio")
+"""Packages whose classes the parts of a diffusers pipeline may be; the last is one of diffusers' own pipelines."""
 
 
 def locate(path: str | Path, example: str, *marks: str) -> str:

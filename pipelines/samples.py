@@ -50,6 +50,17 @@ def write_speech(stem: Path, shown: Shown) -> None:
     )
 
 
+def write_waves(folder: Path, shown: Shown) -> None:
+    """Every generated sound as a wav file of 16 bits at its own rate, ``<number>.wav`` in the order of the samples."""
+    require("speech", "soundfile")
+    import soundfile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, output in enumerate(shown.outputs):
+        if isinstance(output, Audio):
+            soundfile.write(folder / f"{place:03d}.wav", output.samples.T.numpy(), output.rate, subtype="PCM_16")
+
+
 def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int, write: Any) -> Path:
     """``completions.html`` of sets, each written by ``write``; several samples of a prompt are numbered."""
     (folder / "before.jsonl").unlink(missing_ok=True)  # an earlier call may have had a set that this one lacks

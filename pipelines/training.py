@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,3 +180,10 @@ def checkpoint_layers(network: nn.Module, enabled: bool) -> bool:
         if isinstance(module, GradientCheckpointingLayer):
             module.training = enabled
     return enabled
+
+
+def freeze(modules: Iterable[Any], device: torch.device | str) -> None:
+    """Freeze modules and move them to the device, in evaluation mode."""
+    for module in modules:
+        if module is not None:
+            module.to(device).eval().requires_grad_(False)

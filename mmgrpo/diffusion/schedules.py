@@ -152,6 +152,27 @@ def ddim_grid(
     return Grid(levels, times, "diffusion", float(levels[1]))
 
 
+def variance_exploding_grid(sigmas: Float[Tensor, " points"]) -> Grid:
+    """The process x = x0 + sigma e of EDM (arXiv:2206.00364) as that of ``ddim``; the levels ``sigmas`` end at 0.
+
+    Divided by sqrt(1 + sigma^2), which is how such a scheduler scales the network's input, x is a sample at
+    abar = 1 / (1 + sigma^2); a network of sigma_data 1 whose c_out is -sigma / sqrt(1 + sigma^2) predicts v. Its time
+    is 2 / pi atan(sigma), the angle between data and noise (Stable Audio Open, arXiv:2407.14358). The first-order step
+    of SDE-DPM-Solver++ is ``ddim(eta=1)``, and Euler's step of the ODE ``ddim(eta=0)``.
+    """
+    if sigmas.shape[0] < 2 or not bool((sigmas[1:] < sigmas[:-1]).all()) or sigmas[-1] != 0:
+        raise ValueError(f"sigmas: got {sigmas.tolist()}, expected at least two that decrease strictly to 0")
+    levels = (1 / (1 + sigmas.double().square())).float()
+    return Grid(levels, sigmas[:-1].float().atan() * (2 / math.pi), "diffusion", float(levels[1]))
+
+
+def exponential_sigmas(steps: int, lowest: float, highest: float) -> Float[Tensor, " points"]:
+    """``steps`` levels in geometric progression from ``highest`` to ``lowest``, then 0, as diffusers computes them."""
+    at_least_one(steps)
+    rising = torch.linspace(math.log(lowest), math.log(highest), steps).exp()
+    return torch.cat([rising.flip(0), torch.zeros(1)])
+
+
 def at_least_one(steps: int) -> None:
     if steps < 1:
         raise ValueError(f"got steps={steps}, expected at least 1")

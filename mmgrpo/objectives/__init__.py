@@ -51,6 +51,7 @@ OBJECTIVES = {
     "mini_rl": Block(surrogates.mini_rl, _RATIO),
     "grpo_guard": Block(gaussian.grpo_guard, (*_RATIO, "shift", "std", "dt")),
     "flow_dppo": Block(gaussian.flow_dppo, (*_RATIO, "shift", "std")),
+    "diffusion_kto": Block(gaussian.diffusion_kto, (*_REFERENCE, "advantages", "reference_shift", "std")),
     "gspo": Block(sequence.gspo, _ROW, "row"),
     "gspo_token": Block(sequence.gspo_token, _ROW, "row"),
     "gmpo": Block(sequence.gmpo, _ROW, "row"),

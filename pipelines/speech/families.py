@@ -23,8 +23,10 @@ from pipelines.speech.options import (
     HearingSampling,
     SpeechData,
     SpeechEval,
+    StableAudioOptions,
     WhisperOptions,
 )
+from pipelines.speech.text_to_audio import TextToAudioFamily
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -225,6 +227,13 @@ FAMILIES: Mapping[str, Family] = {
             AudioTextOptions,
         ),
         DurationFamily(),
+        TextToAudioFamily(
+            "stable_audio",
+            "Stable Audio Open: sounds and music of a text and a duration",
+            "pipelines.speech.stable_audio",
+            ("StableAudioPipeline",),
+            StableAudioOptions,
+        ),
     )
 }
 """Name to family."""

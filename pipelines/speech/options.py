@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
-from pipelines.options import ModelOptions, TokenSampling
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
+from pipelines.options import DiffusionSampling, ModelOptions, TokenSampling
 
 
 @dataclass
@@ -165,3 +165,45 @@ class CategoricalSampling:
     """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
     evaluation_temperature: ClassVar[float] = 0.0
     """A constant, since evaluation is greedy."""
+
+
+@dataclass
+class StableAudioOptions(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "stable_audio"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "stabilityai/stable-audio-open-1.0"
+    """Folder or hub id."""
+    seconds: Annotated[float, within("[0, 600]")] = 0.0
+    """Duration of sounds whose row has no seconds; 0 is the longest that the model makes (47.6 s)."""
+    guidance: Annotated[float, within("[1, 1000]")] = 7.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    decode_batch_size: Annotated[int, COUNT] = 4
+    """Memory limit: sounds that are decoded at one time."""
+
+
+@dataclass
+class CaptionData(Data):
+    """The data sets of captions."""
+
+    train: str = "embedded:speech/sounds_train.txt"
+    """Training captions: a .csv file with a column caption (AudioCaps), JSONL with caption or text, a caption per line,
+    or a data set hf:<folder or hub id>@<split>; seconds is the duration of a row's sound."""
+    heldout: str = "embedded:speech/sounds_heldout.txt"
+    """Evaluation captions; one of the training file among them is an error. Empty: no evaluation."""
+    prompts_per_step: int = 4
+    """Captions (groups) of one rollout, over all processes."""
+    group_size: int = 8
+    """Sounds per caption."""
+    skip_limit: Annotated[float, FRACTION] = 0.05
+    """The largest fraction of captions that may be skipped because the model does not read them whole or cannot make
+    their duration; each is listed in skipped.jsonl."""
+
+
+@dataclass
+class SoundSampling(DiffusionSampling):
+    """Sampling in rollouts and in evaluation, by DDIM on the noise levels of the checkpoint."""
+
+    forward_batch_size: Annotated[int, COUNT] = 32
+    """Memory limit: network evaluations of one forward pass without gradient."""

@@ -18,8 +18,8 @@ import torch
 from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from pipelines.lora import lora_weights
 from pipelines.pretrained import locate, read_network, read_pipeline, reading
-from pipelines.training import Training, make_trainable
-from pipelines.visual.flow import Architecture, FlowModel, freeze
+from pipelines.training import Training, freeze, make_trainable
+from pipelines.visual.flow import Architecture, FlowModel
 from pipelines.visual.sizes import at_least_one, latent_size
 
 UNET = "unet"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pipelines.pretrained import reading
-from pipelines.visual.flow import freeze
+from pipelines.training import freeze
 
 
 class Enlarger(nn.Module):

@@ -25,9 +25,10 @@ from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.registry import bind
 from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.types import Image, Prompt, Reference, Video
+from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_media, stacked, without_words
+from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
-from pipelines.visual.conditions import Conditioning, Encoding, Encodings, stacked, without_words
 from pipelines.visual.options import MemoryOptions
 
 TRANSFORMER = "transformer"
@@ -35,9 +36,6 @@ TRANSFORMER = "transformer"
 
 NOTHING = Conditioning(())
 """The conditioning of outputs of which it states no part."""
-
-CHECKPOINT = "checkpoint"
-"""Name of the noise levels of the checkpoint's own scheduler."""
 
 
 class Architecture:
@@ -259,13 +257,6 @@ def image_shift(config: Any, tokens: int, most: float) -> float:
     return tokens * slope + (low - slope * few)
 
 
-def freeze(modules: Iterable[Any], device: torch.device | str) -> None:
-    """Freeze modules and move them to the device, in evaluation mode."""
-    for module in modules:
-        if module is not None:
-            module.to(device).eval().requires_grad_(False)
-
-
 def pixels_of_latents(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
     """Pixels in [0, 1], which the VAE may slightly exceed."""
     scaled = latents.float() / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
@@ -280,31 +271,4 @@ def refuse_overflow(pixels: Tensor, pipeline: Any) -> None:
         raise ValueError(
             f"the VAE ({dtype}) makes pixels that are NaN or infinite of latents that are finite: its activations "
             "overflow; set model.vae_dtype=float32 (or bfloat16)"
-        )
-
-
-def refuse_media(prompt: Prompt) -> None:
-    """ValueError for a prompt with media where a model takes words only."""
-    if prompt.media:
-        raise ValueError(
-            f"prompt '{prompt.text}': got {len(prompt.media)} media, expected words only, since this "
-            "model takes no pictures"
-        )
-
-
-LONGER = ", or raise model.max_sequence_length where the model allows"
-
-
-def refuse_cut(
-    prompt: Prompt, tokenizer: Any, most: int, encoder: str, text: str | None = None, advice: str = LONGER
-) -> None:
-    """ValueError for a prompt that has more tokens than the text encoder reads, since the rest would be cut.
-
-    ``advice`` says what may be done beside shortening it.
-    """
-    tokens = len(tokenizer(prompt.text if text is None else text, truncation=False, verbose=False).input_ids)
-    if tokens > most:
-        raise ValueError(
-            f"prompt '{prompt.text:.80}': has {tokens} tokens, expected at most {most}, which {encoder} reads; shorten "
-            f"it{advice}"
         )

@@ -19,19 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.types import Prompt
-from pipelines import require
+from pipelines import require, tiny_text
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.flow import (
-    TRANSFORMER,
-    Architecture,
-    FlowModel,
-    freeze,
-    image_shift,
-    pixels_of_latents,
-    refuse_cut,
-)
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(
@@ -199,8 +192,8 @@ def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type
             vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
             text_encoder=tiny_parts.clip(projection=False),
             tokenizer=tiny_parts.clip_tokenizer(),
-            text_encoder_2=tiny_parts.t5(),
-            tokenizer_2=tiny_parts.t5_tokenizer(),
+            text_encoder_2=tiny_text.t5(),
+            tokenizer_2=tiny_text.t5_tokenizer(),
         )
     pipeline.save_pretrained(folder)
     return folder

@@ -24,10 +24,11 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.given import optional_picture, with_and_without
 from pipelines.visual.sizes import at_least_one, latent_size
 

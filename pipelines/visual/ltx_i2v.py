@@ -18,10 +18,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import ltx_video
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, refuse_cut
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.given import given_picture
 from pipelines.visual.ltx_video import (
     FPS,

@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.types import Prompt
-from pipelines import require
+from pipelines import require, tiny_text
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual import tiny_parts
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut
+from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -232,8 +232,8 @@ def _parts(denoising_decoder: bool) -> dict[str, Any]:
             shift_terminal=0.1,
         ),
         "vae": vae,
-        "text_encoder": tiny_parts.t5(),
-        "tokenizer": tiny_parts.t5_tokenizer(),
+        "text_encoder": tiny_text.t5(),
+        "tokenizer": tiny_text.t5_tokenizer(),
         "transformer": LTXVideoTransformer3DModel(
             in_channels=8,
             out_channels=8,

@@ -296,45 +296,6 @@ class WanImageOptions(WanOptions):
 
 
 @dataclass
-class DenoisingSampling:
-    """Sampling in rollouts and in evaluation."""
-
-    steps: Annotated[int, within("[1, 10000]")] = 10
-    """Denoising steps of a rollout."""
-    kernel: Annotated[str, ANY_TEXT] = "flow_sde(a=0.7)"
-    """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
-    ddim(eta=...)."""
-    policy: Annotated[str, one_of("transitions", "matching")] = "transitions"
-    """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan) or matching
-    (flow-matching errors at sampled noise levels, with rollouts by the ODE; options draws and error)."""
-    plan: Annotated[str, ANY_TEXT] = "every_step"
-    """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
-    one_step_branch, branch_tree, branch_mix, tree_window."""
-    draws: Annotated[int, within("[1, 10000]")] = 2
-    """matching: noise levels sampled per group."""
-    error: Annotated[str, ANY_TEXT] = "self_normalized"
-    """matching: velocity, weighted(power=...) or self_normalized."""
-    grid: Annotated[str, ANY_TEXT] = "checkpoint"
-    """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
-    evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
-    """Denoising steps of an evaluation sample (deterministic)."""
-    forward_batch_size: Annotated[int, COUNT] = 256
-    """Memory limit: network evaluations of one forward pass without gradient."""
-
-
-@dataclass
-class DiffusionSampling(DenoisingSampling):
-    """Sampling in rollouts and in evaluation, by DDIM whatever scheduler the checkpoint has."""
-
-    steps: int = 50
-    """Denoising steps of a rollout."""
-    kernel: str = "ddim(eta=1.0)"
-    """Stochastic transition; eta scales its noise, and 1 is that of DDPM."""
-    evaluation_steps: int = 50
-    """Denoising steps of an evaluation sample (deterministic)."""
-
-
-@dataclass
 class VisualData(Data):
     """The data sets of prompts."""
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny
-from pipelines.visual.conditions import padded
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, image_shift, refuse_cut
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.sizes import at_least_one, latent_size
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import padded
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny
-from pipelines.visual.conditions import padded
-from pipelines.visual.flow import TRANSFORMER, FlowModel, freeze
+from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.given import given_picture
 from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted

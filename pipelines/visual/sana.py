@@ -28,17 +28,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.flow import (
-    TRANSFORMER,
-    Architecture,
-    FlowModel,
-    freeze,
-    pixels_of_latents,
-    refuse_cut,
-)
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, pixels_of_latents
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))

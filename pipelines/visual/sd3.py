@@ -16,18 +16,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.enlarger import Enlarger
-from pipelines.visual.flow import (
-    TRANSFORMER,
-    Architecture,
-    FlowModel,
-    freeze,
-    image_shift,
-    pixels_of_latents,
-    refuse_cut,
-)
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sizes import at_least_one, latent_size
 from pipelines.visual.small import SmallModel, is_small, read_words

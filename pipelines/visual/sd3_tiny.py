@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipelines import require
+from pipelines import require, tiny_text
 from pipelines.visual import tiny_parts
 from pipelines.visual.words import WordEncoder
 
@@ -29,7 +29,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sd3-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        t5, vae = tiny_parts.t5(), tiny_parts.vae(16, scaling_factor=1.5305, shift_factor=0.0609)
+        t5, vae = tiny_text.t5(), tiny_parts.vae(16, scaling_factor=1.5305, shift_factor=0.0609)
         pipeline = StableDiffusion3Pipeline(
             transformer=_transformer(in_channels=16, sample_size=8, patch_size=2, qk_norm="rms_norm", dual=(0,)),
             scheduler=_scheduler(),
@@ -39,7 +39,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
             text_encoder_2=tiny_parts.clip(),
             tokenizer_2=tiny_parts.clip_tokenizer(),
             text_encoder_3=t5,
-            tokenizer_3=tiny_parts.t5_tokenizer(),
+            tokenizer_3=tiny_text.t5_tokenizer(),
         )
     pipeline.save_pretrained(folder)
     return folder

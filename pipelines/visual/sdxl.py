@@ -18,10 +18,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import refuse_cut
 from pipelines.training import PLAIN, Training
 from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
-from pipelines.visual.flow import pixels_of_latents, refuse_cut
+from pipelines.visual.flow import pixels_of_latents
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 

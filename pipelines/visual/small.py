@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines.pretrained import reading
-from pipelines.visual.flow import Architecture, freeze
+from pipelines.training import freeze
+from pipelines.visual.flow import Architecture
 from pipelines.visual.words import WordEncoder
 
 

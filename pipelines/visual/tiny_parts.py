@@ -28,13 +28,6 @@ def clip(projection: bool = True) -> Any:
     return CLIPTextModelWithProjection(config) if projection else CLIPTextModel(config)
 
 
-def t5() -> Any:
-    """A T5 encoder of width 32."""
-    from transformers import T5Config, T5EncoderModel
-
-    return T5EncoderModel(T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4))
-
-
 def vae(channels: int, scaling_factor: float, shift_factor: float) -> Any:
     """An autoencoder that halves height and width."""
     from diffusers import AutoencoderKL
@@ -162,15 +155,6 @@ def clip_tokenizer() -> Any:
     pieces = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
-
-
-def t5_tokenizer() -> Any:
-    """A tokenizer over printable characters."""
-    from transformers import T5Tokenizer
-
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    letters = [(letter, -3.0) for letter in ("\u2581", *map(chr, range(33, 127)))]
-    return T5Tokenizer(vocab=special + letters, extra_ids=0)
 
 
 def unet(cross_attention_dim: int, pooled_width: int = 0) -> Any:

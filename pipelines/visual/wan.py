@@ -22,9 +22,10 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_json, read_network, read_part, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, freeze, refuse_cut
+from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable

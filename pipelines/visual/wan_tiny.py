@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipelines import require
+from pipelines import require, tiny_text
 from pipelines.visual import tiny_parts
 from pipelines.visual.sd3_tiny import WORDS
 from pipelines.visual.wan_small import Clip
@@ -49,7 +49,7 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures:
             parts |= {"transformer_2": transformer(**options), "boundary_ratio": 0.9}
     pipeline: Any = WanImageToVideoPipeline if pictures else WanPipeline
     pipeline(
-        tokenizer=tiny_parts.t5_tokenizer(),
+        tokenizer=tiny_text.t5_tokenizer(),
         scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
         expand_timesteps=version == "2.2-5B",
         **parts,

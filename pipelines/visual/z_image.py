@@ -18,19 +18,11 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
+from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny, tiny_parts
-from pipelines.visual.conditions import padded
-from pipelines.visual.flow import (
-    TRANSFORMER,
-    Architecture,
-    FlowModel,
-    freeze,
-    image_shift,
-    pixels_of_latents,
-    refuse_cut,
-)
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))

@@ -18,7 +18,7 @@ REWARDS: dict[str, RewardEntry] = {
     ),
     "frechet": RewardEntry(
         "reward_models.sets.rewards:frechet",
-        check="reward_models.sets.rewards:check_sets",
+        check="reward_models.sets.rewards:check_frechet",
         manifest=replace(SET, source="FID, arXiv:1706.08500; FAD, arXiv:1812.08466; DRAGON, arXiv:2504.15217"),
     ),
     "transport": RewardEntry(

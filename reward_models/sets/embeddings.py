@@ -1,4 +1,4 @@
-"""Outputs as vectors, by a named function: ``embed="package.module:function"``.
+"""Outputs as vectors, by a name below or a function of your own: ``embed="package.module:function(parameter=value)"``.
 
     def embed(outputs, *, device="cpu"):
         return ...                          # [B, D]; a row of NaN for an output that has no embedding
@@ -10,17 +10,28 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime import plugins
 from mmgrpo.types import Image, Output, Video
 
 LAYOUT = "reward_models.sets.embeddings:layout"
+
+NAMED = {
+    "bands": "reward_models.sets.sounds:bands",
+    "clap": "reward_models.vlm.clap:sounds",
+    "clip": "reward_models.clip.embeddings:embed",
+}
+"""Embeddings by name."""
+
+OF_TEXTS = {"clap": "reward_models.vlm.clap:texts"}
+"""Embeddings of texts in the same space as the outputs', by the name of the outputs'."""
 
 CELLS = 8
 """Rows and columns of cells of ``layout``."""
@@ -43,22 +54,40 @@ def layout(outputs: Sequence[Output]) -> Tensor:
 
 def embedded(outputs: Sequence[Output], embed: str, device: str, reward: str) -> Tensor:
     """Embeddings [B, D] of outputs in float64 on the CPU; ValueError for what is no such tensor."""
-    rows = _function(embed, device)(outputs)
-    if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(outputs):
+    return _rows(outputs, embed, NAMED, device, reward)
+
+
+def embedded_texts(texts: Sequence[str], embed: str, device: str, reward: str) -> Tensor:
+    """Embeddings [n, D] of texts in the space of ``embed``, which must have one."""
+    name = parse(embed, "embed")[0]
+    if name not in OF_TEXTS:
+        raise ValueError(f"{reward}: embed: got {embed!r}, expected one that reads texts too: {', '.join(OF_TEXTS)}")
+    return _rows(texts, embed, OF_TEXTS, device, reward)
+
+
+def _rows(things: Sequence[Any], embed: str, names: Mapping[str, str], device: str, reward: str) -> Tensor:
+    name, parameters = parse(embed, "embed")
+    function = _loaded(names.get(name, name))
+    if "device" in inspect.signature(function).parameters:
+        parameters = {"device": device, **parameters}
+    rows = function(things, **parameters)
+    if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(things):
         got = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        raise ValueError(f"{reward}: embed: {embed} returned {got}, expected a tensor of shape [{len(outputs)}, D]")
+        raise ValueError(f"{reward}: embed: {embed} returned {got}, expected a tensor of shape [{len(things)}, D]")
     return rows.detach().to("cpu", torch.float64)
 
 
 def check_embed(embed: str = LAYOUT, **_: Any) -> None:
-    """ValueError for a text that names no function."""
-    _function(embed, "cpu")
+    """ValueError for a text that names no function, and for parameters that it has not."""
+    name, parameters = parse(embed, "embed")
+    accepted = inspect.signature(_loaded(NAMED.get(name, name))).parameters
+    for parameter in parameters:
+        if parameter not in accepted:
+            raise ValueError(f"embed: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
 
 
 @functools.cache
-def _function(embed: str, device: str) -> Callable[[Sequence[Output]], Tensor]:
-    if ":" not in embed:
-        raise ValueError(f"embed: got {embed!r}, expected package.module:function")
-    function = plugins.load_object(embed, "embed", own=not embed.startswith("reward_models."))
-    takes = "device" in inspect.signature(function).parameters
-    return functools.partial(function, device=device) if takes else function
+def _loaded(target: str) -> Callable[..., Tensor]:
+    if ":" not in target:
+        raise ValueError(f"embed: got {target!r}, expected package.module:function, or one of {', '.join(NAMED)}")
+    return plugins.load_object(target, "embed", own=not target.startswith("reward_models."))

@@ -5,9 +5,9 @@
     r_i = 1 in D+, 0 in D-                          credit="contrast"
 
 F is larger where the set is better. S are the outputs of one prompt, or, with ``over="call"``, all that are scored at
-once. A shared value is the same for a whole group, from which a comparison within the group learns nothing. As the
-value of a row depends on the others, no cache of scores may keep it. The first two are this package's reading; DRAGON
-contrasts two halves: ``contrast``.
+once; with ``over="output"`` the windows of one sound, and r_i = F(S). A shared value is the same for a whole group,
+from which a comparison within the group learns nothing. As the value of a row depends on the others, no cache of scores
+may keep it. The first two are this package's reading; DRAGON contrasts two halves: ``contrast``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.rules.groups import groups
 from reward_models.sets.distances import frechet_distance, transport_plan, vendi_score
-from reward_models.sets.embeddings import LAYOUT, check_embed, embedded
+from reward_models.sets.embeddings import LAYOUT, check_embed, embedded, embedded_texts
+from reward_models.sets.sounds import SUFFIXES, audio_of, read_sound, windows
 
 PICTURE_NAMES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -55,25 +56,38 @@ def frechet(
     over: str = "call",
     credit: str = "leave_one_out",
     ddof: int = 0,
+    window: float = 1.0,
     device: str = "cpu",
 ) -> list[float]:
     """Minus the Fréchet distance of a set of outputs to ``exemplars``, or what each adds to it.
 
-    ``exemplars`` is a folder of pictures, which are embedded as the outputs are, or a .safetensors file with their
-    ``embeddings`` [n, D]. With an embedding of Inception this is FID, with one of sounds FAD.
+    ``exemplars`` is a folder of pictures or sounds, which are embedded as the outputs are, a .txt file of a text per
+    line for an embedding that reads texts too (clap), or a .safetensors file with their ``embeddings`` [n, D]. With an
+    embedding of Inception this is FID, with one of sounds FAD. With ``over="output"`` (sounds only) it is the distance
+    of each sound by itself, cut into parts of ``window`` seconds: the per-song FAD of DRAGON.
     """
-    rows = embedded(outputs, embed, device, "frechet")
     given = _exemplars(exemplars, embed, device)
+
+    def nearness(some: Tensor) -> float:
+        return -frechet_distance(some, given, ddof)
+
+    if over == "output":
+        parts = [windows(audio_of(output, "over='output'"), window) for output in outputs]
+        rows = [_like_exemplars(embedded(part, embed, device, "frechet"), given, exemplars, embed) for part in parts]
+        whole = [row.isfinite().all().item() and len(row) > ddof for row in rows]
+        return [nearness(row) if usable else math.nan for row, usable in zip(rows, whole, strict=True)]
+    rows = _like_exemplars(embedded(outputs, embed, device, "frechet"), given, exemplars, embed)
+    return _of_sets(prompts, rows, nearness, over, credit, 1 + ddof, "frechet")
+
+
+def _like_exemplars(rows: Tensor, given: Tensor, exemplars: str, embed: str) -> Tensor:
+    """The rows, which must be as wide as the exemplars."""
     if given.shape[1] != rows.shape[1]:
         raise ValueError(
             f"frechet: exemplars: {exemplars} has {given.shape[1]} numbers a row and {embed} {rows.shape[1]}, expected "
             "exemplars with the same embedding"
         )
-
-    def nearness(some: Tensor) -> float:
-        return -frechet_distance(some, given, ddof)
-
-    return _of_sets(prompts, rows, nearness, over, credit, 1 + ddof, "frechet")
+    return rows
 
 
 def transport(
@@ -111,6 +125,15 @@ def _transported(words: Tensor, parts: Tensor, epsilon: float, exponent: float) 
     spread = float(cost.max() - cost.min())
     plan = transport_plan((cost - cost.min()) / spread if spread > 0 else torch.zeros_like(cost), epsilon, exponent)
     return float((plan * cosine).sum() / plan.sum())
+
+
+def check_frechet(
+    over: str = "call", credit: str = "leave_one_out", embed: str = LAYOUT, window: float = 1.0, **_: object
+) -> None:
+    """ValueError for parameters with which no Fréchet distance can be computed."""
+    if not 0 < window < math.inf:
+        raise ValueError(f"window: got {window}, expected a number of seconds above 0")
+    check_sets("prompt" if over == "output" else over, credit, embed)
 
 
 def check_sets(over: str = "prompt", credit: str = "leave_one_out", embed: str = LAYOUT, **_: object) -> None:
@@ -183,14 +206,20 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
             shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
             raise ValueError(f"frechet: exemplars: {place}: got {shapes}, expected one tensor embeddings [n, D]")
         rows = tensors["embeddings"].double()
+    elif place.suffix == ".txt":
+        texts = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = embedded_texts(texts, embed, device, "frechet") if texts else torch.empty(0, 0)
     else:
-        files = sorted(file for file in place.glob("*") if file.suffix.lower() in PICTURE_NAMES)
-        rows = (
-            embedded([read_picture(file) for file in files], embed, device, "frechet") if files else torch.empty(0, 0)
-        )
+        files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*PICTURE_NAMES, *SUFFIXES)]
+        some = [read_sound(file, "frechet") if _is_sound(file) else read_picture(file) for file in files]
+        rows = embedded(some, embed, device, "frechet") if some else torch.empty(0, 0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         raise ValueError(
-            f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two pictures, or a "
-            ".safetensors file of finite embeddings"
+            f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two pictures or sounds, "
+            "a .txt file of texts, or a .safetensors file of finite embeddings"
         )
     return rows
+
+
+def _is_sound(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES

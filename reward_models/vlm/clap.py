@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.sounds import import_library
@@ -26,19 +30,47 @@ class Clap:
     extractor: Any
     device: torch.device
 
+    @property
+    def width(self) -> int:
+        """Of an embedding."""
+        return self.network.config.projection_dim
+
     @torch.no_grad()
     def cosine(self, text: str, sound: Audio) -> float:
         """The cosine of the projections of both."""
-        samples = sound.samples.mean(0)
-        if sound.rate != self.extractor.sampling_rate:
-            resampled = import_library("soxr").resample(samples.numpy(), sound.rate, self.extractor.sampling_rate)
-            samples = torch.from_numpy(resampled)
         heard = self.extractor(
-            samples.numpy(), sampling_rate=self.extractor.sampling_rate, truncation="fusion", return_tensors="pt"
+            self.mono(sound), sampling_rate=self.extractor.sampling_rate, truncation="fusion", return_tensors="pt"
         )
         read = self.tokenizer(text, truncation=True, return_tensors="pt")
         both = self.network(**{name: value.to(self.device) for name, value in (*heard.items(), *read.items())})
         return float(torch.nn.functional.cosine_similarity(both.audio_embeds, both.text_embeds)[0])
+
+    @torch.no_grad()
+    def of_sound(self, sound: Audio) -> Float[Tensor, " width"]:
+        """The mean over parts of ten seconds of the projection of each, of length 1: no part is chosen at random, as
+        the extractor does for a longer sound."""
+        longest = round(self.extractor.nb_max_samples)
+        samples = self.mono(sound)
+        parts = [samples[start : start + longest] for start in range(0, len(samples), longest)]
+        heard = [
+            self.extractor(part, sampling_rate=self.extractor.sampling_rate, return_tensors="pt").to(self.device)
+            for part in parts
+        ]
+        rows = torch.cat([self.network.get_audio_features(**part).pooler_output for part in heard])
+        return normalize(normalize(rows, dim=1).mean(0), dim=0).cpu()
+
+    @torch.no_grad()
+    def of_text(self, text: str) -> Float[Tensor, " width"]:
+        """The projection of a text, of length 1."""
+        read = self.tokenizer(text, truncation=True, return_tensors="pt").to(self.device)
+        return normalize(self.network.get_text_features(**read).pooler_output[0], dim=0).cpu()
+
+    def mono(self, sound: Audio) -> np.ndarray:
+        """The mean of the channels at the model's rate."""
+        samples = sound.samples.mean(0).numpy()
+        if sound.rate == self.extractor.sampling_rate:
+            return samples
+        return import_library("soxr").resample(samples, sound.rate, self.extractor.sampling_rate)
 
 
 def clap(
@@ -54,10 +86,29 @@ def clap(
     for prompt, output in zip(prompts, outputs, strict=True):
         if not isinstance(output, Audio):
             raise TypeError(f"clap: got an output of kind {type(output).__name__}, expected an Audio")
-        sound = output.samples
-        heard = sound.numel() > 0 and bool(sound.isfinite().all()) and bool(sound.any())
-        values.append(model.cosine(prompt.text, output) if heard else math.nan)
+        values.append(model.cosine(prompt.text, output) if audible(output) else math.nan)
     return values
+
+
+def sounds(outputs: Sequence[Output], weights: str = WEIGHTS, device: str = "cpu") -> Float[Tensor, "n width"]:
+    """Embeddings of sounds for rewards of sets, of length 1; NaN for a sound that is empty, silent or not finite."""
+    model, rows = load(weights, device), []
+    for output in outputs:
+        if not isinstance(output, Audio):
+            raise TypeError(f"embed: got an output of kind {type(output).__name__}, expected an Audio for clap")
+        rows.append(model.of_sound(output) if audible(output) else torch.full((model.width,), math.nan))
+    return torch.stack(rows)
+
+
+def texts(words: Sequence[str], weights: str = WEIGHTS, device: str = "cpu") -> Float[Tensor, "n width"]:
+    """Embeddings of texts in the same space, of length 1."""
+    return torch.stack([load(weights, device).of_text(text) for text in words])
+
+
+def audible(sound: Audio) -> bool:
+    """Whether there is something to hear."""
+    samples = sound.samples
+    return samples.numel() > 0 and bool(samples.isfinite().all()) and bool(samples.any())
 
 
 @functools.cache

@@ -7,7 +7,18 @@ import math
 import pytest
 import torch
 
-from mmgrpo.diffusion.schedules import Grid, ddim_grid, flow, flow_grid, flux_grid, flux_shift, shifted, unshifted
+from mmgrpo.diffusion.schedules import (
+    Grid,
+    ddim_grid,
+    exponential_sigmas,
+    flow,
+    flow_grid,
+    flux_grid,
+    flux_shift,
+    shifted,
+    unshifted,
+    variance_exploding_grid,
+)
 
 SHIFT3_TEN = [1, 0.964286, 0.923077, 0.875, 0.818182, 0.75, 0.666667, 0.5625, 0.428571, 0.25, 0]
 SHIFT3_SIXTEEN = [
@@ -151,3 +162,18 @@ def test_impossible_grids_are_refused_with_the_reason():
 def test_a_grid_moves_to_a_device_as_a_whole():
     grid = flow_grid(3).to("cpu")
     assert isinstance(grid, Grid) and grid.levels.device == grid.times.device == torch.device("cpu")
+
+
+def test_an_exploding_variance_becomes_a_share_of_noise_and_an_angle():
+    grid = variance_exploding_grid(torch.tensor([3.0**0.5, 1.0, 0.0]))
+    assert grid.levels.tolist() == pytest.approx([0.25, 0.5, 1])  # 1 / (1 + sigma^2)
+    assert grid.times.tolist() == pytest.approx([2 / 3, 1 / 2])  # of a right angle: 60 and 45 degrees
+    assert grid.process == "diffusion" and grid.levels[-1] == 1
+    with pytest.raises(ValueError, match="expected at least two that decrease strictly to 0"):
+        variance_exploding_grid(torch.tensor([1.0, 0.3]))
+
+
+def test_levels_in_geometric_progression_end_at_zero():
+    assert exponential_sigmas(3, 0.5, 8.0).tolist() == pytest.approx([8, 2, 0.5, 0])
+    with pytest.raises(ValueError, match="got steps=0, expected at least 1"):
+        exponential_sigmas(0, 0.5, 8.0)

@@ -83,5 +83,6 @@ EXAMPLES: Mapping[str, Example] = {
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "audio_text": Example(ASKED, sampling=SHORT),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
+    "stable_audio": Example(TEXTS, {"guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
 }
 """Family to its row."""

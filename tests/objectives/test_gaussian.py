@@ -41,6 +41,18 @@ def test_the_worked_transition():
     assert divergences.kl_velocity(torch.tensor([0.01**2]), coef=1.0).item() == pytest.approx(1e-4)
 
 
+def test_a_wanted_transition_gains_by_its_log_ratio_beyond_the_kl_and_an_unwanted_one_loses():
+    """sigmoid(.5 (2 - .4)) = sigmoid(.8) = .6900; its slope .5 x .69 x .31 = .1069; KL = .2 / (2 x .25) = .4."""
+    log_probs = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    rest = torch.ones(3, dtype=torch.float64)
+    advantages, shift = torch.tensor([0.7, -3.0, 0.0]).double(), (0.2 * rest).requires_grad_()
+    loss = gaussian.diffusion_kto(log_probs, -rest, advantages, shift, 0.5 * rest, beta=0.5)
+    assert loss.values.tolist() == pytest.approx([-0.689974, -0.310026, 0], abs=1e-6)
+    loss.values.sum().backward()
+    assert log_probs.grad.tolist() == pytest.approx([-0.106955, 0.106955, 0], abs=1e-6)
+    assert shift.grad is None, "the KL is a level to compare with"
+
+
 def test_the_guarded_log_ratio_is_the_mean_of_shift_times_noise():
     random = torch.Generator().manual_seed(0)
     shift, noise = (torch.randn(5, 16, generator=random, dtype=torch.float64) for _ in range(2))

@@ -14,8 +14,8 @@ from PIL import Image as Pil
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
+from pipelines.conditions import SUFFIX, Encodings, key_of, without_words
 from pipelines.visual import sd3
-from pipelines.visual.conditions import SUFFIX, Encodings, key_of, without_words
 from pipelines.visual.flow import refuse_overflow
 from pipelines.visual.given import check_pictures, given_picture
 from pipelines.visual.options import FlowOptions

@@ -93,3 +93,33 @@ def test_a_folder_that_does_not_fit_is_named(folder, tmp_path, change, message):
         file.unlink()
     with pytest.raises(ValueError, match=f"clap: {place} {message}"):
         load(str(place), "cpu")
+
+
+def test_sounds_and_texts_are_points_of_one_space_for_rewards_of_sets(folder, tmp_path):
+    from reward_models.sets import rewards
+    from reward_models.vlm.clap import sounds, texts
+
+    embed = f"clap(weights={str(folder)!r})"
+    heard, read = sounds([sound(440), sound(3000)], str(folder)), texts(["a bell", "rain"], str(folder))
+    assert heard.shape == read.shape == (2, 8)
+    for number, words in enumerate(("a bell", "rain")):
+        cosine = clap([Prompt(words)], [sound((440, 3000)[number])], str(folder))[0]
+        assert float(heard[number] @ read[number]) == pytest.approx(cosine, abs=1e-5)
+    (tmp_path / "captions.txt").write_text("a bell\n\nrain\n")
+    given = [sound(440), sound(3000), sound(200)]
+    found = rewards.frechet([Prompt("")] * 3, given, str(tmp_path / "captions.txt"), embed, credit="shared")
+    distance = rewards.frechet_distance(sounds(given, str(folder)), read)
+    assert found == pytest.approx([-distance] * 3, abs=1e-6) and distance > 0
+    silent = sounds([Audio(torch.zeros(1, 99), RATE), sound(440)], str(folder))
+    assert silent[0].isnan().all() and torch.equal(silent[1], heard[0])
+
+
+def test_a_long_sound_is_the_mean_of_its_parts_and_none_is_chosen_at_random(folder):
+    from reward_models.vlm.clap import sounds
+
+    first, second = sound(440, seconds=10.0), sound(3000, seconds=4.0)
+    whole = Audio(torch.cat([first.samples, second.samples], 1), RATE)
+    rows = sounds([first, second, whole, whole], str(folder))
+    mean = (rows[0] + rows[1]) / 2
+    torch.testing.assert_close(rows[2], mean / mean.norm())
+    assert torch.equal(rows[2], rows[3])

@@ -149,3 +149,30 @@ def missing_encoder(prompt: Any) -> NoReturn:
         f"prompt '{prompt.text}' was not encoded before the text encoders were freed; pass all prompts to "
         "forget_encoders, or set model.forget_encoders=False"
     )
+
+
+def refuse_media(prompt: Prompt) -> None:
+    """ValueError for a prompt with media where a model takes words only."""
+    if prompt.media:
+        raise ValueError(
+            f"prompt '{prompt.text}': got {len(prompt.media)} media, expected words only, since this "
+            "model takes no pictures"
+        )
+
+
+LONGER = ", or raise model.max_sequence_length where the model allows"
+
+
+def refuse_cut(
+    prompt: Prompt, tokenizer: Any, most: int, encoder: str, text: str | None = None, advice: str = LONGER
+) -> None:
+    """ValueError for a prompt that has more tokens than the text encoder reads, since the rest would be cut.
+
+    ``advice`` says what may be done beside shortening it.
+    """
+    tokens = len(tokenizer(prompt.text if text is None else text, truncation=False, verbose=False).input_ids)
+    if tokens > most:
+        raise ValueError(
+            f"prompt '{prompt.text:.80}': has {tokens} tokens, expected at most {most}, which {encoder} reads; shorten "
+            f"it{advice}"
+        )

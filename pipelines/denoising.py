@@ -1,0 +1,164 @@
+"""What families of denoising models share, whatever they generate: the checks of their settings, the cost of a rollout,
+and the policy over a loaded model. This file imports no torch, so that ``--help`` is fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmgrpo.family import Arithmetic, Family, families
+from mmgrpo.registry import bind
+from mmgrpo.runtime.config import Config
+from pipelines.factory import with_settings
+from pipelines.options import DenoisingSampling
+
+if TYPE_CHECKING:
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.types import Policy, Prompt
+
+Process = Literal["flow", "diffusion"]
+"""What a network was trained on, which decides on the kernels, the noise levels and the kind of decisions."""
+
+CHECKPOINT = "checkpoint"
+"""Name of the noise levels of the checkpoint's own scheduler."""
+
+DECISIONS = {"transitions": "gaussian", "matching": "matching"}
+"""``sampling.policy`` to the kind of its decisions, for which presets are defined."""
+
+
+def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> None:
+    """Raise ValueError for unknown names and values in the options that are written ``name(parameter=value)``, for
+    those of another process than that of the family ``name``, and for more draws than noise levels."""
+    from mmgrpo.diffusion.kernels import KERNELS
+    from mmgrpo.diffusion.planners import PLANS
+    from mmgrpo.diffusion.schedules import GRIDS
+    from mmgrpo.policies.flow_matching import ERRORS
+
+    if sampling.grid != CHECKPOINT:
+        bind(sampling.grid, GRIDS, "sampling.grid")
+    bind(sampling.kernel, KERNELS, "sampling.kernel")
+    bind(sampling.plan, PLANS, "sampling.plan")
+    bind(sampling.error, ERRORS, "sampling.error")
+    refuse_other_process(name, process, sampling)
+    if sampling.policy == "matching" and sampling.draws > sampling.steps:
+        raise ValueError(
+            f"sampling.draws: got {sampling.draws}, expected at most sampling.steps={sampling.steps}, which is the "
+            "number of noise levels; lower it or take more steps"
+        )
+
+
+def refuse_other_process(name: str, process: Process, sampling: DenoisingSampling) -> None:
+    """ValueError for what is defined for flows only in a diffusion family, and the other way round."""
+    from mmgrpo.diffusion.kernels import DIFFUSION_KERNELS, KERNELS
+    from mmgrpo.registry import parse
+
+    kernels = [kernel for kernel in KERNELS if (kernel in DIFFUSION_KERNELS) == (process == "diffusion")]
+    if parse(sampling.kernel)[0] not in kernels:
+        raise ValueError(
+            f"sampling.kernel: got {sampling.kernel}, expected {' or '.join(kernels)}, since '{name}' is a "
+            f"family of {process} models"
+        )
+    plan = parse(sampling.plan)[1]
+    flows_only = {
+        "grid": (sampling.grid != CHECKPOINT, CHECKPOINT),
+        "policy": (sampling.policy != "transitions", "transitions"),
+        "plan": (
+            plan.get("tail", "euler") != "euler" or plan.get("tail_ratio", 1) != 1,
+            "it without tail and tail_ratio",
+        ),
+    }
+    for key, (chosen, expected) in flows_only.items():
+        if chosen and process == "diffusion":
+            raise ValueError(
+                f"sampling.{key}: got {getattr(sampling, key)}, expected {expected}, since this is defined for "
+                f"flows only and '{name}' is a family of diffusion models"
+            )
+
+
+def cost_of_a_rollout(config: Config, evaluations: int) -> Arithmetic:
+    """Prompts x samples x branch points -> samples, network evaluations and decisions; ``evaluations`` per forward pass
+    are 2 with classifier-free guidance, else 1."""
+    from mmgrpo.diffusion.planners import PLANS
+    from mmgrpo.runtime.randomness import stream
+
+    data, sampling = config.data, config.sampling
+    passes = data.prompts_per_step * evaluations
+    if sampling.policy == "matching":
+        branch_points, samples = 1, data.prompts_per_step * data.group_size
+        per_prompt = data.group_size * sampling.draws
+        # A rollout also evaluates the old errors, at every sampled noise level.
+        sampled = passes * (data.group_size * sampling.steps + per_prompt)
+        decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
+    else:
+        inputs = {
+            "steps": sampling.steps,
+            "group_size": data.group_size,
+            "round": 0,
+            "generator": stream(config.seed, "arithmetic"),
+        }
+        plans = bind(sampling.plan, PLANS, "sampling.plan")(inputs)
+        branch_points, samples = len(plans), data.prompts_per_step * sum(plan.rows for plan in plans)
+        sampled = passes * sum(plan.evaluations for plan in plans)
+        decisions = data.prompts_per_step * sum(plan.trained_edges for plan in plans)
+        trained = passes * sum(plan.training_evaluations for plan in plans)
+    groups = f"{data.prompts_per_step} prompts x {data.group_size} samples"
+    groups += f" x {branch_points} branch points" if branch_points > 1 else ""
+    trained *= config.optim.epochs
+    return Arithmetic(
+        (
+            f"{groups} = {samples:,} samples, {sampling.steps} denoising steps",
+            f"{sampled:,} network evaluations to sample, {decisions:,} decisions trained "
+            f"with {trained:,} evaluations forward and backward",
+        ),
+        groups=data.prompts_per_step * branch_points,
+        totals={"samples": samples, "evaluations to sample": sampled, "evaluations to train": trained},
+    )
+
+
+def policy_over(model: Any, family: Family, config: Config, device: str) -> Policy:
+    """The policy over a loaded model's transitions, or over its errors at sampled noise levels."""
+    from mmgrpo.policies.denoising import DenoisingPolicy
+    from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+
+    sampling = config.sampling
+    arguments: dict[str, Any] = {
+        "steps": sampling.steps,
+        "evaluation_steps": sampling.evaluation_steps,
+        "forward_batch_size": sampling.forward_batch_size,
+        "device": device,
+    }
+    if sampling.policy == "matching":
+        policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)
+    else:
+        policy = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **arguments)
+    return with_settings(policy, family, config)
+
+
+def refuse_other_architectures(name: str, architectures: Sequence[str], path: str) -> None:
+    """ValueError for a checkpoint that declares the architecture of another family than ``name``; it is named."""
+    from pipelines.pretrained import architecture
+
+    declared = architecture(path)
+    if not declared or declared in architectures:
+        return
+    fitting = [other.name for other in families().values() if declared in other.architectures]
+    advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(architectures)}"
+    raise ValueError(f"'{path}' is a {declared}, which the family '{name}' does not read; {advice}")
+
+
+def read_whole(
+    check: Callable[[Prompt], None], config: Config, prompts: Sequence[Prompt]
+) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts that the model reads whole, and the skipped ones, of which ``check`` raises ValueError."""
+    from mmgrpo.data.media import Skipped
+    from pipelines.reading import check_skip_limit
+
+    usable, skipped = [], []
+    for prompt in prompts:
+        try:
+            check(prompt)
+            usable.append(prompt)
+        except ValueError as error:
+            skipped.append(Skipped(prompt.id, "", str(error)))
+    check_skip_limit(skipped, len(prompts), config.data.skip_limit, "the prompts", "cannot be read whole")
+    return usable, skipped

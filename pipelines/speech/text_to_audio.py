@@ -1,0 +1,134 @@
+"""The family of models that make sounds and music of texts: what commands know of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.family import Arithmetic
+from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.runtime.plugins import locate
+from pipelines.denoising import (
+    DECISIONS,
+    Process,
+    check_sampling,
+    cost_of_a_rollout,
+    policy_over,
+    read_whole,
+    refuse_other_architectures,
+)
+from pipelines.options import ModelOptions
+from pipelines.speech.options import CaptionData, SoundSampling, SpeechEval
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.report.audio_player import Sound
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Audio, Media, Policy, Prompt
+
+COMMON = {f.name for f in fields(ModelOptions)}
+"""Options that all families have, which are no arguments of their ``load``."""
+
+
+@dataclass(frozen=True)
+class TextToAudioFamily:
+    """A family of denoising models of sounds; ``module`` has its ``load`` and ``tiny``."""
+
+    name: str
+    about: str
+    module: str
+    architectures: tuple[str, ...]
+    options: type
+    process: Process = "diffusion"
+    modality: str = "speech"
+
+    @property
+    def sections(self) -> Sections:
+        return Sections(
+            model=self.options, sampling=SoundSampling, data=CaptionData, eval=SpeechEval, rewards=("clap",)
+        )
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for settings that no denoising model takes, and for those of another process."""
+        check_sampling(self.name, self.process, config.sampling)
+
+    def decisions(self, config: Config) -> str:
+        """``gaussian`` transitions."""
+        return DECISIONS[config.sampling.policy]
+
+    def arithmetic(self, config: Config) -> Arithmetic:
+        """Prompts x samples -> samples, network evaluations and decisions."""
+        return cost_of_a_rollout(config, 1 if config.model.guidance == 1 else 2)
+
+    def policy(
+        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+    ) -> Policy:
+        """Load the model as a policy over transitions."""
+        from pipelines.training import Training
+
+        options, path = config.model, locate(config.model.path)
+        refuse_other_architectures(self.name, self.architectures, path)
+        model = importlib.import_module(self.module).load(
+            path,
+            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            **{f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON},
+        )
+        return policy_over(model, self, config, device)
+
+    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The captions of a file; ``accept`` skips those that the model does not take."""
+        from pipelines.speech.captions import load_captions
+
+        return self.readable(config, load_captions(locate(path)), path)
+
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+        """Every prompt; ValueError for media, which no model here takes."""
+        from pipelines.conditions import refuse_media
+
+        for prompt in prompts:
+            refuse_media(prompt)
+        return list(prompts), []
+
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+        """The captions that the text encoder reads whole and whose duration the model can make, and the skipped."""
+        return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
+
+    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
+        """Texts of a command line."""
+        from mmgrpo.types import Prompt
+
+        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+
+    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Prompts have no media."""
+        return []
+
+    def write_samples(self, stem: Path, shown: Shown) -> None:
+        """Texts and their sounds, ``<stem>.jsonl`` and the sounds beside it."""
+        from pipelines.samples import write_speech
+
+        write_speech(stem, shown)
+
+    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+        """A small sound file."""
+        from pipelines.samples import displayed
+
+        return displayed(medium)
+
+    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+        """``completions.html`` with players, its content as JSON lines, and every sound as a 16-bit wav file."""
+        from pipelines.samples import write_completions_page, write_waves
+
+        for title, shown in sets.items():
+            write_waves(folder / (title or "after"), shown)
+        return write_completions_page(folder, sets, samples, self.write_samples)
+
+    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
+        """Nothing more."""
+        return {}
