@@ -80,6 +80,7 @@ EXAMPLES: Mapping[str, Example] = {
     "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
     "qwen_audio": Example(ASKED, sampling=SHORT),
+    "codec_speech": Example(TEXTS, {"vocoder": "tones"}, SHORT),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
 }
 """Family to its row."""
