@@ -25,7 +25,7 @@ def heard(sound: Audio) -> str:
 
 
 def heard_neg_cer(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """Reward: minus the error rate of the digits that are heard, against the digits of the text; NaN without a sound."""
+    """Reward: minus the error rate of the digits heard against those of the text; NaN without a sound."""
     return [_score(prompt.text, output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 

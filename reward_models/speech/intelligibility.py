@@ -48,12 +48,9 @@ def spoken_cer_nll(
     normal: str = "english",
 ) -> list[float]:
     """The harmonic mean of 1 - tanh(3 CER) and exp(-NLL / 3) with weights ``cer`` and ``nll`` (arXiv:2509.18798)."""
-    pairs = zip(
-        spoken_tanh_cer(prompts, outputs, 3.0, path, normal),
-        spoken_likelihood(prompts, outputs, 3.0, path),
-        strict=True,
-    )
-    return [harmonic_mean(accuracy, likelihood, cer, nll) for accuracy, likelihood in pairs]
+    accuracies = spoken_tanh_cer(prompts, outputs, 3.0, path, normal)
+    likelihoods = spoken_likelihood(prompts, outputs, 3.0, path)
+    return [harmonic_mean(first, second, cer, nll) for first, second in zip(accuracies, likelihoods, strict=True)]
 
 
 def tanh_of(rate: float, steepness: float) -> float:
