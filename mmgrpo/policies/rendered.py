@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from mmgrpo.policies.reading import READ, Reading, seeded
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Output, Prompt, Request, Rollout, Scores, Text
 
@@ -21,16 +22,18 @@ Render = Callable[[Prompt, Text], Output]
 
 
 class RenderedTokenPolicy:
-    """A token policy with ``render`` after it."""
+    """A token policy with ``render`` after it, and with ``reading`` the score of DiffRO (``reading.py``)."""
 
     kind = "tokens"
 
-    def __init__(self, tokens: TokenPolicy, render: Render) -> None:
+    def __init__(self, tokens: TokenPolicy, render: Render, reading: Reading | None = None) -> None:
         self.tokens = tokens
         self.render = render
+        self.reading = reading
         self.model = tokens.model
         self.settings: Any = None
-        self.keys, self.fields, self.provides = tokens.keys, tokens.fields, tokens.provides
+        self.keys, self.fields = tokens.keys, tokens.fields
+        self.provides = tokens.provides | ({READ} if reading else set())
         self.feature_cache = tokens.feature_cache
 
     @property
@@ -54,11 +57,18 @@ class RenderedTokenPolicy:
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` completions per prompt, rendered."""
         rollout = self.tokens.rollout(request)
-        return replace(rollout, outputs=self._rendered(rollout.prompts, rollout.outputs))
+        rollout = replace(rollout, outputs=self._rendered(rollout.prompts, rollout.outputs))
+        return seeded(rollout, request.seed) if self.reading else rollout
 
     def score(self, rollout: Rollout, part: Any, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters."""
-        return self.tokens.score(rollout, part, names)
+        if self.reading is None:
+            return self.tokens.score(rollout, part, names)
+        steps: Any = rollout.steps
+        scores = self.tokens.score(replace(rollout, steps=steps.sequences), part, names - {READ})
+        if READ in names:
+            scores[READ] = self.reading.score(self.tokens, rollout, part)
+        return scores
 
     def sample(self, request: Request) -> list[Output]:
         """Completions at the evaluation temperature, rendered."""

@@ -85,7 +85,7 @@ class CodecFamily:
         from mmgrpo.policies.rendered import RenderedTokenPolicy
 
         tokens: Any = _TOKENS.policy(config, device, prompts, training=training, weights=weights)
-        return with_settings(RenderedTokenPolicy(tokens, tokens.model.render), self, config)
+        return with_settings(RenderedTokenPolicy(tokens, tokens.model.render, tokens.model.reading), self, config)
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
         """The texts of a file, those of a list of seed-tts-eval included, whose recordings can be read."""

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmgrpo.policies.reading import Reader, Reading
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.plugins import load_instance
 from mmgrpo.types import Audio, Prompt, Reference, Text
 from pipelines import require
 from pipelines.conversation import end_tokens, load_tokenizer, pad_left
@@ -56,6 +58,7 @@ class CodecSpeech(Decoder):
     reference: Reference
     dtype: torch.dtype = torch.float32
     checkpointing: bool = False
+    reading: Reading | None = None
     media_tokens: frozenset[int] = frozenset()
     frozen_media: bool = True
     suppress_tokens: frozenset[int] = field(init=False)
@@ -153,6 +156,8 @@ def load(
     end: str = "",
     vocoder: str = "codec",
     vocoder_path: str = "HKUSTAudio/xcodec2-hf",
+    reader: str = "",
+    reader_temperature: float = 1.0,
 ) -> CodecSpeech:
     """Load a speech language model for training; the arguments are the options of ``CodecOptions``.
 
@@ -173,6 +178,11 @@ def load(
         )
     network = read_network(AutoModelForCausalLM, source, training)
     reference = make_trainable(network, training, LORA_TARGETS)
+    reading = None
+    if reader:
+        named = load_instance(reader, "model.reader", Reader)
+        order = sorted(codes, key=lambda place: codes[place])
+        reading = Reading(named, torch.tensor(order, device=training.device), reader_temperature)
     return CodecSpeech(
         network,
         tokenizer,
@@ -185,4 +195,5 @@ def load(
         reference,
         training.compute_dtype,
         training.gradient_checkpointing,
+        reading,
     )

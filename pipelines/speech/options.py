@@ -151,6 +151,10 @@ class CodecOptions(ModelOptions):
     package.module:attribute, one of your own, e.g. around CosyVoice 2's flow and HiFT."""
     vocoder_path: Annotated[str, ANY_TEXT] = "HKUSTAudio/xcodec2-hf"
     """Folder or hub id of the codec."""
+    reader: Annotated[str, ANY_TEXT] = ""
+    """For the term diffro: package.module:attribute, a frozen model from speech tokens to text."""
+    reader_temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
+    """Temperature of the Gumbel-softmax through which the reader's gradient passes."""
 
 
 @dataclass
