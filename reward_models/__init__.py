@@ -165,6 +165,24 @@ REWARDS: dict[str, RewardEntry] = {
         )
         for name in ("spoken_neg_wer", "spoken_neg_cer", "spoken_log_prob")
     },
+    **{
+        name: RewardEntry(
+            f"reward_models.speech.intelligibility:{name}",
+            rates="reward_models.speech.recognizer:rates",
+            annotate="reward_models.speech.recognizer:annotate",
+            manifest=replace(WHISPER, low=0, high=1),
+        )
+        for name in ("spoken_tanh_cer", "spoken_likelihood", "spoken_cer_nll")
+    },
+    "group_length": RewardEntry(
+        "reward_models.speech.decoding:group_length", manifest=replace(SOUND, high=0, group=True)
+    ),
+    "length_window": RewardEntry(
+        "reward_models.speech.decoding:length_window", manifest=replace(SOUND, low=0, high=1, reads=("text",))
+    ),
+    "token_entropy": RewardEntry(
+        "reward_models.speech.decoding:token_entropy", manifest=replace(SOUND, high=0, reads=("rollout",))
+    ),
     "speaker_similarity": RewardEntry(
         "reward_models.speech.speaker:speaker_similarity", manifest=replace(SOUND, low=-1, high=1, reads=("media",))
     ),

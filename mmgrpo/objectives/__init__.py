@@ -23,6 +23,7 @@ from mmgrpo.objectives import (
     gaussian,
     mismatch,
     preference,
+    reading,
     regression,
     sequence,
     surrogates,
@@ -93,6 +94,7 @@ TERMS = {
     "kl_gaussian_dt_free": Block(divergences.kl_gaussian_dt_free, ("reference_shift", "level")),
     "kl_velocity": Block(divergences.kl_velocity, ("reference_velocity_gap",)),
     "entropy_bonus": Block(divergences.entropy_bonus, ("entropy",)),
+    "diffro": Block(reading.diffro, ("read_log_probs", "advantages")),
     "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "loss_mask"), "group"),
 }
 """Functions that return a penalty per decision, which is added to the loss."""

@@ -238,7 +238,7 @@ class TokenPolicy:
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probs (and entropies) of a part's tokens, with logits computed chunk by chunk."""
         rows, inverse = torch.unique(part.rows, return_inverse=True)
-        states = self._states(network, sequences, rows)[inverse, part.positions]
+        states = self.states(network, sequences, rows)[inverse, part.positions]
         target = sequences.ids[part.rows, part.positions]
 
         def score_chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,7 +256,7 @@ class TokenPolicy:
                 scores.append(score_chunk(hidden, tokens, first))
         return torch.cat([s[0] for s in scores]), torch.cat([s[1] for s in scores])
 
-    def _states(
+    def states(
         self, network: nn.Module, sequences: Sequences, rows: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows T width"]:
         """The hidden state before every token of some completions."""

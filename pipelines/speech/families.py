@@ -12,6 +12,7 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
+from pipelines.speech.codec_family import CodecFamily
 from pipelines.speech.options import (
     AudioTextOptions,
     CategoricalSampling,
@@ -234,6 +235,7 @@ FAMILIES: Mapping[str, Family] = {
             ("StableAudioPipeline",),
             StableAudioOptions,
         ),
+        CodecFamily(),
     )
 }
 """Name to family."""

@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar
 from mmgrpo.runtime.config import Data, Eval
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
 from pipelines.options import DiffusionSampling, ModelOptions, TokenSampling
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
+from pipelines.options import ModelOptions, TokenSampling
 
 
 @dataclass
@@ -207,3 +209,58 @@ class SoundSampling(DiffusionSampling):
 
     forward_batch_size: Annotated[int, COUNT] = 32
     """Memory limit: network evaluations of one forward pass without gradient."""
+
+
+@dataclass
+class CodecOptions(ModelOptions):
+    """The language model over speech tokens, its prompt, and the vocoder."""
+
+    family: str = "codec_speech"
+    """Model family; 'mmgrpo families' lists them."""
+    speech_token: Annotated[str, Text(r"[^{}\0]*\{\}[^{}\0]*", "text with {} once, as in <|s_{}|>")] = "<|s_{}|>"
+    """Speech tokens as the vocabulary writes them, {} for the code. All other tokens but the end are never sampled."""
+    instruction: Annotated[str, Text(r"[^\0]*\{text\}[^\0]*", "text with {text} in it")] = "{text}"
+    """What the user says, {text} for the text to be spoken; without a chat template, the beginning of the prompt."""
+    begin: Annotated[str, ANY_TEXT] = ""
+    """The beginning of the answer, after which speech tokens follow, e.g. <|SPEECH_GENERATION_START|> (Llasa)."""
+    end: Annotated[str, ANY_TEXT] = ""
+    """The token that ends speech, e.g. <|SPEECH_GENERATION_END|>; empty: those that the checkpoint declares."""
+    vocoder: Annotated[str, ANY_TEXT] = "codec"
+    """What makes the sound: codec (a codec of transformers with one codebook), tones (a stand-in for tests), or
+    package.module:attribute, one of your own, e.g. around CosyVoice 2's flow and HiFT."""
+    vocoder_path: Annotated[str, ANY_TEXT] = "HKUSTAudio/xcodec2-hf"
+    """Folder or hub id of the codec."""
+    reader: Annotated[str, ANY_TEXT] = ""
+    """For the term diffro: package.module:attribute, a frozen model from speech tokens to text."""
+    reader_temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
+    """Temperature of the Gumbel-softmax through which the reader's gradient passes."""
+
+
+@dataclass
+class CodecData(Data):
+    """The data sets of texts."""
+
+    train: str = "embedded:speech/say_train.txt"
+    """Training texts: a text per line, JSONL with text (and audio, the recording of a voice), or a list of
+    seed-tts-eval, .lst: name|text of the voice|its recording|text to be spoken."""
+    heldout: str = "embedded:speech/say_heldout.txt"
+    """Evaluation texts; one of the training file among them is an error. Empty: no evaluation."""
+    prompts_per_step: int = 4
+    """Texts (groups) of one rollout, over all processes."""
+    group_size: int = 8
+    """Utterances per text."""
+    media_root: Annotated[str, ANY_TEXT] = ""
+    """Root of relative paths of recordings; empty: the folder of the file."""
+    reference_in_group: ClassVar[bool] = False
+    """A constant: rows have no speech tokens."""
+    skip_limit: Annotated[float, FRACTION] = 0.05
+    """The largest fraction of rows that may be skipped because their recordings cannot be read; each is listed in
+    skipped.jsonl."""
+
+
+@dataclass
+class CodecSampling(TokenSampling):
+    """Sampling of speech tokens in rollouts and in evaluation."""
+
+    max_tokens: int = 512
+    """Maximum length of an utterance: 10 s of X-codec2 (50 tokens per second), 20 s of CosyVoice 2 (25)."""

@@ -82,6 +82,7 @@ EXAMPLES: Mapping[str, Example] = {
     "ctc": Example(HEARD),
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "audio_text": Example(ASKED, sampling=SHORT),
+    "codec_speech": Example(TEXTS, {"vocoder": "tones"}, SHORT),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
     "stable_audio": Example(TEXTS, {"guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
 }

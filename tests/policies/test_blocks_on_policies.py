@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
@@ -24,6 +26,8 @@ from mmgrpo.advantages.weighting import WEIGHTINGS
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.reading import Reading
+from mmgrpo.policies.rendered import RenderedTokenPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.presets import BASE
 from mmgrpo.registry import Block
@@ -53,7 +57,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
-POLICIES = ("categorical", "gaussian", "tokens", "matching")
+POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered")
 REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}}
 
 
@@ -67,6 +71,13 @@ def written(name: str, block: Block) -> str:
     return f"{name}({', '.join(f'{one}={value!r}' for one, value in values.items())})"
 
 
+class FirstWord:
+    """It reads how likely the first word of the list was, for every text."""
+
+    def read(self, speech: Tensor, real: Tensor, texts: Sequence[str]) -> Tensor:
+        return -(1 - speech[..., 0]).where(real, 0.0).sum(1)
+
+
 def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
     """A small policy and its prompts; ``answered``: the data set's answer is a member of every group."""
     if kind == "gaussian":
@@ -75,12 +86,14 @@ def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
         policy = FlowMatchingPolicy(
             ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
         )
-    elif kind == "tokens":
+    elif kind in ("tokens", "rendered"):
         words = toy(["say", "a", "b", "c", "d"])
-        policy = TokenPolicy(words, max_tokens=4, reference_in_group=answered)
+        policy = tokens = TokenPolicy(words, max_tokens=4, reference_in_group=answered)
+        if kind == "rendered":
+            policy = RenderedTokenPolicy(tokens, lambda prompt, text: text, Reading(FirstWord(), torch.arange(2, 7)))
     else:
         policy = CategoricalPolicy(TableModel(2, 5))
-    if kind == "tokens":
+    if kind in ("tokens", "rendered"):
         prompts = [Prompt(f"say {word}", str(number), answer=word) for number, word in enumerate("ab")]
     else:
         prompts = toy_prompts(2)

@@ -1,0 +1,114 @@
+"""Vocoders: the tokens of a speech codec to a sound. No gradient passes through them, and they are deterministic.
+
+codec    a codec of transformers with one codebook: X-codec2 (Llasa), NeuCodec (NeuTTS), DAC of one codebook
+tones    a tone for every token, which can be read back exactly; for tests
+package.module:attribute   one of your own, e.g. around CosyVoice 2's flow and HiFT
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from inspect import isfunction
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.kinds import made_of
+from mmgrpo.runtime.plugins import load_object, locate
+from mmgrpo.types import Audio, Prompt
+from pipelines import pretrained, require
+from pipelines.training import Training
+
+
+@runtime_checkable
+class Vocoder(Protocol):
+    """The sound of speech tokens."""
+
+    def size(self) -> int:
+        """The number of its tokens, which are 0, 1, ..., size - 1."""
+        ...
+
+    def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
+        """The sound of at least one token; ``prompt`` may hold the recording of a voice. Equal codes of one prompt have
+        equal sounds."""
+        ...
+
+
+class Codec:
+    """A codec of transformers with one codebook."""
+
+    def __init__(self, network: Any, name: str, device: str | torch.device = "cpu") -> None:
+        config = network.config
+        if (books := getattr(config, "n_codebooks", 1)) != 1:
+            raise ValueError(
+                f"model.vocoder_path: '{name}': got a codec of {books} codebooks, expected one, since a speech token "
+                "is one code; name X-codec2, NeuCodec or another codec of one codebook"
+            )
+        self.network = network.requires_grad_(False)
+        self.device = torch.device(device)
+        # NeuCodec reads one rate and writes another.
+        self.rate = int(getattr(config, "output_sampling_rate", None) or config.sampling_rate)
+
+    def size(self) -> int:
+        """The size of the codebook, or the product of the levels of a scalar quantizer."""
+        levels = getattr(self.network.config, "quantization_levels", None)
+        return math.prod(levels) if levels else int(self.network.config.codebook_size)
+
+    @torch.no_grad()
+    def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
+        """The codec's decoder; the prompt is not read."""
+        values = self.network.decode(audio_codes=codes.to(self.device)[None, None]).audio_values
+        return Audio(values.reshape(1, -1).float().cpu().clamp(-1, 1), self.rate)
+
+
+class Tones:
+    """Token k is a tone of 200 + 50 k Hz for 20 ms, so that the spectrum of a frame has its peak at bin 4 + k."""
+
+    rate, hop = 8_000, 160
+
+    def size(self) -> int:
+        """64: the highest tone has 3350 Hz."""
+        return 64
+
+    def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
+        """One tone after the other; the prompt is not read."""
+        time = torch.arange(self.hop) / self.rate
+        frames = torch.sin(2 * math.pi * (200 + 50 * codes.cpu()[:, None]) * time)
+        return Audio(0.5 * frames.reshape(1, -1), self.rate)
+
+
+def codec(path: str, device: str | torch.device = "cpu") -> Codec:
+    """A codec from a folder or hub id."""
+    require("speech", "transformers")
+    from transformers import AutoModelForAudioTokenization
+
+    source = pretrained.locate(locate(path), "HKUSTAudio/xcodec2-hf")
+    network = pretrained.read_network(AutoModelForAudioTokenization, source, Training(device=device))
+    return Codec(network, path, device)
+
+
+VOCODERS: dict[str, Callable[[str, str | torch.device], Vocoder]] = {
+    "codec": codec,
+    "tones": lambda path, device: Tones(),
+}
+"""Name to a function of path and device that returns the vocoder."""
+
+
+def vocoder(name: str, path: str = "", device: str | torch.device = "cpu") -> Vocoder:
+    """A vocoder by name, or the one that ``package.module:attribute`` names, as a vocoder or as what returns one.
+
+    A class of vocoders is called without arguments, and so is a function that is annotated to return a vocoder.
+    """
+    if ":" in name:
+        named = load_object(name, "model.vocoder", kind=made_of(Vocoder))
+        return named() if isinstance(named, type) or isfunction(named) else named
+    if name not in VOCODERS:
+        raise ValueError(
+            f"model.vocoder: there is no '{name}'.{nearest(name, VOCODERS)} A vocoder of your own is written "
+            "package.module:attribute."
+        )
+    return VOCODERS[name](path, device)

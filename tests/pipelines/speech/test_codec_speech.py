@@ -1,0 +1,252 @@
+"""Language models over speech tokens: what can be sampled, the prompt, the sound, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from mmgrpo.family import family
+from mmgrpo.runtime.config import config_class
+from mmgrpo.types import Audio, Prompt, Request, Text
+from pipelines import speech
+from pipelines.speech import codec_speech, vocoders
+from pipelines.speech.tts_lists import read_list
+from tests.building import algorithm_blocks, trainer
+from tests.tones import codes_of, heard, heard_neg_cer
+
+PROMPTS = [Prompt("one 2", "0"), Prompt("3", "1")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return codec_speech.tiny(tmp_path_factory.mktemp("codec") / "tiny")
+
+
+def loaded(folder: str, **options) -> codec_speech.CodecSpeech:
+    return codec_speech.load(folder, **{"vocoder": "tones", **options})
+
+
+def policy(folder: str, **options):
+    return speech.policy(folder, vocoder="tones", device="cpu", **options)
+
+
+# What is sampled
+
+
+def test_only_speech_tokens_and_the_end_have_a_probability_and_the_end_none_at_first(folder):
+    made = policy(folder, max_tokens=40)
+    model, hidden = made.model, torch.randn(2, 32)
+    distribution = made.tokens._log_softmax(made.network, hidden, torch.tensor([True, False]), 1.0)
+    possible = {token for token in range(distribution.shape[1]) if distribution[1, token] > -torch.inf}
+    assert possible == set(model.codes) | model.end_ids and len(model.codes) == 32
+    assert {t for t in possible if distribution[0, t] == -torch.inf} == model.end_ids
+    assert distribution.exp().sum(1).tolist() == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_scores_are_those_of_the_networks_own_logits_over_the_tokens_that_can_be_sampled(folder):
+    made = policy(folder, max_tokens=40)
+    rollout = made.rollout(Request(PROMPTS, [0, 1], 4, seed=2))
+    part = next(rollout.steps.split(rollout.decisions.loss_mask, 99))
+    scores = made.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+    for row, prompt in enumerate(rollout.prompts):
+        ids = rollout.steps.ids[row][rollout.steps.real[row]]
+        start = made.model.encode([prompt]).ids[0]
+        logits = made.network(torch.cat([start, ids])[None]).logits[0, len(start) - 1 : -1]
+        logits[:, sorted(made.model.suppress_tokens)] = -torch.inf
+        logits[0, sorted(made.model.end_ids)] = -torch.inf
+        wanted = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        torch.testing.assert_close(scores[part.rows == row], wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(rollout.decisions.log_probs[row, : len(ids)], wanted, rtol=0, atol=1e-5)
+    assert {len(output.samples[0]) // 160 for output in rollout.outputs} != {40}  # some have ended
+
+
+def test_the_sound_of_a_completion_is_its_tokens_without_the_end(folder):
+    made = policy(folder, max_tokens=40)
+    rollout = made.rollout(Request(PROMPTS, [0, 1], 6, seed=1))
+    for row, sound in enumerate(rollout.outputs):
+        ids = rollout.steps.ids[row][rollout.steps.real[row]].tolist()
+        assert codes_of(sound) == [made.model.codes[token] for token in ids if token not in made.model.end_ids]
+    [greedy] = made.sample(Request(PROMPTS[:1], [0], 1, seed=0))
+    assert isinstance(greedy, Audio) and greedy.samples.shape[1] > 0
+
+
+def test_a_vocoder_that_fails_stops_the_run_and_names_the_prompt(folder, monkeypatch):
+    made = policy(folder, max_tokens=3)
+
+    def fails(prompt, text):
+        raise ValueError("no voice")
+
+    monkeypatch.setattr(made, "render", fails)
+    with pytest.raises(RuntimeError, match=r"of prompt '0' \('one 2'\) could not be rendered: ValueError: no voice"):
+        made.rollout(Request(PROMPTS, [0, 1], 2, seed=0))
+
+
+# Prompts
+
+
+def test_the_prompt_is_the_chat_template_around_the_instruction_and_the_beginning_of_the_answer(folder):
+    model = loaded(folder, instruction="say {text}", begin="<|s_0|>")
+    [ids] = model.encode([Prompt("hi 5", "0")]).ids.tolist()
+    written = ["<|sos|>", *"say", " ", *"hi", " ", "5", "<|task_id|>", "<|s_0|>"]
+    assert model.tokenizer.convert_ids_to_tokens(ids) == written
+    model.tokenizer.chat_template = None
+    [ids] = model.encode([Prompt("hi", "0")]).ids.tolist()
+    assert model.tokenizer.convert_ids_to_tokens(ids) == ["s", "a", "y", " ", "h", "i", "<|s_0|>"]
+
+
+@pytest.mark.parametrize("text", ["hi <|s_3|>", "hi <|eos1|>", "a <|sos|> b", "  "])
+def test_a_text_with_marks_of_the_model_or_without_words_is_refused(folder, text):
+    with pytest.raises(ValueError, match="prompt '7': got .*, expected the words to be spoken"):
+        loaded(folder, begin="<|sos|>").encode([Prompt(text, "7")])
+
+
+def test_a_list_of_seed_tts_eval_has_texts_and_voices(tmp_path):
+    lines = ["a-1|hello there|wavs/a.wav|Good morning.", "", "b-2|你好|wavs/b.wav| 早上好。 |wavs/c.wav"]
+    (tmp_path / "meta.lst").write_text("\n".join(lines), encoding="utf-8")
+    first, second = read_list(tmp_path / "meta.lst")
+    assert (first.id, first.text, first.meta) == ("a-1", "Good morning.", {"voice_text": "hello there"})
+    assert [medium.source for medium in first.media] == [str(tmp_path / "wavs/a.wav")]
+    assert (second.id, second.text, second.meta["recording"]) == ("b-2", "早上好。", "wavs/c.wav")
+    for wrong, message in [
+        ("a|b|c", "meta.lst:1: got 3 fields, expected name|"),
+        ("a|b||d", "meta.lst:1: got 4 fields"),
+        ("a|b|c|d\na|b|c|e", "meta.lst:2: the id 'a' occurs at"),
+        ("\n", "has no lines"),
+    ]:
+        (tmp_path / "meta.lst").write_text(wrong)
+        with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+            read_list(tmp_path / "meta.lst")
+    with pytest.raises(FileNotFoundError, match="there is no such list"):
+        read_list(tmp_path / "none.lst")
+
+
+# Checkpoints and vocoders
+
+
+def test_a_checkpoint_that_cannot_speak_is_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"has no <\|speech_0\|>, expected a language model over speech tokens"):
+        loaded(folder, speech_token="<|speech_{}|>")
+    with pytest.raises(ValueError, match="model.end: the vocabulary of .* has no token '<end>'"):
+        loaded(folder, end="<end>")
+    with pytest.raises(ValueError, match="got one of 64 tokens, expected the 65 of"):
+        loaded(codec_speech.tiny(tmp_path / "many", codes=65))
+    assert loaded(folder, end="<|s_31|>").end_ids == {loaded(folder).tokenizer.convert_tokens_to_ids("<|s_31|>")}
+
+
+def test_a_model_of_another_type_is_named_with_its_family(tmp_path):
+    from pipelines.speech import whisper
+
+    config = config_class(family("codec_speech").sections)()
+    config.model.path, config.model.family = whisper.tiny(tmp_path / "w"), "codec_speech"
+    with pytest.raises(ValueError, match="is a model of type 'whisper', .* set model.family to whisper"):
+        family("codec_speech").policy(config, "cpu")
+
+
+def test_codes_with_a_gap_are_refused(folder, tmp_path):
+    tokenizer = loaded(folder).tokenizer
+    tokenizer.add_tokens(["<|s_40|>"])
+    with pytest.raises(ValueError, match=r"got 33 tokens <\|s_\{\}\|> up to 40 in the vocabulary of 'x'"):
+        codec_speech.code_table(tokenizer, "<|s_{}|>", "x")
+
+
+SEMANTIC = {
+    "model_type": "wav2vec2-bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 16, "output_hidden_size": 16,
+}  # fmt: skip
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "encoder_hidden_size": 4, "semantic_model_config": SEMANTIC,
+    "quantization_dim": 48, "quantization_levels": [4, 8],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "rate", "hop"), [("Xcodec2", 16_000, 320), ("NeuCodec", 24_000, 480)])
+def test_a_codec_of_transformers_decodes_what_its_own_decoder_does(name, rate, hop, folder, tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    network = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**SIZES)).eval()
+    network.save_pretrained(tmp_path / "codec")
+    voice = vocoders.vocoder("codec", str(tmp_path / "codec"))
+    codes = torch.tensor([3, 31, 0, 7, 7])
+    sound = voice.render(PROMPTS[0], codes)
+    assert (voice.size(), sound.rate, sound.samples.shape) == (32, rate, (1, 5 * hop))
+    with torch.no_grad():
+        wanted = network.decode(audio_codes=codes[None, None]).audio_values[0, 0]
+    torch.testing.assert_close(sound.samples[0], wanted.clamp(-1, 1), rtol=0, atol=1e-6)
+    assert torch.equal(voice.render(PROMPTS[0], codes).samples, sound.samples)
+    assert not torch.equal(voice.render(PROMPTS[0], codes.flip(0)).samples, sound.samples)
+    made = speech.policy(folder, vocoder_path=str(tmp_path / "codec"), device="cpu", max_tokens=4)
+    [spoken] = made.sample(Request(PROMPTS[:1], [0], 1, seed=0))
+    assert spoken.rate == rate and spoken.samples.shape[1] % hop == 0
+
+
+def test_a_codec_of_several_codebooks_is_refused(tmp_path):
+    from transformers import DacConfig, DacModel
+
+    sizes = {"encoder_hidden_size": 4, "decoder_hidden_size": 16, "downsampling_ratios": [2], "upsampling_ratios": [2]}
+    for books in (1, 2):
+        config = DacConfig(**sizes, n_codebooks=books, codebook_size=16, hidden_size=8)
+        DacModel(config).save_pretrained(tmp_path / str(books))
+    assert vocoders.vocoder("codec", str(tmp_path / "1")).size() == 16
+    with pytest.raises(ValueError, match="got a codec of 2 codebooks, expected one"):
+        vocoders.vocoder("codec", str(tmp_path / "2"))
+
+
+def test_a_vocoder_of_ones_own_is_named_by_its_module():
+    assert isinstance(vocoders.vocoder("pipelines.speech.vocoders:Tones"), vocoders.Tones)
+    with pytest.raises(ValueError, match="got a function, expected a Vocoder, a class of one"):
+        vocoders.vocoder("tests.tones:heard")
+    with pytest.raises(ValueError, match="there is no 'tone'. Did you mean 'tones'?"):
+        vocoders.vocoder("tone")
+
+
+def test_the_tones_are_read_back_exactly_up_to_the_last():
+    codes = torch.arange(64)
+    sound = vocoders.Tones().render(PROMPTS[0], codes)
+    assert codes_of(sound) == codes.tolist() and heard(sound)[:12] == "0123456789??"
+    assert sound.samples.abs().max() <= 0.5
+
+
+def test_a_completion_is_written_as_its_speech_tokens(folder):
+    model = loaded(folder)
+    ids = [*(token for token, code in model.codes.items() if code in (5, 31)), *model.end_ids]
+    text = model.decode(ids)
+    assert text == "<|s_5|><|s_31|>" and codes_of(model.render(PROMPTS[0], Text(text))) == [5, 31]
+
+
+# Learning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_tiny_model_learns_to_say_the_digits_of_its_prompt(seed, tmp_path):
+    made = policy(codec_speech.tiny(tmp_path / "tiny", seed=seed, codes=6), max_tokens=3)
+    texts = [Prompt(f"{first}{second}", f"{first}{second}") for first in range(4) for second in range(4)]
+    run = trainer(
+        made, tmp_path / "run", texts, reward=heard_neg_cer, heldout=texts, prompts_per_step=16, group_size=12,
+        steps=100, seed=seed, lr=3e-3, **algorithm_blocks("grpo", terms=["entropy_bonus(coef=0.05)"]),
+    )  # fmt: skip
+    result = run.fit()["eval"]
+    # The most that is heard of anyone who says the same whatever the prompt.
+    codes = [torch.tensor(row) for length in (1, 2, 3) for row in itertools.product(range(4), repeat=length)]
+    same = max(fmean(heard_neg_cer(texts, [vocoders.Tones().render(texts[0], row)] * 16)) for row in codes)
+    assert same == -0.75
+    assert result["before"]["reward"]["mean"] <= same
+    assert result["after"]["reward"]["mean"] > same + 0.3
+
+
+def test_samples_are_written_with_their_sounds(tmp_path):
+    from mmgrpo.evaluation import Shown
+
+    sound = vocoders.Tones().render(PROMPTS[0], torch.tensor([1, 2]))
+    family("codec_speech").write_samples(
+        Path(tmp_path) / "after", Shown([PROMPTS[0]], [sound], [{"seconds": 0.04}], [{}])
+    )
+    assert "one 2" in json.dumps([json.loads(line) for line in (tmp_path / "after.jsonl").read_text().splitlines()])
+    assert list((tmp_path / "after").glob("*.ogg"))
