@@ -12,6 +12,7 @@ from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
+from pipelines.speech.flow_speech_family import FlowSpeechFamily
 from pipelines.speech.options import (
     CategoricalSampling,
     DurationData,
@@ -199,6 +200,7 @@ FAMILIES: Mapping[str, Family] = {
         _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
         DurationFamily(),
+        FlowSpeechFamily(),
     )
 }
 """Name to family."""
