@@ -172,8 +172,8 @@ def drawn_velocity(x: Latent, output: Float[Tensor, "N *outputs"], step: Step, g
     now, then = flow_levels(x, step, grid)
     if output.shape[1] != 2 * x.shape[1]:
         raise ValueError(
-            f"drawn_velocity: got {output.shape[1]} outputs for {x.shape[1]} latent channels, expected twice as many: a "
-            "network that predicts a mean and ln sigma; take the kernel flow_sde for one that predicts a velocity"
+            f"drawn_velocity: got {output.shape[1]} outputs for {x.shape[1]} latent channels, expected twice as many: "
+            "a network that predicts a mean and ln sigma; take the kernel flow_sde for one that predicts a velocity"
         )
     mean, log_sigma = output.to(now.dtype).chunk(2, 1)
     return Transition(x.to(now.dtype) + mean * (then - now), log_sigma.exp() * (now - then))

@@ -1,8 +1,8 @@
 """The network of F5-TTS (arXiv:2410.06885): a diffusion transformer that infills a mel spectrogram.
 
-Its input is, frame by frame, the noised spectrogram, the spectrogram of a reference voice (zero where there is none) and
-the embedded characters, which are as many as the text has and are padded to the frames: no alignment is given. Names of
-modules are those of the published checkpoints (``SWivid/F5-TTS``), so that their tensors load by name.
+Its input is, frame by frame, the noised spectrogram, the spectrogram of a reference voice (zero where there is none)
+and the embedded characters, which are padded to the frames: no alignment is given. Names of modules are those of the
+published checkpoints (``SWivid/F5-TTS``), so that their tensors load by name.
 
     t = 0 noise, t = 1 data         the network's own time; it predicts data - noise
     characters -> ConvNeXt V2       text_embed
@@ -10,8 +10,8 @@ modules are those of the published checkpoints (``SWivid/F5-TTS``), so that thei
     depth x (attention, feed-forward), modulated by t
     -> mean (and ln std) of the velocity
 
-Rows of different lengths share a batch: what lies beyond a row's frames is zero before every convolution, is not attended
-to and does not enter the norms over time, so that a row's prediction is that of the row alone.
+Rows of different lengths share a batch: what lies beyond a row's frames is zero before every convolution, is not
+attended to and does not enter the norms over time, so that a row's prediction is that of the row alone.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class TimeEmbedding(nn.Module):
     def forward(self, time: Float[Tensor, " N"]) -> Float[Tensor, "N width"]:
         steps = torch.arange(TIMES // 2, device=time.device) * (-math.log(10_000) / (TIMES // 2 - 1))
         angle = 1000 * time.float()[:, None] * steps.exp()
-        return self.time_mlp(torch.cat([angle.sin(), angle.cos()], -1).to(self.time_mlp[0].weight.dtype))
+        return self.time_mlp(torch.cat([angle.sin(), angle.cos()], -1))
 
 
 class TextEmbedding(nn.Module):

@@ -6,17 +6,16 @@ here sigma = 1 - t and v = noise - data, so that all kernels, plans and solvers 
 
     v(x, sigma) = -network(x, t = 1 - sigma)
 
-Utterances differ in length, latents of a batch do not: behind the last frame of a row the velocity is zero whatever the
-weights are. What is there has no gradient and adds the same constant to old and new log-probabilities; as these are means
-over the whole latent, every real frame counts 1 / (the frames of ``seconds``), in short and long utterances alike.
+Utterances differ in length, latents of a batch do not: behind the last frame of a row the velocity is zero whatever
+the weights are. What is there has no gradient and adds the same constant to old and new log-probabilities; as these are
+means over the whole latent, a frame counts as much in a short utterance as in a long one.
 
-    load(path, training, ...)       a folder or hub id with ``*.safetensors`` (``ema_model.transformer...``) and vocab.txt
+    load(path, training, ...)       a folder or hub id in the layout of ``SWivid/F5-TTS``
     tiny(folder)                    a small random checkpoint in that layout
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,25 +27,26 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.schedules import GRIDS, Grid, sway_grid
 from mmgrpo.registry import bind
-from mmgrpo.runtime.files import write_text
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.denoising import CHECKPOINT
-from pipelines.lora import lora_weights
 from pipelines.pretrained import reading
 from pipelines.speech.audio import read_audio, resample
+from pipelines.speech.f5_checkpoint import (
+    HEAD,
+    located,
+    read_tensors,
+    read_vocabulary,
+    save_adapters,
+    shape_of,
+    with_head,
+    write,
+)
 from pipelines.speech.f5_network import F5Network, F5Shape
 from pipelines.speech.flow_speech_tiny import tiny
 from pipelines.speech.vocoders import MelFormat, Vocoder, vocoder
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
 __all__ = ["FlowSpeech", "Utterances", "load", "tiny"]
-
-PREFIX = "ema_model.transformer."
-"""Of the network's tensors in a published checkpoint, which has averaged weights; other tensors of it are counters and
-parts of the spectrogram."""
-
-HEAD = "proj_out_ln_sig"
-"""The head of F5R-TTS."""
 
 TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 """Modules that adapters adapt unless a run names others."""
@@ -92,7 +92,7 @@ class FlowSpeech:
     voice: Vocoder
     training: Training
     reference: Reference
-    form: MelFormat = MelFormat()
+    form: MelFormat
     seconds: float = 20.0
     """Of reference and speech together, at most."""
     guidance: float = 1.0
@@ -165,14 +165,15 @@ class FlowSpeech:
         if not 1 <= frames <= most - mel.shape[1]:
             hop = self.form.hop / self.form.rate
             raise ValueError(
-                f"prompt '{prompt.id}': got {mel.shape[1] * hop:.1f} s of reference and {frames * hop:.1f} s of speech, "
-                f"expected some speech and at most model.seconds={self.seconds:g} s together; shorten either, or raise it"
+                f"prompt '{prompt.id}': got {mel.shape[1] * hop:.1f} s of reference and {frames * hop:.1f} s of "
+                f"speech, expected some speech and at most model.seconds={self.seconds:g} s together; shorten either, "
+                "or raise it"
             )
         words = f"{given} {text}" if given else text
         if unknown := sorted(set(words) - self.characters.keys()):
             raise ValueError(
-                f"prompt '{prompt.id}': got the characters {unknown}, which the checkpoint's vocab.txt lacks; spell them "
-                "otherwise (Chinese as the pinyin of the vocabulary, one syllable a token, is not supported)"
+                f"prompt '{prompt.id}': got the characters {unknown}, which the checkpoint's vocab.txt lacks; spell "
+                "them otherwise (Chinese, of which the vocabulary has pinyin, is not supported)"
             )
         return [self.characters[character] for character in words], mel, mel.shape[1] + frames, gain
 
@@ -267,8 +268,8 @@ def load(
     """Load a checkpoint for training; ``settings`` are fields of ``FlowSpeech`` (seconds, guidance, pace).
 
     ``folder`` is the one of a hub's repository that has the checkpoint. ``release`` names the variant of the
-    architecture, which the files do not state. With ``head="drawn"`` the head of F5R-TTS predicts ln std of the velocity; a
-    checkpoint without one is given one that predicts ``sigma`` everywhere.
+    architecture, which the files do not state. With ``head="drawn"`` the head of F5R-TTS predicts ln std of the
+    velocity; a checkpoint without one is given one that predicts ``sigma`` everywhere.
     """
     source = located(path, folder)
     tensors = read_tensors(Path(training.network or source))
@@ -282,99 +283,3 @@ def load(
     form = MelFormat(mels=shape.mels)
     characters = read_vocabulary(source / "vocab.txt", shape.vocabulary)
     return FlowSpeech(network, shape, characters, vocoder(vocoder_name, form), training, reference, form, **settings)
-
-
-def located(path: str | Path, folder: str) -> Path:
-    """The folder of a checkpoint, downloaded where ``path`` is a hub id."""
-    if not Path(path).is_dir():
-        from huggingface_hub import snapshot_download
-
-        with reading(str(path)):
-            place = f"{folder}/" if folder else ""
-            path = snapshot_download(str(path), allow_patterns=[f"{place}*.safetensors", f"{place}vocab.txt"])
-    inside = Path(path) / folder
-    chosen = inside if folder and inside.is_dir() else Path(path)
-    weights = sorted(file.name for file in chosen.glob("*.safetensors"))
-    if len(weights) != 1 or not (chosen / "vocab.txt").is_file():
-        raise FileNotFoundError(
-            f"'{chosen}' is no folder of F5-TTS: got {weights or 'no safetensors'} and "
-            f"{'a' if (chosen / 'vocab.txt').is_file() else 'no'} vocab.txt, expected one *.safetensors and vocab.txt"
-        )
-    return chosen
-
-
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The network's tensors by their names in ``F5Network``."""
-    from safetensors.torch import load_file
-
-    (file,) = sorted(folder.glob("*.safetensors"))
-    with reading(str(file)):
-        stored = load_file(file)
-    tensors = {name.removeprefix(PREFIX): value for name, value in stored.items() if name.startswith(PREFIX)}
-    if "proj_out.weight" not in tensors:
-        raise ValueError(
-            f"{file}: has no '{PREFIX}proj_out.weight', expected a checkpoint of F5-TTS; name another file"
-        )
-    return tensors
-
-
-def shape_of(tensors: Mapping[str, Tensor]) -> F5Shape:
-    """The sizes of a network, from its tensors: published checkpoints have no configuration."""
-
-    def numbered(name: str) -> int:
-        return len({key.split(".")[len(name.split("."))] for key in tensors if key.startswith(f"{name}.")})
-
-    try:
-        mels, width = tensors["proj_out.weight"].shape
-        entries, text_width = tensors["text_embed.text_embed.weight"].shape
-        text_layers = numbered("text_embed.text_blocks")
-        return F5Shape(
-            vocabulary=entries - 1,
-            mels=mels,
-            width=width,
-            depth=numbered("transformer_blocks"),
-            head=2 * len(tensors["rotary_embed.inv_freq"]),
-            inner=len(tensors["transformer_blocks.0.ff.ff.0.0.weight"]),
-            text_width=text_width,
-            text_layers=text_layers,
-            text_inner=len(tensors["text_embed.text_blocks.0.pwconv1.weight"]) if text_layers else 1,
-        )
-    except KeyError as error:
-        raise ValueError(f"a checkpoint of F5-TTS: has no {error}, expected the layout of SWivid/F5-TTS") from error
-
-
-def with_head(tensors: Mapping[str, Tensor], sigma: float) -> dict[str, Tensor]:
-    """The tensors with a head for ln std, a constant one where they have none."""
-    weight, bias = tensors["proj_out.weight"], tensors["proj_out.bias"]
-    constant = {f"{HEAD}.weight": torch.zeros_like(weight), f"{HEAD}.bias": torch.full_like(bias, sigma).log()}
-    return constant | dict(tensors)
-
-
-def read_vocabulary(file: Path, size: int) -> dict[str, int]:
-    """Character to id: the number of its line."""
-    lines = file.read_text(encoding="utf-8").split("\n")
-    entries = lines[:-1] if lines[-1] == "" else lines
-    if len(entries) != size:
-        raise ValueError(f"{file}: got {len(entries)} lines, expected {size}, one per row of text_embed; take its own")
-    return {entry: number for number, entry in enumerate(entries)}
-
-
-def write(folder: Path, network: nn.Module, characters: Mapping[str, int]) -> None:
-    """A checkpoint in the published layout, and config.json, which names the family."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {PREFIX + name: value.contiguous().cpu() for name, value in network.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
-    write_text(folder / "vocab.txt", "".join(f"{character}\n" for character in characters))
-    write_text(folder / "config.json", json.dumps({"family": "f5_tts"}) + "\n")
-
-
-def save_adapters(folder: Path, network: nn.Module) -> None:
-    """``adapter_model.safetensors`` and ``adapter_config.json``, as peft reads them."""
-    from safetensors.torch import save_file
-
-    weights, _ = lora_weights(network)
-    tensors = {f"base_model.model.{name}": value.contiguous().cpu() for name, value in weights.items()}  # type: ignore[union-attr]
-    save_file(tensors, folder / "adapter_model.safetensors")
-    network.peft_config["default"].save_pretrained(folder)  # type: ignore[index,union-attr,operator]

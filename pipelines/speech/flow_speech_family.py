@@ -64,8 +64,8 @@ class FlowSpeechFamily:
             )
         if head == "drawn" and sampling.policy != "transitions":
             raise ValueError(
-                f"sampling.policy: got {sampling.policy} with model.head=drawn, expected transitions, since the head has "
-                "no matching error; take model.head=velocity"
+                f"sampling.policy: got {sampling.policy} with model.head=drawn, expected transitions, since the head "
+                "has no matching error; take model.head=velocity"
             )
 
     def decisions(self, config: Config) -> str:

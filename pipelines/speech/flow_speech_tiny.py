@@ -17,8 +17,8 @@ CHARACTERS = " " + string.ascii_letters + string.digits + ".,?!:'\"-"
 
 def tiny(folder: str | Path, seed: int = 0, **sizes: Any) -> str:
     """Write a checkpoint of 16 mels, width 32 and 2 layers; ``sizes`` are fields of ``F5Shape``."""
+    from pipelines.speech.f5_checkpoint import write
     from pipelines.speech.f5_network import F5Network, F5Shape
-    from pipelines.speech.flow_speech import write
 
     small = {"mels": 16, "width": 32, "depth": 2, "head": 16, "inner": 64}
     text = {"vocabulary": len(CHARACTERS), "text_width": 16, "text_layers": 2, "text_inner": 32}

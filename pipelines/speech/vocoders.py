@@ -1,6 +1,6 @@
 """Log-mel spectrograms of sounds, and vocoders, which turn them back into sounds.
 
-    mel = log(max(1e-5, |STFT| @ bank))     24 kHz, window 1024, hop 256, 100 bands (HTK scale), as F5-TTS and Vocos have it
+    mel = log(max(1e-5, bank |STFT|))     24 kHz, window 1024, hop 256, 100 bands (HTK scale), as F5-TTS and Vocos
 
 A vocoder is an object with ``sound(mel)``; one of your own is named ``package.module:Class``. The built-in one has no
 weights, so that everything runs offline; it sounds metallic.
@@ -72,8 +72,10 @@ class Vocoder(Protocol):
 
 @dataclass(frozen=True)
 class GriffinLim:
-    """Phases that fit the magnitudes (Griffin & Lim 1984, with the momentum of Perraudin et al. 2013), from zero phases:
-    the same spectrogram has the same sound."""
+    """Phases that fit the magnitudes (Griffin & Lim 1984, with the momentum of Perraudin et al. 2013).
+
+    They start at zero: the same spectrogram has the same sound.
+    """
 
     form: MelFormat = MelFormat()
     rounds: int = 16
