@@ -47,7 +47,10 @@ def _columns(file: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         place = f"{file}:{number}"
-        columns = [column.strip() for column in text_of(line).split("|")]
+        try:
+            columns = [column.strip() for column in text_of(line).split("|")]
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
         allowed = (4, 5) if meta else (2, 3)
         if len(columns) not in allowed or not all(columns[: allowed[0]]):
             raise ValueError(
