@@ -244,16 +244,21 @@ def below_2_khz(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "seed"), [("velocity", 0), ("velocity", 1), ("drawn", 2)])
-def test_eight_steps_raise_the_share_of_low_tones_far_beyond_chance(head, seed, folder, tmp_path):
-    """From about 0.67 to at least 0.99 in every run that was tried (four seeds of each head)."""
-    kernel = {"velocity": "flow_sde(a=0.7)", "drawn": "drawn_velocity"}[head]
+def test_ten_steps_raise_the_share_of_low_tones_far_beyond_chance(head, seed, folder, tmp_path):
+    """From 0.67 to more than 0.98 in every run that was tried (four seeds of one head, three of the other)."""
+    # From one initial noise a group: what is drawn in the steps is little beside it.
+    kernel, plan = {
+        "velocity": ("flow_sde(a=0.7)", "every_step"),
+        "drawn": ("drawn_velocity", "every_step(shared_noise=True)"),
+    }[head]
     prompts = [Prompt(text, text, meta={"seconds": 0.3}) for text in ("go left", "stop")]
     options = {"seconds": 0.35, "guidance": 1.0, "steps": 4, "evaluation_steps": 4, "device": "cpu"}
-    policy = speech.policy(folder, family="flow_speech", head=head, sigma=2.0, kernel=kernel, seed=seed, **options)
+    options |= {"kernel": kernel, "plan": plan, "head": head, "sigma": 2.0}
+    policy = speech.policy(folder, family="flow_speech", seed=seed, **options)
     request = Request(prompts, range(2), 8, seed=99)
     before = sum(below_2_khz(prompts, policy.sample(request))) / 16
     settings = {"seed": seed, "output_dir": str(tmp_path), "trackers": [], "threads": 1, "optim": {"lr": 1e-2}}
     algorithm = {"objective": "policy_gradient"}
-    train(policy, prompts, [below_2_khz], preset="rloo", steps=8, prompts_per_step=2, algorithm=algorithm, **settings)
+    train(policy, prompts, [below_2_khz], preset="rloo", steps=10, prompts_per_step=2, algorithm=algorithm, **settings)
     after = sum(below_2_khz(prompts, policy.sample(request))) / 16
     assert before < 0.8 and after > 0.9
