@@ -258,7 +258,7 @@ def load(
     path: str | Path,
     training: Training = PLAIN,
     *,
-    folder: str = "",
+    folder: str = "F5TTS_v1_Base",
     release: str = "v1",
     head: str = "velocity",
     sigma: float = 0.3,

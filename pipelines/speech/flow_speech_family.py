@@ -112,9 +112,14 @@ class FlowSpeechFamily:
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts whose clips can be read, and the others."""
-        from pipelines.speech.families import check_sounds
+        from pipelines.reading import check_skip_limit, filter_readable
+        from pipelines.speech.audio import read_audio
 
-        return check_sounds(config, list(prompts), name)
+        usable, skipped = filter_readable(
+            prompts, lambda media: read_audio(media, max_seconds=config.model.seconds), title=f"clips of {name}"
+        )
+        check_skip_limit(skipped, len(prompts), config.data.skip_limit, name, "clips cannot be read")
+        return usable, skipped
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts that the model can speak: within its duration, in its characters."""

@@ -69,8 +69,9 @@ def test_a_published_checkpoint_trains_on_a_list_of_seed_tts_eval_and_speaks_aga
     assert result["eval"]["after"]["seconds"]["mean"] == pytest.approx(20 * 256 / 24_000)
     assert {file.name for file in (folder / "model").iterdir()} >= {"model.safetensors", "vocab.txt"}
     assert list((folder / "samples").rglob("*.ogg"))
-    call("sample", "--run", folder, "--prompts", "Good day!", "--output-dir", tmp_path / "said", "--samples", 1)
-    assert "Good day!" in (tmp_path / "said" / "completions.html").read_text()
+    call("sample", "--run", folder, "--prompts", "Good day!", "--output", tmp_path / "said")
+    page = (tmp_path / "said" / "completions.html").read_text()
+    assert "Good day!" in page and "<audio" in page
 
 
 @pytest.mark.slow
