@@ -187,7 +187,7 @@ Scores: TypeAlias = dict[str, Float[Tensor, "*shape"]]
 Every policy returns ``log_probs``. Gaussian decisions add ``shift`` (mean squared distance of the
 transition's mean from the rollout's), ``std``, ``dt`` and ``level`` of the transition; tokens
 add ``entropy``. With a reference model: ``reference_log_probs``, and for Gaussian decisions
-``reference_shift`` and ``reference_velocity_gap`` (mean squared velocity difference).
+``reference_shift``, ``reference_velocity_gap`` (mean squared velocity difference) and ``reference_kl``.
 """
 
 

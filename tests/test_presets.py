@@ -21,7 +21,7 @@ from tests.building import algorithm_blocks, near_one, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.trees import plain
 
-GAUSSIAN_SCORES = {"shift", "std", "dt", "level", "reference_shift", "reference_velocity_gap"}
+GAUSSIAN_SCORES = {"shift", "std", "dt", "level", "reference_shift", "reference_velocity_gap", "reference_kl"}
 TWENTY = [
     "grpo",
     "dr_grpo",

@@ -163,6 +163,22 @@ def edm_churn(x: Latent, output: Latent, step: Step, grid: Grid, gamma: float = 
     return Transition((x + (past - now) * velocity) * scale, past * math.sqrt((1 + gamma) ** 2 - 1) * scale)
 
 
+def drawn_velocity(x: Latent, output: Float[Tensor, "N *outputs"], step: Step, grid: Grid) -> Transition:
+    """Euler's step along a velocity that the network's own Gaussian draws: ``v ~ N(mu, sigma^2)``.
+
+    ``mean = x + mu (s' - s)``, ``std = sigma (s - s')``, an own sigma for every entry; the output is mu and, stacked
+    behind it on the first latent axis, ln sigma. The last step has a density too. F5R-TTS, arXiv:2504.02407.
+    """
+    now, then = flow_levels(x, step, grid)
+    if output.shape[1] != 2 * x.shape[1]:
+        raise ValueError(
+            f"drawn_velocity: got {output.shape[1]} outputs for {x.shape[1]} latent channels, expected twice as many: "
+            "a network that predicts a mean and ln sigma; take the kernel flow_sde for one that predicts a velocity"
+        )
+    mean, log_sigma = output.to(now.dtype).chunk(2, 1)
+    return Transition(x.to(now.dtype) + mean * (then - now), log_sigma.exp() * (now - then))
+
+
 def ddim(
     x: Latent,
     output: Latent,
@@ -202,11 +218,15 @@ KERNELS: dict[str, Block] = {
     "cps": Block(cps, KERNEL_INPUTS),
     "flow_ddim": Block(flow_ddim, KERNEL_INPUTS),
     "edm_churn": Block(edm_churn, KERNEL_INPUTS),
+    "drawn_velocity": Block(drawn_velocity, KERNEL_INPUTS),
     "ddim": Block(ddim, (*KERNEL_INPUTS, "prediction")),
 }
 
 DIFFUSION_KERNELS = ("ddim",)
 """Kernels of a diffusion process; all others are a flow's."""
+
+DRAWN_KERNELS = ("drawn_velocity",)
+"""Kernels whose std the network predicts."""
 
 
 def kernel(text: str, prediction: str = "flow") -> Kernel:
@@ -217,17 +237,19 @@ def kernel(text: str, prediction: str = "flow") -> Kernel:
     )
 
 
-def noise_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
-    """The std of the noise that the kernel injects at each step of a grid."""
+def noise_table(kernel: Kernel, grid: Grid, outputs: int = 1) -> Float[Tensor, " steps"]:
+    """The std of the noise that the kernel injects at each step of a grid; of one that the network predicts (2
+    ``outputs`` a latent entry), at sigma = 1."""
     # No kernel's std depends on the state, so that any state serves.
-    zeros = torch.zeros(grid.steps, 1, dtype=grid.levels.dtype, device=grid.levels.device)
+    zeros = torch.zeros(grid.steps, outputs, dtype=grid.levels.dtype, device=grid.levels.device)
     step = torch.arange(grid.steps, device=grid.levels.device)
-    return kernel(zeros, zeros, step, grid).std.flatten()
+    return kernel(zeros[:, :1], zeros, step, grid).std.flatten()
 
 
-def level_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
+def level_table(kernel: Kernel, grid: Grid, outputs: int = 1) -> Float[Tensor, " steps"]:
     """The noise level s_t of each step: its std without the factor sqrt(dt)."""
-    return noise_table(kernel, grid) / grid.dt(torch.arange(grid.steps, device=grid.levels.device)).sqrt()
+    dt = grid.dt(torch.arange(grid.steps, device=grid.levels.device))
+    return noise_table(kernel, grid, outputs) / dt.sqrt()
 
 
 def sibling_noise(shared: Latent, own: Latent, scale: float) -> Latent:

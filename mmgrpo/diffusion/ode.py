@@ -33,7 +33,8 @@ class DenoisingModel(Protocol):
 
     network: nn.Module
     prediction: str
-    """What the network predicts: flow, or epsilon, v or sample of a diffusion process."""
+    """What the network predicts: flow, or epsilon, v or sample of a diffusion process; or drawn, a flow's velocity and
+    behind it, on the first latent axis, the ln std with which it is drawn."""
     reference: Reference
     evaluations_per_row: int
     """Network evaluations per forward pass and row: 2 with classifier-free guidance, else 1."""
@@ -83,7 +84,7 @@ class Solver:
         """Solve the ODE with first-order steps from step ``start`` of a grid to its end."""
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
-            x = self.step(x, self.predict(network, x, step, conditioning, grid), step, grid)
+            x = self.step(x, self.mean(self.predict(network, x, step, conditioning, grid)), step, grid)
         return x
 
     def denoise_multistep(
@@ -98,7 +99,8 @@ class Solver:
         """The same with ``dpmpp_2m``; ``history`` is the clean estimate at the step before ``start``."""
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
-            x, history = dpmpp_2m(x, self.predict(network, x, step, conditioning, grid), step, grid, history)
+            output = self.mean(self.predict(network, x, step, conditioning, grid))
+            x, history = dpmpp_2m(x, output, step, grid, history)
         return x
 
     def step(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:
@@ -106,6 +108,10 @@ class Solver:
         if grid.process == "flow":
             return euler(x, output, step, grid)
         return ddim(x, output, step, grid, eta=0.0, prediction=self.model.prediction).mean
+
+    def mean(self, output: Tensor) -> Tensor:
+        """The velocity of an output, without the std with which it is drawn."""
+        return output.chunk(2, 1)[0] if self.model.prediction == "drawn" else output
 
     def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
         """The network's output in fp32; without gradient in chunks of ``forward_batch_size``."""

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import COUNT, POSITIVE
+from mmgrpo.runtime.ranges import COUNT, POSITIVE, within
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,18 @@ def flux_grid(steps: int, image_tokens: Annotated[int, COUNT]) -> Grid:
     return flow(levels.float(), shift)
 
 
+def sway_grid(steps: int, s: Annotated[float, within("[-1, 1.75]")] = -1.0) -> Grid:
+    """Sway sampling: ``1 - sigma = t + s (cos(pi t / 2) - 1 + t)`` for T + 1 even t from 0 (noise) to 1 (data).
+
+    s < 0 takes small steps near the noise, s = 0 even ones, s > 0 small ones near the data. F5-TTS, arXiv:2410.06885,
+    section 3.3, whose models sample with s = -1: ``sigma = cos(pi t / 2)``.
+    """
+    at_least_one(steps)
+    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    levels = 1 - t - s * ((math.pi / 2 * t).cos() - 1 + t)
+    return flow(torch.cat([levels[:-1], torch.zeros(1, dtype=torch.float64)]).float())
+
+
 def ddim_grid(
     alphas_cumprod: Float[Tensor, " train"],
     steps: int,
@@ -181,5 +193,6 @@ def at_least_one(steps: int) -> None:
 GRIDS: dict[str, Block] = {
     "shifted_linspace": Block(flow_grid, ("steps",)),
     "flux": Block(flux_grid, ("steps",)),
+    "sway": Block(sway_grid, ("steps",)),
 }
 """Grids of flows by name, as alternatives to the checkpoint's own."""

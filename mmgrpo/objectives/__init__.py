@@ -93,6 +93,7 @@ TERMS = {
     "kl_gaussian_exact": Block(divergences.kl_gaussian_exact, ("reference_shift", "std")),
     "kl_gaussian_dt_free": Block(divergences.kl_gaussian_dt_free, ("reference_shift", "level")),
     "kl_velocity": Block(divergences.kl_velocity, ("reference_velocity_gap",)),
+    "kl_transition": Block(divergences.kl_transition, ("reference_kl",)),
     "entropy_bonus": Block(divergences.entropy_bonus, ("entropy",)),
     "diffro": Block(reading.diffro, ("read_log_probs", "advantages")),
     "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "loss_mask"), "group"),

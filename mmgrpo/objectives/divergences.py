@@ -92,6 +92,11 @@ def kl_velocity(reference_velocity_gap: Float[Tensor, "*shape"], *, coef: float)
     return coef * reference_velocity_gap
 
 
+def kl_transition(reference_kl: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
+    """coef KL(policy||ref) of two transitions that may differ in std too, per dimension; F5R-TTS (2504.02407)."""
+    return coef * reference_kl
+
+
 def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: Annotated[float, ANY_NUMBER]) -> Float[Tensor, "*shape"]:
     """-coef entropy: a positive coefficient keeps the policy exploring."""
     return -coef * entropy

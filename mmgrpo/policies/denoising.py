@@ -105,7 +105,7 @@ class DenoisingPolicy:
 
     provides = frozenset(
         {"log_probs", "shift", "std", "dt", "level"}
-        | {"reference_log_probs", "reference_shift", "reference_velocity_gap"}
+        | {"reference_log_probs", "reference_shift", "reference_velocity_gap", "reference_kl"}
     )
     fields = frozenset({"std", "level", "dt"})
     keys = frozenset({"prompt", "tree"})
@@ -129,6 +129,10 @@ class DenoisingPolicy:
         self.grid = model.grid(steps).to(self.device)
         self.evaluation_grid = model.grid(evaluation_steps).to(self.device)
         self.kernel: Kernel = kernel(kernel_text, model.prediction)
+        self.outputs = 2 if model.prediction == "drawn" else 1
+        if self.outputs == 2:
+            # Its std is another at every entry of the latent, where a term or an aggregation expects one per step.
+            self.provides, self.fields = self.provides - {"std", "level"}, frozenset({"dt"})
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
         self.solver = Solver(model, forward_batch_size, self.device)
 
@@ -217,7 +221,7 @@ class DenoisingPolicy:
             # Before the split, so that the children of a state share one network evaluation.
             output = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
             if not plan.stochastic[t]:
-                x, after_ode = self.solver.step(x, output, step, grid), True
+                x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
                 continue
             if after_ode:
                 # States along the ODE are never scored, so that only the last one before a decision is stored.
@@ -228,7 +232,7 @@ class DenoisingPolicy:
             transition = Transition(parents.mean[children], parents.std[children], parents.scaled)
             if t == plan.end - 1 and plan.tail == "dpmpp_2m":
                 # The tail's first step needs the clean estimate of this one, whose network output ends here.
-                history = estimate_of(x[children], output[children], step[children], grid)
+                history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
             x = transition.sample(self._noise(streams, plan, forwards, edges))
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
@@ -236,8 +240,8 @@ class DenoisingPolicy:
             log_probs[:, t] = per_leaf(transition.log_prob(x))
         walk = Walk(
             grid=grid,
-            std=noise_table(self.kernel, grid),
-            level=level_table(self.kernel, grid),
+            std=noise_table(self.kernel, grid, self.outputs),
+            level=level_table(self.kernel, grid, self.outputs),
             first_row=first_row,
             states=torch.cat(states),
             means=torch.cat(means),
@@ -258,6 +262,8 @@ class DenoisingPolicy:
         # Each plan explores another step, so that the samples of a prompt under several plans are separate groups.
         groups = torch.tensor(list(request.slots), device=self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
+        dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
+        per_step = {"std": walk.std, "level": walk.level, "dt": dt}
         return Decisions(
             log_probs=log_probs,
             loss_mask=loss_mask.to(self.device),
@@ -269,11 +275,7 @@ class DenoisingPolicy:
                 "prompt": groups.repeat_interleave(plan.rows),
                 "tree": trees.repeat_interleave(plan.rows // plan.roots),
             },
-            fields={
-                "std": walk.std.expand(rows, -1),
-                "level": walk.level.expand(rows, -1),
-                "dt": walk.grid.dt(torch.arange(plan.steps, device=self.device)).expand(rows, -1),
-            },
+            fields={name: value.expand(rows, -1) for name, value in per_step.items() if name in self.fields},
         )
 
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> Scores:
@@ -309,6 +311,8 @@ class DenoisingPolicy:
             scores["reference_log_probs"] = reference.log_prob(next_state)
             scores["reference_shift"] = over_latent((now.mean - reference.mean).square())
             scores["reference_velocity_gap"] = over_latent((output - original).square())[inverse]
+            if "reference_kl" in names:
+                scores["reference_kl"] = now.kl(reference)
         return scores
 
     def sample(self, request: Request) -> list[Output]:

@@ -13,6 +13,7 @@ from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
 from pipelines.speech.codec_family import CodecFamily
+from pipelines.speech.flow_speech_family import FlowSpeechFamily
 from pipelines.speech.options import (
     AudioTextOptions,
     CategoricalSampling,
@@ -236,6 +237,7 @@ FAMILIES: Mapping[str, Family] = {
             StableAudioOptions,
         ),
         CodecFamily(),
+        FlowSpeechFamily(),
     )
 }
 """Name to family."""

@@ -10,6 +10,8 @@ from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTI
 from pipelines.options import DiffusionSampling, ModelOptions, TokenSampling
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
 from pipelines.options import ModelOptions, TokenSampling
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
+from pipelines.options import DenoisingSampling, ModelOptions, TokenSampling
 
 
 @dataclass
@@ -243,6 +245,53 @@ class CodecData(Data):
     train: str = "embedded:speech/say_train.txt"
     """Training texts: a text per line, JSONL with text (and audio, the recording of a voice), or a list of
     seed-tts-eval, .lst: name|text of the voice|its recording|text to be spoken."""
+
+
+@dataclass
+class FlowSpeechOptions(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "flow_speech"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "SWivid/F5-TTS"
+    """Folder with one *.safetensors and vocab.txt, or hub id."""
+    folder: Annotated[str, ANY_TEXT] = "F5TTS_v1_Base"
+    """Folder of a hub's repository that has both."""
+    release: Annotated[str, one_of("v1", "v0")] = "v1"
+    """Variant of the network, which its files do not state: v1 (F5TTS_v1_Base) or v0 (F5TTS_Base)."""
+    head: Annotated[str, one_of("velocity", "drawn")] = "velocity"
+    """What the network predicts: velocity, or drawn, its mean and ln std (F5R-TTS; for the kernel drawn_velocity)."""
+    sigma: Annotated[float, within("(0, 100]")] = 0.3
+    """head drawn: the std that a checkpoint without such a head predicts at first."""
+    seconds: Annotated[float, within("[0.1, 40]")] = 20.0
+    """Maximum duration of a reference and its speech together. Log-probabilities are means over so many seconds."""
+    guidance: Annotated[float, within("[0, 1000]")] = 3.0
+    """Classifier-free guidance in rollout, training and evaluation alike, F5-TTS's cfg_strength plus 1; 1 is none."""
+    pace: Annotated[float, within("[0.01, 1000]")] = 15.0
+    """Characters per second of a row that has neither a reference nor seconds."""
+    vocoder: Annotated[str, ANY_TEXT] = "griffin_lim"
+    """Spectrogram to sound: griffin_lim, which has no weights, or package.module:Class of your own (docs/speech.md)."""
+
+
+@dataclass
+class FlowSpeechSampling(DenoisingSampling):
+    """Sampling in rollouts and in evaluation."""
+
+    steps: int = 16
+    """Denoising steps of a rollout."""
+    grid: str = "checkpoint"
+    """Noise levels: checkpoint (sway(s=-1), as F5-TTS samples), sway(s=...) or shifted_linspace(shift=...)."""
+    evaluation_steps: int = 32
+    """Denoising steps of an evaluation sample (deterministic)."""
+
+
+@dataclass
+class FlowSpeechData(Data):
+    """The data sets of texts and voices."""
+
+    train: str = "embedded:speech/say_train.txt"
+    """Training texts: JSONL with text, audio (a clip of the voice) and reference_text (its transcript), a meta.lst of
+    seed-tts-eval, a metadata.csv of LJSpeech, or a text per line, spoken in any voice."""
     heldout: str = "embedded:speech/say_heldout.txt"
     """Evaluation texts; one of the training file among them is an error. Empty: no evaluation."""
     prompts_per_step: int = 4
@@ -264,3 +313,9 @@ class CodecSampling(TokenSampling):
 
     max_tokens: int = 512
     """Maximum length of an utterance: 10 s of X-codec2 (50 tokens per second), 20 s of CosyVoice 2 (25)."""
+    """Samples per text."""
+    media_root: Annotated[str, ANY_TEXT] = ""
+    """Root of relative paths of clips; empty: the folder of the file."""
+    skip_limit: Annotated[float, FRACTION] = 0.05
+    """The largest fraction of rows that may be skipped because their clip cannot be read or their text not be spoken;
+    each is listed in skipped.jsonl."""

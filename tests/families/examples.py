@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,12 @@ EDITED = [shown(0, PICTURE, "a red square"), shown(1, WIDE, "blue"), shown(2, PI
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
 ASKED = [shown(number, hum(number, 1.0 + number / 2), "what is said ?") for number in range(3)]
 
+SPOKEN = [
+    replace(shown(0, hum(0, 0.3), "a red square"), meta={"reference_text": "hum", "seconds": 0.4}),
+    Prompt("blue", "1"),
+    replace(shown(2, hum(1, 0.5), "five"), meta={"reference_text": "Hum hum"}),
+]
+
 SQUARE = {"height": 16, "width": 16}
 SMALL = SQUARE | {"max_sequence_length": 48}
 FIRST = [shown(n, Media("image", Image(noise(3, 20, 24, seed=4 + n))), text.text) for n, text in enumerate(TEXTS)]
@@ -83,6 +89,7 @@ EXAMPLES: Mapping[str, Example] = {
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "audio_text": Example(ASKED, sampling=SHORT),
     "codec_speech": Example(TEXTS, {"vocoder": "tones"}, SHORT),
+    "flow_speech": Example(SPOKEN, {"seconds": 1.2, "guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
     "stable_audio": Example(TEXTS, {"guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
 }

@@ -55,6 +55,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "reference_shift": normal().square(),
         "reference_velocity_gap": normal().square(),
         "read_log_probs": -normal().square(),
+        "reference_kl": normal().square(),
         "entropy": normal().square(),
         "std": normal().abs() + 0.1,
         "level": normal().abs() + 0.1,

@@ -1,0 +1,285 @@
+"""Text-to-speech by flow matching (F5-TTS, arXiv:2410.06885) as the model of a denoising policy.
+
+A latent is the log-mel spectrogram [mels, frames] of a reference voice followed by the speech to be made, which the
+network infills given the characters of both. F5-TTS runs from t = 0 (noise) to t = 1 (data) and predicts data - noise;
+here sigma = 1 - t and v = noise - data, so that all kernels, plans and solvers apply as they are:
+
+    v(x, sigma) = -network(x, t = 1 - sigma)
+
+Utterances differ in length, latents of a batch do not: behind the last frame of a row the velocity is zero whatever
+the weights are. What is there has no gradient and adds the same constant to old and new log-probabilities; as these are
+means over the whole latent, a frame counts as much in a short utterance as in a long one.
+
+    load(path, training, ...)       a folder or hub id in the layout of ``SWivid/F5-TTS``
+    tiny(folder)                    a small random checkpoint in that layout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.diffusion.schedules import GRIDS, Grid, sway_grid
+from mmgrpo.registry import bind
+from mmgrpo.types import Audio, Prompt, Reference
+from pipelines.denoising import CHECKPOINT
+from pipelines.pretrained import reading
+from pipelines.speech.audio import read_audio, resample
+from pipelines.speech.f5_checkpoint import (
+    HEAD,
+    located,
+    read_tensors,
+    read_vocabulary,
+    save_adapters,
+    shape_of,
+    with_head,
+    write,
+)
+from pipelines.speech.f5_network import F5Network, F5Shape
+from pipelines.speech.flow_speech_tiny import tiny
+from pipelines.speech.mel import MelFormat, Vocoder, vocoder
+from pipelines.training import PLAIN, Training, autocast, make_trainable
+
+__all__ = ["FlowSpeech", "Utterances", "load", "tiny"]
+
+TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+"""Modules that adapters adapt unless a run names others."""
+
+QUIET = 0.1
+"""Root mean square to which a quieter reference is amplified; the speech is made quieter by as much."""
+
+SPELLING = str.maketrans({";": ",", "“": '"', "”": '"', "‘": "'", "’": "'"})
+"""Characters that the published vocabulary spells otherwise."""
+
+KEPT = 1024
+"""References whose spectrograms are kept in memory."""
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """What the network is given, one row per prompt."""
+
+    text: Int[Tensor, "N characters"]
+    """Characters of the reference and of the speech, padded by -1."""
+    reference: Float[Tensor, "N mels frames"]
+    """The reference's spectrogram, then zeros."""
+    given: Int[Tensor, " N"]
+    """Frames of the reference."""
+    frames: Int[Tensor, " N"]
+    """Frames of both."""
+    gain: Float[Tensor, " N"]
+    """By which the reference was amplified."""
+
+    def take(self, index: Int[Tensor, "M"]) -> Utterances:
+        """Rows by number, possibly repeated."""
+        return Utterances(*(part[index] for part in (self.text, self.reference, self.given, self.frames, self.gain)))
+
+
+@dataclass
+class FlowSpeech:
+    """A network, its vocabulary and a vocoder; ``load`` returns one."""
+
+    network: nn.Module
+    shape: F5Shape
+    characters: Mapping[str, int]
+    """Character to id."""
+    voice: Vocoder
+    training: Training
+    reference: Reference
+    form: MelFormat
+    seconds: float = 20.0
+    """Of reference and speech together, at most."""
+    guidance: float = 1.0
+    pace: float = 15.0
+    """Characters per second of a row without a reference."""
+    levels: str = CHECKPOINT
+    """Noise levels: ``checkpoint``, F5-TTS's own, or another grid by name (``mmgrpo.diffusion.schedules.GRIDS``)."""
+    spectrograms: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
+    """Cache of references by file: spectrogram and gain."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.training.device)
+
+    @property
+    def evaluations_per_row(self) -> int:
+        return 1 if self.guidance == 1 else 2
+
+    @property
+    def prediction(self) -> str:
+        """A velocity, or one that is drawn with a std that the network predicts too."""
+        return "drawn" if self.shape.spread else "flow"
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Mels and the most frames."""
+        return self.shape.mels, self.form.frames(self.seconds)
+
+    def grid(self, steps: int) -> Grid:
+        """The noise levels of ``steps`` steps; F5-TTS's own are sway sampling with s = -1."""
+        if self.levels == CHECKPOINT:
+            return sway_grid(steps)
+        return bind(self.levels, GRIDS, "sampling.grid")({"steps": steps})
+
+    def encode(self, prompts: Sequence[Prompt]) -> Utterances:
+        """One row per prompt, on the device."""
+        rows = [self.utterance(prompt) for prompt in prompts]
+        longest, most = max(len(ids) for ids, *_ in rows), self.latent_shape()[1]
+        made = Utterances(
+            torch.tensor([ids + [-1] * (longest - len(ids)) for ids, *_ in rows]),
+            torch.stack([nn.functional.pad(mel, (0, most - mel.shape[1])) for _, mel, *_ in rows]),
+            torch.tensor([mel.shape[1] for _, mel, *_ in rows]),
+            torch.tensor([frames for _, _, frames, _ in rows]),
+            torch.tensor([gain for *_, gain in rows]),
+        )
+        return Utterances(*(part.to(self.device) for part in vars(made).values()))
+
+    def check(self, prompt: Prompt) -> None:
+        """ValueError for a prompt that cannot be spoken: too long, a character that the vocabulary lacks, no text."""
+        self.utterance(prompt)
+
+    def utterance(self, prompt: Prompt) -> tuple[list[int], Float[Tensor, "mels given"], int, float]:
+        """Ids of the characters, the reference's spectrogram, the frames of both, and the gain of the reference.
+
+        The speech lasts ``meta["seconds"]``, or as long as the reference's pace says (F5-TTS: in bytes of UTF-8), or
+        without one as ``pace`` says.
+        """
+        given, text, clips = spoken_before(prompt), spelled(prompt.text), [m for m in prompt.media if m.kind == "audio"]
+        if not text:
+            raise ValueError(f"prompt '{prompt.id}' has no text, expected what is to be spoken")
+        if bool(clips) != bool(given) or len(clips) > 1:
+            raise ValueError(
+                f"prompt '{prompt.id}': got {len(clips)} clips and the reference_text '{given}', expected one clip and "
+                "its transcript, or neither; add the key reference_text to the row"
+            )
+        mel, gain = self.spectrogram(prompt) if clips else (torch.zeros(self.shape.mels, 0), 1.0)
+        frames = self.form.frames(seconds_of(prompt) or len(text) / self.pace)
+        if clips and not seconds_of(prompt):
+            frames = int(mel.shape[1] / len(given.encode()) * len(text.encode()))
+        most = self.latent_shape()[1]
+        if not 1 <= frames <= most - mel.shape[1]:
+            hop = self.form.hop / self.form.rate
+            raise ValueError(
+                f"prompt '{prompt.id}': got {mel.shape[1] * hop:.1f} s of reference and {frames * hop:.1f} s of "
+                f"speech, expected some speech and at most model.seconds={self.seconds:g} s together; shorten either, "
+                "or raise it"
+            )
+        words = f"{given} {text}" if given else text
+        if unknown := sorted(set(words) - self.characters.keys()):
+            raise ValueError(
+                f"prompt '{prompt.id}': got the characters {unknown}, which the checkpoint's vocab.txt lacks; spell "
+                "them otherwise (Chinese, of which the vocabulary has pinyin, is not supported)"
+            )
+        return [self.characters[character] for character in words], mel, mel.shape[1] + frames, gain
+
+    def spectrogram(self, prompt: Prompt) -> tuple[Float[Tensor, "mels given"], float]:
+        """The spectrogram of a prompt's clip and the gain, by which it was at least ``QUIET``."""
+        clip = next(medium for medium in prompt.media if medium.kind == "audio")
+        key = clip.source if isinstance(clip.source, str) else ""
+        if key not in self.spectrograms or not key:
+            samples = resample(read_audio(clip, max_seconds=self.seconds), self.form.rate).samples[0]
+            gain = max(1.0, QUIET / float(samples.square().mean().sqrt()))
+            self.spectrograms[key] = (self.form.mel(samples * gain), gain)
+            if len(self.spectrograms) > KEPT:
+                del self.spectrograms[next(iter(self.spectrograms))]
+        return self.spectrograms[key]
+
+    def predict(
+        self,
+        network: nn.Module,
+        x: Float[Tensor, "N mels frames"],
+        time: Float[Tensor, " N"],
+        conditioning: Utterances,
+    ) -> Float[Tensor, "N outputs frames"]:
+        """The (guided) velocity noise - data at noise level ``time``, zero behind a row's last frame, in fp32.
+
+        Guidance g is ``v_empty + g (v - v_empty)``, v_empty without text and reference: F5-TTS's cfg_strength plus 1. A
+        std that the network predicts is that of the branch with text.
+        """
+        longest = int(conditioning.frames.max())
+        inputs = (x[..., :longest].mT, conditioning.reference[..., :longest].mT, conditioning.text, 1 - time)
+        with autocast(self.training.compute_dtype, self.device):
+            output = network(*inputs, conditioning.frames).float()
+            empty = network(*inputs, conditioning.frames, wordless=True).float() if self.guidance != 1 else None
+        velocity, log_std = output.split((self.shape.mels, output.shape[-1] - self.shape.mels), -1)
+        if empty is not None:
+            base = empty[..., : self.shape.mels]
+            velocity = base + self.guidance * (velocity - base)
+        output = torch.cat([-velocity, log_std], -1).mT
+        return nn.functional.pad(output, (0, x.shape[-1] - longest))
+
+    @torch.no_grad()
+    def decode(self, latents: Float[Tensor, "N mels frames"], conditioning: Utterances) -> list[Audio]:
+        """The sounds of the speech, without the reference, as loud as the reference was."""
+        given, frames, gain = (part.tolist() for part in (conditioning.given, conditioning.frames, conditioning.gain))
+        sounds = []
+        for row, latent in enumerate(latents.float()):
+            samples = self.voice.sound(latent[:, given[row] : frames[row]]).float().cpu() / gain[row]
+            sounds.append(Audio((samples / samples.abs().max().clamp(min=1))[None], self.form.rate))
+        return sounds
+
+    def save(self, folder: Path | str, network: nn.Module) -> None:
+        """Adapters in peft's format, or the network in the published layout."""
+        from accelerate.utils import extract_model_from_parallel
+
+        folder, network = Path(folder), extract_model_from_parallel(network)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.training.adapters:
+            save_adapters(folder, network)
+        else:
+            write(folder, network, self.characters)
+
+
+def spoken_before(prompt: Prompt) -> str:
+    """The transcript of the reference, ended by a full stop, as F5-TTS ends it; empty where there is none."""
+    text = spelled(str(prompt.meta.get("reference_text") or ""))
+    return text + "." if text and text[-1] not in ".!?,:" else text
+
+
+def spelled(text: str) -> str:
+    """One line in the spelling of the vocabulary."""
+    return " ".join(text.split()).translate(SPELLING)
+
+
+def seconds_of(prompt: Prompt) -> float:
+    """The duration that the row asks for; 0 where it asks for none."""
+    seconds = prompt.meta.get("seconds", 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 3600:
+        raise ValueError(f"prompt '{prompt.id}': seconds: got {seconds!r}, expected a positive number, or no such key")
+    return float(seconds)
+
+
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    folder: str = "F5TTS_v1_Base",
+    release: str = "v1",
+    head: str = "velocity",
+    sigma: float = 0.3,
+    vocoder_name: str = "griffin_lim",
+    **settings: Any,
+) -> FlowSpeech:
+    """Load a checkpoint for training; ``settings`` are fields of ``FlowSpeech`` (seconds, guidance, pace).
+
+    ``folder`` is the one of a hub's repository that has the checkpoint. ``release`` names the variant of the
+    architecture, which the files do not state. With ``head="drawn"`` the head of F5R-TTS predicts ln std of the
+    velocity; a checkpoint without one is given one that predicts ``sigma`` everywhere.
+    """
+    source = located(path, folder)
+    tensors = read_tensors(Path(training.network or source))
+    shape = replace(shape_of(tensors), rotates_all=release == "v1", masks_text=release == "v1", spread=head == "drawn")
+    tensors = with_head(tensors, sigma) if shape.spread else {k: v for k, v in tensors.items() if HEAD not in k}
+    network = F5Network(shape)
+    with reading(str(source)):
+        network.load_state_dict(tensors, strict=True)
+    network = network.to(training.device, training.storage_dtype).eval()
+    reference = make_trainable(network, training, TARGETS)
+    form = MelFormat(mels=shape.mels)
+    characters = read_vocabulary(source / "vocab.txt", shape.vocabulary)
+    return FlowSpeech(network, shape, characters, vocoder(vocoder_name, form), training, reference, form, **settings)

@@ -1,0 +1,158 @@
+"""The family of flow-matching text-to-speech models: what commands know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.family import Arithmetic
+from mmgrpo.registry import parse
+from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.runtime.plugins import locate
+from pipelines.denoising import (
+    DECISIONS,
+    check_sampling,
+    cost_of_a_rollout,
+    policy_over,
+    read_whole,
+    refuse_other_architectures,
+)
+from pipelines.speech.options import FlowSpeechData, FlowSpeechOptions, FlowSpeechSampling, SpeechEval
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.evaluation import Shown
+    from mmgrpo.report.audio_player import Sound
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Audio, Media, Policy, Prompt
+
+
+@dataclass(frozen=True)
+class FlowSpeechFamily:
+    """Text-to-speech models whose decisions are the denoising steps of a spectrogram."""
+
+    name: str = "flow_speech"
+    about: str = "F5-TTS: a text and a clip of a voice in, the text in that voice out"
+    modality: str = "speech"
+    module: str = "pipelines.speech.flow_speech"
+    architectures: tuple[str, ...] = ("f5_tts",)
+
+    @property
+    def sections(self) -> Sections:
+        return Sections(
+            model=FlowSpeechOptions,
+            sampling=FlowSpeechSampling,
+            data=FlowSpeechData,
+            eval=SpeechEval,
+            rewards=("spoken_neg_wer", "dnsmos(weight=0)"),
+        )
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for settings that no flow takes, and for a kernel that does not fit the network's head."""
+        from mmgrpo.diffusion.kernels import DRAWN_KERNELS
+
+        sampling, head = config.sampling, config.model.head
+        check_sampling(self.name, "flow", sampling)
+        if (parse(sampling.kernel)[0] in DRAWN_KERNELS) != (head == "drawn"):
+            raise ValueError(
+                f"sampling.kernel: got {sampling.kernel} with model.head={head}, expected drawn_velocity with "
+                "model.head=drawn (F5R-TTS) and another kernel with model.head=velocity; change either"
+            )
+        if head == "drawn" and sampling.policy != "transitions":
+            raise ValueError(
+                f"sampling.policy: got {sampling.policy} with model.head=drawn, expected transitions, since the head "
+                "has no matching error; take model.head=velocity"
+            )
+
+    def decisions(self, config: Config) -> str:
+        """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
+        return DECISIONS[config.sampling.policy]
+
+    def arithmetic(self, config: Config) -> Arithmetic:
+        """Texts x samples x branch points -> samples, network evaluations and decisions."""
+        return cost_of_a_rollout(config, 2 if config.model.guidance != 1 else 1)
+
+    def policy(
+        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+    ) -> Policy:
+        """Load the model as a policy over transitions or over sampled noise levels."""
+        from pipelines.speech.flow_speech import load
+        from pipelines.training import Training
+
+        options = config.model
+        path = locate(options.path)
+        refuse_other_architectures(self.name, self.architectures, path)
+        model = load(
+            path,
+            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            folder=options.folder,
+            release=options.release,
+            head=options.head,
+            sigma=options.sigma,
+            vocoder_name=options.vocoder,
+            seconds=options.seconds,
+            guidance=options.guidance,
+            pace=options.pace,
+            levels=config.sampling.grid,
+        )
+        return policy_over(model, self, config, device)
+
+    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts of a file, and those whose clip cannot be read."""
+        from pipelines.hub import load_prompts
+        from pipelines.speech.voices import LISTS, read_voices
+
+        file, root = locate(path), config.data.media_root
+        listed = file.endswith(LISTS)
+        return self.readable(config, read_voices(file, root) if listed else load_prompts(file, root), path)
+
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts whose clips can be read, and the others."""
+        from pipelines.reading import check_skip_limit, filter_readable
+        from pipelines.speech.audio import read_audio
+
+        usable, skipped = filter_readable(
+            prompts, lambda media: read_audio(media, max_seconds=config.model.seconds), title=f"clips of {name}"
+        )
+        check_skip_limit(skipped, len(prompts), config.data.skip_limit, name, "clips cannot be read")
+        return usable, skipped
+
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+        """The prompts that the model can speak: within its duration, in its characters."""
+        return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
+
+    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
+        """Texts of a command line."""
+        from mmgrpo.types import Prompt
+
+        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+
+    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """No blank references: without one, the voice is any."""
+        return []
+
+    def write_samples(self, stem: Path, shown: Shown) -> None:
+        """Texts and their sounds, ``<stem>.jsonl`` and sounds beside it."""
+        from pipelines.samples import write_speech
+
+        write_speech(stem, shown)
+
+    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+        """A small sound file."""
+        from pipelines.samples import displayed
+
+        return displayed(medium)
+
+    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+        """``completions.html`` with players, and its content as JSON lines."""
+        from pipelines.samples import write_completions_page
+
+        return write_completions_page(folder, sets, samples, self.write_samples)
+
+    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
+        """Nothing more."""
+        return {}

@@ -1,0 +1,79 @@
+"""Rows of zero-shot speech synthesis: a text, a clip of the voice to speak it in, and the clip's transcript.
+
+    {"text": "...", "audio": "voice.wav", "reference_text": "..."}     JSONL, read as any other
+    id|reference_text|voice.wav|text[|recording]                       .lst, seed-tts-eval's meta.lst
+    id|text|text as it is spoken                                       metadata.csv of LJSpeech, clips in wavs/
+
+In LJSpeech's rows the clip is the recording of the text itself: the voice to speak in is that of the next row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.data.prompts import Attempt, distinct, whole
+from mmgrpo.data.values import text_of
+from mmgrpo.types import Prompt
+
+META = ".lst"
+LISTS = (META, "metadata.csv")
+"""How the names of files with ``|`` between columns end: those of seed-tts-eval, and of LJSpeech."""
+
+Row = tuple[str, list[str]]
+"""The place of a line (``file:line``), and its columns."""
+
+
+def read_voices(path: str, media_root: str = "") -> list[Prompt]:
+    """The prompts of one of ``LISTS``; a line that cannot be read is an error."""
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file (working directory: {Path.cwd()})")
+    rows = list(_columns(file))
+    if not rows:
+        raise ValueError(f"{path}: has no rows; expected {FORMATS[file.suffix == META]}")
+    root = Path(media_root or file.parent)
+    return whole(_listed(rows, root) if file.suffix == META else _next_to_each_other(rows, root))
+
+
+FORMATS = {True: "id|reference_text|clip|text", False: "id|text|text as it is spoken"}
+"""The columns of a line of seed-tts-eval, and of LJSpeech."""
+
+
+def _columns(file: Path) -> Iterator[Row]:
+    meta = file.suffix == META
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        place = f"{file}:{number}"
+        try:
+            columns = [column.strip() for column in text_of(line).split("|")]
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        allowed = (4, 5) if meta else (2, 3)
+        if len(columns) not in allowed or not all(columns[: allowed[0]]):
+            raise ValueError(
+                f"{place}: got {len(columns)} columns ({'|'.join(columns)[:80]}), expected {FORMATS[meta]}; correct it"
+            )
+        yield place, columns
+
+
+def _listed(rows: list[Row], root: Path) -> Iterator[Attempt]:
+    def prompt(place: str, columns: list[str]) -> Prompt:
+        number, said, clip, text = columns[:4]
+        return prompt_of({"id": number, "text": text, "audio": clip, "reference_text": said}, place, number, root)
+
+    return distinct((place, lambda p=place, c=columns: prompt(p, c)) for place, columns in rows)
+
+
+def _next_to_each_other(rows: list[Row], root: Path) -> Iterator[Attempt]:
+    def prompt(place: str, columns: list[str], voice: list[str]) -> Prompt:
+        row = {"id": columns[0], "text": columns[-1], "audio": f"wavs/{voice[0]}.wav", "reference_text": voice[-1]}
+        return prompt_of(row, place, columns[0], root)
+
+    voices = [columns for _, columns in rows[1:] + rows[:1]]
+    return distinct(
+        (place, lambda p=place, c=columns, v=voice: prompt(p, c, v))
+        for (place, columns), voice in zip(rows, voices, strict=True)
+    )

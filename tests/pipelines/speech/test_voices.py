@@ -1,0 +1,54 @@
+"""Lists of texts and voices as published sets have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.speech.voices import read_voices
+
+
+def test_a_list_of_seed_tts_eval_is_read(tmp_path):
+    """id|transcript of the clip|clip|text, with or without the recording."""
+    (tmp_path / "meta.lst").write_text(
+        "c1-c2|We asked over twenty people.|prompt-wavs/c1.wav|I had no idea.\n\n"
+        "c3-c4|Get the trust fund.|prompt-wavs/c3.wav|Seven, please.|wavs/c4.wav\n"
+    )
+    first, second = read_voices(str(tmp_path / "meta.lst"))
+    assert (first.id, first.text, first.meta) == (
+        "c1-c2", "I had no idea.", {"reference_text": "We asked over twenty people."}
+    )  # fmt: skip
+    assert [medium.source for medium in first.media] == [str(tmp_path / "prompt-wavs/c1.wav")]
+    assert (second.id, second.text) == ("c3-c4", "Seven, please.")
+    (elsewhere, _) = read_voices(str(tmp_path / "meta.lst"), "/clips")
+    assert elsewhere.media[0].source == "/clips/prompt-wavs/c1.wav"
+
+
+def test_a_row_of_ljspeech_is_spoken_in_the_voice_of_the_next_one(tmp_path):
+    (tmp_path / "metadata.csv").write_text("a|Dr. No|Doctor No\nb|Two.|Two.\nc|3|three\n")
+    rows = read_voices(str(tmp_path / "metadata.csv"))
+    assert [(row.id, row.text, row.meta["reference_text"]) for row in rows] == [
+        ("a", "Doctor No", "Two."), ("b", "Two.", "three"), ("c", "three", "Doctor No")
+    ]  # fmt: skip
+    assert rows[2].media[0].source == str(tmp_path / "wavs/a.wav")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("meta.lst", b"a|b|c\n", r"meta.lst:1: got 3 columns \(a\|b\|c\), expected id\|reference_text\|clip\|text"),
+        ("meta.lst", b"a|b|c.wav|d\n\na||c.wav|d\n", r"meta.lst:3: got 4 columns"),
+        ("meta.lst", b"a|b|c.wav|d\na|b|c.wav|e\n", r"meta.lst:2: the id 'a' occurs at .*meta.lst:1 already"),
+        ("meta.lst", b"\n", "has no rows; expected id"),
+        ("metadata.csv", b"a\n", r"metadata.csv:1: got 1 columns \(a\), expected id\|text\|text as it is spoken"),
+        ("metadata.csv", b"\xff|b\n", r"metadata.csv:1: not UTF-8 text"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_voices(str(tmp_path / name))
+
+
+def test_a_missing_list_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.lst: there is no such file"):
+        read_voices(str(tmp_path / "nowhere.lst"))
