@@ -192,10 +192,8 @@ CTC = ("parakeet_ctc", "wav2vec2", "hubert", "wavlm")
 
 
 def _hearing(
-    name: str, about: str, architectures: str | tuple[str, ...], options: type, sampling: type = HearingSampling
+    name: str, about: str, architectures: tuple[str, ...], options: type, sampling: type = HearingSampling
 ) -> LanguageFamily:
-    kinds = (architectures,) if isinstance(architectures, str) else architectures
-def _hearing(name: str, about: str, architectures: tuple[str, ...], options: type) -> LanguageFamily:
     sections = Sections(
         model=options,
         sampling=sampling,
@@ -206,15 +204,12 @@ def _hearing(name: str, about: str, architectures: tuple[str, ...], options: typ
     )
     module = f"pipelines.speech.{name}"
     own_policy = sampling is not HearingSampling
-    return LanguageFamily(name, about, "speech", module, kinds, sections, check_sounds, clips, own_policy)
-    return LanguageFamily(name, about, "speech", module, architectures, sections, check_sounds, clips)
+    return LanguageFamily(name, about, "speech", module, architectures, sections, check_sounds, clips, own_policy)
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _hearing("whisper", "Whisper: one clip in, its transcript out", "whisper", WhisperOptions),
-        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", "qwen2_audio", HearingOptions),
         _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling),
         _hearing("whisper", "Whisper: one clip in, its transcript out", ("whisper",), WhisperOptions),
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), HearingOptions),

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
-from pipelines.options import DiffusionSampling, ModelOptions, TokenSampling
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
-from pipelines.options import ModelOptions, TokenSampling
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, FRACTION, one_of, within
-from pipelines.options import DenoisingSampling, ModelOptions, TokenSampling
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
+from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions, TokenSampling
 
 
 @dataclass
