@@ -135,9 +135,12 @@ class LanguageFamily:
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts of a file whose media can be read, and the skipped ones."""
+        from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
 
-        return self.check_media(config, load_prompts(locate(path), config.data.media_root), path)
+        return self.check_media(
+            config, load_prompts(locate(path), config.data.media_root, columns_for(path, config.data.columns)), path
+        )
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts whose media can be read, and the skipped ones."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmgrpo.data.columns import columns_for
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
@@ -41,7 +42,8 @@ def load(
     def read(path: str) -> list[Prompt]:
         prompts = as_prompts(rows[path], path) if path in rows else []
         if owner is None:
-            return prompts if path in rows else load_prompts(locate(path))
+            columns = columns_for(path, config.data.columns)
+            return prompts if path in rows else load_prompts(locate(path), columns=columns)
         prompts, unreadable = owner.readable(config, prompts, path) if path in rows else owner.read(config, path)
         skipped.extend(unreadable)
         return prompts

@@ -135,9 +135,10 @@ class DurationFamily:
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
         """The texts of a file; none is skipped."""
-        from mmgrpo.data.prompts import load_prompts
+        from mmgrpo.data.columns import columns_for
+        from pipelines.hub import load_prompts
 
-        return load_prompts(locate(path)), []
+        return load_prompts(locate(path), columns=columns_for(path, config.data.columns)), []
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """Every prompt."""

@@ -206,9 +206,12 @@ class VisualFamily:
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts of a file, and those whose picture cannot be read."""
+        from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
 
-        return self.readable(config, load_prompts(locate(path), config.data.media_root), path)
+        return self.readable(
+            config, load_prompts(locate(path), config.data.media_root, columns_for(path, config.data.columns)), path
+        )
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts whose picture can be read, and the others; ValueError for media that the family does not
