@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.data.columns import columns_for
+from mmgrpo.data.columns import columns_for, columns_of
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
@@ -40,7 +40,7 @@ def load(
     rows = rows or {}
 
     def read(path: str) -> list[Prompt]:
-        prompts = as_prompts(rows[path], path) if path in rows else []
+        prompts = as_prompts(rows[path], path, columns_of(config.data.columns)) if path in rows else []
         if owner is None:
             columns = columns_for(path, config.data.columns)
             return prompts if path in rows else load_prompts(locate(path), columns=columns)

@@ -19,7 +19,7 @@ import torch
 
 from mmgrpo.data.limits import MAX_PICTURE_BYTES, Unreadable, regular_file
 from mmgrpo.data.media import IN_MEMORY, Inside
-from mmgrpo.data.values import shown
+from mmgrpo.data.values import MAX_DEPTH, shown
 from mmgrpo.types import Audio
 
 MEDIA_KEYS = frozenset(
@@ -116,9 +116,9 @@ def referred(
     def walk(value: Any, keys: tuple[str, ...], name: str) -> Any:
         if isinstance(value, bytes) or (isinstance(value, str) and name in names and _is_base64(value)):
             return refer(keys, value)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and len(keys) <= MAX_DEPTH:
             return [walk(item, (*keys, str(number)), name) for number, item in enumerate(value)]
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or len(keys) > MAX_DEPTH:  # of which ``check_values`` complains
             return value
         if value.keys() >= {"array", "sampling_rate"}:
             return _samples(value, ".".join(keys))
@@ -131,7 +131,7 @@ def referred(
             return {**options, "path": inside} if any(item is not None for item in options.values()) else inside
         return {key: walk(item, (*keys, str(key)), str(key)) for key, item in value.items()}
 
-    return {key: walk(value, (key,), key) for key, value in row.items()}
+    return {key: walk(value, (str(key),), str(key)) for key, value in row.items()}
 
 
 def _is_base64(text: str) -> bool:
