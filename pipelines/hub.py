@@ -12,6 +12,7 @@ from typing import Any
 from mmgrpo.data import prompts
 from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, registered
 from mmgrpo.data.media import IN_MEMORY
+from mmgrpo.data.streaming import StoredPrompts
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Prompt
@@ -58,6 +59,13 @@ def attempts(
 ) -> Iterator[prompts.Attempt]:
     """``load_prompts`` row by row; a row that cannot be read yields its error."""
     return prompts.of_files(files_of(source, media_root), media_root, columns)
+
+
+def load_stored(
+    source: str | Path, media_root: str | Path = "", columns: Mapping[str, str] = NO_COLUMNS
+) -> StoredPrompts:
+    """``load_prompts`` of which only the places are in memory."""
+    return StoredPrompts(files_of(source, media_root), media_root, columns)
 
 
 def files_of(source: str | Path, media_root: str | Path = "") -> list[DataFile]:

@@ -140,7 +140,7 @@ def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
     prompts, skipped = model_family.read(config, locate(args.file))
     for one in skipped:
         print(f"skipped: {one.id} ({one.reason})", flush=True)
-    return prompts[: args.limit or None]
+    return list(prompts[: args.limit or None])
 
 
 def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:

@@ -11,6 +11,7 @@ from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import Splits, read_splits
+from mmgrpo.data.streaming import in_blocks
 from mmgrpo.family import Family
 from mmgrpo.runtime.config import Config
 from mmgrpo.runtime.plugins import locate
@@ -39,8 +40,10 @@ def load(
     skipped: list[Skipped] = []
     rows = rows or {}
 
-    def read(path: str) -> list[Prompt]:
-        prompts = as_prompts(rows[path], path, columns_of(config.data.columns)) if path in rows else []
+    def read(path: str) -> Sequence[Prompt]:
+        prompts: Sequence[Prompt] = (
+            as_prompts(rows[path], path, columns_of(config.data.columns)) if path in rows else []
+        )
         if owner is None:
             columns = columns_for(path, config.data.columns)
             return prompts if path in rows else load_prompts(locate(path), columns=columns)
@@ -55,8 +58,10 @@ def load(
     splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
     policy = make(splits.every())
 
-    def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
-        accepted, unfit = owner.accept(config, policy, prompts) if owner else (list(prompts), [])
+    def accept(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        if owner is None:
+            return prompts
+        accepted, unfit = in_blocks(prompts, lambda block: owner.accept(config, policy, block))
         skipped.extend(unfit)
         return accepted
 
