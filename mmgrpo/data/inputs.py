@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.data.columns import columns_for, columns_of
+from mmgrpo.data.columns import columns_for
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
@@ -41,13 +41,11 @@ def load(
     rows = rows or {}
 
     def read(path: str) -> Sequence[Prompt]:
-        prompts: Sequence[Prompt] = (
-            as_prompts(rows[path], path, columns_of(config.data.columns)) if path in rows else []
-        )
+        columns, given = columns_for(path, config.data.columns), path in rows
+        prompts: Sequence[Prompt] = as_prompts(rows[path], path, columns) if given else []
         if owner is None:
-            columns = columns_for(path, config.data.columns)
-            return prompts if path in rows else load_prompts(locate(path), columns=columns)
-        prompts, unreadable = owner.readable(config, prompts, path) if path in rows else owner.read(config, path)
+            return prompts if given else load_prompts(locate(path), columns=columns)
+        prompts, unreadable = owner.readable(config, prompts, path) if given else owner.read(config, path)
         skipped.extend(unreadable)
         return prompts
 
