@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mmgrpo.data.columns import columns_for
@@ -59,7 +60,7 @@ def load(
     def accept(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         if owner is None:
             return prompts
-        accepted, unfit = in_blocks(prompts, lambda block: owner.accept(config, policy, block))
+        accepted, unfit = in_blocks(prompts, partial(owner.accept, config, policy))
         skipped.extend(unfit)
         return accepted
 

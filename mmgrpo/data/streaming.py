@@ -24,7 +24,7 @@ from mmgrpo.types import Prompt
 BLOCK = 1024
 """Prompts that are in memory at a time while all are checked."""
 
-Choose = Callable[[list[Prompt]], tuple[list[Prompt], list[Skipped]]]
+Choose = Callable[[list[Prompt]], tuple[Sequence[Prompt], list[Skipped]]]
 """From prompts to the usable ones, in their order, and the skipped."""
 
 

@@ -204,7 +204,7 @@ class VisualFamily:
         advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(self.architectures)}"
         raise ValueError(f"'{path}' is a {declared}, which the family '{self.name}' does not read; {advice}")
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts of a file, and those whose picture cannot be read."""
         from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
@@ -213,7 +213,7 @@ class VisualFamily:
             config, load_prompts(locate(path), config.data.media_root, columns_for(path, config.data.columns)), path
         )
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose picture can be read, and the others; ValueError for media that the family does not
         take."""
         from pipelines.visual.flow import refuse_media
