@@ -18,7 +18,9 @@ from mmgrpo.types import Prompt
 from pipelines.hub import load_stored
 from pipelines.reading import filter_readable
 from pipelines.vlm.media import read_image
+from tests.building import trainer
 from tests.data.layouts import data_uri, lines, png, shard
+from tests.toys import toy_policy, toy_prompts
 
 COLOURS = ("red", "blue", "green", "white", "black")
 
@@ -149,3 +151,13 @@ def test_nothing_is_decoded_ahead_without_a_cache(tmp_path, cache):
     empty.limit = 0
     decode_ahead(load_prompts(questions(tmp_path), columns=COLUMNS), [0], rank(0, 1))
     assert work() == []
+
+
+def test_a_run_begins_to_decode_what_its_next_round_draws(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr("mmgrpo.trainer.decode_ahead", lambda prompts, indices, _: begun.append(indices))
+    made = trainer(toy_policy(), tmp_path, toy_prompts(6))
+    drawn = [made.order.take(made.rounds.prompts * number, made.rounds.prompts) for number in range(3)]
+    made.run_round()
+    made.run_round()
+    assert begun == drawn[1:]
