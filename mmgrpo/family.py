@@ -72,11 +72,11 @@ class Family(Protocol):
         run, where they are known before."""
         ...
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts of a file, and the skipped ones, each with its reason."""
         ...
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose media can be read, and the skipped ones; ``name`` says where they come from."""
         ...
 

@@ -28,6 +28,7 @@ from tqdm import tqdm
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
 from mmgrpo.report.comparison import sections
 from mmgrpo.report.group_record import NONE, GroupRecord
@@ -222,6 +223,7 @@ class Trainer:
             )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
+        decode_ahead(self.prompts, self.order.take(round_.cursor, self.rounds.prompts), self.accelerator)
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )

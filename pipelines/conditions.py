@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from mmgrpo.data.inside import content, is_inside
 from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Image, Media, Prompt, Video
 
@@ -123,7 +124,7 @@ def _digest(medium: Media) -> str:
         digest.update(f"{list(values.shape)}".encode() + values.contiguous().numpy().tobytes())
     else:
         for file in [source] if isinstance(source, str) else source if isinstance(source, tuple) else []:
-            digest.update(Path(file).read_bytes())
+            digest.update(content(file) if is_inside(file) else Path(file).read_bytes())
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ network. Here the format is one of a few, and chosen before FFmpeg sees the file
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,17 +44,31 @@ KNOWN = ", ".join(sorted({name for _, _, name in SIGNATURES}))
 T = TypeVar("T")
 
 
-def container_format(file: str) -> str:
-    """FFmpeg's name of the container that a file begins as; ValueError where it is none of ``SIGNATURES``."""
+def rewound(file: str | BytesIO) -> str | BytesIO:
+    """The same file; one in memory is at its beginning."""
+    if isinstance(file, BytesIO):
+        file.seek(0)
+    return file
+
+
+def beginning(file: str | BytesIO, count: int) -> bytes:
+    """The first bytes of a file."""
+    if isinstance(file, BytesIO):
+        return bytes(file.getbuffer()[:count])
     with open(file, "rb") as stream:
-        head = stream.read(256)
+        return stream.read(count)
+
+
+def container_format(file: str | BytesIO) -> str:
+    """FFmpeg's name of the container that a file begins as; ValueError where it is none of ``SIGNATURES``."""
+    head = beginning(file, 256)
     for place, content, name in SIGNATURES:
         if head[place:].startswith(content):
             return name
     raise ValueError(f"begins as no known container ({KNOWN}); convert it")
 
 
-def open_container(file: str, *, edit_lists: bool = True) -> Any:
+def open_container(file: str | BytesIO, *, edit_lists: bool = True) -> Any:
     """The opened container; without ``edit_lists`` also what those cut away is demultiplexed.
 
     Frames beyond the limits are errors of the decoder, before memory is reserved for them.
@@ -63,7 +78,7 @@ def open_container(file: str, *, edit_lists: bool = True) -> Any:
     limits = {"max_pixels": str(MAX_FRAME_PIXELS), "max_samples": str(MAX_AUDIO_FRAME)}
     container = av.open(
         # An absolute path names no protocol of FFmpeg.
-        str(Path(file).absolute()),
+        str(Path(file).absolute()) if isinstance(file, str) else rewound(file),
         format=container_format(file),
         options={"protocol_whitelist": "file", "advanced_editlist": str(int(edit_lists)), **limits},
     )

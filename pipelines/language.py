@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Audio, Media, Policy, Prompt
 
-Check = Callable[[Config, "list[Prompt]", str], "tuple[list[Prompt], list[Skipped]]"]
+Check = Callable[[Config, "Sequence[Prompt]", str], "tuple[Sequence[Prompt], list[Skipped]]"]
 
 
 COVERED = {"image_text": {"qwen_vl", "smolvlm"}, "audio_text": {"qwen_audio", "image_text"}}
@@ -143,13 +143,16 @@ class LanguageFamily:
         )
         return with_settings(policy, self, config)
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts of a file whose media can be read, and the skipped ones."""
-        from pipelines.hub import load_prompts
+        from mmgrpo.data.columns import columns_for
+        from pipelines.hub import load_prompts, load_stored
 
-        return self.check_media(config, load_prompts(locate(path), config.data.media_root), path)
+        load = load_stored if config.data.stream else load_prompts
+        prompts = load(locate(path), config.data.media_root, columns_for(path, config.data.columns))
+        return self.check_media(config, prompts, path)
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose media can be read, and the skipped ones."""
         return self.check_media(config, list(prompts), name)
 
@@ -167,7 +170,7 @@ class LanguageFamily:
         from mmgrpo.types import Prompt
 
         if self.from_files is not None:
-            return self.check_media(config, self.from_files(arguments), "--prompts")[0]
+            return list(self.check_media(config, self.from_files(arguments), "--prompts")[0])
         return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:

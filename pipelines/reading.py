@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
+from mmgrpo.data.streaming import StoredPrompts
 from mmgrpo.types import Media, Prompt
 
 WORKERS = 4
@@ -38,11 +39,14 @@ def open_each(media: Sequence[Media], inspect: Callable[[Media], R], workers: in
 
 def filter_readable(
     prompts: Sequence[Prompt], inspect: Callable[[Media], object], workers: int = WORKERS, title: str = ""
-) -> tuple[list[Prompt], list[Skipped]]:
+) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose media ``inspect`` can open, and the others with their first reason (``Unreadable``).
 
-    A medium of several prompts is opened once, by one process of a run; all processes receive the result.
+    A medium of several prompts is opened once, by one process of a run; all processes receive the result. Stored
+    prompts are read block by block.
     """
+    if isinstance(prompts, StoredPrompts):
+        return prompts.filtered(lambda block: filter_readable(block, inspect, workers))
     media = {same_medium(medium): medium for prompt in prompts for medium in prompt.media}
 
     def reason(medium: Media) -> str:

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.data.inside import is_inside
 from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.report.completions import FRAMES, completions_html, strip, thumbnail, write_completions, write_sounds
 from mmgrpo.report.html import page, write_page
@@ -95,7 +96,7 @@ def sound_of(media: Media) -> Sound:
     from pipelines.speech.audio import read_audio
 
     audio = read_audio(media)  # in any case, so that nothing but a sound is copied
-    file = Path(media.source) if isinstance(media.source, str) else Path()
+    file = Path(media.source) if isinstance(media.source, str) and not is_inside(media.source) else Path()
     if file.suffix.lower() in MIME and file.stat().st_size <= SMALL:
         return Sound(file.read_bytes(), file.suffix.lower())
     return small_sound(audio)

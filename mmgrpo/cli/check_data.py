@@ -44,9 +44,11 @@ class Args:
     """The data set to check, and how a run would read its prompts."""
 
     data: Annotated[tyro.conf.Positional[str], ANY_TEXT]
-    """A .jsonl or .txt file, or hf:<folder or hub id>@<split>."""
+    """A .jsonl, .json, .parquet, WebDataset .tar or .txt file, or hf:<folder or hub id>@<split>."""
     media_root: Annotated[str, ANY_TEXT] = ""
     """Folder to which paths of media are relative; by default the folder of the file."""
+    columns: Annotated[str, ANY_TEXT] = ""
+    """Columns under our names, as data.columns of a run: theirs=ours,..., e.g. question=problem,solution=answer."""
     limit: Annotated[int, COUNT_OR_ZERO] = 0
     """Number of rows to check from the start; 0 checks all."""
     workers: Annotated[int, within("[1, 256]")] = 2
@@ -82,11 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Check a data set, print the result, and exit with 1 if there are more problems than allowed."""
     args = tyro.cli(Args, args=arguments, description=__doc__)
     check_ranges(args, "the command line", "--", option=True)
+    from mmgrpo.data.columns import columns_for
     from mmgrpo.runtime.files import write_text
     from pipelines.hub import attempts
     from pipelines.vlm.media import measure_all
 
-    rows = list(islice(attempts(locate(args.data), args.media_root), args.limit or None))
+    rows = list(
+        islice(attempts(locate(args.data), args.media_root, columns_for(args.data, args.columns)), args.limit or None)
+    )
     readable = [(place, prompt) for place, prompt in rows if not isinstance(prompt, ValueError)]
     measures = measure_all([prompt for _, prompt in readable], args.workers, "media")
     count, golds = counter(args), gold_rewards(args.reward)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli import corpus
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import Table, describe, difference, json_value, report
 from mmgrpo.cli.sample import refuse_copies
 from mmgrpo.cli.source import (
@@ -90,8 +91,8 @@ class Contestant:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
     args, config, model_family = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
-    if not args.file:
-        raise ValueError("there are no prompts; give --file, or --run for the held-out prompts of a run")
+    if not (is_given(args) or args.file):
+        raise ValueError("there are no prompts; give --file, --prompts, or --run for the held-out prompts of a run")
     refuse_copies(args.samples, config)
     from mmgrpo.rewards import scorers
 
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "run": args.run,
         "weights": args.weights if args.run else "base",
         "model": config.model.path,
-        "file": args.file,
+        "file": "" if is_given(args) else args.file,
         "prompts": len(prompts),
         "samples": args.samples,
         "seed": args.seed,

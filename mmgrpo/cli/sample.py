@@ -3,6 +3,7 @@
     mmgrpo sample --prompts "a red circle" "two blue squares"        # the embedded base model
     mmgrpo sample --run runs/demo --before                           # a run's held-out prompts, both models
     mmgrpo sample --run runs/demo --weights 50 --file prompts.txt --samples 4
+    mmgrpo sample --run runs/vlm_demo --prompts "how many?" --image a.png   # also --video, --audio
     mmgrpo sample --model.family whisper --prompts a.wav b.flac      # sound files, for a speech recognizer
     mmgrpo sample --run runs/demo_duration --prompts "Good morning!" # speech, with durations from the policy
 
@@ -24,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
-from mmgrpo.runtime.ranges import ANY_TEXT, LONG_TEXT, within
+from mmgrpo.runtime.ranges import ANY_TEXT, within
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -42,12 +44,10 @@ class Sample(Source):
 
     limit: int = 16
     """Number of prompts to take from the start of the file; 0 takes all."""
-    prompts: Annotated[list[str], LONG_TEXT] = field(default_factory=list)
-    """Prompts, or sound files for speech recognition; if empty, the prompts of --file are used."""
     before: bool = False
     """Also sample from the initial model of the run with the same noise, for a comparison side by side."""
     rewards: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Rewards to compute, written name(parameter=value). Some need reference answers, which only --file can have."""
+    """Rewards to compute, written name(parameter=value). Some need reference answers (--answers, --file)."""
     output: Annotated[str, ANY_TEXT] = ""
     """Output folder; if empty, drawn/ in the run folder, or in the working directory without a run."""
     columns: Annotated[int, within("[1, 1000]")] = 4
@@ -60,12 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.before and not args.run:
         raise ValueError("--before compares the trained model of a run with its initial model; name the run with --run")
     refuse_copies(args.samples, config)
-    if args.prompts:
-        prompts = model_family.prompts(config, args.prompts)
-    elif args.file:
-        prompts = prompts_of(args, config, model_family)
-    else:
+    if not (is_given(args) or args.file):
         raise ValueError('there are no prompts; give --prompts "a red circle", --file or --run')
+    prompts = prompts_of(args, config, model_family)
     from mmgrpo.rewards import entries, scorer, scorers
 
     accelerator = start(args)

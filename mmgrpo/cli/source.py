@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from mmgrpo.cli.given import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.family import Family, family
 from mmgrpo.runtime.config import Config, Sections, config_class
@@ -25,7 +26,7 @@ UNTRAINED = "untrained"
 
 
 @dataclass
-class Source:
+class Source(Given):
     """The model to use: of a run folder, or of the model options."""
 
     run: Annotated[str, ANY_TEXT] = ""
@@ -34,7 +35,7 @@ class Source:
     """Weights of the run: model (the final ones), latest (the latest checkpoint), the step of a checkpoint, or
     untrained."""
     file: Annotated[str, ANY_TEXT] = ""
-    """Prompt file: .jsonl (docs/data.md lists the keys) or .txt (one prompt per line)."""
+    """Prompt file: .jsonl and other formats (docs/data.md lists them), or .txt (one prompt per line)."""
     limit: Annotated[int, COUNT_OR_ZERO] = 0
     """Number of prompts to take from the start of the file; 0 takes all."""
     samples: Annotated[int, within("[1, 1e6]")] = 1
@@ -136,11 +137,13 @@ def run_config(run: str, model_family: Family) -> Config:
 
 
 def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
-    """The prompts of ``file``, up to the limit; skipped ones are printed."""
+    """The prompts of the command line, or those of ``file`` up to the limit; skipped ones are printed."""
+    if is_given(args):
+        return given_prompts(args, config, model_family)
     prompts, skipped = model_family.read(config, locate(args.file))
     for one in skipped:
         print(f"skipped: {one.id} ({one.reason})", flush=True)
-    return prompts[: args.limit or None]
+    return list(prompts[: args.limit or None])
 
 
 def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:

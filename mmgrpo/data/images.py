@@ -14,6 +14,7 @@ from PIL import ImageOps
 from PIL.ExifTags import Base
 from torch import Tensor
 
+from mmgrpo.data.inside import is_inside, opened
 from mmgrpo.data.limits import (
     MAX_PICTURE_BYTES,
     PICTURE_FORMATS,
@@ -35,13 +36,15 @@ class PictureCache:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.limit = limit
         self.nbytes = 0
-        self._pixels: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._pixels: OrderedDict[tuple[int | str, ...], Tensor] = OrderedDict()
         self._lock = Lock()
 
     def read(self, file: str | Path) -> Image:
-        """The picture of a file, equal to that of ``read_picture``."""
-        status = regular_file(file, MAX_PICTURE_BYTES)
-        key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+        """The picture of a file, or of one inside of a data file, equal to that of ``read_picture``."""
+        key: tuple[int | str, ...] = (str(file),)
+        if not is_inside(file):
+            status = regular_file(file, MAX_PICTURE_BYTES)
+            key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
         with self._lock:
             if key in self._pixels:
                 self._pixels.move_to_end(key)
@@ -70,11 +73,10 @@ def read_picture(source: str | Path | bytes, name: str = "") -> Image:
 
 
 def _read(source: str | Path | bytes, name: str) -> Tensor:
-    if isinstance(source, str | Path):
-        regular_file(source, MAX_PICTURE_BYTES)
+    file = BytesIO(source) if isinstance(source, bytes) else opened(str(source), MAX_PICTURE_BYTES)
     try:
         # Decode eagerly: a lazy picture keeps its file open, and a large set exhausts the file descriptors.
-        with open_picture(BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        with open_picture(file) as picture:
             return _pixels(picture)
     except Unreadable as error:
         raise Unreadable(f"{name}: {error}") from error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from mmgrpo.data.columns import columns_for
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import Splits, read_splits
+from mmgrpo.data.streaming import in_blocks
 from mmgrpo.family import Family
 from mmgrpo.runtime.config import Config
 from mmgrpo.runtime.plugins import locate
@@ -38,11 +41,12 @@ def load(
     skipped: list[Skipped] = []
     rows = rows or {}
 
-    def read(path: str) -> list[Prompt]:
-        prompts = as_prompts(rows[path], path) if path in rows else []
+    def read(path: str) -> Sequence[Prompt]:
+        columns, given = columns_for(path, config.data.columns), path in rows
+        prompts: Sequence[Prompt] = as_prompts(rows[path], path, columns) if given else []
         if owner is None:
-            return prompts if path in rows else load_prompts(locate(path))
-        prompts, unreadable = owner.readable(config, prompts, path) if path in rows else owner.read(config, path)
+            return prompts if given else load_prompts(locate(path), columns=columns)
+        prompts, unreadable = owner.readable(config, prompts, path) if given else owner.read(config, path)
         skipped.extend(unreadable)
         return prompts
 
@@ -53,8 +57,10 @@ def load(
     splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
     policy = make(splits.every())
 
-    def accept(prompts: Sequence[Prompt]) -> list[Prompt]:
-        accepted, unfit = owner.accept(config, policy, prompts) if owner else (list(prompts), [])
+    def accept(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        if owner is None:
+            return prompts
+        accepted, unfit = in_blocks(prompts, partial(owner.accept, config, policy))
         skipped.extend(unfit)
         return accepted
 

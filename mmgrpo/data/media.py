@@ -17,9 +17,14 @@ from mmgrpo.types import Audio, Image, Media, Video
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}
 """The kinds of media, and the type of each once it is in memory."""
 
-
 REMOTE = r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://"
 """Beginnings of what names no file on disk."""
+
+
+class Inside(str):
+    """The name of a medium inside of a data file (``inside.py``), where a row could have a path."""
+
+    __slots__ = ()
 
 
 def _is_integer(value: Any) -> bool:
@@ -78,6 +83,8 @@ def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
     if not key:
         raise ValueError(f"got {shown(options)}, expected an object with 'path'")
     source = options.pop(key)
+    if isinstance(source, Mapping):  # {"type": "image", "image": {"path": ..., "bytes": null}}
+        return medium_of({**source, **options}, kind, root)
     if isinstance(source, IN_MEMORY[kind]):
         return Media(kind, source, options_of(options, kind, source))
     files: list[Any] = source if isinstance(source, list) and kind == "video" and source else [source]
@@ -87,13 +94,12 @@ def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
         )
     if len(files) > MAX_FRAME_FILES:
         raise ValueError(f"path: got {len(files):,} frame files, expected at most {MAX_FRAME_FILES:,}; select fewer")
-    if control := [file for file in files if CONTROL.search(file)]:
+    named = [file for file in files if not isinstance(file, Inside)]
+    if control := [file for file in named if CONTROL.search(file)]:
         raise ValueError(f"path: got {shown(control[0])}, expected a path without control characters")
-    if remote := [
-        file for file in files if re.match(r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://", file)
-    ]:
+    if remote := [file for file in named if re.match(REMOTE, file)]:
         raise ValueError(f"{remote[0]:.60} is not a local file; download it first: media are read from disk only")
-    paths = tuple(str(root / file.removeprefix("file://")) for file in files)
+    paths = tuple(str(file if isinstance(file, Inside) else root / file.removeprefix("file://")) for file in files)
     located = paths if isinstance(source, list) else paths[0]
     return Media(kind, located, options_of(options, kind, located))
 

@@ -21,8 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from mmgrpo.data.columns import TEXT_KEYS, unwrapped, with_columns, with_our_keys
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
 from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
 from mmgrpo.registry import nearest
@@ -31,12 +33,13 @@ from mmgrpo.types import Media, Prompt, Turn
 MAX_ID = 256
 """Characters of an id, which stands in errors, logs and reports."""
 
-TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")
-TRANSCRIPT_KEYS = ("sentence", "transcription", "transcript")
-WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 TURN_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 """The keys of a turn: its speaker, and its content."""
+OPENAI = {**{f"{kind}_url": kind for kind in IN_MEMORY}, "input_audio": "audio"}
+"""Blocks of OpenAI's messages to the kinds of their media, whose file or base64 is in ``url`` or ``data``."""
+UNREAD = ("detail", "format")
+"""Keys of these blocks that a file makes unnecessary."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,23 @@ class OpenTurn:
     parts: tuple[str | Media | Place, ...]
 
 
-def prompt_of(row: Mapping[str, Any], place: str, default_id: str, media_root: str | Path = "") -> Prompt:
+def prompt_of(
+    row: Mapping[str, Any],
+    place: str,
+    default_id: str,
+    media_root: str | Path = "",
+    columns: Mapping[str, str] = MappingProxyType({}),
+) -> Prompt:
     """One row as a prompt. Every error begins with ``place``; paths of media are relative to ``media_root``.
+
+    ``columns`` are our names to those of the row's columns (``data.columns``).
 
     The answer is the row's ``answer``, else its ``solution``, else the final assistant turn. That turn is removed from
     the conversation, so that the policy does not read it, and stored as ``meta["reply"]``. Other keys go to ``meta``.
     """
     try:
         check_values(row)
-        return _prompt(row, default_id, Path(media_root))
+        return _prompt(with_columns(row, columns), default_id, Path(media_root))
     except ValueError as error:
         raise ValueError(f"{place}: {one_line(error)}") from error
 
@@ -107,31 +118,6 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     )
 
 
-def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with the names that other projects give to question, sound and transcript replaced by ours.
-
-    A manifest of NeMo has its sound in ``audio_filepath`` and the transcript in ``text``; data sets of speech
-    have the transcript in ``sentence``, ``transcription`` or ``transcript``.
-    """
-    row = dict(row)
-    if "audio_filepath" in row and "audio" not in row:
-        row["audio"] = row.pop("audio_filepath")
-        if "text" in row and not {"answer", "solution"} & row.keys():
-            row["answer"] = row.pop("text")
-    if row.get("audio") is not None and not {"answer", "solution"} & row.keys():
-        if transcript := only(row, TRANSCRIPT_KEYS):
-            row["answer"] = row.pop(transcript)
-    if "question" in row and not row.keys() & set(TEXT_KEYS):
-        row["problem"] = row.pop("question")
-    return row
-
-
-def unwrapped(answer: Any) -> Any:
-    """A reference answer without the tags of a completion, which R1-V and VLM-R1 store with it."""
-    match = WRAPPED.fullmatch(answer) if isinstance(answer, str) else None
-    return match[1].strip() if match else answer
-
-
 def identity_of(value: Any) -> str:
     """An id as a string; ValueError where it is none, or too long, empty or with control characters."""
     if not isinstance(value, str | int) or isinstance(value, bool):
@@ -168,8 +154,8 @@ def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...
     # Columns of a data set have one schema, in which an absent key is null.
     content = {name: value for name, value in block.items() if value is not None}
     kind = str(content.pop("type", None))
-    if kind == "image_url" and isinstance(content.get(kind), dict) and content[kind].keys() <= {"url", "detail"}:
-        kind, content = "image", {"path": content[kind].get("url")}
+    if kind in OPENAI and isinstance(content.get(kind), dict) and content[kind].keys() <= {"url", "data", *UNREAD}:
+        kind, content = OPENAI[kind], {"path": content[kind].get("url") or content[kind].get("data")}
     if kind == "text":
         if content.keys() != {"text"} or not isinstance(content["text"], str):
             raise ValueError(f"{place}: got {shown(block)}, expected only 'type' and 'text', a string")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmgrpo.data.messages import prompt_of
-from mmgrpo.data.values import ROW_FORMAT, object_of, one_line, text_of
+from mmgrpo.data.files import NO_COLUMNS, DataFile, Lines, data_files, lines_or_array, place_of, read_row, registered
+from mmgrpo.data.webdataset import Shard
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Prompt
 
@@ -22,36 +21,48 @@ Attempt = tuple[str, Prompt | ValueError]
 """The place of a row (``file:line``), and its prompt or the error that says why it cannot be read."""
 
 
-def load_prompts(path: str | Path, media_root: str | Path = "") -> list[Prompt]:
-    """Read a ``.jsonl`` file of objects, or a ``.txt`` file with one prompt per line.
+def load_prompts(
+    path: str | Path, media_root: str | Path = "", columns: Mapping[str, str] = NO_COLUMNS
+) -> list[Prompt]:
+    """Read a file of objects (``.jsonl``, ``.json``, a ``.tar`` of WebDataset), or of one prompt per line (``.txt``).
 
     An object has ``text`` (or ``prompt``, ``problem`` or a conversation: see ``messages.py``) and optionally ``id``
-    (default ``file:line``), ``answer``, ``task``, ``meta`` and media; other keys go to ``meta``. Paths of media are
-    relative to ``media_root``, by default the folder of the file; media are not opened here. Only blank lines are
+    (default ``file:line``), ``answer``, ``task``, ``meta`` and media; other keys go to ``meta``. ``columns`` are our
+    names of other columns to theirs. Paths of media are relative to ``media_root``, by default the folder of the file;
+    media are not opened here, also not those inside of the file (``inside.py``). Only blank lines are
     skipped: a line that cannot be read, an empty file and a duplicate id are errors that name the file and the line.
+    ``{000..003}`` in a name are several files.
     """
-    return whole(attempts(path, media_root))
+    return whole(attempts(path, media_root, columns))
 
 
-def attempts(path: str | Path, media_root: str | Path = "") -> Iterator[Attempt]:
+def attempts(
+    path: str | Path, media_root: str | Path = "", columns: Mapping[str, str] = NO_COLUMNS
+) -> Iterator[Attempt]:
     """The rows of ``load_prompts`` one by one, with an error in the place of a row that cannot be read."""
-    path = Path(path)
+    return of_files(map(open_file, data_files(path)), media_root, columns)
+
+
+def of_files(files: Iterable[DataFile], media_root: str | Path, columns: Mapping[str, str]) -> Iterator[Attempt]:
+    """The rows of files one by one."""
+    yield from distinct(
+        (place_of(file, number), partial(read_row, file, number, media_root, columns))
+        for file in files
+        for number in range(len(file))
+    )
+
+
+def open_file(path: Path) -> DataFile:
+    """A file with its rows by number; FileNotFoundError or ValueError where it is none that is known."""
     if path.suffix not in READERS:
-        suffixes = " or ".join(READERS)
+        suffixes = ", ".join(READERS)
         raise ValueError(
             f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or name it hf:<folder>@<split>"
         )
     if not os.path.isfile(path):
         problem = "is no regular file" if os.path.exists(path) else "there is no such prompt file"
         raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")
-    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
-    if not any(line.strip() for line in lines):
-        raise ValueError(
-            f"{path}: has no prompts; expected {ROW_FORMAT if path.suffix == '.jsonl' else 'one prompt per line'}"
-        )
-    read, root = READERS[path.suffix], Path(media_root or path.parent)
-    rows = [(f"{path}:{number}", number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    yield from distinct((place, partial(read, line, place, f"{path.name}:{n}", root)) for place, n, line in rows)
+    return READERS[path.suffix](path)
 
 
 def distinct(rows: Iterable[tuple[str, Callable[[], Prompt]]]) -> Iterator[Attempt]:
@@ -81,25 +92,18 @@ def whole(attempts: Iterable[Attempt]) -> list[Prompt]:
     return prompts
 
 
-def _from_json(line: bytes, place: str, default_id: str, root: Path) -> Prompt:
-    try:
-        row = object_of(text_of(line))
-    except ValueError as error:
-        raise ValueError(f"{place}: {one_line(error)}") from error
-    return prompt_of(row, place, default_id, root)
+def _shard(path: Path) -> DataFile:
+    shard = Shard(path)
+    return registered(shard, shard)
 
 
-def _from_text(line: bytes, place: str, default_id: str, root: Path) -> Prompt:
-    try:
-        text = text_of(line).strip()
-    except ValueError as error:
-        raise ValueError(f"{place}: {one_line(error)}") from error
-    if not text:
-        raise ValueError(f"{place}: has only white space; remove the line")
-    return Prompt(text, default_id)
-
-
-READERS = {".jsonl": _from_json, ".txt": _from_text}
+READERS: dict[str, Callable[[Path], DataFile]] = {
+    ".jsonl": lambda path: registered(Lines(path)),
+    ".json": lambda path: registered(lines_or_array(path)),
+    ".tar": _shard,
+    ".txt": Lines,
+}
+"""Endings of data files; ``pipelines.hub`` adds those that need further libraries."""
 
 
 @dataclass(frozen=True)

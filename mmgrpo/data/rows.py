@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,31 +10,38 @@ from typing import Any
 
 from PIL import Image as Pil
 
+from mmgrpo.data.files import NO_COLUMNS
 from mmgrpo.data.images import from_pil
+from mmgrpo.data.inside import MEMORY, decoded, referred
 from mmgrpo.data.messages import identity_of, prompt_of
 from mmgrpo.data.prompts import distinct, whole
 from mmgrpo.data.values import check_values, one_line, shown
 from mmgrpo.types import Prompt
 
 
-def as_prompts(rows: Any, name: str = "prompts") -> list[Prompt]:
+def as_prompts(rows: Any, name: str = "prompts", columns: Mapping[str, str] = NO_COLUMNS) -> list[Prompt]:
     """Prompts from strings, rows as in a JSONL file (or of a ``datasets.Dataset``), or ``Prompt``s.
 
+    ``columns`` are our names to those of the rows. Encoded pictures and sounds stay encoded until they are read.
     ``name`` begins the errors, which are those of files: what a run cannot take, and ids that occur twice. A row
     without an ``id`` is called ``prompt-<number>``.
     """
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
         raise ValueError(f"{name}: got one {type(rows).__name__}, expected a list; write [...] around it")
-    numbered = ((f"{name}[{number}]", f"prompt-{number}", row) for number, row in enumerate(rows))
-    return whole(distinct((place, partial(_prompt, row, place, identity)) for place, identity, row in numbered))
+    numbered = ((f"{name}[{number}]", f"prompt-{number}", row) for number, row in enumerate(undecoded(rows)))
+    return whole(distinct((place, partial(_prompt, row, place, name, columns)) for place, name, row in numbered))
 
 
-def _prompt(row: Any, place: str, default_id: str) -> Prompt:
+def _prompt(row: Any, place: str, default_id: str, columns: Mapping[str, str]) -> Prompt:
     if isinstance(row, str):
         row = Prompt(row)
     if isinstance(row, Mapping):
-        columns = {key: in_memory(value) for key, value in row.items() if value is not None}
-        return prompt_of(columns, place, default_id)
+        row = {key: in_memory(value) for key, value in row.items() if value is not None}
+        try:
+            row = referred(row, lambda _, content: MEMORY.keep(decoded(content)), also=columns.values())
+        except ValueError as error:
+            raise ValueError(f"{place}: {one_line(error)}") from error
+        return prompt_of(row, place, default_id, columns=columns)
     if not isinstance(row, Prompt):
         raise ValueError(f"{place}: got a {type(row).__name__}, expected a string, a dict or a Prompt")
     try:
@@ -44,6 +52,17 @@ def _prompt(row: Any, place: str, default_id: str) -> Prompt:
         return replace(row, id=identity_of(row.id or default_id))
     except ValueError as error:
         raise ValueError(f"{place}: {one_line(error)}") from error
+
+
+def undecoded(rows: Any) -> Any:
+    """A ``datasets.Dataset`` whose sounds stay encoded, which its own decoder needs a further library for."""
+    datasets = sys.modules.get("datasets")
+    if datasets is None or not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        return rows
+    for name, feature in (rows.features or {}).items():
+        if isinstance(feature, datasets.Audio):
+            rows = rows.cast_column(name, datasets.Audio(decode=False))
+    return rows
 
 
 def in_memory(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmgrpo.data.streaming import joined
 from mmgrpo.types import Audio, Image, Output, Prompt, Video
 
 HELDOUT = "heldout"
@@ -23,9 +24,9 @@ class Splits:
     extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     """Further evaluation prompts, by name."""
 
-    def every(self) -> list[Prompt]:
+    def every(self) -> Sequence[Prompt]:
         """The prompts of all splits."""
-        return [*self.train, *self.heldout, *(prompt for prompts in self.extra.values() for prompt in prompts)]
+        return joined([self.train, self.heldout, *self.extra.values()])
 
     def map(self, change: Callable[[Sequence[Prompt]], Sequence[Prompt]]) -> Splits:
         """Apply a function to the prompts of every split."""
@@ -45,25 +46,25 @@ def read_splits(
 
     An evaluation prompt that is also a training prompt is an error, and so is a prompt in two training files.
     """
-    prompts: list[Prompt] = []
-    origin: dict[tuple[Hashable, ...], str] = {}
+    parts: list[Sequence[Prompt]] = []
+    origin: dict[bytes, str] = {}
     for path in train:
         loaded = read(path)
         refuse_overlap(loaded, origin, path)
-        prompts += loaded
-        origin |= dict.fromkeys(map(content, loaded), path)
+        parts.append(loaded)
+        origin |= dict.fromkeys(map(_digest, loaded), path)
     evaluated = {}
     for name, path in {**({HELDOUT: heldout} if heldout else {}), **extra_files(extra)}.items():
         loaded = read(path)
         refuse_overlap(loaded, origin, path)
-        evaluated[name] = loaded[: limit or None]
-    return Splits(prompts, evaluated.pop(HELDOUT, []), evaluated)
+        evaluated[name] = list(loaded[: limit or None])
+    return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated)
 
 
-def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[tuple[Hashable, ...], str], path: str) -> None:
+def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[bytes, str], path: str) -> None:
     """Raise ValueError for a prompt of ``path`` that a training file (``origin``) contains as well."""
     for prompt in prompts:
-        if (key := content(prompt)) in origin:
+        if (key := _digest(prompt)) in origin:
             raise ValueError(
                 f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {origin[key]}; remove one of the two"
             )
@@ -89,6 +90,11 @@ def extra_files(paths: Sequence[str]) -> dict[str, str]:
 def content(prompt: Prompt) -> tuple[Hashable, ...]:
     """The identity of a prompt: its text, and the files (or the hash of the tensor) of its media."""
     return (prompt.text, *(_source(media.source) for media in prompt.media))
+
+
+def _digest(prompt: Prompt) -> bytes:
+    """The hash of ``content``, which takes less memory than the texts."""
+    return hashlib.blake2b(repr(content(prompt)).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _source(source: str | tuple[str, ...] | Output) -> Hashable:

@@ -40,16 +40,33 @@ def text_of(line: bytes) -> str:
 
 def object_of(line: str) -> dict[str, Any]:
     """The object of a line of JSON; ValueError where it is no object, or not as RFC 8259 has it, or has a key twice."""
+    return check_object(_parsed(line, ROW_FORMAT, "column"))
+
+
+def array_of(text: str) -> list[Any]:
+    """The array of a text of JSON; errors as ``object_of``, but whether its items are objects is not checked."""
+    rows = _parsed(text, "an array of objects", "line")
+    if not isinstance(rows, list):
+        raise ValueError(f"got a {type(rows).__name__}, expected an array of objects")
+    return rows
+
+
+def _parsed(text: str, expected: str, unit: str) -> Any:
     try:
-        row = json.loads(line, object_pairs_hook=_object, parse_constant=_constant)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno}); expected {ROW_FORMAT}") from error
+        place = error.colno if unit == "column" else error.lineno
+        raise ValueError(f"not JSON ({error.msg} at {unit} {place}); expected {expected}") from error
     except RecursionError as error:
         raise ValueError(f"is nested too deeply; expected at most {MAX_DEPTH} levels") from error
     except Refused as error:
         raise ValueError(str(error)) from error
     except ValueError as error:  # of int(), for a number of more than 4,300 digits
         raise ValueError("has a number of too many digits; write it as a string") from error
+
+
+def check_object(row: Any) -> dict[str, Any]:
+    """The same object; ValueError where it is none."""
     if not isinstance(row, dict):
         raise ValueError(f"got a {type(row).__name__}, expected {ROW_FORMAT}")
     return row

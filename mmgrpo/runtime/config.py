@@ -138,12 +138,15 @@ class Data:
     """The prompts of a run, and how many are sampled per step."""
 
     train: Annotated[str, ANY_TEXT] = ""
-    """Training prompts: a .jsonl file (docs/data.md lists the keys), a .txt file (one prompt per line), a data set
-    hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
+    """Training prompts: a .jsonl, .json, .parquet or WebDataset .tar file (docs/data.md lists the formats), a .txt file
+    (one prompt per line), hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
     extra_train: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
     heldout: Annotated[str, ANY_TEXT] = ""
     """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
+    columns: Annotated[str, ANY_TEXT] = ""
+    """Columns of the prompt files under our names, theirs=ours,...: question=problem,solution=answer. A name a.b is the
+    key b inside of a; meta.NAME is a parameter of the task. Embedded files keep their own."""
     prompts_per_step: Annotated[int, within("[1, 1e6]")] = 8
     """Prompts (groups) per rollout, over all processes."""
     group_size: Annotated[int, within("[2, 4096]")] = 16

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.data.inside import container_of, is_inside
 from mmgrpo.data.splits import Splits
 from mmgrpo.types import Media, Prompt
 
@@ -80,6 +81,6 @@ def _plain(value: Any) -> Any:
 
 def _size(file: str) -> int:
     try:
-        return Path(file).stat().st_size
+        return Path(container_of(file) if is_inside(file) else file).stat().st_size
     except OSError:
         return -1

@@ -5,6 +5,7 @@ Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), other 
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.data.limits import Unreadable, regular_file
+from mmgrpo.data.inside import opened
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
-from pipelines.containers import open_container, within_limit
+from pipelines.containers import beginning, open_container, rewound, within_limit
 
 MAX_SECONDS = 30.0
 """Whisper's window. Feature extractors silently truncate a longer clip."""
@@ -48,14 +50,13 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
     state their duration: truncated at the boundary of a packet, they are shorter clips.)
     """
     source = media.source
-    if isinstance(source, str):
-        regular_file(source)
-    elif not isinstance(source, Audio):
+    if not isinstance(source, str | Audio):
         raise Unreadable(f"got a sound of kind {type(source).__name__}, expected one file or an Audio")
+    file = opened(source) if isinstance(source, str) else ""
     try:
         if isinstance(source, Audio):
             return _validate(source.samples.float().numpy().T, source.rate, max_seconds)
-        return _validate(*_decode(source, max_seconds), max_seconds)
+        return _validate(*_decode(file, max_seconds), max_seconds)
     except Unreadable as error:
         raise Unreadable(f"{source if isinstance(source, str) else 'a sound in memory'}: {error}") from error
 
@@ -113,17 +114,16 @@ def _check_header(rate: int, channels: int, frames: float, max_seconds: float) -
         raise Unreadable(f"got {frames / rate:.1f} s of sound, expected at most {max_seconds:g} s (max_seconds)")
 
 
-def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
+def _decode(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int]:
     """Every sample of a file and its rate; a file beyond the limits is refused before it is decoded."""
     require("speech", "soundfile")
     import soundfile
 
-    with open(file, "rb") as stream:
-        head = stream.read(4)
+    head = beginning(file, 4)
     first: Exception = ValueError(f"begins as none of its formats: {head!r}")
     if head.startswith(SOUNDFILE) or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):  # an mp3 without a title
         try:
-            with soundfile.SoundFile(file) as sound:
+            with soundfile.SoundFile(rewound(file)) as sound:
                 _check_header(sound.samplerate, sound.channels, sound.frames, max_seconds)
                 samples = sound.read(dtype="float32", always_2d=True)
                 if (missing := sound.frames - len(samples)) > 0:
@@ -146,19 +146,19 @@ def _decode(file: str, max_seconds: float) -> tuple[Samples, int]:
     raise Unreadable(f"cannot be read as a sound by soundfile ({first}), {second}") from first
 
 
-def _missing_bytes(file: str) -> int:
+def _missing_bytes(file: str | BytesIO) -> int:
     """Bytes that the header of a RIFF or AIFF file declares but the file lacks, which libsndfile tolerates.
 
     Programs that write to a pipe cannot know the size and declare about the largest one; this does not count.
     """
-    with open(file, "rb") as stream:
-        header = stream.read(8)
+    header = beginning(file, 8)
     declared = 8 + int.from_bytes(header[4:8], "little" if header.startswith(b"RIFF") else "big")
+    size = Path(file).stat().st_size if isinstance(file, str) else len(file.getbuffer())
     known = header.startswith((b"RIFF", b"RIFX", b"FORM")) and declared < 0x7F000000
-    return max(0, declared - Path(file).stat().st_size) if known else 0
+    return max(0, declared - size) if known else 0
 
 
-def _decode_by_av(file: str, max_seconds: float) -> tuple[Samples, int]:
+def _decode_by_av(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int]:
     require("speech", "av")
     import av
 

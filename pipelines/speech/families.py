@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mmgrpo.types import Audio, Media, Policy, Prompt
 
 
-def check_sounds(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose clips can be read, and the skipped ones; an error if these are too many."""
     from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
@@ -142,9 +142,10 @@ class DurationFamily:
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
         """The texts of a file; none is skipped."""
-        from mmgrpo.data.prompts import load_prompts
+        from mmgrpo.data.columns import columns_for
+        from pipelines.hub import load_prompts
 
-        return load_prompts(locate(path)), []
+        return load_prompts(locate(path), columns=columns_for(path, config.data.columns)), []
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """Every prompt."""

@@ -85,6 +85,9 @@ class SpeechData(Data):
     """Transcripts per clip."""
     media_root: Annotated[str, ANY_TEXT] = ""
     """Root of relative paths of clips; empty: the folder of the file."""
+    stream: bool = False
+    """Keep prompts in their files and read them when a round draws them, for sets that do not fit in memory. Order,
+    checks and results are the same."""
     reference_in_group: bool = False
     """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
     skip_limit: Annotated[float, FRACTION] = 0.05

@@ -100,13 +100,16 @@ class VisualFamily:
         """ValueError for a checkpoint that declares the architecture of another family; it is named."""
         refuse_other_architectures(self.name, self.architectures, path)
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts of a file, and those whose picture cannot be read."""
+        from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
 
-        return self.readable(config, load_prompts(locate(path), config.data.media_root), path)
+        return self.readable(
+            config, load_prompts(locate(path), config.data.media_root, columns_for(path, config.data.columns)), path
+        )
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose picture can be read, and the others; ValueError for media that the family does not
         take."""
         from pipelines.conditions import refuse_media

@@ -60,7 +60,7 @@ def with_and_without(given: Bool[Tensor, "N"], predict: Callable[[Tensor, bool],
 
 def check_pictures(
     prompts: Sequence[Prompt], family: str, required: bool, name: str, skip_limit: float
-) -> tuple[list[Prompt], list[Skipped]]:
+) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose pictures can be read, and the skipped ones; ValueError for a prompt without a picture where
     one is ``required``, for other media, and where more than ``skip_limit`` of them are skipped."""
     for prompt in prompts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mmgrpo.runtime.config import Config, Sections
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 
-def check_media(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose media can be read, and the skipped ones; an error if these are too many."""
     if not any(prompt.media for prompt in prompts):
         return prompts, []

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from mmgrpo.data.limits import Unreadable, regular_file
+from mmgrpo.data.inside import opened
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.runtime.randomness import stream
 from pipelines import require
 from pipelines.containers import MAX_FRAME_PIXELS, open_container, within_limit
@@ -110,10 +112,10 @@ def decode(path: str, choose: Choose) -> FrameSet:
 
     A file that is damaged, no video, or beyond the limits is ``Unreadable``.
     """
-    regular_file(path)
+    file = opened(path)
     require("vlm", "av")
     try:
-        return _decode(path, choose)
+        return _decode(file, choose)
     except Unreadable as error:
         raise Unreadable(f"{path}: {error}") from error
     except Exception as error:  # the errors of av have no common class
@@ -121,7 +123,7 @@ def decode(path: str, choose: Choose) -> FrameSet:
         raise Unreadable(f"{path}: cannot be read as a video ({type(error).__name__}: {reason})") from error
 
 
-def _decode(path: str, choose: Choose) -> FrameSet:
+def _decode(path: str | BytesIO, choose: Choose) -> FrameSet:
     with open_container(path) as container:
         stream = _video_of(container)
         fps = float(stream.average_rate or stream.guessed_rate or 0)
@@ -154,7 +156,7 @@ def _decode(path: str, choose: Choose) -> FrameSet:
     return FrameSet(frames, tuple(float((stamp - stamps[0]) * base) for stamp in stamps), fps, "av")
 
 
-def _stored(path: str) -> int:
+def _stored(path: str | BytesIO) -> int:
     """The frames of a file, with those that an edit list cuts away."""
     with open_container(path, edit_lists=False) as container:
         return sum(packet.size > 0 for packet in within_limit(container.demux(_video_of(container))))
@@ -172,7 +174,7 @@ def _video_of(container: Any) -> Any:
 
 
 def _frames(
-    path: str, stamps: Sequence[int], places: Mapping[int, int], seeks: Sequence[int], indices: Sequence[int]
+    path: str | BytesIO, stamps: Sequence[int], places: Mapping[int, int], seeks: Sequence[int], indices: Sequence[int]
 ) -> UInt8[Tensor, "frames 3 height width"]:
     """The frames ``indices`` of a file, whose frames have the times ``stamps``.
 

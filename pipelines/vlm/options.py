@@ -59,6 +59,9 @@ class VlmData(Data):
     """Samples per prompt."""
     media_root: Annotated[str, ANY_TEXT] = ""
     """Root of relative paths of media; empty: the folder of the prompt file."""
+    stream: bool = False
+    """Keep prompts in their files and read them when a round draws them, for sets that do not fit in memory. Order,
+    checks and results are the same."""
     reference_in_group: bool = False
     """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
     skip_limit: Annotated[float, FRACTION] = 0.05

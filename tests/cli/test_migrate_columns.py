@@ -104,7 +104,7 @@ def test_rows_that_are_read_as_they_are(project: str, folder: Path, capsys: pyte
         assert prompt.text.removeprefix("<image>").removeprefix("<video>") in (ASKED, row.get("prompt"))
         media = [name for key in ("image", "images", "videos") for name in [row.get(key, [])] if name]
         assert len(prompt.media) == sum(1 if isinstance(one, str) else len(one) for one in media)
-        wanted = "a cat" if project in ("trl", "ms_swift", "easyr1") else None
+        wanted = "a cat" if project in ("trl", "ms_swift", "easyr1", "verl") else None
         assert prompt.answer == wanted
     assert {"objects", "extra_info", "include"} & {*row} <= {*prompt.meta}
 
@@ -124,13 +124,13 @@ def test_rows_that_are_not_read_are_said_to_be_none(what: str, folder: Path, cap
     assert "1 rows have problems" in capsys.readouterr().out
 
 
-def test_ms_swift_objects_and_verl_answers_stay_in_meta(folder: Path):
+def test_ms_swift_objects_and_verl_rewards_stay_in_meta(folder: Path):
     path = folder / "meta.jsonl"
     rows = [READ["ms_swift"]["objects"], *READ["verl"].values()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     swift, verl = load_prompts(path)
     assert swift.meta["objects"]["bbox"] == [[1, 2, 3, 4]]
-    assert verl.answer is None and verl.meta["reward_model"]["ground_truth"] == "a cat"
+    assert verl.answer == verl.meta["reward_model"]["ground_truth"] == "a cat"
 
 
 @pytest.mark.parametrize("project", PROJECTS)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.data.messages import prompt_of, unwrapped
+from mmgrpo.data.columns import unwrapped
+from mmgrpo.data.messages import prompt_of
 
 BLOCKS = [{"type": "text", "text": "What is it?"}]
 FORMATS: dict[str, tuple[dict[str, Any], str, str, Any]] = {

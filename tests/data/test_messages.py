@@ -9,10 +9,12 @@ import pytest
 import soundfile
 from PIL import Image as Pil
 
+from mmgrpo.data.images import PICTURES, read_picture
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.types import Image, Media, Prompt, Turn
+from mmgrpo.types import Media, Prompt, Turn
 from pipelines import hub
+from pipelines.speech.audio import read_audio
 
 
 def loaded(folder, row, **options):
@@ -213,7 +215,7 @@ USER = {"role": "user", "content": "What?"}
             {"text": "?", "image": "https://example.com/a.png"},
             "https://example.com/a.png is not a local file; download it",
         ),
-        ({"text": "?", "image": "data:image/png;base64,AAAA"}, "is not a local file"),
+        ({"text": "?", "image": "data:image/png,AAAA"}, "is not a local file"),
         ({"text": "?", "video": {"path": "a", "nframes": 4}}, "video has no option 'nframes'. Did you mean 'frames'"),
         ({"text": "?", "image": {"path": "a", "fps": 4}}, "image has no option 'fps'"),
         ({"text": "?", "video": {"path": "a", "fps": 0}}, "option 'fps': got 0, expected a number above 0"),
@@ -275,14 +277,14 @@ def data_set():
 
 
 def colours(prompt):
-    return [medium.source.pixels[:, 0, 0].tolist() for medium in prompt.media]
+    return [PICTURES.read(medium.source).pixels[:, 0, 0].tolist() for medium in prompt.media]
 
 
 def check(prompts):
     one, two = prompts
     assert one.turns[0].parts[1] == "What?" and one.answer == "blue" and one.task == "" and two.task == "mcq"
     assert two.turns[0].parts[1] == "or" and colours(one) == [[0, 0, 1]] and colours(two) == [[1, 0, 0], [0, 0, 1]]
-    assert all(isinstance(m.source, Image) and m.source.pixels.shape == (3, 4, 6) for m in one.media + two.media)
+    assert all("@train::" in medium.source for medium in one.media + two.media)  # named, not in memory
 
 
 def test_a_data_set_saved_to_disk_is_read_like_a_file(tmp_path):
@@ -292,7 +294,7 @@ def test_a_data_set_saved_to_disk_is_read_like_a_file(tmp_path):
     check(prompts)
     assert [prompt.id for prompt in prompts] == ["splits@train:0", "splits@train:1"]
     # A picture in a column that nothing reads is not decoded.
-    assert prompts[0].meta["cover"].endswith(" bytes") and prompts[1].meta == {}
+    assert prompts[0].meta["cover"].endswith("@train::0:cover/bytes") and prompts[1].meta == {}
     rows.save_to_disk(str(tmp_path / "one"))
     check(hub.load_prompts(f"hf:{tmp_path / 'one'}@train"))
     with pytest.raises(ValueError, match=r"splits@trian: there is no split 'trian'. Did you mean 'train'"):
@@ -319,26 +321,15 @@ def test_with_a_media_root_pictures_become_files_once(tmp_path):
     assert one.media[0] == two.media[1] and Pil.open(two.media[0].source).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_pictures_that_would_fill_the_memory_are_an_error_that_says_what_to_do(tmp_path, monkeypatch):
-    _, rows = data_set()
-    rows.save_to_disk(str(tmp_path / "set"))
-    # Row 0 shows one picture of 3 * 4 * 6 * 4 = 288 bytes, row 1 two more.
-    monkeypatch.setattr(hub, "MAX_BYTES", 288)
-    with pytest.raises(ValueError, match=r"row 1: .* name a media_root"):
-        hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
-    monkeypatch.setattr(hub, "MAX_BYTES", 3 * 288)
-    assert len(hub.load_prompts(f"hf:{tmp_path / 'set'}@train")) == 2
-
-
-def test_sounds_inside_a_data_set_become_files_of_the_media_root(tmp_path):
+def test_sounds_inside_a_data_set_are_read_there_or_become_files_of_the_media_root(tmp_path):
     datasets, _ = data_set()
     sound = BytesIO()
     soundfile.write(sound, np.sin(np.arange(4_000) * 0.1) / 2, 16_000, format="FLAC")
     column = [{"bytes": sound.getvalue(), "path": "a.flac"}] * 2
     rows = datasets.Dataset.from_dict({"text": ["", "who ?"], "audio": column, "answer": ["one", "two"]})
     rows.cast_column("audio", datasets.Audio(decode=False)).save_to_disk(str(tmp_path / "set"))
-    with pytest.raises(ValueError, match=r"row 0: 'audio': got the bytes of a sound; name a media_root"):
-        hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
+    inside, _ = hub.load_prompts(f"hf:{tmp_path / 'set'}@train")
+    assert read_audio(inside.media[0]).samples.shape == (1, 4_000)
     one, two = hub.load_prompts(f"hf:{tmp_path / 'set'}@train", tmp_path / "media")
     assert len(list((tmp_path / "media").iterdir())) == 1 and one.media == two.media
     assert one.media[0].source.endswith(".flac") and len(soundfile.read(one.media[0].source)[0]) == 4_000
@@ -351,15 +342,12 @@ def test_rows_of_a_data_set_that_cannot_be_read_are_named(tmp_path):
     Pil.new("RGB", (4, 4)).save(png, "PNG")
     files = [{"bytes": png.getvalue(), "path": "a.png"}, {"bytes": b"no picture", "path": "b.png"}]
     datasets.Dataset.from_dict({"text": ["a", "b"], "image": files}).save_to_disk(str(tmp_path / "bad"))
-    with pytest.raises(ValueError, match=r"row 1: 'image': cannot be read as a picture"):
-        hub.load_prompts(f"hf:{tmp_path / 'bad'}@train")
-    datasets.Dataset.from_dict({"text": ["a"], "video": files[:1]}).save_to_disk(str(tmp_path / "clip"))
-    with pytest.raises(
-        ValueError, match=r"row 0: 'video': got the bytes of a video, expected a path; save it as a file"
-    ):
-        hub.load_prompts(f"hf:{tmp_path / 'clip'}@train")
+    good, bad = hub.load_prompts(f"hf:{tmp_path / 'bad'}@train")
+    assert read_picture(good.media[0].source).pixels.shape == (3, 4, 4)
+    with pytest.raises(ValueError, match=r"bad@train::1:image/bytes: cannot be read as a picture"):
+        read_picture(bad.media[0].source)
     datasets.Dataset.from_dict({"caption": ["a"]}).save_to_disk(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"row 0: has no 'text' \(keys: caption\)"):
+    with pytest.raises(ValueError, match=r"none@train:0: has no 'text' \(keys: caption\)"):
         hub.load_prompts(f"hf:{tmp_path / 'none'}@train")
     with pytest.raises(ValueError, match="expected hf:<folder or hub id>@<split>"):
         hub.load_prompts("hf:somewhere/something")

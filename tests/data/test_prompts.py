@@ -69,7 +69,7 @@ def test_an_empty_file_is_an_error(tmp_path):
 def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such prompt file"):
         load_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"got a '\.csv' file, expected \.jsonl or \.txt"):
+    with pytest.raises(ValueError, match=r"got a '\.csv' file, expected \.json(l?), .*\.tar.*\.txt"):
         load_prompts(written(tmp_path, "a", name="a.csv"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.hub import _without_bytes
+from pipelines.hub import _as_files
 from tests.faults import bad_media
 
 PNG = bad_media.picture("png")
@@ -24,18 +24,15 @@ PNG = bad_media.picture("png")
 )
 def test_a_picture_is_written_into_the_folder_whatever_its_path(tmp_path, path, suffix):
     store = tmp_path / "media"
-    file = _without_bytes({"bytes": PNG, "path": path}, "image", store)
+    file = _as_files({"bytes": PNG, "path": path}, "image", store)
     (written,) = tmp_path.rglob("*.*") if suffix else store.iterdir()
-    assert str(written) == file and written.parent == store and written.suffix == suffix
+    assert (
+        str(written) == file["path"] and file["bytes"] is None and written.parent == store and written.suffix == suffix
+    )
     assert written.read_bytes() == PNG
 
 
 @pytest.mark.parametrize("value", [{"bytes": "text", "path": "a.png"}, {"bytes": PNG, "path": 3}])
 def test_bytes_that_are_none_are_refused(tmp_path, value):
     with pytest.raises(ValueError, match="'image': got bytes of type (str|bytes), expected those of a file, and its p"):
-        _without_bytes(value, "image", tmp_path)
-
-
-def test_a_picture_beyond_the_limits_is_refused_in_memory_too():
-    with pytest.raises(ValueError, match="'image': got 8,193 x 8,192"):
-        _without_bytes({"bytes": bad_media.png(8_193, 8_192), "path": "a.png"}, "image", None)
+        _as_files(value, "image", tmp_path)

@@ -180,8 +180,12 @@ def data(draft: Draft) -> None:
 
 
 def where(name: str, config: str = "", split: str = "train") -> str:
-    """A data set in our form: a .jsonl or .txt file as it is, else ``hf:<id>[:config]@<split>``."""
-    return name if name.endswith((".jsonl", ".txt")) else f"hf:{name.removeprefix('hf::')}{config}@{split}"
+    """A data set in our form: a file that is read as it is, else ``hf:<id>[:config]@<split>``."""
+    return (
+        name
+        if name.endswith((".jsonl", ".json", ".parquet", ".txt"))
+        else f"hf:{name.removeprefix('hf::')}{config}@{split}"
+    )
 
 
 def evaluation(draft: Draft) -> None:

@@ -283,10 +283,10 @@ def data(draft: Draft) -> None:
     for theirs, ours, word in (("data.train_files", "data.train", "train"), ("data.val_files", "data.heldout", "val")):
         files = draft[theirs]
         files = [files] if isinstance(files, str) else list(files or [])
-        if any(str(file).split("@")[0].endswith((".parquet", ".json", ".csv")) for file in files):
+        if any(str(file).split("@")[0].endswith(".csv") for file in files):
             draft.warn(
-                f"{theirs}: .parquet, .json and .csv files are not read here: write rows as .jsonl (docs/data.md), or "
-                f"save a data set and name it hf:<folder>@{word}",
+                f"{theirs}: .csv files are not read here: write rows as .jsonl (docs/data.md), or save a data set and "
+                f"name it hf:<folder>@{word}",
                 theirs,
             )
         places = [place(str(file)) for file in files if file]
@@ -302,17 +302,19 @@ def data(draft: Draft) -> None:
         "image_key": ("images", "image"),
         "video_key": ("videos", "video"),
     }
+    renamed: dict[str, str] = {}
     for column in names(draft).columns:
         key, value = f"data.{column}", draft[f"data.{column}"]
         if value in ours[column]:
             draft.leave(key, "a column that is read here under this name") if draft.given(key) else None
         else:
-            draft.leave(key, f"rename the column to '{ours[column][0]}'")
-            draft.warn(f"{key} {text_of(value)}: rename the column of the rows to '{ours[column][0]}'")
+            renamed[key] = f"{value}={ours[column][0]}"
+    if renamed:
+        draft.set("data.columns", ",".join(renamed.values()), *renamed)
 
 
 def place(name: str) -> str:
-    """``hiyouga/geometry3k@train`` as ``hf:hiyouga/geometry3k@train``; a .jsonl file as it is."""
+    """``hiyouga/geometry3k@train`` as ``hf:hiyouga/geometry3k@train``; a file as it is."""
     path, _, split = name.partition("@")
     return where(path, split=split or "train")
 

@@ -1,0 +1,130 @@
+"""Columns of other projects under our names: those that are known, and those that a run names (``data.columns``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from mmgrpo.data.media import IN_MEMORY, Inside, only
+from mmgrpo.data.values import quoted
+from mmgrpo.registry import nearest
+from mmgrpo.runtime.plugins import EMBEDDED
+from mmgrpo.types import Audio
+
+TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")
+ANSWER_KEYS = ("answer", "solution")
+TRANSCRIPT_KEYS = ("normalized_text", "sentence", "transcription", "transcript")
+OUR_KEYS = (
+    *TEXT_KEYS,
+    *ANSWER_KEYS,
+    *(key for kind in IN_MEMORY for key in (kind, kind + "s")),
+    *("id", "task", "reference_value", "reference_rewards"),
+)
+"""What a column can be called here, beside ``meta.<name>``."""
+
+ROLES = (TEXT_KEYS, ANSWER_KEYS, *((kind, kind + "s") for kind in IN_MEMORY))
+"""Keys of which a row has one only."""
+
+WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
+
+
+@cache
+def columns_of(text: str) -> Mapping[str, str]:
+    """The columns of ``data.columns``, ``theirs=ours,...``, by our name; ValueError where it is not of this form."""
+    columns: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        theirs, mark, ours = (part.strip() for part in pair.partition("="))
+        if not (theirs and mark and ours):
+            raise ValueError(f"data.columns: got {quoted(pair)}, expected theirs=ours, e.g. question=problem")
+        if ours not in OUR_KEYS and not re.fullmatch(r"meta\.\w+", ours):
+            raise ValueError(
+                f"data.columns: {quoted(pair)}: a row has no key {quoted(ours)} here.{nearest(ours, OUR_KEYS)} A "
+                "parameter of its task is written meta.<name>"
+            )
+        role = next((role for role in ROLES if ours in role), (ours,))
+        if taken := [columns[key] for key in role if key in columns]:
+            raise ValueError(
+                f"data.columns: {quoted(taken[0])} and {quoted(theirs)} are both '{ours}'; keep one of them"
+            )
+        columns[ours] = theirs
+    return columns
+
+
+def columns_for(source: str, text: str) -> Mapping[str, str]:
+    """The columns of ``data.columns`` for one source of a run; embedded files keep their own."""
+    columns = columns_of(text)
+    return {} if source.startswith(EMBEDDED) else columns
+
+
+def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with ``columns`` (our name to theirs; ``a.b`` is the key b of the object a) under our names.
+
+    A column that is named replaces all others of the same role, which remain in ``meta``; a column that the row does
+    not have is a ValueError that lists those that it has.
+    """
+    if not columns:
+        return dict(row)
+    chosen = {ours: _column(row, theirs) for ours, theirs in columns.items()}
+    left = {key: value for key, value in row.items() if key not in columns.values()}
+    meta = dict(left.pop("meta", None) or {})
+    for ours, value in chosen.items():
+        if ours.startswith("meta."):
+            meta[ours.removeprefix("meta.")] = value
+            continue
+        for key in next((role for role in ROLES if ours in role), (ours,)):
+            if key in left:
+                meta[key] = left.pop(key)
+        left[ours] = value
+    return {**left, "meta": meta} if meta else left
+
+
+def _column(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a key inside one; a null counts as absent."""
+    value: Any = row
+    for key in [name] if name in row else name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None:
+        there = [key for key, value in row.items() if value is not None]
+        raise ValueError(f"data.columns: there is no column {quoted(name)} in this row.{nearest(name, there)[:400]}")
+    return value
+
+
+def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with the names that other projects give to question, sound, transcript and answer replaced by ours.
+
+    - NeMo: the sound in ``audio_filepath``, the transcript in ``text``;
+    - speech data sets: the transcript in ``normalized_text``, ``sentence``, ``transcription`` or ``transcript``, or in
+      ``text`` where the sound is an object of bytes or samples, as data sets of the hub store it;
+    - verl: the answer in ``reward_model["ground_truth"]``;
+    - ``question`` where no other key has the text.
+    """
+    row = dict(row)
+    nemo = "audio_filepath" in row and "audio" not in row
+    if nemo:
+        row["audio"] = row.pop("audio_filepath")
+    answered = any(row.get(key) is not None for key in ANSWER_KEYS)
+    judged = row.get("reward_model")
+    if isinstance(judged, Mapping) and judged.get("ground_truth") is not None and not answered:
+        row["answer"], answered = judged["ground_truth"], True
+    if row.get("audio") is not None and not answered:
+        transcript = only({key: row[key] for key in TRANSCRIPT_KEYS if row.get(key) is not None}, TRANSCRIPT_KEYS)
+        if transcript:
+            row["answer"] = row.pop(transcript)
+        elif isinstance(row.get("text"), str) and (nemo or is_recording(row["audio"])):
+            row["answer"] = row.pop("text")
+    if "question" in row and not row.keys() & set(TEXT_KEYS):
+        row["problem"] = row.pop("question")
+    return row
+
+
+def is_recording(value: Any) -> bool:
+    """Whether a sound has the form of ``datasets.Audio``, which has its bytes or its samples inside."""
+    return isinstance(value, Inside | Audio) or (isinstance(value, Mapping) and "bytes" in value)
+
+
+def unwrapped(answer: Any) -> Any:
+    """A reference answer without the tags of a completion, which R1-V and VLM-R1 store with it."""
+    match = WRAPPED.fullmatch(answer) if isinstance(answer, str) else None
+    return match[1].strip() if match else answer

@@ -1,0 +1,188 @@
+"""Data files whose rows are read by number, so that neither the rows nor the media inside of them are in memory.
+
+A file knows where its rows are; ``read_row`` makes a prompt of one. Of JSON lines that is the offset
+of every line, of a WebDataset shard that of every member; tables of parquet and arrow are mapped into memory by
+``pipelines.hub``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+from mmgrpo.data.inside import STORES, Unreadable, content_at, name_of, referred
+from mmgrpo.data.media import Inside
+from mmgrpo.data.messages import prompt_of
+from mmgrpo.data.values import ROW_FORMAT, array_of, check_object, object_of, one_line, text_of
+from mmgrpo.types import Prompt
+
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+
+MAX_ARRAY = 1 << 31
+"""Bytes of a .json file with one array, which is read whole, as JSON lines are not."""
+
+MAX_SHARDS = 100_000
+BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@runtime_checkable
+class DataFile(Protocol):
+    """Rows by number, from zero."""
+
+    @property
+    def name(self) -> str:
+        """The file as errors show it."""
+        ...
+
+    @property
+    def root(self) -> Path:
+        """The folder to which its paths of media are relative."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def label(self, number: int) -> str:
+        """What errors and ids call a row, e.g. its line."""
+        ...
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """A row as the file has it; ValueError, without the place, where it is none."""
+        ...
+
+
+def read_row(
+    file: DataFile, number: int, media_root: str | Path = "", columns: Mapping[str, str] = NO_COLUMNS
+) -> Prompt:
+    """One row of a file as a prompt, whose media stay where they are; every error begins with file and row."""
+    place, label = place_of(file, number), file.label(number)
+    default_id = f"{Path(file.name).name}:{label}"
+    try:
+        row = file.row(number)
+        if isinstance(row, TextRow):
+            return Prompt(row["text"], default_id)
+        row = referred(
+            row, lambda keys, _: Inside(f"{file.name}::{number}:{name_of(keys)}"), also=(*columns, *columns.values())
+        )
+    except ValueError as error:
+        raise ValueError(f"{place}: {one_line(error)}") from error
+    return prompt_of(row, place, default_id, media_root or file.root, columns)
+
+
+def place_of(file: DataFile, number: int) -> str:
+    """The place of a row in errors."""
+    return f"{file.name}:{file.label(number)}"
+
+
+class MediaOfRows:
+    """The media inside of the rows of a file, by ``<number>:<key>/<key>``."""
+
+    def __init__(self, file: DataFile) -> None:
+        self.file = file
+
+    def read(self, place: str, max_bytes: int) -> bytes:
+        number, _, name = place.partition(":")
+        try:
+            return content_at(self.file.row(int(number)), name, max_bytes)
+        except (LookupError, TypeError, ValueError) as error:
+            where = f"{place_of(self.file, int(number))}, '{name.removesuffix('/bytes')}'"
+            raise Unreadable(f"{where}: {error}") from error
+
+
+class TextRow(dict[str, Any]):
+    """A row that is a text and nothing else, in which marks of media have no meaning."""
+
+
+class Lines:
+    """A file with one JSON object per line, or with one prompt per line (``.txt``). Blank lines are no rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.root, self.texts = str(path), path.parent, path.suffix == ".txt"
+        self.starts, self.sizes, self.lines = array("q"), array("q"), array("q")
+        line = 0
+        with open(path, "rb") as file:
+            start = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
+            file.seek(start)
+            for block in file:
+                for piece in block.splitlines(keepends=True):  # a carriage return alone ends a line too
+                    line += 1
+                    if content := piece.rstrip(b"\r\n"):
+                        if content.strip():
+                            self.starts.append(start)
+                            self.sizes.append(len(content))
+                            self.lines.append(line)
+                    start += len(piece)
+        if not self.lines:
+            raise ValueError(f"{path}: has no prompts; expected {'one prompt per line' if self.texts else ROW_FORMAT}")
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def label(self, number: int) -> str:
+        return str(self.lines[number])
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        with open(self.name, "rb") as file:
+            file.seek(self.starts[number])
+            text = text_of(file.read(self.sizes[number]))
+        if not self.texts:
+            return object_of(text)
+        if not text.strip():
+            raise ValueError("has only white space; remove the line")
+        return TextRow(text=text.strip())
+
+
+class Array:
+    """A ``.json`` file with one array of objects, as LLaVA and ms-swift have it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.root = str(path), path.parent
+        if (size := path.stat().st_size) > MAX_ARRAY:
+            raise ValueError(
+                f"{path}: got an array of {size:,} bytes, expected at most {MAX_ARRAY:,}; write JSON lines"
+            )
+        try:
+            self.rows = array_of(path.read_text(encoding="utf-8-sig"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {one_line(error)}") from error
+        if not self.rows:
+            raise ValueError(f"{path}: has no prompts; expected an array of objects")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def label(self, number: int) -> str:
+        return str(number + 1)
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        return check_object(self.rows[number])
+
+
+def data_files(path: str | Path) -> list[Path]:
+    """The files of a name, in which ``{000..003}`` are the numbers from the first to the last, with their zeros."""
+    text = str(path)
+    if not (match := BRACES.search(text)) or os.path.exists(text):
+        return [Path(text)]
+    first, last = int(match[1]), int(match[2])
+    if not first <= last < first + MAX_SHARDS:
+        raise ValueError(f"{text}: got {match[0]}, expected at most {MAX_SHARDS:,} ascending numbers")
+    names = [f"{text[: match.start()]}{n:0{len(match[1])}d}{text[match.end() :]}" for n in range(first, last + 1)]
+    return [file for name in names for file in data_files(name)]
+
+
+def lines_or_array(path: Path) -> DataFile:
+    """A ``.json`` file: an array of objects, or (as manifests of NeMo) one object per line."""
+    with open(path, "rb") as file:
+        head = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()
+    return Array(path) if head.startswith(b"[") else Lines(path)
+
+
+def registered(file: DataFile, store: Any = None) -> DataFile:
+    """The file, whose media can be read by their names (``inside.STORES``) from now on."""
+    STORES[file.name] = store or MediaOfRows(file)
+    return file

@@ -1,0 +1,146 @@
+"""Prompts that stay in their files, for sets that do not fit in memory, and pictures that are decoded ahead of a round.
+
+A run visits them in the same order as prompts in memory, and every row is checked when the run starts: only what is
+kept differs, 16 bytes of a prompt instead of the prompt. A prompt is read anew whenever a round draws it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, overload
+
+from mmgrpo.data.files import NO_COLUMNS, DataFile, place_of, read_row
+from mmgrpo.data.images import PICTURES
+from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.media import Skipped
+from mmgrpo.types import Prompt
+
+BLOCK = 1024
+"""Prompts that are in memory at a time while all are checked."""
+
+Choose = Callable[[list[Prompt]], tuple[Sequence[Prompt], list[Skipped]]]
+"""From prompts to the usable ones, in their order, and the skipped."""
+
+
+class StoredPrompts(Sequence[Prompt]):
+    """The prompts of files, of which only the places are in memory.
+
+    The first reading checks every row: one that cannot be read, or whose id occurs twice, is a ValueError with its
+    place, as for prompts in memory.
+    """
+
+    def __init__(
+        self, files: Sequence[DataFile], media_root: str | Path = "", columns: Mapping[str, str] = NO_COLUMNS
+    ) -> None:
+        self.files, self.media_root, self.columns = files, media_root, columns
+        self.file = array("q", (place for place, file in enumerate(files) for _ in range(len(file))))
+        self.number = array("q", (number for file in files for number in range(len(file))))
+        ids: set[bytes] = set()
+        for position, prompt in enumerate(self):
+            digest = hashlib.blake2b(prompt.id.encode(), digest_size=12).digest()
+            if digest in ids:
+                place = place_of(files[self.file[position]], self.number[position])
+                raise ValueError(f"{place}: the id '{prompt.id}' occurs before; make ids unique, or leave them out")
+            ids.add(digest)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> StoredPrompts: ...
+    def __getitem__(self, index: int | slice) -> Prompt | StoredPrompts:
+        if isinstance(index, slice):
+            return self._at(range(len(self))[index])
+        return read_row(self.files[self.file[index]], self.number[index], self.media_root, self.columns)
+
+    def filtered(self, choose: Choose) -> tuple[StoredPrompts, list[Skipped]]:
+        """The prompts that ``choose`` keeps, asked block by block, and those that it skips."""
+        kept, skipped = array("q"), []
+        for start in range(0, len(self), BLOCK):
+            block = list(self[start : start + BLOCK])
+            usable, unusable = choose(block)
+            ids = {prompt.id for prompt in usable}
+            kept.extend(start + place for place, prompt in enumerate(block) if prompt.id in ids)
+            skipped += unusable
+        return self._at(kept), skipped
+
+    def _at(self, positions: Iterable[int]) -> StoredPrompts:
+        part = object.__new__(StoredPrompts)
+        part.files, part.media_root, part.columns = self.files, self.media_root, self.columns
+        positions = array("q", positions)
+        part.file = array("q", (self.file[position] for position in positions))
+        part.number = array("q", (self.number[position] for position in positions))
+        return part
+
+
+class Joined(Sequence[Prompt]):
+    """Several sequences of prompts as one, which are not copied."""
+
+    def __init__(self, parts: Sequence[Sequence[Prompt]]) -> None:
+        self.parts = parts
+        self.ends = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        place = range(len(self))[index]
+        part = bisect_right(self.ends, place)
+        return self.parts[part][place - (self.ends[part - 1] if part else 0)]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (prompt for part in self.parts for prompt in part)
+
+
+def joined(parts: Sequence[Sequence[Prompt]]) -> Sequence[Prompt]:
+    """The prompts of all parts: a list, or no copy where some are stored."""
+    if any(isinstance(part, StoredPrompts | Joined) for part in parts):
+        return Joined(parts)
+    return [prompt for part in parts for prompt in part]
+
+
+def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """``choose`` of all prompts at once, or of stored ones block by block."""
+    if isinstance(prompts, Joined):
+        chosen = [in_blocks(part, choose) for part in prompts.parts]
+        return Joined([usable for usable, _ in chosen]), [one for _, skipped in chosen for one in skipped]
+    return prompts.filtered(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
+
+
+WORKERS = ThreadPoolExecutor(2, "pictures")
+"""Threads that decode pictures while a round is trained on."""
+
+
+def decode_ahead(prompts: Sequence[Prompt], indices: Sequence[int], processes: Any) -> None:
+    """Begin to decode the pictures of a round into the cache of this process, one of ``processes`` (an accelerator), of
+    which each has an equal share of the prompts, by rank.
+
+    A picture that cannot be read is left to the round that needs it, which raises its error.
+    """
+    if PICTURES.limit > 0:
+        each = len(indices) // processes.num_processes
+        for index in indices[processes.process_index * each :][:each]:
+            WORKERS.submit(_decode, prompts, index)
+
+
+def _decode(prompts: Sequence[Prompt], index: int) -> None:
+    for medium in prompts[index].media:
+        if medium.kind == "image" and isinstance(medium.source, str):
+            try:
+                PICTURES.read(medium.source)
+            except Unreadable:
+                return

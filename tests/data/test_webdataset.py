@@ -1,0 +1,121 @@
+"""Shards of WebDataset: rows by key, media read in place, and what a tar file of strangers may not be."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from mmgrpo.data.images import read_picture
+from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.webdataset import key_of
+from tests.data.layouts import png, shard, wav
+
+
+def test_members_with_one_key_are_one_row(tmp_path):
+    row = {"problem": "Which?", "answer": "b", "image": "0001.jpg", "meta": {"w": 1}}
+    members = {
+        "0001.0.jpg": png(),
+        "0001.1.jpg": png("blue"),
+        "0001.json": json.dumps(row).encode(),
+        "0001.mask.png": png(),
+        "0002.image.png": png("blue"),
+        "0002.txt": "Où?\n".encode(),
+        "0002.cls": b"3",
+        "a/0001.wav": wav(),
+        "a/0001.text": b"a word",
+    }
+    path = shard(tmp_path, members)
+    one, two, three = load_prompts(path)
+    assert [p.id for p in (one, two, three)] == ["data.tar:0001", "data.tar:0002", "data.tar:a/0001"]
+    assert [medium.source for medium in one.media] == [f"{path}::0001.0.jpg", f"{path}::0001.1.jpg"]
+    assert one.answer == "b" and one.meta == {"w": 1, "mask.png": f"{path}::0001.mask.png"}
+    assert (two.text, two.answer) == ("Où?", "3")
+    assert read_picture(two.media[0].source).pixels[:, 0, 0].tolist() == [0, 0, 1]
+    assert (three.text, three.answer, three.media[0].source) == ("", "a word", f"{path}::a/0001.wav")
+    assert key_of("a.b/0001.seg.png") == ("a.b/0001", "seg.png")
+
+
+def test_nothing_is_extracted(tmp_path):
+    (tmp_path / "in").mkdir()
+    load_prompts(shard(tmp_path / "in", {"../x.txt": b"a", "/y.txt": b"b"}))
+    assert [file.name for file in tmp_path.rglob("*")] == ["in", "data.tar"]
+
+
+def test_several_shards_are_one_set(tmp_path):
+    for number in range(9, 12):
+        shard(tmp_path, {"0001.txt": str(number).encode()}, f"train-{number:03d}.tar")
+    prompts = load_prompts(tmp_path / "train-{009..011}.tar")
+    assert [(prompt.text, prompt.id) for prompt in prompts] == [
+        (str(n), f"train-{n:03d}.tar:0001") for n in (9, 10, 11)
+    ]
+    with pytest.raises(FileNotFoundError, match=r"train-012.tar: there is no such prompt file"):
+        load_prompts(tmp_path / "train-{009..012}.tar")
+    with pytest.raises(ValueError, match=r"got \{011\.\.009\}, expected at most 100,000 ascending numbers"):
+        load_prompts(tmp_path / "train-{011..009}.tar")
+
+
+def linked(kind):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        entry = tarfile.TarInfo("0001.jpg")
+        entry.type, entry.linkname = kind, "/etc/passwd"
+        archive.addfile(entry)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    (tmp_path / "a.tar").write_bytes(linked(kind))
+    with pytest.raises(ValueError, match=r'a.tar: "0001.jpg" is a link, a device or sparse, expected a regular file'):
+        load_prompts(tmp_path / "a.tar")
+
+
+def test_a_damaged_archive_is_an_error_and_not_a_shorter_one(tmp_path):
+    path = shard(tmp_path, {"0001.txt": b"a", "0002.txt": b"b", "0003.txt": b"c"})
+    whole = path.read_bytes()
+    assert len(load_prompts(path)) == 3
+    for content, complaint in {
+        whole[:1024] + b"x" * 512 + whole[1536:]: r"goes on after byte 1,\d+, where its list ends",
+        whole + whole: r"goes on after byte 3,\d+, where its list ends",
+        whole[:1100]: "is no tar file without compression|ends inside of|goes on after",
+        b"": "is no tar file without compression",
+        b"\x1f\x8b" + whole: "is no tar file without compression",
+        b"\0" * 10_240: "has no files",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{path}: .*({complaint})"):
+            load_prompts(path)
+
+
+def test_a_member_cut_off_at_the_end_is_an_error(tmp_path):
+    path = shard(tmp_path, {"0001.txt": b"a" * 3_000})
+    path.write_bytes(path.read_bytes()[:2_000])
+    with pytest.raises(ValueError, match=r"data.tar: "):
+        load_prompts(path)
+
+
+def test_errors_name_shard_key_and_member(tmp_path):
+    path = shard(tmp_path, {"0001.jpg": b"", "0001.txt": b"a", "0002.json": b"{", "0003.jpg": b"no picture"})
+    with pytest.raises(ValueError, match=rf"^{path}:0002: '0002.json': not JSON"):
+        load_prompts(path)
+    path = shard(tmp_path, {"0001.jpg": b"", "0001.txt": b"a", "0003.jpg": b"no picture", "0003.txt": b"a"})
+    empty, bad = load_prompts(path)
+    with pytest.raises(Unreadable, match=r"data.tar::0001.jpg: got 0 bytes, expected 1 to"):
+        read_picture(empty.media[0].source)
+    with pytest.raises(Unreadable, match=r"data.tar::0003.jpg: cannot be read as a picture"):
+        read_picture(bad.media[0].source)
+    path = shard(tmp_path, {"0001.csv": b"a"})
+    with pytest.raises(ValueError, match=rf"^{path}:0001: has no 'text' \(keys: meta\)"):
+        load_prompts(path)
+
+
+def test_a_member_twice_is_an_error(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for _ in range(2):
+            archive.addfile(tarfile.TarInfo("0001.txt"))
+    with pytest.raises(ValueError, match=r"a.tar: has '0001.txt' twice"):
+        load_prompts(tmp_path / "a.tar")
