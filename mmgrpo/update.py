@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import sum_over_ranks
@@ -55,19 +56,21 @@ class LossRecipe:
         off_policy: str = "importance",
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
-        return LossRecipe(
+        loss = LossRecipe(
             bind(objective, OBJECTIVES, "algorithm.objective"),
             bind(aggregation, AGGREGATIONS, "algorithm.aggregation"),
             bind(mismatch, MISMATCH, "algorithm.mismatch"),
             tuple(bind(term, TERMS, "algorithm.terms") for term in terms),
             bind(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
         )
+        check_changes(loss.scores)
+        return loss
 
     @property
     def scores(self) -> frozenset[str]:
         """Names of the scores that the policy must return under the present parameters."""
         bounds = (self.objective, self.off_policy, self.mismatch, *self.terms)
-        return frozenset(name for bound in bounds for name in bound.block.needs) - BATCH_NAMES | {"log_probs"}
+        return frozenset(name for bound in bounds for name in bound.needs) - BATCH_NAMES | {"log_probs"}
 
     @property
     def fields(self) -> frozenset[str]:

@@ -22,6 +22,7 @@ from mmgrpo.objectives import (
     expectation,
     gaussian,
     mismatch,
+    perception,
     preference,
     regression,
     sequence,
@@ -36,6 +37,7 @@ _RATIO = ("log_probs", "old_log_probs", "advantages")
 _ROW = (*_RATIO, "decision_mask")
 _GROUP = (*_RATIO, "loss_mask", "decision_mask", "key")
 _REFERENCE = ("log_probs", "reference_log_probs")
+_CHANGED = ("log_probs", "changed_log_probs")
 _ENGINES = ("old_log_probs", "sampler_log_probs")
 
 OBJECTIVES = {
@@ -92,6 +94,9 @@ TERMS = {
     "kl_gaussian_dt_free": Block(divergences.kl_gaussian_dt_free, ("reference_shift", "level")),
     "kl_velocity": Block(divergences.kl_velocity, ("reference_velocity_gap",)),
     "entropy_bonus": Block(divergences.entropy_bonus, ("entropy",)),
+    "perception": Block(perception.perception, _CHANGED),
+    "perception_k3": Block(perception.perception_k3, _CHANGED),
+    "double_entropy": Block(perception.double_entropy, _CHANGED),
     "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "loss_mask"), "group"),
 }
 """Functions that return a penalty per decision, which is added to the loss."""
