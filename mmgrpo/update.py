@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+from mmgrpo.objectives.owners import owned, owner_index
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.types import REFERENCE, Decisions, Policy, Rollout, Scores
@@ -263,21 +264,3 @@ def _coupled(step: Step, on_policy: bool) -> None:
         # A surrogate whose gradient with respect to the parameters is that of the chain rule; its value has no meaning.
         products = [(g[at] * scores[name]).sum() for name, g in gradients.items() if scores[name].requires_grad]
         step.accelerator.backward(torch.stack(products).sum())
-
-
-def owner_index(decisions: Decisions) -> Int[Tensor, "B T"]:
-    """For every entry, the flat index of the first entry of the same decision (its own if unshared)."""
-    rows, width = decisions.node.shape
-    index = torch.arange(rows * width, device=decisions.node.device)
-    # Entries without a decision have unique negative numbers, so that none is taken for a shared one.
-    flat = torch.where(decisions.decision_mask, decisions.node, -1 - index.view(rows, width)).reshape(-1)
-    _, inverse = torch.unique(flat, return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), rows * width, device=index.device, dtype=torch.long)
-    first = first.scatter_reduce(0, inverse, index, "amin")
-    return first[inverse].view(rows, width)
-
-
-def owned(decisions: Decisions) -> Bool[Tensor, "B T"]:
-    """True for exactly one entry of every decision."""
-    index = torch.arange(decisions.node.numel(), device=decisions.node.device).view_as(decisions.node)
-    return decisions.decision_mask & (owner_index(decisions) == index)

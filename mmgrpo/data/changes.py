@@ -1,9 +1,9 @@
 """Changes of what a prompt shows, under which the same decisions are scored or sampled again.
 
-A change is a pure function of (prompt, seen, seed): ``seen`` are (height, width) in pixels at which the model saw each of
-the prompt's media, and all randomness comes from ``seed``. Nothing is opened here: what is to be hidden is an option of
-the medium (``Mask``), which whoever reads it applies, so that a change suits every model. A prompt that has nothing to
-change is returned itself.
+A change is a pure function of (prompt, seen, seed): ``seen`` are (height, width) in pixels at which the model saw each
+of the prompt's media, and all randomness comes from ``seed``. Nothing is opened here: what is to be hidden is an option
+of the medium (``Mask``), which whoever reads it applies, so that a change suits every model. A prompt that has nothing
+to change is returned itself.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ def blank(prompt: Prompt, seen: Sizes, seed: int) -> Prompt:
 def shuffle_frames(prompt: Prompt, seen: Sizes, seed: int) -> Prompt:
     """The frames of clips in random order, as in T-GRPO (Video-R1, arXiv:2503.21776, section 3.2)."""
     order = derive(seed, "shuffle", prompt.id)
-    return _with_media(
-        prompt,
-        lambda media, _: replace(media, options={**media.options, "shuffle": order}) if media.kind == "video" else media,
-    )
+
+    def shuffle(media: Media, index: int) -> Media:
+        return replace(media, options={**media.options, "shuffle": order}) if media.kind == "video" else media
+
+    return _with_media(prompt, shuffle)
 
 
 def _with_media(prompt: Prompt, change: Callable[[Media, int], Media]) -> Prompt:

@@ -7,11 +7,12 @@ With d = log_probs - changed_log_probs, r = e^d, at decisions sampled under the 
     perception_k3     1/r + log r - 1    KL(policy||changed): PAPO's released code, with the estimator of ``kl_k3``
 
 Both are rewarded, so that their penalty is negative: a policy that does not look has d = 0 and gains nothing. Both grow
-without bound, ``perception`` exponentially; above ``limit`` a decision has no gradient, so that no single one dominates.
+without bound, ``perception`` exponentially in d; above ``limit`` a decision has no gradient, so that no single one
+dominates.
 
-The gradient goes through both log-probs: what was seen makes the decision likelier, what was hidden makes it less likely
-where the changed prompt is no reason for it. The samples are taken as given. ``both_sides=False`` stops the gradient
-under the changed prompt, as PAPO's code does, which scores it once per round.
+The gradient goes through both log-probs, away from d = 0: a decision that is likelier with the picture becomes likelier
+still with it and less likely without it. The samples are taken as given. ``both_sides=False`` stops the gradient under
+the changed prompt, as PAPO's code does, which scores it once per round.
 
 A change is text as in ``mmgrpo.data.changes.CHANGES``. Terms of one change share its forward pass. A prompt that shows
 nothing is unchanged: d is exactly 0 and so is its gradient.
@@ -43,8 +44,8 @@ def perception(
 ) -> Float[Tensor, "*shape"]:
     """-gamma min(r - log r - 1, limit), r = pi(o|q, I) / pi(o|q, I_mask): the implicit perception loss.
 
-    PAPO (2507.06448), section 3.2, gamma 0.01 to 0.02; 0.04 collapsed. The limit is that of its code: without it a token
-    which the masked picture makes a thousand times less likely weighs as much as a thousand others.
+    PAPO (2507.06448), section 3.2, gamma 0.01 to 0.02; 0.04 collapsed. The limit is that of its code: without it a
+    token that is a thousand times less likely under the masked picture weighs as much as a thousand others.
     """
     return -gamma * _bounded(_gap(log_probs, changed_log_probs, both_sides), limit)
 

@@ -28,7 +28,7 @@ from mmgrpo.policies.sequences import AUTOCAST, STREAMS, Query, Sequences, Token
 from mmgrpo.policies.token_model import Context, FeatureCache, Features, TokenModel, next_position
 from mmgrpo.registry import bind
 from mmgrpo.runtime.randomness import stream
-from mmgrpo.types import CONTRAST, OWN, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
+from mmgrpo.types import CONTRAST, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
 
 class TokenPolicy:
@@ -52,6 +52,7 @@ class TokenPolicy:
         share_prefix: bool = True,
         sampling_dtype: str = "",
         contrast: str = "",
+        divergence: bool = False,
         logits_chunk_size: int = 4096,
         features_kept: int = 0,
         device: torch.device | str = "cpu",
@@ -61,7 +62,8 @@ class TokenPolicy:
         group is the prompt's reference answer. ``sampling_dtype`` (bfloat16, float16) samples faster under autocast;
         the old log-probs are then computed again as training computes them, and those of the sampler are stored for a
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
-        (``CONTRASTS``). ``features_kept`` is the number of prompts whose features of frozen media are cached across
+        (``CONTRASTS``). ``divergence`` measures how much the members of a group differ at each position, for credits that
+        need it. ``features_kept`` is the number of prompts whose features of frozen media are cached across
         rounds."""
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
@@ -78,6 +80,10 @@ class TokenPolicy:
         if search == "beam" and contrast:
             raise ValueError(
                 f"got contrast '{contrast}' with search beam, expected search sample; leave out one of them"
+            )
+        if search == "beam" and divergence:
+            raise ValueError(
+                "got search beam with a credit that needs the divergence of samples, expected search sample"
             )
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"got sampling_dtype '{sampling_dtype}', expected '' or one of {', '.join(AUTOCAST)}")
@@ -102,7 +108,8 @@ class TokenPolicy:
         self.begin_suppressed = torch.tensor(sorted(model.begin_suppress_tokens), dtype=torch.long, device=self.device)
         self.placeholders = torch.tensor(sorted(model.media_tokens), dtype=torch.long, device=self.device)
         self.ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=self.device)
-        self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
+        recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence}
+        self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
@@ -117,6 +124,8 @@ class TokenPolicy:
         queries += self._contrasts(request)
         sequences, completions = self._generate(queries, request.seed, self.temperature, self.search)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
+        if "divergence" in self.fields:
+            numbers["divergence"] = completions.divergence
         if self.sampling_dtype:
             numbers |= {"sampler_log_probs": completions.log_probs, "log_probs": self._training_log_probs(sequences)}
         origin = torch.tensor([query.origin for query in queries], device=self.device)[sequences.prompt]
@@ -223,6 +232,7 @@ class TokenPolicy:
                     max_tokens=self.max_tokens,
                     greedy=temperature == 0,
                     top_p=self.top_p,
+                    diverge="divergence" in self.fields,
                 )
         reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed), completions

@@ -33,9 +33,7 @@ class Context:
 
     def to(self, device: torch.device) -> Context:
         """The same on another device; media stay where they are."""
-        return replace(
-            self, ids=self.ids.to(device), real=self.real.to(device), positions=self.positions.to(device)
-        )
+        return replace(self, ids=self.ids.to(device), real=self.real.to(device), positions=self.positions.to(device))
 
     def take(self, rows: Sequence[int]) -> Context:
         """Some of the prompts, without the padding that none of them needs."""

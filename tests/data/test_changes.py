@@ -65,7 +65,9 @@ def test_a_change_leaves_text_order_and_other_options():
     assert [part for part in after.turns[0].parts if isinstance(part, str)] == ["look:"] and len(after.turns) == 2
     clip, sound, picture = after.media
     assert sound is SOUND and clip.source is CLIP.source
-    assert clip.options["fps"] == 1.0 and clip.options["mask"].seen == (4, 4) and picture.options["mask"].seen == (8, 12)
+    assert (
+        clip.options["fps"] == 1.0 and clip.options["mask"].seen == (4, 4) and picture.options["mask"].seen == (8, 12)
+    )
 
 
 def test_blank_hides_everything_and_shuffling_concerns_clips_only():

@@ -148,7 +148,11 @@ def test_the_same_tokens_are_scored_under_other_media(name, tiny):
     blank, own = rescored(policy, rollout, "log_probs@blank"), rescored(policy, rollout)
     mask = rollout.decisions.loss_mask
     rows = torch.arange(len(mask))[:, None].expand_as(mask)[mask].tolist()
-    moved = [(bool(prompt.media), gap) for row, gap in zip(rows, (blank - own).abs().tolist()) for prompt in [rollout.prompts[row]]]
+    moved = [
+        (bool(prompt.media), gap)
+        for row, gap in zip(rows, (blank - own).abs().tolist())
+        for prompt in [rollout.prompts[row]]
+    ]
     assert max(gap for shown, gap in moved if shown) > 1e-4
     assert all(gap == 0 for shown, gap in moved if not shown)
     if instead := family(name).blank(EXAMPLES[name].prompts):  # a sound has no blank one
