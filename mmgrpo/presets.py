@@ -253,6 +253,28 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
         **DYNAMIC,
     ),
+    # arXiv:2507.06448, PAPO_G of 3B: gamma 0.02 and, of its scripts, KL 0.01 and clip 0.2 / 0.3. For 7B the paper takes
+    # gamma 0.01, or 0.02 with double_entropy(eta1=0.05, eta2=0.05).
+    "papo_g": for_tokens(
+        "GRPO that is rewarded for saying what it would not say with most of the picture hidden.",
+        objective="ppo(low=0.2, high=0.3)",
+        terms=["kl_k3(coef=0.01)", "perception(gamma=0.02)"],
+    ),
+    # arXiv:2507.06448, PAPO_D of 3B and 7B: gamma 0.01, both entropies 0.03; the rest is DAPO without a KL.
+    "papo_d": for_tokens(
+        "DAPO that is rewarded for saying what it would not say with most of the picture hidden.",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+        terms=["perception(gamma=0.01)", "double_entropy(eta1=0.03, eta2=0.03)"],
+        **DYNAMIC,
+    ),
+    # arXiv:2505.24718: weights up to 1.4 (1.7 in its script), clip 0.2 / 0.28, mean over tokens, no KL.
+    "tw_grpo": for_tokens(
+        "GRPO in which positions count more where the members of a group differ.",
+        credit="divergence_weight(alpha=1.4)",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+    ),
     # arXiv:2507.21848.
     "edge_grpo": for_tokens("Confident answers count more, whether correct or not.", shape=["entropy_ratio"]),
     # arXiv:2505.05470: clip 1e-4, KL 0.04 without dt (0.01 for preference rewards).

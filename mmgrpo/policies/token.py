@@ -62,8 +62,8 @@ class TokenPolicy:
         group is the prompt's reference answer. ``sampling_dtype`` (bfloat16, float16) samples faster under autocast;
         the old log-probs are then computed again as training computes them, and those of the sampler are stored for a
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
-        (``CONTRASTS``). ``divergence`` measures how much the members of a group differ at each position, for credits that
-        need it. ``features_kept`` is the number of prompts whose features of frozen media are cached across
+        (``CONTRASTS``). ``divergence`` records how much the members of a group differ at each position, for credits
+        that need it. ``features_kept`` is the number of prompts whose features of frozen media are cached across
         rounds."""
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
@@ -161,7 +161,7 @@ class TokenPolicy:
         for name in sorted(name for name in names if "@" in name):
             change = name.partition("@")[2]
             scores[name] = self.changed_prompts.log_probs(
-                rollout, part, change, log_probs, lambda *under: self._score(self.network, *under, False)[0]
+                rollout, part, change, log_probs, lambda under, some: self._score(self.network, under, some, False)[0]
             )
         return scores
 

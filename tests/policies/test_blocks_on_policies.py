@@ -77,7 +77,7 @@ def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
         )
     elif kind == "tokens":
         words = toy(["say", "a", "b", "c", "d"])
-        policy = TokenPolicy(words, max_tokens=4, reference_in_group=answered)
+        policy = TokenPolicy(words, max_tokens=4, reference_in_group=answered, divergence=True)
     else:
         policy = CategoricalPolicy(TableModel(2, 5))
     if kind == "tokens":

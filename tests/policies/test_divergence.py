@@ -39,7 +39,7 @@ def test_a_finished_member_counts_as_uniform_and_what_nobody_can_say_not_at_all(
 
 
 def test_a_rollout_records_the_divergence_of_its_groups():
-    """Against the distributions of each row on its own; some rows end early, and there are groups of several prompts."""
+    """Against the distributions of each row on its own; some rows end early."""
     policy = token_policy(divergence=True)
     made = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=3))
     real = made.decisions.decision_mask
