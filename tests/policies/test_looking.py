@@ -124,7 +124,7 @@ def trained(terms: list[str], seed: int, folder: Path) -> tuple[float, float]:
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_come_to_depend_on_the_picture_only_where_this_is_paid_for(seed, tmp_path):
-    """Over five seeds 9.2 to 16 nats with the term and 0.1 to 0.9 without, of answers that are right in at least 96 %.
+    """Over five seeds 9 to 16 nats with the term and 0.1 to 0.9 without, where at least 96 % of the answers are right.
 
     What is seen is not yet used against the word: on pictures whose word is wrong neither policy is reliably better.
     """
