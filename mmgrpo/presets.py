@@ -12,81 +12,26 @@ of a denoising policy and no reward: these belong to recipes. This module import
 
 from __future__ import annotations
 
-from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
-BASE: dict[str, Any] = {
-    "transform": [],
-    "weighting": [],
-    "combine": "weighted_sum",
-    "keys": ["prompt"],
-    "baseline": "group_mean",
-    "scale": "group_std(ddof=1, eps=1e-4)",
-    "shape": [],
-    "credit": "broadcast",
-    "select": [],
-    "sampler": [],
-    "objective": "ppo(low=0.2, high=0.2)",
-    "off_policy": "importance",
-    "mismatch": "none",
-    "aggregation": "per_sample",
-    "terms": [],
-    "kl_weight": "none",
-}
-"""The defaults of a preset: GRPO (arXiv:2402.03300) with the sample std, without its KL."""
+from mmgrpo.runtime.preset import BASE, DANCE, DYNAMIC, FLOW, Preset, for_any, for_gaussian, for_matching, for_tokens
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A named choice of blocks."""
-
-    about: str
-    """A description in one sentence."""
-    policies: str
-    """``any``, ``tokens``, ``gaussian`` or ``matching``."""
-    blocks: dict[str, Any]
-
-
-def _any(about: str, **changes: Any) -> Preset:
-    assert changes.keys() <= BASE.keys(), changes
-    return Preset(about, "any", deepcopy(BASE | changes))
-
-
-def _tokens(about: str, **changes: Any) -> Preset:
-    return Preset(about, "tokens", _any(about, **changes).blocks)
-
-
-def _matching(about: str, **changes: Any) -> Preset:
-    return Preset(about, "matching", _any(about, **changes).blocks)
-
-
-def _gaussian(about: str, **changes: Any) -> Preset:
-    return Preset(about, "gaussian", _any(about, **changes).blocks)
-
-
-DYNAMIC = {"select": ["drop_zero_spread"], "sampler": ["dynamic_sampling(rounds=10)"]}
-"""DAPO (arXiv:2503.14476): groups without spread are dropped and replaced, at most 10 times."""
-
-FLOW = {"scale": "batch_std(ddof=0, eps=1e-4)", "shape": ["clamp(limit=5)"], "select": ["drop_zero_spread"]}
-"""Flow-GRPO (arXiv:2505.05470), advantages of its released configurations: prompt mean, batch std
-(population, 1e-4 added), clip at 5, rows without advantage removed."""
-
-DANCE = {"combine": "per_reward", "scale": "group_std(ddof=1, eps=1e-8)", "shape": ["clamp(limit=5)"]}
-"""DanceGRPO (arXiv:2505.07818): each reward standardized in its group (1e-8 added), clip at 5."""
+__all__ = ["BASE", "CATALOGUE", "GAUSSIAN_ONLY", "PRESETS", "TOKENS_ONLY", "Preset"]
 
 CATALOGUE: dict[str, Preset] = {
     # beta 0.04 and the k3 estimator: DeepSeekMath, arXiv:2402.03300, section 4.2; clip 0.2 from PPO.
-    "grpo": _any("Rewards standardized in the group, clipped ratio, KL to the reference.", terms=["kl_k3(coef=0.04)"]),
+    "grpo": for_any(
+        "Rewards standardized in the group, clipped ratio, KL to the reference.", terms=["kl_k3(coef=0.04)"]
+    ),
     # arXiv:2503.20783: no std, token sums over a constant; 3000 is the generation budget of the paper's runs.
-    "dr_grpo": _any(
+    "dr_grpo": for_any(
         "GRPO without the two biases: no division by the std, none by the length.",
         scale="none",
         aggregation="constant_horizon(length=3000)",
     ),
     # arXiv:2402.14740: leave-one-out baseline, plain REINFORCE on the whole sequence. Its KL is part of the
     # reward and is left out here.
-    "rloo": _any(
+    "rloo": for_any(
         "REINFORCE with the mean of the other samples as baseline.",
         baseline="leave_one_out",
         scale="none",
@@ -94,40 +39,40 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="sample_sum",
     ),
     # arXiv:2501.03262, REINFORCE++-baseline: group mean, then whitening over all tokens of the batch; clip 0.2.
-    "reinforce_pp_baseline": _any(
+    "reinforce_pp_baseline": for_any(
         "Group mean as baseline, advantages whitened over all decisions of the batch.",
         scale="token_whiten",
         aggregation="per_decision",
     ),
     # arXiv:2508.08221: group mean, batch std, token mean, no KL.
-    "lite_ppo": _any(
+    "lite_ppo": for_any(
         "Group mean, batch std: the cheapest robust default.",
         scale="batch_std(ddof=1, eps=1e-4)",
         aggregation="per_decision",
     ),
     # arXiv:2503.14476, section 4.1: clip 0.2 / 0.28, token mean, no KL. Its overlong penalty is a reward; its
     # overlong filter is the selector drop_truncated, for policies that record truncation.
-    "dapo": _any(
+    "dapo": for_any(
         "Clip-higher, token mean, groups without spread replaced by fresh ones.",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
         **DYNAMIC,
     ),
     # arXiv:2507.18071, section 5.1: 3e-4 and 4e-4 on the mean log-ratio; no KL.
-    "gspo": _any("One ratio per sequence, the geometric mean of decisions.", objective="gspo(low=3e-4, high=4e-4)"),
-    "gspo_token": _any(
+    "gspo": for_any("One ratio per sequence, the geometric mean of decisions.", objective="gspo(low=3e-4, high=4e-4)"),
+    "gspo_token": for_any(
         "GSPO's ratio with a gradient per decision, for advantages that differ along a row.",
         objective="gspo_token(low=3e-4, high=4e-4)",
     ),
     # MiniMax-M1, arXiv:2506.13585: the ratio is a clipped, detached weight, token mean, no KL. The upper bound
     # is absolute, 5, as in ScaleRL (arXiv:2510.13786); other libraries write 1 + high for it (cispo_band).
-    "cispo": _any(
+    "cispo": for_any(
         "The ratio as a detached weight with an absolute cap: every decision keeps its gradient.",
         objective="cispo_cap(cap=5.0)",
         aggregation="per_decision",
     ),
     # arXiv:2510.13786: CISPO, batch std, mean over prompts, groups without spread dropped.
-    "scale_rl": _any(
+    "scale_rl": for_any(
         "CISPO with batch std and equal weight for every prompt.",
         scale="batch_std(ddof=1, eps=1e-4)",
         select=["drop_zero_spread"],
@@ -135,21 +80,25 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_prompt",
     ),
     # arXiv:2511.20347: temperatures 1.0 and 1.05.
-    "sapo": _any("A sigmoid of the ratio in place of the clip.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"),
+    "sapo": for_any(
+        "A sigmoid of the ratio in place of the clip.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"
+    ),
     # Truncated importance sampling between sampler and trainer with verl's cap 2; the band 0.5 to 2 of "masked".
-    "grpo_tis": _any("GRPO corrected for another sampler, with weights truncated at 2.", mismatch="tis(cap=2.0)"),
-    "grpo_mis": _any(
+    "grpo_tis": for_any("GRPO corrected for another sampler, with weights truncated at 2.", mismatch="tis(cap=2.0)"),
+    "grpo_mis": for_any(
         "GRPO that drops decisions on which sampler and trainer disagree.", mismatch="mis(low=0.5, high=2.0)"
     ),
-    "grpo_sequence_mask": _any(
+    "grpo_sequence_mask": for_any(
         "GRPO that drops sequences on which sampler and trainer disagree.",
         mismatch="sequence_mask(low=0.5, high=2.0)",
     ),
     # arXiv:2601.05242: every reward standardized in its group, summed, whitened over the batch (1e-4).
-    "gdpo": _any("Several rewards: each standardized on its own, then summed and whitened.", combine="gdpo(eps=1e-4)"),
+    "gdpo": for_any(
+        "Several rewards: each standardized on its own, then summed and whitened.", combine="gdpo(eps=1e-4)"
+    ),
     # arXiv:2504.02546: no clip, no KL, no reference; alpha = samples / samples of informative groups. No
     # drop_zero_spread here: alpha compensates for the groups that stay in the mean.
-    "gpg": _any(
+    "gpg": for_any(
         "Plain policy gradient, scaled up to compensate for groups without spread.",
         scale="valid_fraction",
         objective="policy_gradient",
@@ -157,41 +106,43 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2512.01374: no std, masked instead of clipped, truncated sampler weight. The thresholds are DAPO's
     # and verl's, not verified against the paper.
-    "mini_rl": _any(
+    "mini_rl": for_any(
         "REINFORCE with a detached ratio as weight, masked where it leaves its range.",
         scale="none",
         objective="mini_rl(low=0.2, high=0.28)",
         mismatch="tis(cap=2.0)",
     ),
     # arXiv:2507.20673: log-ratio clip 0.4, no KL.
-    "gmpo": _any("Geometric mean of one-sidedly clipped ratios.", objective="gmpo(clip=0.4)"),
+    "gmpo": for_any("Geometric mean of one-sidedly clipped ratios.", objective="gmpo(clip=0.4)"),
     # DAPO's filter on plain GRPO.
-    "grpo_filtered": _any("GRPO on groups with spread only, the others replaced by fresh prompts.", **DYNAMIC),
+    "grpo_filtered": for_any("GRPO on groups with spread only, the others replaced by fresh prompts.", **DYNAMIC),
     # arXiv:2510.04996: sample 16 or more, statistics from all, train 2 correct and 2 wrong; no std.
-    "reinforce_ada": _any(
+    "reinforce_ada": for_any(
         "Statistics from many samples, training on a balanced few.",
         scale="none",
         select=["balanced(count=4)"],
         objective="ppo(low=0.2, high=0.2)",
     ),
     # arXiv:2504.19599: implicit rewards regressed on centred rewards, beta 0.1.
-    "gvpo": _any(
+    "gvpo": for_any(
         "Log-ratios regressed on centred rewards within the group; no clip.",
         scale="none",
         objective="regression_group(beta=0.1)",
     ),
     # arXiv:2404.16767: reward differences of pairs, eta 1.
-    "rebel": _any("Log-ratio differences regressed on reward differences.", scale="none", objective="regression_pair"),
+    "rebel": for_any(
+        "Log-ratio differences regressed on reward differences.", scale="none", objective="regression_pair"
+    ),
     # DeepVideo-R1, arXiv:2506.07464.
-    "reg_grpo": _any("Standardized log-ratios regressed on advantages.", objective="regression_standardized"),
+    "reg_grpo": for_any("Standardized log-ratios regressed on advantages.", objective="regression_standardized"),
     # arXiv:2402.08714: beta 10; the clip is not stated in the paper, 1e-4 is Flow-GRPO's.
-    "prdp": _gaussian(
+    "prdp": for_gaussian(
         "Reward differences regressed on log-ratios to the reference, each step held near its old value.",
         scale="none",
         objective="regression_proximal(beta=10.0, clip=1e-4)",
     ),
     # arXiv:2505.12366: log-likelihood score, tau 10, KL squared hinge 1e3 above 1e-4; unanimous groups skipped.
-    "disco": _any(
+    "disco": for_any(
         "Correct answers scored above incorrect ones, under a KL constraint.",
         scale="none",
         select=["drop_zero_spread"],
@@ -199,7 +150,7 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_hinge(coef=1e3, delta=1e-4)"],
     ),
     # DRPO (decoupled reward): lambda 0.1, tau 10; 4000 is to be the longest allowed answer.
-    "drpo": _tokens(
+    "drpo": for_tokens(
         "DisCO in which short correct answers count more and long ones are never treated as incorrect.",
         scale="none",
         select=["drop_zero_spread"],
@@ -207,40 +158,40 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_hinge(coef=1e3, delta=1e-4)"],
     ),
     # arXiv:2509.18851: virtual sample of reward 1, clip 0.16 / 0.24, no KL.
-    "ngrpo": _any(
+    "ngrpo": for_any(
         "A virtual best sample in every group, so that groups of incorrect samples have a gradient too.",
         baseline="virtual_max(maximum=1.0)",
         scale="virtual_max_std(maximum=1.0, ddof=1, eps=1e-6)",
         objective="ppo(low=0.16, high=0.24)",
     ),
     # arXiv:2509.21240: advantages among all leaves of the prompt plus those within the leaf's tree, KL 0.001.
-    "tree_grpo": _any(
+    "tree_grpo": for_any(
         "Compared with all samples of the prompt, and again with those of the same tree.",
         keys=["prompt", "tree"],
         terms=["kl_k3(coef=0.001)"],
     ),
     # arXiv:2508.09726: sample many, select the 8 shortest; statistics from the selected.
-    "gfpo": _tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),
+    "gfpo": for_tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),
     # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std.
-    "bnpo": _any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
+    "bnpo": for_any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
     # arXiv:2509.18849: std where prompts are half solved, mean where they are easy or hard.
-    "mapo": _any("A scale between std and mean by success rate, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
+    "mapo": for_any("A scale between std and mean by success rate, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
     # arXiv:2505.23585: length-weighted baseline, exact on-policy, no std.
-    "opo": _any(
+    "opo": for_any(
         "The baseline of least variance: rewards weighted by length.",
         baseline="length_weighted",
         scale="none",
         objective="policy_gradient",
     ),
     # arXiv:1712.01818, the sampled form of its eq. 4 to 6: reward minus the number of word errors, sums of log-probs.
-    "mwer": _any(
+    "mwer": for_any(
         "Sampled minimum word error rate training: no std, no clip, no division by the length.",
         scale="none",
         objective="policy_gradient",
         aggregation="sample_sum",
     ),
     # arXiv:1712.01818, eq. 6: with sampling.search beam, and the same reward.
-    "mwer_n_best": _any(
+    "mwer_n_best": for_any(
         "Minimum word error rate training over the N-best list of a beam search, probabilities renormalized.",
         scale="none",
         objective="n_best",
@@ -248,7 +199,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2509.16990, its loss, with data.reference_in_group: all rewards of a group are compared, tokens of all its
     # rows have equal weight, the answer's importance weight is not clipped. Its best KL coefficient.
-    "mp_grpo": _tokens(
+    "mp_grpo": for_tokens(
         "Mixed-policy GRPO: the data set's answer is one member of the group.",
         keys=["prompt(own=False)"],
         aggregation="per_decision",
@@ -258,14 +209,14 @@ CATALOGUE: dict[str, Preset] = {
     # are its released code's (which uses the raw rewards of a flatter group as advantages; here it is dropped). The
     # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since
     # (max - min) / std >= 2 sqrt((n - 1) / n) in any other.
-    "dmospeech2": _any(
+    "dmospeech2": for_any(
         "GRPO of a duration policy: standardized in the group, flat groups dropped, KL to the reference.",
         scale="group_std(ddof=1, eps=1e-8)",
         select=["drop_zero_spread(least=1e-6)"],
         terms=["kl_k3(coef=0.04)"],
     ),
     # arXiv:2310.10505: the greedy (or noise-free) sample's reward as baseline.
-    "remax": _any(
+    "remax": for_any(
         "REINFORCE with the greedy sample's reward as baseline.",
         baseline="greedy",
         scale="none",
@@ -274,18 +225,20 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # Noise-aware S-GRPO, arXiv:2508.05928, flip rate 0.1. Its loss sums tokens over a constant horizon: set
     # aggregation to constant_horizon(length=...) for that.
-    "s_grpo_noise": _any("GRPO that discounts groups where rewards may be flipped.", shape=["noise_weight(flip=0.1)"]),
+    "s_grpo_noise": for_any(
+        "GRPO that discounts groups where rewards may be flipped.", shape=["noise_weight(flip=0.1)"]
+    ),
     # arXiv:2504.09696, eq. of the difficulty weight: 0.4 + 1.1 / (1 + exp(10 (x - 0.75))).
-    "grpo_lead": _any("GRPO in which the rarer outcome of a prompt counts more.", shape=["difficulty_weight"]),
+    "grpo_lead": for_any("GRPO in which the rarer outcome of a prompt counts more.", shape=["difficulty_weight"]),
     # arXiv:2505.02835: log-ratio bounded at log 1e3 before exp, advantages beyond three sigmas dropped.
-    "stable_reinforce": _any(
+    "stable_reinforce": for_any(
         "GRPO that is robust to outliers of the log-ratio and of the advantage.",
         shape=["drop_outliers(limit=3)"],
         objective="log_preclip(low=0.2, high=0.2, bound=1e3)",
     ),
     # arXiv:2506.01347: advantage +0.1 for correct answers, -1 for wrong ones. A sum of rewards above 0.5 is correct, so
     # that rewards of 0 and 1 serve as well as the paper's -1 and 1.
-    "w_reinforce": _any(
+    "w_reinforce": for_any(
         "REINFORCE that learns mostly from incorrect samples, for rewards with two values.",
         baseline="constant(value=0.5)",
         scale="none",
@@ -293,58 +246,80 @@ CATALOGUE: dict[str, Preset] = {
         objective="policy_gradient",
     ),
     # arXiv:2506.01939: DAPO on the 20 % of tokens with the highest entropy.
-    "high_entropy": _tokens(
+    "high_entropy": for_tokens(
         "DAPO on the fraction of tokens with the highest entropy.",
         credit="top_entropy(fraction=0.2)",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
         **DYNAMIC,
     ),
+    # arXiv:2507.06448, PAPO_G of 3B: gamma 0.02 and, of its scripts, KL 0.01 and clip 0.2 / 0.3. For 7B the paper takes
+    # gamma 0.01, or 0.02 with double_entropy(eta1=0.05, eta2=0.05).
+    "papo_g": for_tokens(
+        "GRPO that is rewarded for saying what it would not say with most of the picture hidden.",
+        objective="ppo(low=0.2, high=0.3)",
+        terms=["kl_k3(coef=0.01)", "perception(gamma=0.02)"],
+    ),
+    # arXiv:2507.06448, PAPO_D of 3B and 7B: gamma 0.01, both entropies 0.03; the rest is DAPO without a KL.
+    "papo_d": for_tokens(
+        "DAPO that is rewarded for saying what it would not say with most of the picture hidden.",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+        terms=["perception(gamma=0.01)", "double_entropy(eta1=0.03, eta2=0.03)"],
+        **DYNAMIC,
+    ),
+    # arXiv:2505.24718: weights up to 1.4 (1.7 in its script), clip 0.2 / 0.28, mean over tokens, no KL.
+    "tw_grpo": for_tokens(
+        "GRPO in which positions count more where the members of a group differ.",
+        credit="divergence_weight(alpha=1.4)",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+    ),
     # arXiv:2507.21848.
-    "edge_grpo": _tokens("Confident answers count more, whether correct or not.", shape=["entropy_ratio"]),
+    "edge_grpo": for_tokens("Confident answers count more, whether correct or not.", shape=["entropy_ratio"]),
     # arXiv:2505.05470: clip 1e-4, KL 0.04 without dt (0.01 for preference rewards).
-    "flow_grpo": _gaussian(
+    "flow_grpo": for_gaussian(
         "GRPO on the reverse SDE of a flow model, all steps but the last.",
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
     # Flow-GRPO-Fast: a window of two or three stochastic steps, no KL.
-    "flow_grpo_fast": _gaussian(
+    "flow_grpo_fast": for_gaussian(
         "Flow-GRPO on a short random window of steps.", objective="ppo(low=1e-4, high=1e-4)", **FLOW
     ),
     # Flow-GRPO's configuration for coefficient-preserving sampling (arXiv:2509.05952): clip 1e-5.
-    "flow_grpo_cps": _gaussian(
+    "flow_grpo_cps": for_gaussian(
         "Flow-GRPO with coefficient-preserving sampling.",
         objective="ppo(low=1e-5, high=1e-5)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
     # arXiv:2305.13301: clip 1e-4, no KL; of the code: population std + 1e-6, clip at 5 (running, here the group's).
-    "ddpo": _gaussian(
+    "ddpo": for_gaussian(
         "PPO on every step of DDIM, rewards standardized per prompt.",
         scale="group_std(ddof=0, eps=1e-6)",
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
     ),
     # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is the selector best_worst(best=4, worst=4) of 24.
-    "dance_grpo": _gaussian(
+    "dance_grpo": for_gaussian(
         "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
     # arXiv:2507.21802: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages.
-    "mix_grpo": _gaussian("SDE in a sliding window, ODE outside.", objective="ppo(low=1e-4, high=1e-4)", **DANCE),
+    "mix_grpo": for_gaussian("SDE in a sliding window, ODE outside.", objective="ppo(low=1e-4, high=1e-4)", **DANCE),
     # Granular-GRPO, arXiv:2510.01982: one noise injection per group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
-    "granular_grpo": _gaussian(
+    "granular_grpo": for_gaussian(
         "One stochastic step per group, with rewards at several granularities.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
     # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization; clip 1e-3 of its script, which
     # also takes the mean over edges. A mean per row would weigh an edge by which of the rows that share it owns it.
-    "branch_grpo": _gaussian(
+    "branch_grpo": for_gaussian(
         "A tree of samples: rewards fused upwards, nodes compared depth by depth.",
         baseline="none",
         scale="none",
@@ -353,7 +328,7 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
     ),
     # The same with width pruning: it leaves 130 of the 202 trained decisions of the paper's tree.
-    "branch_grpo_pruned": _gaussian(
+    "branch_grpo_pruned": for_gaussian(
         "BranchGRPO that trains only the better child after the last split.",
         baseline="none",
         scale="none",
@@ -364,14 +339,14 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # TreeGRPO for flow models, arXiv:2512.08153: softmax of the edges' log-probs, a clipped ratio and an advantage for
     # every edge, no KL. The clip range is Flow-GRPO's.
-    "flow_tree_grpo": _gaussian(
+    "flow_tree_grpo": for_gaussian(
         "Advantages of the leaves, passed up a tree by the likelihood of its edges.",
         credit="tree_softmax(beta=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="per_decision",
     ),
     # arXiv:2508.04324: one-step branches, steps weighted by their noise; the rest is Flow-GRPO.
-    "tempflow": _gaussian(
+    "tempflow": for_gaussian(
         "Branches at one step, with decisions weighted by the noise of their step.",
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="noise_aware",
@@ -380,15 +355,15 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # Advantage Weighted Matching, the clipped form of its released code: prompt mean, batch std, clip at 5. The
     # clip range of pseudo-ratios is that of DGPO's released code, about 1e-2.
-    "awm": _matching(
+    "awm": for_matching(
         "Flow-matching errors in place of log-probabilities: no trajectories, no SDE.",
         objective="ppo(low=1e-2, high=1e-2)",
         **FLOW,
     ),
     # arXiv:2510.22319: ratio centred per step, loss over dt, clip 2e-6.
-    "grpo_guard": _gaussian("Flow-GRPO with an unbiased ratio.", objective="grpo_guard(clip=2e-6)", **FLOW),
+    "grpo_guard": for_gaussian("Flow-GRPO with an unbiased ratio.", objective="grpo_guard(clip=2e-6)", **FLOW),
     # arXiv:2606.11025: mask where KL per step exceeds 1e-5 and grows.
-    "flow_dppo": _gaussian(
+    "flow_dppo": for_gaussian(
         "Flow-GRPO with a trust region on the means instead of a clip.", objective="flow_dppo(threshold=1e-5)", **FLOW
     ),
 }

@@ -43,11 +43,19 @@ class Bound:
     block: Block
     parameters: Mapping[str, Any]
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of its inputs. ``changed_NAME`` is ``NAME@CHANGE``, NAME under the parameter ``change``."""
+        if not any(name.startswith("changed_") for name in self.block.needs):
+            return self.block.needs
+        change = self.parameters.get("change", inspect.signature(self.block.fn).parameters["change"].default)
+        return tuple(f"{n[8:]}@{change}" if n.startswith("changed_") else n for n in self.block.needs)
+
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
-        missing = [name for name in self.block.needs if name not in inputs]
+        missing = [name for name in self.needs if name not in inputs]
         if missing:
             raise KeyError(f"'{self.text}' needs {', '.join(missing)}; got only {', '.join(sorted(inputs))}")
-        return self.block.fn(*(inputs[name] for name in self.block.needs), **self.parameters)
+        return self.block.fn(*(inputs[name] for name in self.needs), **self.parameters)
 
 
 def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:

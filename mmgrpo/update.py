@@ -24,7 +24,9 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+from mmgrpo.objectives.owners import owned, owner_index
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.types import REFERENCE, Decisions, Policy, Rollout, Scores
@@ -55,19 +57,21 @@ class LossRecipe:
         off_policy: str = "importance",
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
-        return LossRecipe(
+        loss = LossRecipe(
             bind(objective, OBJECTIVES, "algorithm.objective"),
             bind(aggregation, AGGREGATIONS, "algorithm.aggregation"),
             bind(mismatch, MISMATCH, "algorithm.mismatch"),
             tuple(bind(term, TERMS, "algorithm.terms") for term in terms),
             bind(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
         )
+        check_changes(loss.scores)
+        return loss
 
     @property
     def scores(self) -> frozenset[str]:
         """Names of the scores that the policy must return under the present parameters."""
         bounds = (self.objective, self.off_policy, self.mismatch, *self.terms)
-        return frozenset(name for bound in bounds for name in bound.block.needs) - BATCH_NAMES | {"log_probs"}
+        return frozenset(name for bound in bounds for name in bound.needs) - BATCH_NAMES | {"log_probs"}
 
     @property
     def fields(self) -> frozenset[str]:
@@ -260,21 +264,3 @@ def _coupled(step: Step, on_policy: bool) -> None:
         # A surrogate whose gradient with respect to the parameters is that of the chain rule; its value has no meaning.
         products = [(g[at] * scores[name]).sum() for name, g in gradients.items() if scores[name].requires_grad]
         step.accelerator.backward(torch.stack(products).sum())
-
-
-def owner_index(decisions: Decisions) -> Int[Tensor, "B T"]:
-    """For every entry, the flat index of the first entry of the same decision (its own if unshared)."""
-    rows, width = decisions.node.shape
-    index = torch.arange(rows * width, device=decisions.node.device)
-    # Entries without a decision have unique negative numbers, so that none is taken for a shared one.
-    flat = torch.where(decisions.decision_mask, decisions.node, -1 - index.view(rows, width)).reshape(-1)
-    _, inverse = torch.unique(flat, return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), rows * width, device=index.device, dtype=torch.long)
-    first = first.scatter_reduce(0, inverse, index, "amin")
-    return first[inverse].view(rows, width)
-
-
-def owned(decisions: Decisions) -> Bool[Tensor, "B T"]:
-    """True for exactly one entry of every decision."""
-    index = torch.arange(decisions.node.numel(), device=decisions.node.device).view_as(decisions.node)
-    return decisions.decision_mask & (owner_index(decisions) == index)

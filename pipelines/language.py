@@ -110,6 +110,7 @@ class LanguageFamily:
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:
         """Load the model as a policy over tokens."""
+        from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
         from pipelines.training import Training
 
@@ -127,8 +128,10 @@ class LanguageFamily:
         # Options that only some families offer, and the policy's names of them.
         optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
         extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
+        needed = AdvantageRecipe.of(config.algorithm).fields
         policy = TokenPolicy(
             model,
+            divergence="divergence" in needed,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             search=sampling.search,

@@ -56,7 +56,7 @@ VISUAL = [
     "flow_dppo",
 ]
 
-COMPARED = {"grpo", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
+COMPARED = {"grpo", "papo_g", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
 """Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import DDOF, POSITIVE_FRACTION
+from mmgrpo.runtime.ranges import DDOF, POSITIVE_FRACTION, within
 
+AT_LEAST_ONE = within("[1, inf)")
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
 Mask: TypeAlias = Bool[Tensor, "B T"]
@@ -160,6 +161,30 @@ def top_entropy(
     return torch.where(entropy >= threshold, broadcast(advantages, keep, node, decision_mask), 0.0)
 
 
+def divergence_weight(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    divergence: Matrix,
+    alpha: Annotated[float, AT_LEAST_ONE] = 1.4,
+) -> Matrix:
+    """``broadcast``, times a weight from 1 to ``alpha`` where the members of a group differ in what they say next.
+
+    w = 1 + (alpha - 1) (D - min D) / (max D - min D + 1e-8) over the positions of the group, D the divergence of its
+    members from their mean at that position (``policies.divergence``). TW-GRPO (arXiv:2505.24718), as in its released
+    code; positions are compared by their number, whatever was said before. A reference answer has weight 1.
+    """
+    entries = decision_mask & stat[:, None]
+    least = -groups.group_max(torch.where(entries, -divergence, -torch.inf).amax(1), key, stat)[:, None]
+    most = groups.group_max(torch.where(entries, divergence, -torch.inf).amax(1), key, stat)[:, None]
+    share = (divergence - least) / (most - least + 1e-8)
+    weight = torch.where(entries, 1 + (alpha - 1) * share, 1.0)
+    return weight * broadcast(advantages, keep, node, decision_mask)
+
+
 TREE = ("node", "decision_mask")
 
 CREDITS = {
@@ -168,4 +193,5 @@ CREDITS = {
     "tree_softmax": Block(tree_softmax, ("advantages", "stat", *TREE, "log_probs"), "group"),
     "tree_siblings": Block(tree_siblings, ("advantages", "key", "stat", *TREE), "group"),
     "top_entropy": Block(top_entropy, ("advantages", "keep", *TREE, "entropy"), "group"),
+    "divergence_weight": Block(divergence_weight, ("advantages", "key", "stat", "keep", *TREE, "divergence"), "group"),
 }

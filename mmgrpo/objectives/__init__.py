@@ -22,6 +22,7 @@ from mmgrpo.objectives import (
     expectation,
     gaussian,
     mismatch,
+    perception,
     preference,
     reading,
     regression,
@@ -37,6 +38,7 @@ _RATIO = ("log_probs", "old_log_probs", "advantages")
 _ROW = (*_RATIO, "decision_mask")
 _GROUP = (*_RATIO, "loss_mask", "decision_mask", "key")
 _REFERENCE = ("log_probs", "reference_log_probs")
+_CHANGED = ("log_probs", "changed_log_probs")
 _ENGINES = ("old_log_probs", "sampler_log_probs")
 
 OBJECTIVES = {
@@ -96,6 +98,9 @@ TERMS = {
     "kl_transition": Block(divergences.kl_transition, ("reference_kl",)),
     "entropy_bonus": Block(divergences.entropy_bonus, ("entropy",)),
     "diffro": Block(reading.diffro, ("read_log_probs", "advantages")),
+    "perception": Block(perception.perception, _CHANGED),
+    "perception_k3": Block(perception.perception_k3, _CHANGED),
+    "double_entropy": Block(perception.double_entropy, _CHANGED),
     "kl_hinge": Block(divergences.kl_hinge, ("log_probs", "old_log_probs", "loss_mask"), "group"),
 }
 """Functions that return a penalty per decision, which is added to the loss."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
+from mmgrpo.data.changes import shuffle_frames
 from mmgrpo.registry import Block
-from mmgrpo.runtime.randomness import derive
 from mmgrpo.runtime.ranges import POSITIVE_FRACTION
-from mmgrpo.types import Media, Prompt
+from mmgrpo.types import Prompt
 
 
 def shuffled_frames(
@@ -23,18 +23,10 @@ def shuffled_frames(
     0 for a prompt without video."""
     if not 0 < fraction <= 1:
         raise ValueError(f"shuffled_frames: got fraction {fraction}, expected 0 < fraction <= 1")
-    if not any(media.kind == "video" for media in prompt.media):
+    shuffled = shuffle_frames(prompt, (), seed)
+    if shuffled is prompt:
         return prompt, 0
-    order = derive(seed, "shuffle", prompt.id)
-
-    def shuffle(part: str | Media) -> str | Media:
-        if isinstance(part, str) or part.kind != "video":
-            return part
-        return replace(part, options={**part.options, "shuffle": order})
-
-    turns = tuple(replace(turn, parts=tuple(shuffle(part) for part in turn.parts)) for turn in prompt.turns)
-    meta = {**prompt.meta, "contrast": "shuffled_frames"}
-    return replace(prompt, turns=turns, meta=meta), max(1, round(fraction * group_size))
+    return replace(shuffled, meta={**prompt.meta, "contrast": "shuffled_frames"}), max(1, round(fraction * group_size))
 
 
 CONTRASTS: Mapping[str, Block] = {

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.policies.divergence import group_divergence
 from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.runtime.finite import refuse_nan
 
@@ -52,12 +53,14 @@ class DecodingState:
 
 @dataclass(frozen=True)
 class Completions:
-    """Completions with the log-prob and entropy of each token, padded on the right."""
+    """Completions with the log-prob and entropy of each token, padded on the right, and the divergence within its group
+    at its position, where that is measured (else 0)."""
 
     ids: Int[Tensor, "B T"]
     real: Bool[Tensor, "B T"]
     log_probs: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"]
+    divergence: Float[Tensor, "B T"]
 
 
 def draw(
@@ -69,15 +72,19 @@ def draw(
     max_tokens: int,
     greedy: bool,
     top_p: float,
+    diverge: bool = False,
 ) -> Completions:
     """Sample at most ``max_tokens`` tokens per row; ``streams`` has one generator per prompt and its number of rows.
+    ``diverge``: measure the divergence within each group (``group_divergence``).
 
     Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
     """
     count, device = len(state.hidden), state.hidden.device
     ids = torch.full((count, max_tokens), state.model.pad_id, device=device)
     real = torch.zeros(count, max_tokens, dtype=torch.bool, device=device)
-    log_probs, entropy = torch.zeros(count, max_tokens, device=device), torch.zeros(count, max_tokens, device=device)
+    log_probs, entropy, divergence = (torch.zeros(count, max_tokens, device=device) for _ in range(3))
+    sizes = torch.tensor([number for _, number in streams], device=device)
+    group = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
     rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
     for position in range(max_tokens):
         distribution = refuse_nan(next_token(state.hidden, position == 0), "the probabilities of the next token")
@@ -88,6 +95,9 @@ def draw(
         ids[rows, position], real[rows, position] = token, alive
         log_probs[rows, position] = distribution.gather(1, choice[:, None])[:, 0] * alive
         entropy[rows, position] = entropy_of(distribution) * alive
+        if diverge:
+            gaps = group_divergence(distribution[alive], group[rows[alive]], sizes)
+            divergence[rows, position] = gaps[group[rows]] * alive
         open_rows = alive & ~torch.isin(token, ends)
         if position + 1 == max_tokens or not bool(open_rows.any()):
             break
@@ -96,7 +106,7 @@ def draw(
             state, rows, token = state.select(rest), rows[rest], token[rest]
             alive, open_rows = alive[rest], open_rows[rest]
         state, alive = state.advance(token, alive), open_rows
-    return Completions(*(value[:, : position + 1] for value in (ids, real, log_probs, entropy)))
+    return Completions(*(value[:, : position + 1] for value in (ids, real, log_probs, entropy, divergence)))
 
 
 @dataclass(frozen=True)
@@ -174,11 +184,13 @@ def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Compl
         padded = [[*row, *([filler] * (width - len(row)))] for row in rows]
         return torch.tensor(padded, dtype=dtype, device=device)
 
+    entropy = table([beam.entropy for beam in beams], 0, torch.float32)
     return Completions(
         table([beam.ids for beam in beams], pad_id, torch.long),
         table([[1] * len(beam.ids) for beam in beams], 0, torch.bool),
         table([beam.log_probs for beam in beams], 0, torch.float32),
-        table([beam.entropy for beam in beams], 0, torch.float32),
+        entropy,
+        torch.zeros_like(entropy),
     )
 
 

@@ -10,7 +10,23 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.types import REFERENCE, Prompt
+from mmgrpo.types import CONTRAST, OWN, REFERENCE, Prompt
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Precisions of sampling by name."""
+
+STREAMS = {OWN: "tokens", CONTRAST: "contrast"}
+"""Name of the random stream by the origin of its rows."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A prompt and the number of completions to sample for it."""
+
+    prompt: Prompt
+    slot: int
+    count: int
+    origin: int = OWN
 
 
 @dataclass(frozen=True)
@@ -33,6 +49,8 @@ class Sequences:
     ids: Int[Tensor, "B T"]
     """Completions, padded on the right."""
     real: Bool[Tensor, "B T"]
+    seed: int = 0
+    """Seed of the request, from which changes of the prompts are drawn."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""

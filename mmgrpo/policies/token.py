@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmgrpo.policies.changed import ChangedPrompts
 from mmgrpo.policies.contrast import CONTRASTS
 from mmgrpo.policies.generation import Completions, DecodingState, beam_search, draw, entropy_of, pad_beams
-from mmgrpo.policies.sequences import Sequences, Tokens, answer_of, with_answers
+from mmgrpo.policies.sequences import AUTOCAST, STREAMS, Query, Sequences, Tokens, answer_of, with_answers
 from mmgrpo.policies.token_model import Context, FeatureCache, Features, TokenModel, next_position
 from mmgrpo.registry import bind
 from mmgrpo.runtime.randomness import stream
-from mmgrpo.types import CONTRAST, OWN, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
+from mmgrpo.types import CONTRAST, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
 
 class TokenPolicy:
@@ -36,7 +36,7 @@ class TokenPolicy:
 
     kind = "tokens"
     keys = frozenset({"prompt"})
-    provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
+    provides = frozenset({"log_probs", "entropy", "reference_log_probs", "log_probs under a changed prompt"})
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class TokenPolicy:
         share_prefix: bool = True,
         sampling_dtype: str = "",
         contrast: str = "",
+        divergence: bool = False,
         logits_chunk_size: int = 4096,
         features_kept: int = 0,
         device: torch.device | str = "cpu",
@@ -61,7 +62,8 @@ class TokenPolicy:
         group is the prompt's reference answer. ``sampling_dtype`` (bfloat16, float16) samples faster under autocast;
         the old log-probs are then computed again as training computes them, and those of the sampler are stored for a
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
-        (``CONTRASTS``). ``features_kept`` is the number of prompts whose features of frozen media are cached across
+        (``CONTRASTS``). ``divergence`` records how much the members of a group differ at each position, for credits
+        that need it. ``features_kept`` is the number of prompts whose features of frozen media are cached across
         rounds."""
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
@@ -78,6 +80,10 @@ class TokenPolicy:
         if search == "beam" and contrast:
             raise ValueError(
                 f"got contrast '{contrast}' with search beam, expected search sample; leave out one of them"
+            )
+        if search == "beam" and divergence:
+            raise ValueError(
+                "got search beam with a credit that needs the divergence of samples, expected search sample"
             )
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"got sampling_dtype '{sampling_dtype}', expected '' or one of {', '.join(AUTOCAST)}")
@@ -96,12 +102,14 @@ class TokenPolicy:
         self.contrast = bind(contrast, CONTRASTS, "sampling.contrast") if contrast else None
         self.logits_chunk_size = logits_chunk_size
         self.feature_cache = FeatureCache(features_kept)
+        self.changed_prompts = ChangedPrompts(self._encode)
         self.device = torch.device(device)
         self.suppressed = torch.tensor(sorted(model.suppress_tokens), dtype=torch.long, device=self.device)
         self.begin_suppressed = torch.tensor(sorted(model.begin_suppress_tokens), dtype=torch.long, device=self.device)
         self.placeholders = torch.tensor(sorted(model.media_tokens), dtype=torch.long, device=self.device)
         self.ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=self.device)
-        self.fields = frozenset({"truncated", "entropy"} | ({"sampler_log_probs"} if sampling_dtype else set()))
+        recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence}
+        self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
@@ -116,6 +124,8 @@ class TokenPolicy:
         queries += self._contrasts(request)
         sequences, completions = self._generate(queries, request.seed, self.temperature, self.search)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
+        if "divergence" in self.fields:
+            numbers["divergence"] = completions.divergence
         if self.sampling_dtype:
             numbers |= {"sampler_log_probs": completions.log_probs, "log_probs": self._training_log_probs(sequences)}
         origin = torch.tensor([query.origin for query in queries], device=self.device)[sequences.prompt]
@@ -148,6 +158,11 @@ class TokenPolicy:
         if "reference_log_probs" in names:
             with torch.no_grad(), self.model.reference() as network:
                 scores["reference_log_probs"], _ = self._score(network, sequences, part, False)
+        for name in sorted(name for name in names if "@" in name):
+            change = name.partition("@")[2]
+            scores[name] = self.changed_prompts.log_probs(
+                rollout, part, change, log_probs, lambda under, some: self._score(self.network, under, some, False)[0]
+            )
         return scores
 
     @torch.no_grad()
@@ -181,7 +196,7 @@ class TokenPolicy:
         self, queries: Sequence[Query], seed: int, temperature: float, search: str
     ) -> tuple[Sequences, Completions]:
         """Generate completions; with a shared prefix each prompt enters the cache once."""
-        context = _to_device(self.model.encode([query.prompt for query in queries]), self.device)
+        context = self.model.encode([query.prompt for query in queries]).to(self.device)
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
         def next_token(hidden: Tensor, first: bool) -> Tensor:
@@ -217,9 +232,10 @@ class TokenPolicy:
                     max_tokens=self.max_tokens,
                     greedy=temperature == 0,
                     top_p=self.top_p,
+                    diverge="divergence" in self.fields,
                 )
         reusable = features if self.model.frozen_media and not dtype else None
-        return Sequences(context, reusable, prompt, completions.ids, completions.real), completions
+        return Sequences(context, reusable, prompt, completions.ids, completions.real, seed), completions
 
     def _has_probability(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """False for suppressed tokens: their log-prob is -inf and has no gradient."""
@@ -290,6 +306,12 @@ class TokenPolicy:
         hidden, _ = self.model.hidden(network, ids, mask, positions, (), self.model.spread(cache, prompt))
         return torch.cat([first, hidden], 1)
 
+    def _encode(self, prompts: Sequence[Prompt]) -> tuple[Context, Features | None]:
+        """What the network reads of prompts, with the features of media that never change."""
+        context = self.model.encode(prompts).to(self.device)
+        names = [prompt.id for prompt in prompts]
+        return context, self._features(self.network, context, names) if self.model.frozen_media else None
+
     def _cached_features(self, context: Context, queries: Sequence[Query]) -> Features:
         """Features for sampling, from the cache where it has them."""
         names = [query.prompt.id for query in queries]
@@ -340,25 +362,3 @@ class TokenPolicy:
             Text(self.model.decode(ids[real].tolist()), int(real.sum()), not bool(ended), pixels)
             for ids, real, ended, pixels in rows
         ]
-
-
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-STREAMS = {OWN: "tokens", CONTRAST: "contrast"}
-"""Name of the random stream by the origin of its rows."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """A prompt and the number of completions to sample for it."""
-
-    prompt: Prompt
-    slot: int
-    count: int
-    origin: int = OWN
-
-
-def _to_device(context: Context, device: torch.device) -> Context:
-    ids, real, positions = (value.to(device) for value in (context.ids, context.real, context.positions))
-    return replace(context, ids=ids, real=real, positions=positions)

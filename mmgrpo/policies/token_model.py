@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -30,6 +30,10 @@ class Context:
     """The media of each prompt as the family's encoder takes them; opaque."""
     seen: Sequence[tuple[tuple[int, int], ...]] = ()
     """(height, width) in pixels of each prompt's media as the network sees them; empty if no prompt has any."""
+
+    def to(self, device: torch.device) -> Context:
+        """The same on another device; media stay where they are."""
+        return replace(self, ids=self.ids.to(device), real=self.real.to(device), positions=self.positions.to(device))
 
     def take(self, rows: Sequence[int]) -> Context:
         """Some of the prompts, without the padding that none of them needs."""

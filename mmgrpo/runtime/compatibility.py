@@ -14,7 +14,8 @@ from mmgrpo.update import LossRecipe
 
 def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """Raise ValueError if the algorithm needs scores, fields or keys that the policy does not provide."""
-    if missing := loss.scores - policy.provides:
+    under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in loss.scores if "@" in name}
+    if missing := {under_changes.get(name, name) for name in loss.scores} - policy.provides:
         raise ValueError(
             f"the algorithm (objective '{loss.objective.text}', terms {[term.text for term in loss.terms]}) needs "
             f"{', '.join(sorted(missing))}, which this policy does not provide (it provides "

@@ -86,7 +86,7 @@ def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Flo
             f"prompt '{prompt.id}': its clip has {duration:.1f} s, more than model.seconds={seconds:g}; shorten it, "
             "remove the row, or raise model.seconds"
         )
-    return clip.samples[0].numpy()
+    return clip.samples[0].numpy() * ("mask" not in media.options)  # a change that hides a sound silences it
 
 
 def _validate(samples: Samples, rate: int, max_seconds: float) -> Audio:

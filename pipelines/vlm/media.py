@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image as Pil
 from torch import Tensor
 
+from mmgrpo.data.changes import masked
 from mmgrpo.data.images import PICTURES, read_picture
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Image, Media, Prompt, Video
@@ -107,6 +108,9 @@ def eight_bits(pixels: Tensor) -> UInt8[Tensor, "..."]:
 
 def read_image(media: Media) -> Image:
     """The picture, RGB in [0, 1], upright, on white where it is transparent; ``Unreadable`` where it cannot be read."""
+    if "mask" in media.options:
+        options = {name: value for name, value in media.options.items() if name != "mask"}
+        return Image(masked(media, read_image(replace(media, options=options)).pixels))
     if isinstance(media.source, Image):
         return media.source
     if not isinstance(media.source, str):
@@ -136,7 +140,9 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
     first, last = frame_range(total, selected.fps, **span)
     indices = view(total, selected.fps)  # not shuffled: times stay those of the positions
     sample_fps = len(indices) / (last - first + 1) * selected.fps
-    return Clip(selected.frames, sample_fps, tuple(selected.times[index] for index in indices), selected.reader)
+    return Clip(
+        masked(media, selected.frames), sample_fps, tuple(selected.times[index] for index in indices), selected.reader
+    )
 
 
 def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:

@@ -183,3 +183,21 @@ def test_top_entropy_of_everything_is_broadcast():
     rows = plain([4, 2, 3], entropy=entropy)
     once = credit("top_entropy(fraction=1.0)", [1.0, -1.0, 2.0], rows)
     assert (once == credit("broadcast", [1.0, -1.0, 2.0], rows)).all()
+
+
+# TW-GRPO
+
+
+def test_positions_where_the_members_of_a_group_differ_count_up_to_alpha():
+    # group 0: divergences 1, 3, 2 -> shares 0, 1, 1/2 -> weights 1, 2, 1.5; group 1: 5 and 5 -> all 1
+    divergence = [[1.0, 3.0, 2.0], [1.0, 3.0, 0.0], [5.0, 5.0, 0.0]]
+    rows = plain([3, 2, 2], keys={"prompt": [0, 0, 1]}, divergence=divergence)
+    made = credit("divergence_weight(alpha=2)", [1.0, -1.0, 1.0], rows)
+    assert made.numpy() == near([[1, 2, 1.5], [-1, -2, 0], [1, 1, 0]])
+
+
+def test_alpha_one_is_broadcast_and_rows_outside_the_statistics_have_weight_one():
+    rows = plain([2, 2], divergence=[[1.0, 3.0], [0.0, 0.0]])  # the second row is a reference answer
+    assert credit("divergence_weight(alpha=1)", [1.0, -1.0], rows).tolist() == [[1, 1], [-1, -1]]
+    made = credit("divergence_weight", [1.0, -1.0], rows, stat=torch.tensor([True, False]))
+    assert made.numpy() == near([[1, 1.4], [-1, -1]])

@@ -30,6 +30,9 @@ GROUP = 4
 NAMES = sorted(families())
 ADAPTED = [name for name in NAMES if "lora_rank" in {f.name for f in fields(families()[name].sections.model)}]
 
+SHOWN = ["qwen_vl", "smolvlm", "image_text", "whisper", "qwen_audio"]
+"""Families of token policies whose prompts show or play something."""
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Any:
@@ -135,6 +138,28 @@ def test_a_network_that_has_become_nan_is_refused_by_both_samplers(name, tiny):
     for sample in (policy.rollout, policy.sample):
         with pytest.raises(NotFinite, match="so that nothing can be sampled"):
             sample(Request(prompts, range(len(prompts)), GROUP, seed=3))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_same_tokens_are_scored_under_other_media(name, tiny):
+    policy = policy_of(name, tiny(name))
+    shake(policy)
+    rollout = rollout_of(name, policy)
+    blank, own = rescored(policy, rollout, "log_probs@blank"), rescored(policy, rollout)
+    mask = rollout.decisions.loss_mask
+    rows = torch.arange(len(mask))[:, None].expand_as(mask)[mask].tolist()
+    moved = [
+        (bool(prompt.media), gap)
+        for row, gap in zip(rows, (blank - own).abs().tolist())
+        for prompt in [rollout.prompts[row]]
+    ]
+    assert max(gap for shown, gap in moved if shown) > 1e-4
+    assert all(gap == 0 for shown, gap in moved if not shown)
+    if instead := family(name).blank(EXAMPLES[name].prompts):  # a sound has no blank one
+        steps: Any = rollout.steps
+        replaced = replace(steps, context=policy.model.encode(instead), features=None)  # type: ignore[attr-defined]
+        expected = rescored(policy, replace(rollout, steps=replaced))
+        torch.testing.assert_close(blank, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

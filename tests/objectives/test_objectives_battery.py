@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
+from mmgrpo.objectives.perception import MASKED
 from mmgrpo.registry import Block, Bound, bind
 
 TABLES = {"objective": OBJECTIVES, "term": TERMS, "weights": AGGREGATIONS, "mismatch": MISMATCH}
@@ -18,6 +19,9 @@ REQUIRED = {
     "off_policy_mask": "off_policy_mask(delta=0.1)",
     "kl_hinge": "kl_hinge",
     "codpo": "codpo(coef=0.1)",
+    "perception": "perception(gamma=0.5)",
+    "perception_k3": "perception_k3(gamma=0.5)",
+    "double_entropy": "double_entropy(eta1=0.5, eta2=0.25)",
 }
 KEY = torch.tensor([0, 7, 0, 7, 0])  # two interleaved groups, of three rows and of two
 PASSED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=torch.bool)
@@ -50,6 +54,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "old_log_probs": old,
         "reference_log_probs": old + spread * normal(),
         "sampler_log_probs": old + spread * normal(),
+        f"log_probs@{MASKED}": old + spread * normal(),
         "advantages": reward[:, None].expand(5, 4).clone(),
         "shift": normal().square() * 1e-5 * spread,
         "reference_shift": normal().square(),
@@ -165,7 +170,7 @@ def test_at_ratio_one_nothing_is_clipped(name):
     assert not low.any() and not high.any()
 
 
-@pytest.mark.parametrize("name", [n for n in TERMS if n != "kl_hinge"])
+@pytest.mark.parametrize("name", [n for n in TERMS if n not in REQUIRED])
 def test_terms_are_linear_in_their_coefficient(name):
     batch = inputs()
     once, thrice = (bind(f"{name}(coef={c})", TERMS, "term")(batch) for c in (1.0, 3.0))

@@ -88,7 +88,7 @@ def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
         )
     elif kind in ("tokens", "rendered"):
         words = toy(["say", "a", "b", "c", "d"])
-        policy = tokens = TokenPolicy(words, max_tokens=4, reference_in_group=answered)
+        policy = tokens = TokenPolicy(words, max_tokens=4, reference_in_group=answered, divergence=True)
         if kind == "rendered":
             policy = RenderedTokenPolicy(tokens, lambda prompt, text: text, Reading(FirstWord(), torch.arange(2, 7)))
     else:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from mmgrpo.objectives.owners import owned
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request, Rollout
-from mmgrpo.update import owned
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
 PLANS = {

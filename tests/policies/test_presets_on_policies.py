@@ -50,7 +50,7 @@ def policy_of(kind: str, preset: str) -> Policy:
         return FlowMatchingPolicy(
             ToyModel(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
         )
-    policy = TokenPolicy(toy(WORDS), max_tokens=4)
+    policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo")
     policy.keep_reference()
     return policy
 

@@ -1,0 +1,87 @@
+"""Changes of what a prompt shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.data.changes import CHANGES, Mask, masked
+from mmgrpo.registry import bind
+from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
+
+
+def prompt(*media: Media) -> Prompt:
+    return Prompt("which?", "q", turns=(Turn("user", ("look:", *media)), Turn("assistant", ("yes",))))
+
+
+def changed(text: str, asked: Prompt, seen=(), seed: int = 1) -> Prompt:
+    return bind(text, CHANGES, "change")({"prompt": asked, "seen": seen, "seed": seed})
+
+
+PICTURE = Media("image", Image(torch.ones(3, 8, 12)))
+CLIP = Media("video", Video(torch.ones(4, 3, 8, 8), 2.0), {"fps": 1.0})
+SOUND = Media("audio", Audio(torch.ones(1, 10), 10))
+
+
+def test_the_ratio_of_whole_patches_is_black_and_the_rest_is_as_it_was():
+    pixels = torch.rand(3, 8, 12, generator=torch.Generator().manual_seed(0)) + 0.1
+    hidden = Mask(0.5, level=0.0, patch=4).apply(pixels)  # 2 x 3 patches, of which three are black
+    patches = hidden.view(3, 2, 4, 3, 4).permute(1, 3, 0, 2, 4).reshape(6, -1)
+    before = pixels.view(3, 2, 4, 3, 4).permute(1, 3, 0, 2, 4).reshape(6, -1)
+    black = (patches == 0).all(1)
+    assert black.sum() == 3 and torch.equal(patches[~black], before[~black])
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.6, 15), (0.1, 2), (1.0, 25)])  # 25 patches, rounded
+def test_as_many_patches_are_hidden_as_the_ratio_says(ratio, count):
+    assert (Mask(ratio, level=0.0, patch=1).apply(torch.ones(3, 5, 5))[0] == 0).sum() == count
+
+
+def test_a_patch_has_its_size_in_the_picture_that_the_model_sees():
+    """A picture of 8 x 16 pixels that is seen at 4 x 4: a patch of 2 covers 4 x 8 of its pixels."""
+    hidden = Mask(0.25, level=0.0, patch=2, seen=(4, 4)).apply(torch.ones(3, 8, 16))[0]
+    rows, columns = (hidden == 0).any(1).nonzero()[:, 0].tolist(), (hidden == 0).any(0).nonzero()[:, 0].tolist()
+    assert (hidden == 0).sum() == 4 * 8
+    assert rows in ([0, 1, 2, 3], [4, 5, 6, 7]) and columns in (list(range(8)), list(range(8, 16)))
+
+
+def test_bytes_stay_bytes_and_every_frame_hides_the_same():
+    frames = torch.full((4, 3, 8, 8), 200, dtype=torch.uint8)
+    hidden = Mask(0.5, level=0.5, patch=2).apply(frames)
+    assert hidden.dtype == torch.uint8 and hidden.unique().tolist() == [128, 200]
+    assert all(torch.equal(frame, hidden[0]) for frame in hidden)
+
+
+def test_a_mask_is_that_of_its_seed_and_of_the_place_of_its_medium():
+    asked = prompt(PICTURE, PICTURE)
+    first, second = (masked(one, PICTURE.source.pixels) for one in changed("mask_patches(patch=2)", asked).media)
+    again = masked(changed("mask_patches(patch=2)", asked).media[0], PICTURE.source.pixels)
+    other = masked(changed("mask_patches(patch=2)", asked, seed=2).media[0], PICTURE.source.pixels)
+    assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, other)
+
+
+def test_a_change_leaves_text_order_and_other_options():
+    after = changed("mask_patches", prompt(CLIP, SOUND, PICTURE), seen=[(4, 4), (0, 0), (8, 12)])
+    assert [part for part in after.turns[0].parts if isinstance(part, str)] == ["look:"] and len(after.turns) == 2
+    clip, sound, picture = after.media
+    assert sound is SOUND and clip.source is CLIP.source
+    assert (
+        clip.options["fps"] == 1.0 and clip.options["mask"].seen == (4, 4) and picture.options["mask"].seen == (8, 12)
+    )
+
+
+def test_blank_hides_everything_and_shuffling_concerns_clips_only():
+    blank = changed("blank", prompt(CLIP, SOUND, PICTURE))
+    assert all("mask" in one.options for one in blank.media)
+    assert masked(blank.media[2], PICTURE.source.pixels).unique().tolist() == [0.5]
+    shuffled = changed("shuffle_frames", prompt(CLIP, PICTURE))
+    assert "shuffle" in shuffled.media[0].options and shuffled.media[1] is PICTURE
+
+
+@pytest.mark.parametrize("text", list(CHANGES))
+def test_a_prompt_with_nothing_to_change_is_returned_itself(text):
+    words = Prompt("a")
+    assert changed(text, words) is words
+    if text != "blank":
+        heard = prompt(SOUND)
+        assert changed(text, heard) is heard
