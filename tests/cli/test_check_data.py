@@ -224,3 +224,11 @@ def test_the_maximum_of_a_reward_is_that_of_its_manifest(check, tmp_path):
     rows = [{"text": "Say it.", "answer": "a red cat"}]
     status, text, _ = check(write(tmp_path, rows), "--reward", "neg_wer")
     assert status == 0, text
+
+
+def test_a_reward_without_a_maximum_must_only_give_the_reference_more_than_nothing(check, tmp_path):
+    rows = [{"text": "Find the way.", "task": "maze", "answer": "<|up|><|left|>"}]
+    status, text, _ = check(write(tmp_path, rows), "--reward", "maze_steps")  # 0.2 for each of two moves
+    assert status == 0, text
+    status, text, _ = check(write(tmp_path, rows), "--reward", "maze_steps(step=0)")
+    assert status == 1 and "gives an empty answer 0, as much as the reference answer" in text

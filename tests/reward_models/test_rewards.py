@@ -23,6 +23,7 @@ from tests.reward_models.rules.test_tasks import GOLD
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")
 NEEDED = {
+    "bmas": "(model='models/Qwen2.5-VL-3B-Instruct')",
     "soft_overlong": "(max_tokens=8, buffer=2)",
     "cosine_length": "(max_tokens=8)",
     "frames": "(reward='jpeg_compressibility')",
@@ -43,7 +44,7 @@ NEEDED = {
     "transported": "(map='m.safetensors', embed_text='a:b', embed='a:c')",
     "by_task": "(tasks=['exact'], reward='repetition')",
 }
-NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance"}
+NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance", "bmas"}
 NEED_MODELS |= {name for name, entry in REWARDS.items() if entry.read_manifest().weights}
 NEED_MODELS |= {*clip.REWARDS, *judges.REWARDS, *sets.REWARDS, *vlm.REWARDS}
 """Rewards of models and of several outputs, whose own tests call them."""
@@ -241,11 +242,14 @@ def test_similarity_is_one_minus_the_edit_distance_over_the_length(wanted, seen,
 @pytest.mark.parametrize("name", [name for name in REWARDS if name not in NEED_MODELS])
 def test_no_reward_of_the_package_changes_what_it_is_given(name):
     """They are given the tensors of the outputs, not copies (``Scorer.trusted``)."""
-    gold, answer = GOLD.get(name, ("3", "3"))
+    gold, answer = GOLD.get({"maze_steps": "maze"}.get(name, name), ("3", "3"))
     meta = {"size": [100, 100], "duration": 20, "keywords": ["a"], "key_steps": [["a"]], "options": ["3", "x"]}
     outputs: list[Output] = [Text(f"<think>a</think><answer>{answer}</answer>", 5), Text("a b c a b c", 7)]
     if name == "artifact_labels":
         gold = {"Whether Normal": True}
+    elif name in ("box_precision", "box_recall"):
+        gold = [{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]
+        outputs = [Text(str(gold)), Text("a")]
     elif name.startswith(("scene", "geneval")):
         gold = {"things": [[1, "red", "circle"]], "place": ""}
         outputs = [noise(32), Image(torch.ones(3, 32, 32))]
