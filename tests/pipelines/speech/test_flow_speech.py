@@ -43,7 +43,11 @@ def test_a_checkpoint_in_the_published_layout_is_read_whatever_its_name_and_extr
     """SWivid/F5-TTS: no config.json, model_1250000.safetensors with averaged weights, counters and a spectrogram."""
     tensors = load_file(Path(folder) / "model.safetensors")
     assert all(name.startswith("ema_model.transformer.") for name in tensors)
-    others = {"ema_model.mel_spec.mel_stft.mel_scale.fb": torch.zeros(3), "initted": torch.ones(()), "step": torch.ones(())}
+    others = {
+        "ema_model.mel_spec.mel_stft.mel_scale.fb": torch.zeros(3),
+        "initted": torch.ones(()),
+        "step": torch.ones(()),
+    }
     place = tmp_path / "F5TTS_v1_Base"
     place.mkdir()
     save_file(tensors | others, place / "model_1250000.safetensors")
@@ -85,7 +89,9 @@ def test_another_familys_checkpoint_is_an_error_that_names_the_family(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     config = config_class(FAMILY.sections)()
     config.model.path = str(tmp_path)
-    with pytest.raises(ValueError, match="is a whisper, which the family 'flow_speech' does not read; take model.family="):
+    with pytest.raises(
+        ValueError, match="is a whisper, which the family 'flow_speech' does not read; take model.family="
+    ):
         FAMILY.policy(config, "cpu")
 
 
@@ -100,7 +106,7 @@ def test_the_speech_is_as_fast_as_the_reference_unless_the_row_states_its_second
     back = {number: character for character, number in model.characters.items()}
     assert "".join(back[number] for number in ids) == "la la. hello"
     assert model.utterance(spoken("hello", reference_text="La?"))[0][:3] == [model.characters[c] for c in "La?"]
-    assert model.utterance(spoken("hello", seconds=0.5) )[2] == frames
+    assert model.utterance(spoken("hello", seconds=0.5))[2] == frames
     assert model.utterance(replace(spoken("hello"), meta={"reference_text": "la", "seconds": 1.0}))[2] == 47 + 94
     assert model.utterance(Prompt("hello", "row"))[2] == round(5 / 15 * 24_000 / 256)
     assert model.utterance(Prompt("hello", "row"))[1].shape == (16, 0)
@@ -126,7 +132,10 @@ def test_a_quiet_reference_is_amplified_and_its_speech_made_quieter(folder):
     [
         (Prompt("", "a"), "prompt 'a' has no text"),
         (Prompt("日本", "a"), "got the characters \\['日', '本'\\], which the checkpoint's vocab.txt lacks"),
-        (Prompt("hi", "a", meta={"reference_text": "la"}), "got 0 clips and the reference_text 'la.', expected one clip"),
+        (
+            Prompt("hi", "a", meta={"reference_text": "la"}),
+            "got 0 clips and the reference_text 'la.', expected one clip",
+        ),
         (replace(spoken("hi"), meta={}), "got 1 clips and the reference_text '', expected one clip and its transcript"),
         (Prompt("hi", "a", meta={"seconds": 30}), "got 0.0 s of reference and 30.0 s of speech, .* model.seconds=2"),
         (spoken("hi", seconds=1.9), "got 1.9 s of reference and 0.6 s of speech"),
@@ -205,7 +214,12 @@ def test_adapters_are_saved_as_peft_reads_them(folder, tmp_path):
 @pytest.mark.parametrize(
     ("head", "kernel", "policy", "message"),
     [
-        ("velocity", "drawn_velocity", "transitions", "got drawn_velocity with model.head=velocity, expected drawn_vel"),
+        (
+            "velocity",
+            "drawn_velocity",
+            "transitions",
+            "got drawn_velocity with model.head=velocity, expected drawn_vel",
+        ),
         ("drawn", "flow_sde(a=0.7)", "transitions", "got flow_sde\\(a=0.7\\) with model.head=drawn"),
         ("drawn", "drawn_velocity", "matching", "sampling.policy: got matching with model.head=drawn"),
         ("velocity", "ddim", "transitions", "expected flow_sde or"),

@@ -55,6 +55,7 @@ def test_the_sound_of_a_spectrogram_has_it_again():
 
 def test_rounds_bring_the_sound_nearer():
     mel = FORM.mel(tone(500) * torch.linspace(0, 1, 9600))
+
     def gap(rounds: int) -> float:
         return float((FORM.mel(GriffinLim(FORM, rounds).sound(mel[:, :-1])).exp() - mel.exp()).square().mean())
 
