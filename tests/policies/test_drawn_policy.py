@@ -53,7 +53,7 @@ def test_its_ratio_is_one_and_its_kl_zero_before_the_first_update(plan):
 
 
 def test_its_kl_is_that_of_two_gaussians():
-    """mu and ln sigma moved by 0.2 and 0.1: KL = (0.2 / sigma_ref)^2 / 2 + (e^0.2 - 1) / 2 - 0.1, sigma_ref per entry."""
+    """mu and ln sigma moved by 0.2 and 0.1: KL = (0.2 / sigma_ref)^2 / 2 + (e^0.2 - 1) / 2 - 0.1 at each entry."""
     drawn = policy()
     made = drawn.rollout(Request(toy_prompts(1), range(1), 2, seed=1))
     walk = made.steps.walks[0]  # type: ignore[attr-defined]
