@@ -13,7 +13,6 @@ from mmgrpo.cli.given import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.family import Family, family
 from mmgrpo.runtime.config import Config, Sections, config_class
-from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
 from mmgrpo.runtime.reading import build, from_arguments, load_yaml, take_option
 
@@ -140,7 +139,7 @@ def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
     """The prompts of the command line, or those of ``file`` up to the limit; skipped ones are printed."""
     if is_given(args):
         return given_prompts(args, config, model_family)
-    prompts, skipped = model_family.read(config, locate(args.file))
+    prompts, skipped = model_family.read(config, args.file)
     for one in skipped:
         print(f"skipped: {one.id} ({one.reason})", flush=True)
     return list(prompts[: args.limit or None])

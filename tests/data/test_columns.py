@@ -116,3 +116,10 @@ def test_a_text_that_is_both_question_and_transcript_is_the_question_beside_anot
     (tmp_path / "d.jsonl").write_text('{"audio": "a.wav", "text": "Transcribe.", "sentence": "a word"}')
     (prompt,) = load_prompts(tmp_path / "d.jsonl")
     assert (prompt.text, prompt.answer) == ("Transcribe.", "a word")
+
+
+def test_embedded_files_keep_their_own_columns_in_every_command():
+    options = ["--model.family", "whisper", "--file", "embedded:speech/natural.jsonl", "--limit", "1"]
+    args, config, model_family = read_source(Evaluate, [*options, "--data.columns", "caption=text"], "")
+    (prompt,) = prompts_of(args, config_of(args, config), model_family)
+    assert prompt.media and prompt.answer

@@ -16,7 +16,6 @@ from mmgrpo.cli.train import read
 from mmgrpo.family import Family, family
 from mmgrpo.runtime.checkpoint import latest_checkpoint, step_of
 from mmgrpo.runtime.identity import MARKER
-from mmgrpo.runtime.plugins import locate
 
 if TYPE_CHECKING:
     from mmgrpo.runtime.config import Config
@@ -79,7 +78,7 @@ class Pair:
     @cached_property
     def _heldout(self) -> list[Prompt]:
         try:
-            return self.family.read(self.config, locate(self.config.data.heldout))[0]
+            return list(self.family.read(self.config, self.config.data.heldout)[0])
         except (OSError, ValueError, ModuleNotFoundError):
             return []
 
