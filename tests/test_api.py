@@ -157,4 +157,4 @@ def test_trackers_are_told_of_every_step_and_none_is_started_unasked(words, tmp_
         name = f"run-{len(trackers)}"
         options = {**SMALL, "steps": 1, "trackers": trackers, "name": name}
         run = mmgrpo.train(make_policy(words), ["a red circle"], [brightness], **options)
-        assert len(list(run.folder.glob("tracker/events.*"))) == len(trackers)
+        assert len(list(run.folder.glob("mmgrpo/events.*"))) == len(trackers)

@@ -27,11 +27,12 @@ IDS = ("audiocap_id", "ytid")
 """Columns of ids of captions, in AudioCaps and MusicCaps; an AudioCaps ``youtube_id`` has several captions."""
 
 
-def load_captions(source: str | Path, media_root: str | Path = "") -> list[Prompt]:
-    """The prompts of a file. A line that cannot be read is an error that names it."""
+def load_captions(source: str | Path, columns: Mapping[str, str] = hub.NO_COLUMNS) -> list[Prompt]:
+    """The prompts of a file; with ``columns`` (``data.columns``) those that these name. A line that cannot be read is an
+    error that names it."""
     path = Path(source)
-    if path.suffix not in (".csv", ".jsonl") or not path.is_file():
-        return hub.load_prompts(source, media_root)
+    if columns or path.suffix not in (".csv", ".jsonl") or not path.is_file():
+        return hub.load_prompts(source, columns=columns)
     content = path.read_bytes()
     if path.suffix == ".csv":
         numbered, read = rows_of_csv(content, path), of_cells

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from mmgrpo.types import Audio, Media, Policy, Prompt
 
 
-def check_voices(config: Config, prompts: list[Prompt], path: str) -> tuple[list[Prompt], list[Skipped]]:
+def check_voices(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose recordings can be read, and the skipped ones; an error if these are too many."""
     if not any(prompt.media for prompt in prompts):
-        return prompts, []
+        return list(prompts), []
     from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 
-    usable, skipped = filter_readable(prompts, read_audio, title=f"recordings of {path}")
+    usable, skipped = filter_readable(list(prompts), read_audio, title=f"recordings of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "recordings cannot be read")
     return usable, skipped
 
@@ -87,7 +87,7 @@ class CodecFamily:
         tokens: Any = _TOKENS.policy(config, device, prompts, training=training, weights=weights)
         return with_settings(RenderedTokenPolicy(tokens, tokens.model.render, tokens.model.reading), self, config)
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The texts of a file, those of a list of seed-tts-eval included, whose recordings can be read."""
         if Path(located := locate(path)).suffix != ".lst":
             return _TOKENS.read(config, path)
@@ -95,11 +95,13 @@ class CodecFamily:
 
         return check_voices(config, read_list(located, config.data.media_root), path)
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose recordings can be read, and the skipped ones."""
         return check_voices(config, list(prompts), name)
 
-    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    def accept(
+        self, config: Config, policy: Policy, prompts: Sequence[Prompt]
+    ) -> tuple[Sequence[Prompt], list[Skipped]]:
         """Every text."""
         return list(prompts), []
 

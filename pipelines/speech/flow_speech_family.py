@@ -101,27 +101,31 @@ class FlowSpeechFamily:
         )
         return policy_over(model, self, config, device)
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts of a file, and those whose clip cannot be read."""
+        from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
         from pipelines.speech.voices import LISTS, read_voices
 
         file, root = locate(path), config.data.media_root
-        listed = file.endswith(LISTS)
-        return self.readable(config, read_voices(file, root) if listed else load_prompts(file, root), path)
+        if file.endswith(LISTS):
+            return self.readable(config, read_voices(file, root), path)
+        return self.readable(config, load_prompts(file, root, columns_for(path, config.data.columns)), path)
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
+    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose clips can be read, and the others."""
         from pipelines.reading import check_skip_limit, filter_readable
         from pipelines.speech.audio import read_audio
 
         usable, skipped = filter_readable(
-            prompts, lambda media: read_audio(media, max_seconds=config.model.seconds), title=f"clips of {name}"
+            list(prompts), lambda media: read_audio(media, max_seconds=config.model.seconds), title=f"clips of {name}"
         )
         check_skip_limit(skipped, len(prompts), config.data.skip_limit, name, "clips cannot be read")
         return usable, skipped
 
-    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    def accept(
+        self, config: Config, policy: Policy, prompts: Sequence[Prompt]
+    ) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts that the model can speak: within its duration, in its characters."""
         return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 

@@ -244,6 +244,21 @@ class CodecData(Data):
     train: str = "embedded:speech/say_train.txt"
     """Training texts: a text per line, JSONL with text (and audio, the recording of a voice), or a list of
     seed-tts-eval, .lst: name|text of the voice|its recording|text to be spoken."""
+    heldout: str = "embedded:speech/say_heldout.txt"
+    """Evaluation texts; one of the training file among them is an error. Empty: no evaluation."""
+    prompts_per_step: int = 4
+    """Texts (groups) of one rollout, over all processes."""
+    group_size: int = 8
+    """Utterances per text."""
+    media_root: Annotated[str, ANY_TEXT] = ""
+    """Root of relative paths of recordings; empty: the folder of the file."""
+    reference_in_group: ClassVar[bool] = False
+    """A constant: rows have no speech tokens."""
+    stream: ClassVar[bool] = False
+    """A constant: texts are small."""
+    skip_limit: Annotated[float, FRACTION] = 0.05
+    """The largest fraction of rows that may be skipped because their recordings cannot be read; each is listed in
+    skipped.jsonl."""
 
 
 @dataclass
@@ -296,14 +311,12 @@ class FlowSpeechData(Data):
     prompts_per_step: int = 4
     """Texts (groups) of one rollout, over all processes."""
     group_size: int = 8
-    """Utterances per text."""
+    """Samples per text."""
     media_root: Annotated[str, ANY_TEXT] = ""
-    """Root of relative paths of recordings; empty: the folder of the file."""
-    reference_in_group: ClassVar[bool] = False
-    """A constant: rows have no speech tokens."""
+    """Root of relative paths of clips; empty: the folder of the file."""
     skip_limit: Annotated[float, FRACTION] = 0.05
-    """The largest fraction of rows that may be skipped because their recordings cannot be read; each is listed in
-    skipped.jsonl."""
+    """The largest fraction of rows that may be skipped because their clip cannot be read or their text not be spoken;
+    each is listed in skipped.jsonl."""
 
 
 @dataclass
@@ -312,9 +325,3 @@ class CodecSampling(TokenSampling):
 
     max_tokens: int = 512
     """Maximum length of an utterance: 10 s of X-codec2 (50 tokens per second), 20 s of CosyVoice 2 (25)."""
-    """Samples per text."""
-    media_root: Annotated[str, ANY_TEXT] = ""
-    """Root of relative paths of clips; empty: the folder of the file."""
-    skip_limit: Annotated[float, FRACTION] = 0.05
-    """The largest fraction of rows that may be skipped because their clip cannot be read or their text not be spoken;
-    each is listed in skipped.jsonl."""

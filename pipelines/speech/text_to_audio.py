@@ -83,9 +83,10 @@ class TextToAudioFamily:
 
     def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
         """The captions of a file; ``accept`` skips those that the model does not take."""
+        from mmgrpo.data.columns import columns_for
         from pipelines.speech.captions import load_captions
 
-        return self.readable(config, load_captions(locate(path)), path)
+        return self.readable(config, load_captions(locate(path), columns_for(path, config.data.columns)), path)
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """Every prompt; ValueError for media, which no model here takes."""

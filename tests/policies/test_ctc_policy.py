@@ -221,6 +221,7 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 
 REFUSED = {"edge_grpo": "need entropy", "high_entropy": "need entropy", "tree_grpo": "algorithm.keys: got tree"}
+REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "under a changed prompt") | {"tw_grpo": "need divergence"}
 """Presets that need what this policy has not."""
 
 
