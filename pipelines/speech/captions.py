@@ -28,8 +28,8 @@ IDS = ("audiocap_id", "ytid")
 
 
 def load_captions(source: str | Path, columns: Mapping[str, str] = hub.NO_COLUMNS) -> list[Prompt]:
-    """The prompts of a file; with ``columns`` (``data.columns``) those that these name. A line that cannot be read is an
-    error that names it."""
+    """The prompts of a file; with ``columns`` (``data.columns``) those that these name. A line that cannot be read is
+    an error that names it."""
     path = Path(source)
     if columns or path.suffix not in (".csv", ".jsonl") or not path.is_file():
         return hub.load_prompts(source, columns=columns)

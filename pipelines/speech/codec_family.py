@@ -99,9 +99,7 @@ class CodecFamily:
         """The prompts whose recordings can be read, and the skipped ones."""
         return check_voices(config, list(prompts), name)
 
-    def accept(
-        self, config: Config, policy: Policy, prompts: Sequence[Prompt]
-    ) -> tuple[Sequence[Prompt], list[Skipped]]:
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """Every text."""
         return list(prompts), []
 

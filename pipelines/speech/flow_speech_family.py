@@ -123,9 +123,7 @@ class FlowSpeechFamily:
         check_skip_limit(skipped, len(prompts), config.data.skip_limit, name, "clips cannot be read")
         return usable, skipped
 
-    def accept(
-        self, config: Config, policy: Policy, prompts: Sequence[Prompt]
-    ) -> tuple[Sequence[Prompt], list[Skipped]]:
+    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts that the model can speak: within its duration, in its characters."""
         return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
