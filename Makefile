@@ -54,8 +54,8 @@ test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
-	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning
-	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning
+	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning -n $(WORKERS)
+	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning -n $(WORKERS)
 
 faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards on purpose, thousands of times (hours)
 	MMGRPO_FAULTS=full $(BIN)/python -m pytest tests/faults

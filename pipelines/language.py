@@ -80,6 +80,7 @@ class LanguageFamily:
         # architecture that no family names, the loader decides.
         free = self.name not in table or COVERED.get(self.name, set()) & {*known}
         if known and self.name not in known and not free:
+            known = [name for name in known if table[name].modality == self.modality] or known
             raise ValueError(
                 f"model.path: '{path}' is a model of type '{declared}', which family '{self.name}' does not read; set "
                 f"model.family to {' or '.join(known)}"

@@ -174,7 +174,10 @@ def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
             )
         high = manifest.high if isinstance(manifest, Manifest) else None
         best.append(1.0 if high is None else high if math.isfinite(high) else -math.inf)
-    return list(zip(scorers(specs, "cpu"), best, strict=True)) if specs else []
+    try:
+        return list(zip(scorers(specs, "cpu"), best, strict=True)) if specs else []
+    except ValueError as error:
+        raise ValueError(f"--reward: {error}") from error
 
 
 def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Skipped | None:

@@ -103,6 +103,10 @@ ANSWERS = {
     "count_fuzzy": 3,
     "math": "\\sqrt{2}",
     "exact": "red",
+    "detection_ap50": [{"bbox_2d": [4, 4, 20, 20], "label": "cup"}],
+    "trajectory": [[0.1, 0.2], [0.5, 0.5]],
+    "ton": {"action": "click", "position": [0.2, 0.3]},
+    "numeric": 6,
 }
 """Task to a gold answer."""
 

@@ -134,7 +134,7 @@ def test_many_samples_without_temperature_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there are no prompts; give --file, or --run"),
+        ([], "there are no prompts; give --file, --prompts, or --run"),
         (["--file", "embedded:visual/scenes/heldout.jsonl", "--against", "untrained"], "name the run with --run"),
         (["--file", "embedded:visual/scenes/heldout.jsonl", "--rewards", "scene_al"], "Did you mean 'scene_all'?"),
     ],

@@ -26,6 +26,7 @@ TASKS = {
     "time_master": "exact",
     "alphamaze": "maze",
     "ton": "ton",
+    "ton_counting": "numeric",
 }
 """Recipe of a vision-language paper to the task that its rows name."""
 

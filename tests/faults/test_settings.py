@@ -41,7 +41,7 @@ TEXTS += [3, 0.5, math.nan, True, None, [], ["a"], {"a": 1}, 10**30]
 LISTS = [[], "text", ["cdua"], ["x("], [""], ["x" * 5000], ["\ud800"], [None], [3], [["a"]], {}, None, 3, math.nan]
 SWITCHES = [1, 0, "yes please", "", None, [], 2.5, math.nan]
 SECTIONS = [None, 3, "text", [], [{}], True, math.nan]
-WITHOUT_MODEL = ("causal_lm", "image_text", "smolvlm", "qwen_audio", "audio_text", "codec_speech")
+WITHOUT_MODEL = ("causal_lm", "image_text", "smolvlm", "qwen_audio", "audio_text", "codec_speech", "ctc")
 """Families without an embedded model, whose path must be named; it is not read here."""
 OPTIONS: dict[str, type[Source]] = {"sample": Sample, "evaluate": Evaluate}
 """Commands that use a model to their options, without those of a family."""

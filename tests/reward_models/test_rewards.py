@@ -45,10 +45,11 @@ NEEDED = {
     "by_task": "(tasks=['exact'], reward='repetition')",
 }
 NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance", "bmas"}
+NEED_MODELS |= {"token_entropy"}
 NEED_MODELS |= {name for name, entry in REWARDS.items() if entry.read_manifest().weights}
 NEED_MODELS |= {*clip.REWARDS, *judges.REWARDS, *sets.REWARDS, *vlm.REWARDS}
 """Rewards of models and of several outputs, whose own tests call them."""
-SOUNDS = ("speaking_rate", "words_a_second", "seconds")
+SOUNDS = ("speaking_rate", "words_a_second", "seconds", "group_length", "length_window")
 
 
 def noise(size: int = 64) -> Image:
