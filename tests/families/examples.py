@@ -41,7 +41,6 @@ TEXTS = [Prompt("a red square", "0"), Prompt("blue", "1"), Prompt("a green circl
 PICTURE = Media("image", Image(noise(3, 16, 16, seed=0)))
 CLIP = Media("video", Video(noise(16, 3, 16, 24, seed=3), 4.0), {"fps": 2.0})
 SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes or no ?", "2")]
-EDITED = [*TEXTS[:2], shown(2, PICTURE, "make it blue")]
 WIDE = Media("image", Image(noise(3, 16, 40, seed=1)))
 EDITED = [shown(0, PICTURE, "a red square"), shown(1, WIDE, "blue"), shown(2, PICTURE, "a green circle")]
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
@@ -57,7 +56,6 @@ SQUARE = {"height": 16, "width": 16}
 SMALL = SQUARE | {"max_sequence_length": 48}
 FIRST = [shown(n, Media("image", Image(noise(3, 20, 24, seed=4 + n))), text.text) for n, text in enumerate(TEXTS)]
 
-SMALL = {"height": 16, "width": 16, "max_sequence_length": 48}
 FILMED = {"height": 16, "width": 32, "frames": 5}
 SHORT = {"max_tokens": 5}
 
