@@ -19,6 +19,7 @@ from mmgrpo.types import Image, Prompt
 from pipelines.speech import whisper_tiny
 from pipelines.visual import sd3_tiny
 from pipelines.vlm import qwen_vl_tiny
+from reward_models.rules.tasks import TASKS
 from tests import ROOT
 from tests.cli.running import run
 
@@ -89,6 +90,10 @@ def test_the_readmes_commands_are_targets_of_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make (\w+)", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_readme_counts_the_tasks():
+    assert re.findall(r"(\d+) tasks are built in", README) == [str(len(TASKS))]
 
 
 def test_every_recipe_is_in_the_readmes_table_and_nothing_else():

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.family import Arithmetic
 from mmgrpo.runtime.config import Config, Sections
-from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
 from pipelines.speech.options import CodecData, CodecOptions, CodecSampling, SpeechEval
+from pipelines.speech.spoken import Spoken
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
     from mmgrpo.data.media import Skipped
-    from mmgrpo.evaluation import Shown
-    from mmgrpo.report.audio_player import Sound
-    from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Audio, Media, Policy, Prompt
+    from mmgrpo.types import Policy, Prompt
 
 
 def check_voices(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
@@ -56,7 +50,7 @@ _TOKENS = LanguageFamily(
 
 
 @dataclass(frozen=True)
-class CodecFamily:
+class CodecFamily(Spoken):
     """Language models over speech tokens, whose completions a vocoder renders."""
 
     name: str = _TOKENS.name
@@ -89,11 +83,9 @@ class CodecFamily:
 
     def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The texts of a file, those of a list of seed-tts-eval included, whose recordings can be read."""
-        if Path(located := locate(path)).suffix != ".lst":
-            return _TOKENS.read(config, path)
-        from pipelines.speech.tts_lists import read_list
+        from pipelines.speech.voices import read_texts
 
-        return check_voices(config, read_list(located, config.data.media_root), path)
+        return check_voices(config, read_texts(config, path), path)
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose recordings can be read, and the skipped ones."""
@@ -102,31 +94,3 @@ class CodecFamily:
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """Every text."""
         return list(prompts), []
-
-    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line."""
-        return _TOKENS.prompts(config, arguments)
-
-    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The language model reads no media."""
-        return []
-
-    def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their sounds, ``<stem>.jsonl`` and files beside it."""
-        from pipelines.samples import write_speech
-
-        write_speech(stem, shown)
-
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A small sound file."""
-        return _TOKENS.displayed(medium)
-
-    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, and its content as JSON lines."""
-        from pipelines.samples import write_completions_page
-
-        return write_completions_page(folder, sets, samples, self.write_samples)
-
-    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """Nothing more."""
-        return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmgrpo.family import Arithmetic, Family
 from mmgrpo.runtime.config import Config, Sections
@@ -28,16 +28,12 @@ from pipelines.speech.options import (
     StableAudioOptions,
     WhisperOptions,
 )
+from pipelines.speech.spoken import Spoken
 from pipelines.speech.text_to_audio import TextToAudioFamily
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
     from mmgrpo.data.media import Skipped
-    from mmgrpo.evaluation import Shown
-    from mmgrpo.report.audio_player import Sound
-    from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Audio, Media, Policy, Prompt
+    from mmgrpo.types import Media, Policy, Prompt
 
 
 def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
@@ -61,7 +57,7 @@ def clips(files: Sequence[str]) -> list[Prompt]:
 
 
 @dataclass(frozen=True)
-class DurationFamily:
+class DurationFamily(Spoken):
     """Policies that choose the duration of an utterance, which any synthesizer renders."""
 
     name: str = "duration"
@@ -154,38 +150,6 @@ class DurationFamily:
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """Every text."""
         return list(prompts), []
-
-    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line."""
-        from mmgrpo.types import Prompt
-
-        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
-
-    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Texts have no media."""
-        return []
-
-    def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their renderings, ``<stem>.jsonl`` and sounds beside it."""
-        from pipelines.samples import write_speech
-
-        write_speech(stem, shown)
-
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A thumbnail, a strip of frames, or a small sound file."""
-        from pipelines.samples import displayed
-
-        return displayed(medium)
-
-    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, and its content as JSON lines."""
-        from pipelines.samples import write_completions_page
-
-        return write_completions_page(folder, sets, samples, self.write_samples)
-
-    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
 
 
 CTC = ("parakeet_ctc", "wav2vec2", "hubert", "wavlm")

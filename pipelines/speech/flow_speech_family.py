@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmgrpo.family import Arithmetic
 from mmgrpo.registry import parse
@@ -20,19 +19,15 @@ from pipelines.denoising import (
     refuse_other_architectures,
 )
 from pipelines.speech.options import FlowSpeechData, FlowSpeechOptions, FlowSpeechSampling, SpeechEval
+from pipelines.speech.spoken import Spoken
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
     from mmgrpo.data.media import Skipped
-    from mmgrpo.evaluation import Shown
-    from mmgrpo.report.audio_player import Sound
-    from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Audio, Media, Policy, Prompt
+    from mmgrpo.types import Policy, Prompt
 
 
 @dataclass(frozen=True)
-class FlowSpeechFamily:
+class FlowSpeechFamily(Spoken):
     """Text-to-speech models whose decisions are the denoising steps of a spectrogram."""
 
     name: str = "flow_speech"
@@ -103,14 +98,9 @@ class FlowSpeechFamily:
 
     def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts of a file, and those whose clip cannot be read."""
-        from mmgrpo.data.columns import columns_for
-        from pipelines.hub import load_prompts
-        from pipelines.speech.voices import LISTS, read_voices
+        from pipelines.speech.voices import read_texts
 
-        file, root = locate(path), config.data.media_root
-        if file.endswith(LISTS):
-            return self.readable(config, read_voices(file, root), path)
-        return self.readable(config, load_prompts(file, root, columns_for(path, config.data.columns)), path)
+        return self.readable(config, read_texts(config, path), path)
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose clips can be read, and the others."""
@@ -126,35 +116,3 @@ class FlowSpeechFamily:
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts that the model can speak: within its duration, in its characters."""
         return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
-
-    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line."""
-        from mmgrpo.types import Prompt
-
-        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
-
-    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """No blank references: without one, the voice is any."""
-        return []
-
-    def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their sounds, ``<stem>.jsonl`` and sounds beside it."""
-        from pipelines.samples import write_speech
-
-        write_speech(stem, shown)
-
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A small sound file."""
-        from pipelines.samples import displayed
-
-        return displayed(medium)
-
-    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, and its content as JSON lines."""
-        from pipelines.samples import write_completions_page
-
-        return write_completions_page(folder, sets, samples, self.write_samples)
-
-    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """Nothing more."""
-        return {}

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmgrpo.family import Arithmetic
 from mmgrpo.runtime.config import Config, Sections
@@ -22,22 +22,19 @@ from pipelines.denoising import (
 )
 from pipelines.options import ModelOptions
 from pipelines.speech.options import CaptionData, SoundSampling, SpeechEval
+from pipelines.speech.spoken import Spoken
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
-    from mmgrpo.report.audio_player import Sound
-    from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Audio, Media, Policy, Prompt
+    from mmgrpo.types import Policy, Prompt
 
 COMMON = {f.name for f in fields(ModelOptions)}
 """Options that all families have, which are no arguments of their ``load``."""
 
 
 @dataclass(frozen=True)
-class TextToAudioFamily:
+class TextToAudioFamily(Spoken):
     """A family of denoising models of sounds; ``module`` has its ``load`` and ``tiny``."""
 
     name: str
@@ -100,36 +97,10 @@ class TextToAudioFamily:
         """The captions that the text encoder reads whole and whose duration the model can make, and the skipped."""
         return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
-    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line."""
-        from mmgrpo.types import Prompt
-
-        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
-
-    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Prompts have no media."""
-        return []
-
-    def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their sounds, ``<stem>.jsonl`` and the sounds beside it."""
-        from pipelines.samples import write_speech
-
-        write_speech(stem, shown)
-
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A small sound file."""
-        from pipelines.samples import displayed
-
-        return displayed(medium)
-
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
         """``completions.html`` with players, its content as JSON lines, and every sound as a 16-bit wav file."""
-        from pipelines.samples import write_completions_page, write_waves
+        from pipelines.samples import write_waves
 
         for title, shown in sets.items():
             write_waves(folder / (title or "after"), shown)
-        return write_completions_page(folder, sets, samples, self.write_samples)
-
-    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
+        return super().write_page(folder, sets, samples, columns)

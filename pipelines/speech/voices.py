@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from mmgrpo.data.columns import columns_for
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.prompts import Attempt, distinct, whole
 from mmgrpo.data.values import text_of
+from mmgrpo.runtime.config import Config
+from mmgrpo.runtime.plugins import locate
 from mmgrpo.types import Prompt
+from pipelines.hub import load_prompts
 
 META = ".lst"
 LISTS = (META, "metadata.csv")
@@ -23,6 +27,17 @@ LISTS = (META, "metadata.csv")
 
 Row = tuple[str, list[str]]
 """The place of a line (``file:line``), and its columns."""
+
+
+def read_texts(config: Config, path: str) -> list[Prompt]:
+    """The prompts of one of ``LISTS``, or of any other file. ValueError for ``data.columns`` of a list, whose columns
+    have no names."""
+    file, columns = locate(path), columns_for(path, config.data.columns)
+    if not file.endswith(LISTS):
+        return load_prompts(file, config.data.media_root, columns)
+    if columns:
+        raise ValueError(f"data.columns: '{path}' is a list whose columns have no names; leave data.columns empty")
+    return read_voices(file, config.data.media_root)
 
 
 def read_voices(path: str, media_root: str = "") -> list[Prompt]:
@@ -61,8 +76,9 @@ def _columns(file: Path) -> Iterator[Row]:
 
 def _listed(rows: list[Row], root: Path) -> Iterator[Attempt]:
     def prompt(place: str, columns: list[str]) -> Prompt:
-        number, said, clip, text = columns[:4]
-        return prompt_of({"id": number, "text": text, "audio": clip, "reference_text": said}, place, number, root)
+        number, said, clip, text, *recording = columns
+        row = {"id": number, "text": text, "audio": clip, "reference_text": said}
+        return prompt_of(row | ({"recording": recording[0]} if recording else {}), place, number, root)
 
     return distinct((place, lambda p=place, c=columns: prompt(p, c)) for place, columns in rows)
 

@@ -15,7 +15,6 @@ from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Prompt, Request, Text
 from pipelines import speech
 from pipelines.speech import codec_speech, vocoders
-from pipelines.speech.tts_lists import read_list
 from tests.building import algorithm_blocks, trainer
 from tests.tones import codes_of, heard, heard_neg_cer
 
@@ -103,26 +102,6 @@ def test_the_prompt_is_the_chat_template_around_the_instruction_and_the_beginnin
 def test_a_text_with_marks_of_the_model_or_without_words_is_refused(folder, text):
     with pytest.raises(ValueError, match="prompt '7': got .*, expected the words to be spoken"):
         loaded(folder, begin="<|sos|>").encode([Prompt(text, "7")])
-
-
-def test_a_list_of_seed_tts_eval_has_texts_and_voices(tmp_path):
-    lines = ["a-1|hello there|wavs/a.wav|Good morning.", "", "b-2|你好|wavs/b.wav| 早上好。 |wavs/c.wav"]
-    (tmp_path / "meta.lst").write_text("\n".join(lines), encoding="utf-8")
-    first, second = read_list(tmp_path / "meta.lst")
-    assert (first.id, first.text, first.meta) == ("a-1", "Good morning.", {"voice_text": "hello there"})
-    assert [medium.source for medium in first.media] == [str(tmp_path / "wavs/a.wav")]
-    assert (second.id, second.text, second.meta["recording"]) == ("b-2", "早上好。", "wavs/c.wav")
-    for wrong, message in [
-        ("a|b|c", "meta.lst:1: got 3 fields, expected name|"),
-        ("a|b||d", "meta.lst:1: got 4 fields"),
-        ("a|b|c|d\na|b|c|e", "meta.lst:2: the id 'a' occurs at"),
-        ("\n", "has no lines"),
-    ]:
-        (tmp_path / "meta.lst").write_text(wrong)
-        with pytest.raises(ValueError, match=message.replace("|", r"\|")):
-            read_list(tmp_path / "meta.lst")
-    with pytest.raises(FileNotFoundError, match="there is no such list"):
-        read_list(tmp_path / "none.lst")
 
 
 # Checkpoints and vocoders

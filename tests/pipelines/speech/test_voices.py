@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mmgrpo.cli.train import read
+from mmgrpo.family import families
 from pipelines.speech.voices import read_voices
 
 
@@ -18,7 +20,7 @@ def test_a_list_of_seed_tts_eval_is_read(tmp_path):
         "c1-c2", "I had no idea.", {"reference_text": "We asked over twenty people."}
     )  # fmt: skip
     assert [medium.source for medium in first.media] == [str(tmp_path / "prompt-wavs/c1.wav")]
-    assert (second.id, second.text) == ("c3-c4", "Seven, please.")
+    assert (second.id, second.text, second.meta["recording"]) == ("c3-c4", "Seven, please.", "wavs/c4.wav")
     (elsewhere, _) = read_voices(str(tmp_path / "meta.lst"), "/clips")
     assert elsewhere.media[0].source == "/clips/prompt-wavs/c1.wav"
 
@@ -47,6 +49,14 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_voices(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("family", ["codec_speech", "flow_speech"])
+def test_columns_of_a_list_have_no_names(tmp_path, family):
+    (tmp_path / "meta.lst").write_text("a|b|c.wav|d\n")
+    named = ["--model.family", family, "--model.path", "x", "--data.columns", "words=text"]
+    with pytest.raises(ValueError, match="data.columns: '.*meta.lst' is a list whose columns have no names"):
+        families()[family].read(read(named, ""), str(tmp_path / "meta.lst"))
 
 
 def test_a_missing_list_is_named(tmp_path):
