@@ -242,7 +242,9 @@ def vote(page: Any) -> None:
         assert page.locator(f"#{button}").is_disabled(), number
     page.locator("#vote-tally", has_text="the trained model wins").wait_for()
 
+    assert page.locator("#vote-cancel").is_disabled()
     page.locator("#vote-next").click()
+    page.locator("#vote-left-button:enabled").wait_for()
     page.locator("#vote-cancel").click()
     page.locator("#vote-sides", has_text="Cancelled.").wait_for()
     page.locator("#vote-left-button:disabled").wait_for()

@@ -64,10 +64,11 @@ def tab(opened: Opened) -> None:
         return prompts, gr.update(value="", visible=typed), counts, None, "", "", "", *closed()
 
     def open_() -> list[Any]:
-        return [gr.update(interactive=True)] * len(BUTTONS)
+        return [gr.update(interactive=True)] * (len(BUTTONS) + 1)
 
-    def closed() -> list[Any]:
-        return [gr.update(interactive=False)] * len(BUTTONS)
+    def closed(drawing: bool = False) -> list[Any]:
+        """No vote; nothing can be cancelled before drawing is under way, where a cancellation would come first."""
+        return [gr.update(interactive=False)] * len(BUTTONS) + [gr.update(interactive=drawing)]
 
     def draw(
         name: str | None, place: str | None, typed: str | None, progress: Any = PROGRESS
@@ -76,14 +77,14 @@ def tab(opened: Opened) -> None:
             name = known(name)
             several = trials.chosen(questions(name), opened.pairs[name], place or trials.ANY, typed or "")
         steps = trials.trials(opened, name, several)
-        yield None, "", "<p class='mm-note'>drawing …</p>", "", *closed()
+        yield None, "", "<p class='mm-note'>drawing …</p>", "", *closed(drawing=True)
         while True:
             with told():
                 step = next(steps)
             if isinstance(step, trials.Trial):
                 break
             progress(0.5, desc=step)
-            yield None, "", f"<p class='mm-note'>{step} …</p>", "", *closed()
+            yield None, "", f"<p class='mm-note'>{step} …</p>", "", *closed(drawing=True)
         note = ""
         if step.is_same:
             note = "<p class='mm-note'>Both models did exactly the same here.</p>"
@@ -123,12 +124,12 @@ def tab(opened: Opened) -> None:
         }
     with gr.Row():
         more = gr.Button("Next two samples", variant="primary", min_width=140, elem_id="vote-next")
-        stop = gr.Button("Cancel", min_width=90, elem_id="vote-cancel")
+        stop = gr.Button("Cancel", interactive=False, min_width=90, elem_id="vote-cancel")
     reveal = gr.HTML(label="Which was which", elem_id="vote-reveal")
     counts = gr.HTML(label="Votes so far", elem_id="vote-tally")
 
     private: dict[str, Any] = {"api_visibility": "private"}
-    every = list(buttons.values())
+    every = [*buttons.values(), stop]
     fresh = [place, typed, counts, trial, asked, sides, reveal, *every]
     # Without a trigger it also runs when the page is opened, so that nothing is read before.
     gr.on(None, choose, pair, fresh, show_progress="hidden", **private)
@@ -156,4 +157,5 @@ def tab(opened: Opened) -> None:
         """Nothing to vote on, also where the samples were there already."""
         return None, "<p class='mm-note'>Cancelled.</p>", *closed()
 
-    stop.click(cancelled, None, [trial, sides, *every], cancels=[drawing], **private)
+    # In two steps: in one, the browser may show what was drawn last over what is said here.
+    stop.click(None, None, None, cancels=[drawing], **private).then(cancelled, None, [trial, sides, *every], **private)
