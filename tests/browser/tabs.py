@@ -56,6 +56,21 @@ def prompt(page: Any) -> str:
     return page.wait_for_function(f"{PROMPT} && {PROMPT}.value").json_value()
 
 
+def cancel(page: Any, button: str, place: str, said: str | re.Pattern[str]) -> None:
+    """Press a button until it is said there that work was cancelled.
+
+    Twice if need be: where an event ends in the moment of the click, Gradio's browser side may lose what comes next.
+    """
+    from playwright.sync_api import TimeoutError
+
+    page.locator(button).click()
+    try:
+        page.locator(place, has_text=said).wait_for(state="attached", timeout=10_000)
+    except TimeoutError:
+        page.locator(button).click()
+        page.locator(place, has_text=said).wait_for(state="attached")
+
+
 def visual(page: Any) -> None:
     """Draw, cancel, draw again, look at another sample, and at the best of two."""
     offered = prompt(page)
@@ -68,8 +83,7 @@ def visual(page: Any) -> None:
     set_number(page, "visual-count", 16)
     page.locator("#visual-generate").click()
     cards.first.wait_for()
-    page.locator("#visual-cancel").click()
-    page.locator("#visual-status", has_text=re.compile(r"\d+ of 32 samples drawn.*Cancelled\.")).wait_for()
+    cancel(page, "#visual-cancel", "#visual-status", re.compile(r"\d+ of 32 samples drawn.*Cancelled\."))
     assert cards.count() < 32
 
     set_number(page, "visual-count", 2)
@@ -99,8 +113,7 @@ def vision_language(page: Any) -> None:
     set_number(page, "vlm-count", 16)
     page.locator("#vlm-ask").click()
     answers.first.wait_for()
-    page.locator("#vlm-cancel").click()
-    page.locator("#vlm-status", has_text="cancelled").wait_for(state="attached")
+    cancel(page, "#vlm-cancel", "#vlm-status", "cancelled")
     assert answers.count() < 32
 
     set_number(page, "vlm-count", 2)
@@ -133,8 +146,7 @@ def speech(page: Any) -> None:
     page.locator("#speech-transcribe").click()
     page.locator("#speech-transcripts", has_text="tone.wav").wait_for()
     trained.get_by_text("word error rate").wait_for()
-    page.locator("#speech-transcribe-cancel").click()
-    page.locator("#speech-transcribe-status", has_text="cancelled").wait_for(state="attached")
+    cancel(page, "#speech-transcribe-cancel", "#speech-transcribe-status", "cancelled")
 
 
 def rewards(page: Any) -> None:
@@ -159,8 +171,7 @@ def rewards(page: Any) -> None:
     page.locator("#rewards-score").click()
     page.locator("#rewards-values th", has_text="repetition").wait_for()
     page.locator("#rewards-values", has_text="failed").wait_for()  # the other one scores pictures
-    page.locator("#rewards-cancel").click()
-    page.locator("#rewards-values", has_text="Cancelled.").wait_for()
+    cancel(page, "#rewards-cancel", "#rewards-values", "Cancelled.")
 
 
 def pick_reward(page: Any, name: str) -> None:
@@ -245,8 +256,7 @@ def vote(page: Any) -> None:
     assert page.locator("#vote-cancel").is_disabled()
     page.locator("#vote-next").click()
     page.locator("#vote-left-button:enabled").wait_for()
-    page.locator("#vote-cancel").click()
-    page.locator("#vote-sides", has_text="Cancelled.").wait_for()
+    cancel(page, "#vote-cancel", "#vote-sides", "Cancelled.")
     page.locator("#vote-left-button:disabled").wait_for()
 
 

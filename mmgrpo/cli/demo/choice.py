@@ -1,4 +1,4 @@
-"""What happens when a visitor chooses an option of a list."""
+"""What happens when a visitor chooses an option of a list, or cancels."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def at_choice(
         return [gr.skip()] * (len(outputs) + 1) if chosen == before else [chosen, *act(*values)]
 
     options.input(run, [options, last, *inputs], [last, *outputs], **listening)
+
+
+def at_cancel(
+    button: gr.Button,
+    running: Sequence[Any],
+    say: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    **listening: Any,
+) -> None:
+    """Stop the events ``running`` when the button is pressed, and then say so.
+
+    In two steps: in one, the browser may close the stream of events that ended while the words are on their way in it.
+    """
+    button.click(None, None, None, cancels=running, **listening).then(say, inputs, outputs, **listening)

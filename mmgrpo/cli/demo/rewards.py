@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo import rewards_scoring as scoring
+from mmgrpo.cli.demo.choice import at_cancel
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.cli.demo.rewards_media import STYLE, figure, one_line, read_upload
 from mmgrpo.cli.score import SUFFIXES
@@ -209,5 +210,5 @@ def tab(opened: Opened) -> None:
         **computes,
     )
     stopped = "<p class='mm-note'>Cancelled.</p>"
-    stop.click(lambda: stopped, None, values, cancels=[scored], **private)
-    stop_attack.click(lambda: stopped, None, effects, cancels=[done, live], **private)
+    at_cancel(stop, [scored], lambda: stopped, [], [values], **private)
+    at_cancel(stop_attack, [done, live], lambda: stopped, [], [effects], **private)

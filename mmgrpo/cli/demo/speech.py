@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo import sampled
-from mmgrpo.cli.demo.choice import at_choice
+from mmgrpo.cli.demo.choice import at_cancel, at_choice
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.sampled import OWN, TITLES, Drawn, Examples, check_text, one_line_errors
 from mmgrpo.report.audio_player import KINDS, Word, alignment, errors, sound_uri, wav
@@ -268,7 +268,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         api_visibility="private",
         show_progress_on=doing,
     )
-    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
+    at_cancel(cancel, [event], lambda: sampled.status("cancelled"), [], [doing], **quiet)
 
 
 def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
@@ -320,4 +320,4 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
         api_visibility="private",
         show_progress_on=doing,
     )
-    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
+    at_cancel(cancel, [event], lambda: sampled.status("cancelled"), [], [doing], **quiet)

@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo import sampled
-from mmgrpo.cli.demo.choice import at_choice
+from mmgrpo.cli.demo.choice import at_cancel, at_choice
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_errors
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
@@ -292,7 +292,7 @@ def tab(opened: Opened) -> None:
         api_visibility="private",
         show_progress_on=doing,
     )
-    cancel.click(lambda: sampled.status("cancelled"), None, [doing], cancels=[event], **quiet)
+    at_cancel(cancel, [event], lambda: sampled.status("cancelled"), [], [doing], **quiet)
 
 
 def context(prompt: Prompt) -> str:

@@ -10,7 +10,7 @@ import gradio as gr
 from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 
-from mmgrpo.cli.demo.choice import at_choice
+from mmgrpo.cli.demo.choice import at_cancel, at_choice
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, in_a_line
 from mmgrpo.cli.demo.visual_cards import best_text, cards, curve, escaped, ordered, rewards_table, status
 from mmgrpo.cli.demo.visual_samples import (
@@ -134,7 +134,7 @@ def tab(opened: Opened) -> None:
     ]
     following = again.click(lambda value: (int(value or 0) + 1) % 2**32, seed, seed, **quiet)
     runs.append(following.then(partial(run, opened), inputs, outputs, **busy))
-    cancel.click(lambda drawn: status(drawn, "Cancelled."), drawn, said, cancels=runs, **quiet)
+    at_cancel(cancel, runs, lambda drawn: status(drawn, "Cancelled."), [drawn], [said], **quiet)
 
     def chosen_card(drawn: Comparison | None, event: gr.EventData) -> tuple[Any, ...]:
         return choose(drawn, event._data)

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo import vote_trials as trials
+from mmgrpo.cli.demo.choice import at_cancel
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.cli.demo.rewards import told
 from mmgrpo.cli.demo.rewards_media import STYLE, prompt_html
@@ -157,5 +158,4 @@ def tab(opened: Opened) -> None:
         """Nothing to vote on, also where the samples were there already."""
         return None, "<p class='mm-note'>Cancelled.</p>", *closed()
 
-    # In two steps: in one, the browser may show what was drawn last over what is said here.
-    stop.click(None, None, None, cancels=[drawing], **private).then(cancelled, None, [trial, sides, *every], **private)
+    at_cancel(stop, [drawing], cancelled, [], [trial, sides, *every], **private)
