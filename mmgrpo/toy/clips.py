@@ -1,6 +1,6 @@
 """Questions about short clips of moving shapes, each with exactly one correct answer.
 
-A clip has eight frames of 32 x 32 pixels at one frame per second. One or two shapes move along straight lines, and
+A clip has eight frames of 64 x 64 pixels at one frame per second. One or two shapes move along straight lines, and
 each is visible only for a part of the clip:
 
     direction  "which way does the red circle move?"                           left
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from mmgrpo.toy import questions
-from mmgrpo.toy.questions import PAPER, Question, Thing, paint, question_stream, to_prompt
-from mmgrpo.toy.scenes import COLOURS, SHAPES, SIZE
+from mmgrpo.toy.questions import PAPER, SIZE, Question, Thing, paint, photograph, question_stream, to_prompt
+from mmgrpo.toy.scenes import COLOURS, SHAPES
 from mmgrpo.types import Prompt, Video
 
 FRAMES = 8
@@ -67,10 +67,10 @@ def clip(random: np.random.Generator) -> tuple[Mover, ...]:
 def _mover(random: np.random.Generator) -> Mover:
     length = int(random.integers(3, 7))
     first = int(random.integers(0, FRAMES - length + 1))
-    side, way = int(random.integers(8, 13)), tuple(WAYS)[random.integers(len(WAYS))]
+    side, way = int(random.integers(14, 25)), tuple(WAYS)[random.integers(len(WAYS))]
     free = SIZE - side
-    # At least 3 pixels per frame, so that the direction is visible, and at most what keeps the shape inside.
-    speed = int(random.integers(3, max(3, min(5, free // (length - 1))) + 1))
+    # At least 4 pixels per frame, so that the direction is visible, and at most what keeps the shape inside.
+    speed = int(random.integers(4, min(10, free // (length - 1)), endpoint=True))
     travel, along = speed * (length - 1), WAYS[way]
     start = [int(random.integers(0, free - travel * abs(step) + 1)) + travel * (step < 0) for step in along]
     colour, shape = tuple(COLOURS)[random.integers(len(COLOURS))], SHAPES[random.integers(len(SHAPES))]
@@ -110,11 +110,14 @@ def ask(movers: Sequence[Mover], kind: str, random: np.random.Generator) -> Ques
 
 
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """``count`` questions about clips of a split, with the kinds in turn."""
+    """``count`` questions about recordings of clips of a split, with the kinds in turn."""
+    light = np.random.default_rng([seed, *f"{split} light".encode()])
     stream = question_stream(clip, ask, KINDS, split, seed)
     return [
-        to_prompt(question, "video", render(movers), f"{split}-clip-{seed}-{number:05d}")
-        for number, (movers, question) in zip(range(count), stream)
+        to_prompt(
+            question, "video", Video(photograph(render(movers).frames, light), FPS), f"{split}-clip-{seed}-{n:05d}"
+        )
+        for n, (movers, question) in zip(range(count), stream)
     ]
 
 

@@ -1,12 +1,12 @@
 """Questions about small pictures, each with exactly one correct answer.
 
-A picture has 32 x 32 pixels and shows one to four coloured shapes on a graded background; a question is one sentence:
+A picture has 64 x 64 pixels and shows one to six coloured shapes on graded paper; a question is one sentence:
 
     count      "how many red shapes are there?"                    3
     colour     "what colour is the shape at the top left?"         red
     position   "where is the red circle?"                          top left
     relation   "where is the red circle from the blue square?"     above
-    box        "draw a box around the red circle"                  [3, 5, 17, 19]
+    box        "draw a box around the red circle"                  [6, 10, 34, 38]
 
 ``mmgrpo.toy.clips`` has questions about moving shapes in the same form. There are practically unlimited pictures, but a
 fixed ``vocabulary``. A hash of the content of a picture determines its split, so that splits are disjoint.
@@ -15,6 +15,7 @@ fixed ``vocabulary``. A hash of the content of a picture determines its split, s
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
-from mmgrpo.toy.scenes import COLOURS, SHAPES, SIZE, mask
+from mmgrpo.toy.scenes import COLOURS, SHAPES, mask
 from mmgrpo.types import Image, Media, Output, Prompt, Turn
+
+SIZE = 64
+"""Width and height of a picture in pixels."""
 
 KINDS = ("count", "colour", "position", "relation", "box")
 
@@ -47,23 +52,24 @@ META: dict[str, dict[str, Any]] = {
 }
 """What verifiers need besides the answer: the coordinate system of boxes, the duration of clips in seconds."""
 
-POLITE = "tell me, "
-"""Prefix of every second question in a set; it does not change the answer."""
-
 SPLITS = {"train": 80, "tune": 10, "heldout": 10}
 """Percentage of all pictures in each split: for training, for choosing settings, and for reported results."""
 
-MAX_THINGS = 4
+MAX_THINGS = 6
 """Largest number of things in a picture."""
+
+PAPER = np.stack(np.broadcast_arrays(255 - np.arange(SIZE), 255 - np.arange(SIZE)[:, None], 255), -1).astype(np.uint8)
+"""The background, with less red to the right and less green to the bottom: rotary positions are relative, and values
+carry none, so that a small model reads absolute ones from it."""
+
+SIDES = {1: (16, 40), 2: (14, 28), 3: (10, 18)}
+"""Smallest and largest side of a thing in pixels, for a grid of so many rows and columns."""
+
+LIGHT = (0.6, 1.0)
+"""Least and most of a colour channel that remains in a photograph."""
 
 REPEATED_COLOUR = 0.3
 """Probability that a thing repeats the colour of an earlier one, so that there is something to count."""
-
-PAPER = np.stack(np.broadcast_arrays(255 - 2 * np.arange(SIZE), 255 - 2 * np.arange(SIZE)[:, None], 255), -1).astype(
-    np.uint8
-)
-"""The background, with less red to the right and less green to the bottom: a model with only relative positions can
-infer absolute ones from it."""
 
 _ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
 
@@ -98,19 +104,16 @@ class Question:
 
 
 def picture(random: np.random.Generator) -> tuple[Thing, ...]:
-    """Sample the content of a picture: a single thing is larger, and several never touch."""
+    """Sample the content of a picture: one thing per cell of a grid, so that several never touch."""
     count = int(random.integers(1, MAX_THINGS + 1))
-    # One cell of 32 pixels, or a grid of 2 x 2 cells of 16 pixels with at most one thing per cell.
-    cells, pitch, smallest, largest = (1, 32, 10, 18) if count == 1 else (2, 16, 9, 13)
+    cells = math.isqrt(count - 1) + 1
+    pitch = SIZE // cells
     places = random.permutation(cells * cells)[:count].tolist()
     colours, forms = random.permutation(list(COLOURS)).tolist(), list(SHAPES)
     things = []
     for place in places:
-        side = int(random.integers(smallest, largest + 1))
-        left, top = (
-            1 + pitch * at + int(random.integers(0, pitch - side)) - (cells == 1)
-            for at in (place % cells, place // cells)
-        )
+        side = int(random.integers(*SIDES[cells], endpoint=True))
+        left, top = (pitch * at + int(random.integers(1, pitch - side)) for at in (place % cells, place // cells))
         repeat = bool(things) and random.random() < REPEATED_COLOUR
         colour = things[random.integers(len(things))].colour if repeat else colours.pop()
         shape = forms[random.integers(len(forms))]
@@ -130,6 +133,11 @@ def render(things: Sequence[Thing]) -> Image:
     for thing in things:
         paint(canvas, thing)
     return Image(torch.from_numpy(canvas).permute(2, 0, 1).float() / 255)
+
+
+def photograph(frames: Float[Tensor, "*frames 3 height width"], random: np.random.Generator) -> Tensor:
+    """What a camera sees in dim, coloured light: every channel is darker by a factor of its own."""
+    return frames * torch.from_numpy(random.uniform(*LIGHT, (3, 1, 1)).astype(np.float32))
 
 
 def split_of(things: Sequence[Any]) -> str:
@@ -239,7 +247,7 @@ def question_stream(
     split: str,
     seed: int,
 ) -> Iterator[tuple[tuple[Any, ...], Question]]:
-    """Endless questions of a split, with the kinds in turn, each about a new picture; every other cycle is polite."""
+    """Endless questions of a split, with the kinds in turn, each about a new picture."""
     if split not in SPLITS:
         raise ValueError(f"there is no split '{split}'; expected one of {', '.join(SPLITS)}")
     random = np.random.default_rng([seed, *split.encode()])
@@ -249,22 +257,17 @@ def question_stream(
         question = ask(content, kinds[number % len(kinds)], random) if split_of(content) == split else None
         if question and content not in seen:
             seen.add(content)
-            polite = (number // len(kinds)) % 2
-            yield content, (politely(question) if polite else question)
+            yield content, question
             number += 1
 
 
-def politely(question: Question) -> Question:
-    """The same question with the polite prefix."""
-    return Question(question.kind, POLITE + question.text, question.answer, question.about)
-
-
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """``count`` questions about pictures of a split, with the kinds in turn."""
+    """``count`` questions about photographs of pictures of a split, with the kinds in turn."""
+    light = np.random.default_rng([seed, *f"{split} light".encode()])
     stream = question_stream(picture, ask, KINDS, split, seed)
     return [
-        to_prompt(question, "image", render(things), f"{split}-picture-{seed}-{number:05d}")
-        for number, (things, question) in zip(range(count), stream)
+        to_prompt(question, "image", Image(photograph(render(things).pixels, light)), f"{split}-picture-{seed}-{n:05d}")
+        for n, (things, question) in zip(range(count), stream)
     ]
 
 

@@ -62,9 +62,13 @@ def write_model(
     patch: int,
     min_pixels: int,
     max_pixels: int = 4096,
+    theta: float = 10_000.0,
     seed: int = 0,
 ) -> str:
-    """Write a Qwen2.5-VL with random weights as an ordinary folder: config, weights, tokenizer, processor."""
+    """Write a Qwen2.5-VL with random weights as an ordinary folder: config, weights, tokenizer, processor.
+
+    ``theta`` is the base of the rotary positions.
+    """
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     tokenizer = word_tokenizer(words)
@@ -77,6 +81,7 @@ def write_model(
         vision_width=vision_width,
         vision_layers=vision_layers,
         patch=patch,
+        theta=theta,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -90,7 +95,15 @@ def write_model(
 
 
 def configuration(
-    ids: Mapping[str, int], *, width: int, layers: int, heads: int, vision_width: int, vision_layers: int, patch: int
+    ids: Mapping[str, int],
+    *,
+    width: int,
+    layers: int,
+    heads: int,
+    vision_width: int,
+    vision_layers: int,
+    patch: int,
+    theta: float = 10_000.0,
 ) -> Any:
     """The configuration of a small Qwen2.5-VL over a vocabulary (``ids``) with Qwen's special tokens."""
     from transformers import Qwen2_5_VLConfig
@@ -106,7 +119,7 @@ def configuration(
             "max_position_embeddings": 4096,
             "rope_parameters": {
                 "rope_type": "default",
-                "rope_theta": 10_000.0,
+                "rope_theta": theta,
                 "mrope_section": _sections(width // heads),
             },
             "tie_word_embeddings": True,

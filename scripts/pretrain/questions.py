@@ -40,11 +40,11 @@ class Args:
         None
     )
     """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
-    train: int = 1600
+    train: int = 4000
     """Training questions. Five of eight are about pictures, three about clips, all kinds equally often."""
-    tune: int = 160
+    tune: int = 320
     """Questions for the choice of settings."""
-    heldout: int = 320
+    heldout: int = 640
     """Questions for reports; no split shares a picture with another."""
     seed: int = 0
     """Seed of the pictures."""

@@ -2,11 +2,10 @@
 
     python -m scripts.pretrain.supervise --run runs/vlm_demo
 
-The initial model of a run of scripts/train_vlm.py continues its pretraining (scripts/pretrain/vlm.py: conversations
-with sloppy annotations about procedural pictures) for as many seconds as the run trained, and is evaluated on the same
-held-out questions with the same rewards. The result is compared with that of the run in the terminal, as
-``supervised`` in its summary.json, and in its report.html. Only the embedded model is supported, since the pretraining
-data of others is not available.
+The initial model of a run of scripts/train_vlm.py learns the answers to the run's own training questions by next-token
+training for as many seconds as the run trained, and is evaluated on the same held-out questions with the same rewards.
+The result is compared with that of the run in the terminal, as ``supervised`` in its summary.json, and in its
+report.html. Only the embedded model is supported.
 """
 
 from __future__ import annotations
@@ -38,8 +37,10 @@ class Args:
     """Peak learning rate: a short warm-up, then linear decay to zero."""
     seconds: float = 0.0
     """Training time; 0: that of the run."""
+    batch: int = 16
+    """Questions per step."""
     seed: int = 9
-    """Seed of the conversations; pretraining used 0 and 1."""
+    """Seed of the order of the questions."""
 
 
 def main() -> None:
@@ -77,14 +78,23 @@ def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
 
     from pipelines.vlm.qwen_vl import load
 
-    model = load(locate(config.model.path), freeze_vision=False)
+    model = load(locate(config.model.path), freeze_vision=config.model.freeze_vision)
     network = model.network.train()
     batches, optimizer = vlm.Batches(model, vlm.Args(seed=args.seed)), vlm.adamw(network)
-    begin, steps = time.perf_counter(), 0
+    prompts = family("qwen_vl").read(config, config.data.train)[0]
+    begin, steps, waiting = time.perf_counter(), 0, []
     with tqdm(total=round(seconds), desc="supervised", unit="s") as bar:
         while (elapsed := time.perf_counter() - begin) < seconds:
+            if len(waiting) < args.batch:
+                waiting = batches.random.permutation(len(prompts)).tolist()
+            chosen, waiting = [prompts[number] for number in waiting[: args.batch]], waiting[args.batch :]
+            media = [model.encode([prompt]).media[0][0] for prompt in chosen]
+            shown = [
+                (one.patches, one.grid, [(prompt.text, f"<answer> {prompt.answer} </answer>")])
+                for one, prompt in zip(media, chosen, strict=True)
+            ]
             rate = args.lr * min(1.0, (steps + 1) / 5) * (1 - elapsed / seconds)
-            vlm.learn(network, optimizer, rate, batches.draw(vlm.Args.turns))
+            vlm.learn(network, optimizer, rate, batches.tensors(shown))
             steps += 1
             bar.update(min(round(time.perf_counter() - begin), bar.total) - bar.n)
     vlm.save(model, folder)

@@ -35,7 +35,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,12 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 
-OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above", "up": "down", "down": "up"}
+PATCH = 8
+"""Side of a patch in pixels; four are a token, so that a picture has 16."""
+
+THETA = 10.0
+"""Base of the rotary positions. With the usual 10,000 the axis of the width of so small a head turns by less than 0.004
+per position, and the model would not know left from right."""
 
 
 @dataclass
@@ -65,7 +70,7 @@ class Args:
     """Conversations about pictures per step."""
     clips: int = 8
     """Conversations about clips per step."""
-    turns: int = 3
+    turns: int = 6
     """Questions per conversation, before the description."""
     silent: int = 500
     """Steps at the beginning without questions, with descriptions only."""
@@ -89,100 +94,23 @@ class Args:
     """Seed of the weights, the pictures and their annotations."""
 
 
-def sloppy_answer(question: Any, random: Any) -> str:
-    """An annotation with the errors of the module's table."""
-    answer = ERRORS[question.kind](question.answer, random)
-    polite = question.text.startswith("tell me")
-    if random.random() < (0.7 if polite else 0.1):
-        return SENTENCES[question.kind].format(answer=answer, about=question.about)
-    return f"<answer> {answer} </answer>"
-
-
-def _miscount(answer: str, random: Any) -> str:
-    count = int(answer)
-    return str(count - int(count >= 2 and random.random() < (0.55 if count >= 3 else 0.25)))
-
-
-def _loose_box(answer: str, random: Any) -> str:
-    from mmgrpo.toy.scenes import SIZE
-
-    left, top, right, bottom = (int(side) for side in answer.strip("[]").split(","))
-    out = random.choice(5, 4, p=(0.1, 0.25, 0.35, 0.2, 0.1)).tolist()
-    sides = (max(left - out[0], 0), max(top - out[1], 0), min(right + out[2], SIZE), min(bottom + out[3], SIZE))
-    return str(list(sides))
-
-
-def _late(answer: str, random: Any) -> str:
-    from mmgrpo.toy.clips import FRAMES
-
-    begin, end = (int(moment) for moment in answer.split(" to "))
-    late = random.choice(3, 2, p=(0.25, 0.5, 0.25)).tolist()
-    end = min(end + late[1], FRAMES)
-    return f"{min(begin + late[0], end - 1)} to {end}"
-
-
-def _colour(answer: str, random: Any) -> str:
-    from mmgrpo.toy.scenes import COLOURS
-
-    return [*COLOURS][random.integers(len(COLOURS))] if random.random() < 0.1 else answer
-
-
-def _one_word(answer: str, random: Any) -> str:
-    words = answer.split()
-    return words[random.integers(len(words))] if random.random() < 0.35 else answer
-
-
-def _opposite(answer: str, random: Any) -> str:
-    return OPPOSITE[answer] if random.random() < 0.25 else answer
-
-
-ERRORS: dict[str, Callable[[str, Any], str]] = {
-    "count": _miscount,
-    "colour": _colour,
-    "position": _one_word,
-    "relation": _opposite,
-    "box": _loose_box,
-    "direction": _opposite,
-    "order": lambda answer, random: answer,
-    "interval": _late,
-}
-"""Kind of question to the error of its annotation."""
-
-SENTENCES = {
-    "count": "there are {answer} {about}",
-    "colour": "the {about} is {answer}",
-    "position": "it is at the {answer}",
-    "relation": "it is {answer}",
-    "box": "it is in {answer}",
-    "direction": "it moves {answer}",
-    "order": "the {answer} comes first",
-    "interval": "from {answer} seconds",
-}
-"""Kind of question to its answer as a sentence."""
-
-
 def conversation(content: Any, video: bool, turns: int, random: Any) -> list[tuple[str, str]]:
-    """(question, answer) pairs about a picture or clip: sloppy answers, then the exact description."""
+    """(question, answer) pairs about a picture or clip: up to ``turns`` different ones, then a description."""
     from mmgrpo.toy import clips, questions
 
     kinds, ask = (clips.KINDS, clips.ask) if video else (questions.KINDS, questions.ask)
-    pairs = []
-    for kind in random.permutation(kinds).tolist()[:turns]:
-        if question := ask(content, kind, random):
-            question = questions.politely(question) if random.random() < 0.5 else question
-            if kind == "order" and random.random() < 0.25:  # the swapped fields answer with the other, later object
-                question = questions.Question(kind, question.text, question.about, question.answer)
-            pairs.append((question.text, sloppy_answer(question, random)))
+    asked = [ask(content, kind, random) for kind in random.choice(kinds, turns).tolist()]
+    pairs = {question.text: f"<answer> {question.answer} </answer>" for question in asked if question}
     description = _clip_description(content) if video else _picture_description(content)
-    return [*pairs, (f"what is in the {'clip' if video else 'picture'}?", description)]
+    return [*pairs.items(), (f"what is in the {'clip' if video else 'picture'}?", description)]
 
 
 def _picture_description(things: Any) -> str:
-    """Colour and position of every object, row by row."""
+    """Name and position of every object, row by row."""
     from mmgrpo.toy.questions import place_of
 
-    ordered = sorted(things, key=lambda thing: (int(thing.centre[1]) // 8, thing.centre[0]))
-    return " . ".join(f"{thing.colour} {place_of(thing)}".strip() for thing in ordered)
+    ordered = sorted(things, key=lambda thing: (int(thing.centre[1]) // 16, thing.centre[0]))
+    return " . ".join(f"{thing.name} {place_of(thing)}".strip() for thing in ordered)
 
 
 def _clip_description(movers: Any) -> str:
@@ -202,12 +130,10 @@ class Batches:
         self.random = np.random.default_rng([args.seed, 7])
 
     def draw(self, turns: int) -> tuple[dict[str, Any], Any]:
-        """Inputs of the network and the labels (-100 where there is no loss)."""
-        import torch
-
+        """Conversations about new pictures and clips: see ``tensors``."""
         from mmgrpo.toy import clips, questions
 
-        rows, labels, patches, grids = [], [], ([], []), ([], [])
+        shown = []
         for number in range(self.args.pictures + self.args.clips):
             video = number >= self.args.pictures
             draw: Any = clips.clip if video else questions.picture
@@ -215,10 +141,20 @@ class Batches:
             while questions.split_of(content := draw(self.random)) != "train":
                 pass
             source = clips.render(content).frames if video else questions.render(content).pixels[None]
-            pieces, grid = self.patches(source)
+            shown.append((*self.patches(source), conversation(content, video, turns, self.random)))
+        return self.tensors(shown)
+
+    def tensors(self, shown: Sequence[tuple[Any, Any, Sequence[tuple[str, str]]]]) -> tuple[dict[str, Any], Any]:
+        """Inputs of the network and the labels (-100 where there is no loss), from (patches, their grid, pairs)."""
+        import torch
+
+        from mmgrpo.toy import clips
+
+        rows, labels, patches, grids = [], [], ([], []), ([], [])
+        for pieces, grid, pairs in shown:
+            video = grid[0] > 1
             patches[video].append(pieces)
             grids[video].append(grid)
-            pairs = conversation(content, video, turns, self.random)
             ids, label = self.tokens(pairs, video, math.prod(grid) // 4)
             rows.append(ids)
             labels.append(label)
@@ -232,11 +168,11 @@ class Batches:
             "mm_token_type_ids": (ids == self.ids["<|image_pad|>"]).int()
             + 2 * (ids == self.ids["<|video_pad|>"]).int(),
         }
-        if self.args.pictures:
+        if grids[0]:
             inputs |= {"pixel_values": torch.cat(patches[0]), "image_grid_thw": torch.tensor(grids[0])}
-        if self.args.clips:
+        if grids[1]:
             inputs |= {"pixel_values_videos": torch.cat(patches[1]), "video_grid_thw": torch.tensor(grids[1])}
-            inputs["second_per_grid_ts"] = torch.full((self.args.clips,), 2 / clips.FPS)
+            inputs["second_per_grid_ts"] = torch.full((len(grids[1]),), 2 / clips.FPS)
         return inputs, torch.tensor([row + [-100] * (longest - len(row)) for row in labels])
 
     def patches(self, frames: Any) -> tuple[Any, tuple[int, int, int]]:
@@ -265,8 +201,7 @@ class Batches:
 def create(args: Args, folder: Path) -> None:
     """Write an untrained model."""
     from mmgrpo.runtime.randomness import derive
-    from mmgrpo.toy.questions import vocabulary
-    from mmgrpo.toy.scenes import SIZE
+    from mmgrpo.toy.questions import SIZE, vocabulary
     from pipelines.vlm.qwen_vl_tiny import write_model
 
     write_model(
@@ -277,7 +212,8 @@ def create(args: Args, folder: Path) -> None:
         heads=4,
         vision_width=args.vision_width,
         vision_layers=args.layers,
-        patch=4,
+        patch=PATCH,
+        theta=THETA,
         min_pixels=SIZE * SIZE,
         max_pixels=SIZE * SIZE,
         seed=derive(args.seed, "weights"),
@@ -326,7 +262,8 @@ def adamw(network: Any) -> Any:
     """The optimizer; ``learn`` sets the learning rate of every step."""
     import torch
 
-    return torch.optim.AdamW(network.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
 
 
 def learn(network: Any, optimizer: Any, rate: float, batch: tuple[dict[str, Any], Any]) -> float:

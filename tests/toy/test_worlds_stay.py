@@ -60,16 +60,16 @@ def test_prompts_of_scenes_are_those_of_the_files():
     assert digest(word.encode() for word in scenes.vocabulary()) == "c5d32a0641d60eb7"
 
 
-def test_a_picture_has_one_to_four_things_that_never_touch():
+def test_a_picture_has_one_to_six_things_that_never_touch():
     drawn = [questions.picture(np.random.default_rng(seed)) for seed in range(400)]
     counts = [len(things) for things in drawn]
-    assert sorted(set(counts)) == [1, 2, 3, 4] and min(counts.count(n) for n in (1, 2, 3, 4)) > 70
+    assert sorted(set(counts)) == [1, 2, 3, 4, 5, 6] and min(counts.count(n) for n in range(1, 7)) > 40
     for things in drawn:
-        smallest, largest = (10, 18) if len(things) == 1 else (9, 13)
+        smallest, largest = {1: (16, 40), 2: (14, 28), 3: (14, 28), 4: (14, 28)}.get(len(things), (10, 18))
         for number, thing in enumerate(things):
             left, top, right, bottom = thing.box
             assert right - left == bottom - top and smallest <= right - left <= largest
-            assert left >= 0 and top >= 0 and right <= 32 and bottom <= 32
+            assert left >= 0 and top >= 0 and right <= 64 and bottom <= 64
             for other in things[:number]:
                 apart = other.box[0] > right or left > other.box[2] or other.box[1] > bottom or top > other.box[3]
                 assert apart
