@@ -36,15 +36,19 @@ if TYPE_CHECKING:  # these import torch, which --help need not wait for
     from mmgrpo.types import Audio
 
 RATE = 16_000
+TRAINED = (
+    *("en-us+m3", "en-gb-x-rp+f2", "en-029", "en-us+f2", "en-us+m2", "en-gb-x-rp+m4"),
+    *("en-029+m6", "en-us+Andy", "en-gb-x-rp+Annie", "en-029+linda", "en-gb-x-rp+Michael", "en-us+Mike"),
+)
 VOICES = {
-    "train": (("en-us+m3", "en-gb-x-rp+f2", "en-029", "en-us+f2"),),
+    "train": (TRAINED, TRAINED),
     "tune": (("en-us+f4", "en-gb-x-gbcwmd+m1"), ("en-gb+f1", "en-us-nyc+m5")),
     "heldout": (("en-gb-scotland+f3", "en-gb-x-gbclan+m7", "en-us+f5", "en-gb+m8"),),
 }
 """Voices of espeak-ng, an accent and a variant, of every part of a split. Splits share no voice."""
 COUNTS = {"tune": (32, 80)}
 """Sentences of the parts for tuning; all others are for training."""
-STREAMS = {"train": (1,), "tune": (2, 0), "heldout": (3,)}
+STREAMS = {"train": (1, 4), "tune": (2, 0), "heldout": (3,)}
 """Numbers of the streams of random numbers of the parts."""
 
 NATURAL = {
@@ -79,8 +83,10 @@ class Args:
     """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and clips/."""
     sentences: Path = Path("pipelines/speech/assets/sentences.txt")
     """Sentences for training and tuning, one per line."""
+    compounds: Path = Path("pipelines/speech/assets/sentences_compounds.txt")
+    """Further sentences for training, one per line, with hyphens: from the others the model learns to write none."""
     heldout: Path = Path("pipelines/speech/assets/sentences_heldout.txt")
-    """Sentences for evaluation, one per line, none of them in the other file."""
+    """Sentences for evaluation, one per line, none of them in the other files."""
     snrs: tuple[float, ...] = (30.0, 20.0)
     """Signal-to-noise ratios in dB, one per clip, all equally often."""
     seed: int = 0
@@ -94,8 +100,9 @@ class Args:
 
 def main() -> None:
     args = tyro.cli(Args, description=__doc__)
-    sentences, heldout = (file.read_text(encoding="utf-8").splitlines() for file in (args.sentences, args.heldout))
-    for split, parts in split_sentences(sentences, heldout, args.seed).items():
+    files = (args.sentences, args.compounds, args.heldout)
+    sentences = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    for split, parts in split_sentences(*sentences, seed=args.seed).items():
         count = write_split(args.output, split, parts, args.snrs, args.seed)
         print(f"{args.output / split}.jsonl: {count} clips", flush=True)
     if args.natural:
@@ -105,20 +112,22 @@ def main() -> None:
             print(f"{args.output / split}.jsonl: {count} clips")
 
 
-def split_sentences(sentences: list[str], heldout: list[str], seed: int) -> dict[str, list[list[str]]]:
-    """The parts of every split. Those for training and tuning partition ``sentences`` in an order determined by the
-    seed; ``heldout`` is kept as it is."""
-    both, least = [*sentences, *heldout], sum(COUNTS["tune"])
-    if len(set(both)) != len(both) or len(sentences) <= least:
+def split_sentences(
+    sentences: list[str], compounds: list[str], heldout: list[str], seed: int
+) -> dict[str, list[list[str]]]:
+    """The parts of every split. ``sentences`` are divided between training and tuning in an order determined by the
+    seed; ``compounds``, for training, and ``heldout`` are kept as they are."""
+    every, least = [*sentences, *compounds, *heldout], sum(COUNTS["tune"])
+    if len(set(every)) != len(every) or len(sentences) <= least:
         raise SystemExit(
-            f"--sentences, --heldout: got {len(sentences)} and {len(heldout)} sentences, {len(set(both))} of them "
-            f"distinct, expected more than {least} in the first file, all distinct; add sentences or remove duplicates"
+            f"--sentences: got {len(sentences)} sentences, and {len(set(every))} distinct ones of {len(every)} in all "
+            f"files, expected more than {least} and all distinct; add sentences or remove duplicates"
         )
     shuffled, tune = random.Random(seed).sample(sentences, len(sentences)), []
     for count in COUNTS["tune"]:
         tune.append(shuffled[:count])
         shuffled = shuffled[count:]
-    return {"train": [shuffled], "tune": tune, "heldout": [heldout]}
+    return {"train": [shuffled, compounds], "tune": tune, "heldout": [heldout]}
 
 
 def write_split(folder: Path, split: str, parts: list[list[str]], snrs: tuple[float, ...], seed: int) -> int:

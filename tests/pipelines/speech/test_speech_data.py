@@ -30,7 +30,7 @@ PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
 def test_every_clip_can_be_heard_and_belongs_to_one_row():
     prompts = [prompt for split in SPLITS for prompt in PROMPTS[split]]
     kept, skipped = filter_readable(prompts, lambda media: read_audio(media, max_seconds=10))
-    assert (len(kept), skipped) == (615, [])
+    assert (len(kept), skipped) == (631, [])
     files = [prompt.media[0].source for prompt in prompts]
     there = [
         file for folder in ("clips", "natural", "telephone*", "actors") for file in SPEECH.glob(f"{folder}/*.[of]*")
@@ -45,14 +45,15 @@ def test_splits_share_neither_sentences_nor_voices():
     sentences = {split: {prompt.answer for prompt in PROMPTS[split]} for split in SPLITS}
     voices = {split: {prompt.meta["voice"] for prompt in PROMPTS[split]} for split in SPLITS}
     # Two announcements are there twice.
-    assert [len(sentences[split]) for split in SPLITS] == [176, 112, 80, 12, 95, 58, 80]
+    assert [len(sentences[split]) for split in SPLITS] == [192, 112, 80, 12, 95, 58, 80]
     for one, other in itertools.combinations(SPLITS, 2):
         assert not sentences[one] & sentences[other]
         assert not voices[one] & voices[other] or (one, other) == ("telephone_train", "telephone")  # one person
 
 
 def test_the_rows_are_those_that_the_script_makes():
-    lines = [(SPEECH / name).read_text().splitlines() for name in ("sentences.txt", "sentences_heldout.txt")]
+    files = [SPEECH / f"sentences{kind}.txt" for kind in ("", "_compounds", "_heldout")]
+    lines = [file.read_text().splitlines() for file in files]
     for split, parts in script.split_sentences(*lines, seed=0).items():
         assert [prompt.answer for prompt in PROMPTS[split]] == list(itertools.chain(*parts))
         prompts = iter(PROMPTS[split])
@@ -96,13 +97,12 @@ def test_opus_bytes_are_the_same_each_time_and_sound_alike(tmp_path):
 
 
 def test_too_few_or_equal_sentences_are_refused():
-    with pytest.raises(SystemExit, match="got 3 and 1 sentences, 4 of them distinct, expected more than 112"):
-        script.split_sentences(["a", "b", "c"], ["d"], 0)
-    with pytest.raises(SystemExit, match="got 200 and 0 sentences, 1 of them distinct"):
-        script.split_sentences(["a"] * 200, [], 0)
+    with pytest.raises(SystemExit, match="got 3 sentences, and 5 distinct ones of 5 in all files, expected"):
+        script.split_sentences(["a", "b", "c"], ["d"], ["e"], 0)
     many = [str(number) for number in range(200)]
-    with pytest.raises(SystemExit, match="got 200 and 1 sentences, 200 of them distinct"):
-        script.split_sentences(many, ["7"], 0)
+    for files in ((["a"] * 200, [], []), (many, ["7"], []), (many, [], ["7"])):
+        with pytest.raises(SystemExit, match=f"distinct ones of {sum(map(len, files))} in all files"):
+            script.split_sentences(*files, 0)
 
 
 @pytest.mark.skipif(not shutil.which("espeak-ng"), reason="espeak-ng is not installed")
