@@ -137,7 +137,7 @@ def decode(content: bytes) -> np.ndarray:
     from mmgrpo.types import Audio
     from pipelines.speech.audio import resample
 
-    with av.open(io.BytesIO(content), format="mp3") as container:
+    with av.open(io.BytesIO(content), "r", format="mp3") as container:
         rate = container.streams.audio[0].rate
         samples = np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
     return resample(Audio(torch.from_numpy(samples[:1].astype(np.float32)), rate), RATE).samples[0].numpy()
