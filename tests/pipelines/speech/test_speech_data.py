@@ -67,7 +67,9 @@ def test_the_rows_are_those_that_the_script_makes():
 
 def test_the_guard_has_eight_clips_of_each_of_ten_actors_voices():
     voices = [prompt.meta["voice"] for prompt in PROMPTS["actors"]]
-    assert {voice: voices.count(voice) for voice in voices} == {voice.lower(): actors.CLIPS for voice in actors.CHARACTERS}
+    assert {voice: voices.count(voice) for voice in voices} == {
+        voice.lower(): actors.CLIPS for voice in actors.CHARACTERS
+    }
     assert (len(actors.CHARACTERS), actors.CLIPS) == (10, 8)
 
 
