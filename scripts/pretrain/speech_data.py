@@ -36,15 +36,20 @@ if TYPE_CHECKING:  # these import torch, which --help need not wait for
     from mmgrpo.types import Audio
 
 RATE = 16_000
-COUNTS = {"tune": 32, "heldout": 80}
-"""Sentences of the splits; all others are for training."""
-
+TRAINED = (
+    *("en-us+m3", "en-gb-x-rp+f2", "en-029", "en-us+f2", "en-us+m2", "en-gb-x-rp+m4"),
+    *("en-029+m6", "en-us+Andy", "en-gb-x-rp+Annie", "en-029+linda", "en-gb-x-rp+Michael", "en-us+Mike"),
+)
 VOICES = {
-    "train": ("en-us+m3", "en-gb-x-rp+f2", "en-029", "en-us+f2"),
-    "tune": ("en-us+f4", "en-gb-x-gbcwmd+m1"),
-    "heldout": ("en-gb+f1", "en-us-nyc+m5"),
+    "train": (TRAINED, TRAINED),
+    "tune": (("en-us+f4", "en-gb-x-gbcwmd+m1"), ("en-gb+f1", "en-us-nyc+m5")),
+    "heldout": (("en-gb-scotland+f3", "en-gb-x-gbclan+m7", "en-us+f5", "en-gb+m8"),),
 }
-"""Voices of espeak-ng: an accent and a variant. Splits share no voice."""
+"""Voices of espeak-ng, an accent and a variant, of every part of a split. Splits share no voice."""
+COUNTS = {"tune": (32, 80)}
+"""Sentences of the parts for tuning; all others are for training."""
+STREAMS = {"train": (1, 4), "tune": (2, 0), "heldout": (3,)}
+"""Numbers of the streams of random numbers of the parts."""
 
 NATURAL = {
     "librivox/sense_and_sensibility_01_austen_64kb-0870.wav": "and mister john dashwood had then leisure to consider "
@@ -77,7 +82,11 @@ class Args:
     output: Path = Path("pipelines/speech/assets")
     """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and clips/."""
     sentences: Path = Path("pipelines/speech/assets/sentences.txt")
-    """Sentences to speak, one per line."""
+    """Sentences for training and tuning, one per line."""
+    compounds: Path = Path("pipelines/speech/assets/sentences_compounds.txt")
+    """Further sentences for training, one per line, with hyphens: from the others the model learns to write none."""
+    heldout: Path = Path("pipelines/speech/assets/sentences_heldout.txt")
+    """Sentences for evaluation, one per line, none of them in the other files."""
     snrs: tuple[float, ...] = (30.0, 20.0)
     """Signal-to-noise ratios in dB, one per clip, all equally often."""
     seed: int = 0
@@ -91,10 +100,11 @@ class Args:
 
 def main() -> None:
     args = tyro.cli(Args, description=__doc__)
-    sentences = args.sentences.read_text(encoding="utf-8").splitlines()
-    for split, part in split_sentences(sentences, args.seed).items():
-        write_split(args.output, split, part, args.snrs, args.seed)
-        print(f"{args.output / split}.jsonl: {len(part)} clips", flush=True)
+    files = (args.sentences, args.compounds, args.heldout)
+    sentences = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    for split, parts in split_sentences(*sentences, seed=args.seed).items():
+        count = write_split(args.output, split, parts, args.snrs, args.seed)
+        print(f"{args.output / split}.jsonl: {count} clips", flush=True)
     if args.natural:
         print(f"{args.output / 'natural'}.jsonl: {write_natural(args.output, args.natural)} clips")
     if args.telephone:
@@ -102,34 +112,41 @@ def main() -> None:
             print(f"{args.output / split}.jsonl: {count} clips")
 
 
-def split_sentences(sentences: list[str], seed: int) -> dict[str, list[str]]:
-    """A partition of the sentences into splits, in an order determined by the seed."""
-    if len(set(sentences)) != len(sentences) or len(sentences) <= sum(COUNTS.values()):
+def split_sentences(
+    sentences: list[str], compounds: list[str], heldout: list[str], seed: int
+) -> dict[str, list[list[str]]]:
+    """The parts of every split. ``sentences`` are divided between training and tuning in an order determined by the
+    seed; ``compounds``, for training, and ``heldout`` are kept as they are."""
+    every, least = [*sentences, *compounds, *heldout], sum(COUNTS["tune"])
+    if len(set(every)) != len(every) or len(sentences) <= least:
         raise SystemExit(
-            f"--sentences: got {len(sentences)} sentences, {len(set(sentences))} of them distinct, expected more than "
-            f"{sum(COUNTS.values())}, all distinct; add sentences or remove duplicates"
+            f"--sentences: got {len(sentences)} sentences, and {len(set(every))} distinct ones of {len(every)} in all "
+            f"files, expected more than {least} and all distinct; add sentences or remove duplicates"
         )
-    shuffled, splits, start = random.Random(seed).sample(sentences, len(sentences)), {}, 0
-    for split, count in COUNTS.items():
-        splits[split], start = shuffled[start : start + count], start + count
-    return {"train": shuffled[start:], **splits}
+    shuffled, tune = random.Random(seed).sample(sentences, len(sentences)), []
+    for count in COUNTS["tune"]:
+        tune.append(shuffled[:count])
+        shuffled = shuffled[count:]
+    return {"train": [shuffled, compounds], "tune": tune, "heldout": [heldout]}
 
 
-def write_split(folder: Path, split: str, sentences: list[str], snrs: tuple[float, ...], seed: int) -> None:
-    """Synthesize the sentences of a split, add noise, and write clips and rows."""
+def write_split(folder: Path, split: str, parts: list[list[str]], snrs: tuple[float, ...], seed: int) -> int:
+    """Synthesize the sentences of a split, add noise, and write clips and rows; returns their number."""
     import numpy as np
 
     lines = []
-    for number, sentence in enumerate(sentences):
-        generator = np.random.default_rng([seed, sorted(VOICES).index(split), number])
-        voice = VOICES[split][number % len(VOICES[split])]
-        speed, noise = int(generator.integers(150, 181)), ("pink", "white")[int(generator.integers(2))]
-        snr = snrs[number // len(VOICES[split]) % len(snrs)]
-        clip, name = add_noise(speak(sentence, voice, speed), snr, noise, generator), f"{split}-{number:03d}"
-        write_bytes(folder / f"clips/{name}.opus", opus(clip))
-        meta = {"voice": voice, "speed": speed, "noise": noise, "snr": snr}
-        lines.append(_row(name, f"clips/{name}.opus", sentence, meta))
+    for sentences, voices, stream in zip(parts, VOICES[split], STREAMS[split], strict=True):
+        for number, sentence in enumerate(sentences):
+            generator = np.random.default_rng([seed, stream, number])
+            voice = voices[number % len(voices)]
+            speed, noise = int(generator.integers(150, 181)), ("pink", "white")[int(generator.integers(2))]
+            snr = snrs[number // len(voices) % len(snrs)]
+            clip, name = add_noise(speak(sentence, voice, speed), snr, noise, generator), f"{split}-{len(lines):03d}"
+            write_bytes(folder / f"clips/{name}.opus", opus(clip))
+            meta = {"voice": voice, "speed": speed, "noise": noise, "snr": snr}
+            lines.append(row(name, f"clips/{name}.opus", sentence, meta))
     write_text(folder / f"{split}.jsonl", "".join(lines))
+    return len(lines)
 
 
 def write_natural(folder: Path, source: Path) -> int:
@@ -145,7 +162,7 @@ def write_natural(folder: Path, source: Path) -> int:
         soundfile.write(content, samples, rate, format="FLAC")
         write_bytes(folder / f"natural/{name}.flac", content.getvalue())
         meta = {"voice": "natural", "source": f"pocketsphinx/{file}"}
-        lines.append(_row(name, f"natural/{name}.flac", transcript, meta))
+        lines.append(row(name, f"natural/{name}.flac", transcript, meta))
     write_text(folder / "natural.jsonl", "".join(lines))
     return len(lines)
 
@@ -191,7 +208,7 @@ def write_telephone(folder: Path, source: Path) -> dict[str, int]:
             file = f"{split}/{name.replace('/', '-')}.opus"
             write_bytes(folder / file, opus(clip.samples[0].numpy()))
             meta = {"voice": "allison", "source": f"asterisk-core-sounds-en/{name}.wav"}
-            lines.append(_row(file.removesuffix(".opus").replace("/", "-"), file, _sentence(texts[name]), meta))
+            lines.append(row(file.removesuffix(".opus").replace("/", "-"), file, _sentence(texts[name]), meta))
         write_text(folder / f"{split}.jsonl", "".join(lines))
     return {split: len(names) for split, names in splits.items()}
 
@@ -207,9 +224,10 @@ def _letters(text: str) -> str:
     return re.sub("[^a-z]", "", text.lower())
 
 
-def _row(name: str, file: str, transcript: str, meta: dict[str, Any]) -> str:
-    row = {"id": name, "text": "", "audio": file, "answer": transcript, "task": "transcribe", "meta": meta}
-    return json.dumps(row) + "\n"
+def row(name: str, file: str, transcript: str, meta: dict[str, Any]) -> str:
+    """A line of a JSONL file."""
+    content = {"id": name, "text": "", "audio": file, "answer": transcript, "task": "transcribe", "meta": meta}
+    return json.dumps(content) + "\n"
 
 
 def speak(sentence: str, voice: str, speed: int) -> Audio:

@@ -128,7 +128,7 @@ def test_the_arithmetic_of_completions():
 @pytest.mark.parametrize(
     ("recipe", "line"),
     [
-        ("whisper_adapt", "6 prompts x 8 samples = 48 completions of at most 32 tokens"),
+        ("whisper_adapt", "12 prompts x 4 samples = 48 completions of at most 32 tokens"),
         ("demo_duration", "12 texts x 16 durations = 192 choices, each of 20 durations of up to 6.1 s"),
         ("dmospeech2", "64 texts x 16 durations = 1,024 choices, each of 301 durations of up to 32.0 s"),
     ],

@@ -16,24 +16,27 @@ from mmgrpo.runtime.plugins import locate
 from mmgrpo.types import Audio
 from pipelines.reading import filter_readable
 from pipelines.speech.audio import read_audio
+from scripts.pretrain import actor_speech as actors
 from scripts.pretrain import speech_data as script
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
 SPEECH = Path(locate("embedded:speech"))
-SPLITS = ("train", "tune", "heldout", "natural", "telephone_train", "telephone")
+SPLITS = ("train", "tune", "heldout", "natural", "telephone_train", "telephone", "actors")
 PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
 
 
 def test_every_clip_can_be_heard_and_belongs_to_one_row():
     prompts = [prompt for split in SPLITS for prompt in PROMPTS[split]]
     kept, skipped = filter_readable(prompts, lambda media: read_audio(media, max_seconds=10))
-    assert (len(kept), skipped) == (455, [])
+    assert (len(kept), skipped) == (631, [])
     files = [prompt.media[0].source for prompt in prompts]
-    there = [file for folder in ("clips", "natural", "telephone*") for file in SPEECH.glob(f"{folder}/*")]
+    there = [
+        file for folder in ("clips", "natural", "telephone*", "actors") for file in SPEECH.glob(f"{folder}/*.[of]*")
+    ]
     assert sorted(files) == sorted(map(str, there))
-    assert sum(file.stat().st_size for file in there) < 5e6
+    assert sum(file.stat().st_size for file in there) < 6e6
     assert {(prompt.text, prompt.task) for prompt in prompts} == {("", "transcribe")}
     assert read_audio(PROMPTS["natural"][0].media[0]).rate == 16_000
 
@@ -42,20 +45,32 @@ def test_splits_share_neither_sentences_nor_voices():
     sentences = {split: {prompt.answer for prompt in PROMPTS[split]} for split in SPLITS}
     voices = {split: {prompt.meta["voice"] for prompt in PROMPTS[split]} for split in SPLITS}
     # Two announcements are there twice.
-    assert [len(sentences[split]) for split in SPLITS] == [176, 32, 80, 12, 95, 58]
+    assert [len(sentences[split]) for split in SPLITS] == [192, 112, 80, 12, 95, 58, 80]
     for one, other in itertools.combinations(SPLITS, 2):
         assert not sentences[one] & sentences[other]
         assert not voices[one] & voices[other] or (one, other) == ("telephone_train", "telephone")  # one person
 
 
 def test_the_rows_are_those_that_the_script_makes():
-    lines = (SPEECH / "sentences.txt").read_text().splitlines()
-    for split, spoken in script.split_sentences(lines, seed=0).items():
-        assert [prompt.answer for prompt in PROMPTS[split]] == spoken
-        assert {prompt.meta["voice"] for prompt in PROMPTS[split]} == set(script.VOICES[split])
-        for voice in script.VOICES[split]:
-            levels = [prompt.meta["snr"] for prompt in PROMPTS[split] if prompt.meta["voice"] == voice]
-            assert max(map(levels.count, set(levels))) - min(map(levels.count, set(levels))) <= 1
+    files = [SPEECH / f"sentences{kind}.txt" for kind in ("", "_compounds", "_heldout")]
+    lines = [file.read_text().splitlines() for file in files]
+    for split, parts in script.split_sentences(*lines, seed=0).items():
+        assert [prompt.answer for prompt in PROMPTS[split]] == list(itertools.chain(*parts))
+        prompts = iter(PROMPTS[split])
+        for part, voices in zip(parts, script.VOICES[split], strict=True):
+            metas = [prompt.meta for prompt in itertools.islice(prompts, len(part))]
+            assert {meta["voice"] for meta in metas} == set(voices)
+            for voice in voices:
+                levels = [meta["snr"] for meta in metas if meta["voice"] == voice]
+                assert max(map(levels.count, set(levels))) - min(map(levels.count, set(levels))) <= 1
+
+
+def test_the_guard_has_eight_clips_of_each_of_ten_actors_voices():
+    voices = [prompt.meta["voice"] for prompt in PROMPTS["actors"]]
+    assert {voice: voices.count(voice) for voice in voices} == {
+        voice.lower(): actors.CLIPS for voice in actors.CHARACTERS
+    }
+    assert (len(actors.CHARACTERS), actors.CLIPS) == (10, 8)
 
 
 @pytest.mark.parametrize("kind", ["white", "pink"])
@@ -84,21 +99,23 @@ def test_opus_bytes_are_the_same_each_time_and_sound_alike(tmp_path):
 
 
 def test_too_few_or_equal_sentences_are_refused():
-    with pytest.raises(SystemExit, match="got 3 sentences, 3 of them distinct, expected more than 112"):
-        script.split_sentences(["a", "b", "c"], 0)
-    with pytest.raises(SystemExit, match="got 200 sentences, 1 of them distinct"):
-        script.split_sentences(["a"] * 200, 0)
+    with pytest.raises(SystemExit, match="got 3 sentences, and 5 distinct ones of 5 in all files, expected"):
+        script.split_sentences(["a", "b", "c"], ["d"], ["e"], 0)
+    many = [str(number) for number in range(200)]
+    for files in ((["a"] * 200, [], []), (many, ["7"], []), (many, [], ["7"])):
+        with pytest.raises(SystemExit, match=f"distinct ones of {sum(map(len, files))} in all files"):
+            script.split_sentences(*files, 0)
 
 
 @pytest.mark.skipif(not shutil.which("espeak-ng"), reason="espeak-ng is not installed")
 def test_the_same_arguments_write_the_same_clips(tmp_path):
     pytest.importorskip("av")
     for folder in ("a", "b"):
-        script.write_split(tmp_path / folder, "tune", ["Hello there.", "How are you?"], (10.0,), 3)
+        script.write_split(tmp_path / folder, "tune", [["Hello there.", "How are you?"], []], (10.0,), 3)
     names = ["tune.jsonl", "clips/tune-000.opus", "clips/tune-001.opus"]
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
     rows = [json.loads(line) for line in (tmp_path / "a" / "tune.jsonl").read_text().splitlines()]
-    assert [row["meta"]["voice"] for row in rows] == list(script.VOICES["tune"])
+    assert [row["meta"]["voice"] for row in rows] == list(script.VOICES["tune"][0])
     other = tmp_path / "c"
-    script.write_split(other, "tune", ["Hello there."], (10.0,), 4)
+    script.write_split(other, "tune", [["Hello there."], []], (10.0,), 4)
     assert (other / names[1]).read_bytes() != (tmp_path / "a" / names[1]).read_bytes()
