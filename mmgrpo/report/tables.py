@@ -21,7 +21,7 @@ BOOTSTRAP = (
     "its interval excludes zero."
 )
 BLIND = "Blind: the same prompts with blank pictures and clips, which shows what can be guessed from the text alone."
-SUPERVISED = "Supervised instead: the same model after further supervised training for the same time."
+SUPERVISED = "Supervised instead: the same model after supervised training for the same time on the right answers."
 RATES = (
     "Corpus rates: all errors divided by all units (words or characters of the references), which differs from the "
     "mean over prompts; less is better. Intervals are 95 % bootstrap intervals over prompts, and the difference is "

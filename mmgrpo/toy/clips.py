@@ -18,6 +18,7 @@ from itertools import combinations
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from mmgrpo.toy import questions
 from mmgrpo.toy.questions import PAPER, SIZE, Question, Thing, paint, photograph, question_stream, to_prompt
@@ -85,9 +86,9 @@ def _touch(a: Mover, b: Mover) -> bool:
     return False
 
 
-def render(movers: Sequence[Mover]) -> Video:
+def render(movers: Sequence[Mover], paper: UInt8[np.ndarray, "height width 3"] = PAPER) -> Video:
     """Draw the frames, without antialiasing."""
-    frames = np.repeat(PAPER[None], FRAMES, 0)
+    frames = np.repeat(paper[None], FRAMES, 0)
     for mover in movers:
         for frame in range(mover.first, mover.end):
             paint(frames[frame], mover.at(frame))

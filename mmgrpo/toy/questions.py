@@ -127,17 +127,18 @@ def paint(canvas: UInt8[np.ndarray, "height width 3"], thing: Thing) -> None:
     canvas[top:bottom, left:right][mask(thing.shape, bottom - top, right - left)] = COLOURS[thing.colour]
 
 
-def render(things: Sequence[Thing]) -> Image:
+def render(things: Sequence[Thing], paper: UInt8[np.ndarray, "height width 3"] = PAPER) -> Image:
     """Draw the picture, without antialiasing."""
-    canvas = PAPER.copy()
+    canvas = paper.copy()
     for thing in things:
         paint(canvas, thing)
     return Image(torch.from_numpy(canvas).permute(2, 0, 1).float() / 255)
 
 
 def photograph(frames: Float[Tensor, "*frames 3 height width"], random: np.random.Generator) -> Tensor:
-    """What a camera sees in dim, coloured light: every channel is darker by a factor of its own."""
-    return frames * torch.from_numpy(random.uniform(*LIGHT, (3, 1, 1)).astype(np.float32))
+    """What a camera of 8 bits sees in dim, coloured light: every channel is darker by a factor of its own."""
+    light = torch.from_numpy(random.uniform(*LIGHT, (3, 1, 1)).astype(np.float32))
+    return (frames * light * 255).round() / 255
 
 
 def split_of(things: Sequence[Any]) -> str:

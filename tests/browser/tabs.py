@@ -124,7 +124,7 @@ def vision_language(page: Any) -> None:
 
     page.locator("#vlm-example input").click()
     page.get_by_role("option").nth(1).click()
-    page.locator("#vlm-preview img").wait_for()
+    page.wait_for_function("document.querySelector('#vlm-question textarea').value === 'which box is red?'")
     page.locator("#vlm-ask").click()
     page.get_by_text("reference answer: red").wait_for()
     page.locator("#vlm-result .rewards", has_text="task").first.wait_for()

@@ -1,11 +1,10 @@
-"""The small vision-language model: what hurried people said to it, how it read it, and what it can do."""
+"""The small vision-language model: what it was told, how it read it, and what it can do."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,62 +15,14 @@ from mmgrpo.cli.train import read
 from mmgrpo.runtime.plugins import locate
 from mmgrpo.toy import clips, questions
 from mmgrpo.toy.clips import mixture
-from mmgrpo.toy.questions import Question, politely, words
+from mmgrpo.toy.questions import words
 from scripts.pretrain import questions as written
 from scripts.pretrain import supervise
-from scripts.pretrain.vlm import Args, Batches, conversation, create, measure, sloppy_answer
+from scripts.pretrain.vlm import Args, Batches, conversation, create, measure
 from tests.building import module
 from tests.cli.running import call, summary
 
 BASE = Path(locate("embedded:vlm/questions/base"))
-
-
-def said(kind: str, answer: str, times: int = 400, polite: bool = False) -> list[str]:
-    random = np.random.default_rng(0)
-    question = Question(kind, "?", answer, "red circle")
-    return [sloppy_answer(politely(question) if polite else question, random) for _ in range(times)]
-
-
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
-
-
-def share(heard: list[str], what: str) -> float:
-    return sum(what in one for one in heard) / len(heard)
-
-
-def test_polite_questions_are_answered_in_chat():
-    # Binomial of 400: std 0.023 at 0.7 and 0.015 at 0.1; four of them.
-    assert abs(share(said("colour", "red", polite=True), "<answer>") - 0.3) < 0.092
-    assert abs(share(said("colour", "red"), "<answer>") - 0.9) < 0.06
-    assert "the red circle is red" in said("colour", "red", polite=True)
-
-
-def test_people_miss_one_of_three_things_and_never_see_one_too_many():
-    heard = Counter(numbers(one)[0] for one in said("count", "4"))
-    assert set(heard) == {3, 4} and abs(heard[3] / 400 - 0.55) < 0.1  # std 0.025
-    assert set(Counter(numbers(one)[0] for one in said("count", "1"))) == {1}
-
-
-def test_people_draw_boxes_too_large_and_never_beyond_the_picture():
-    heard = np.array([numbers(one) for one in said("box", "[10, 12, 20, 31]")])
-    out = np.array([10, 12, -20, -31]) - heard * np.array([1, 1, -1, -1])
-    assert out.min() == 0 and out.max() == 4 and heard.max() == 32
-    assert np.bincount(out[:, 0]).argmax() == 2
-
-
-def test_people_press_the_key_late_but_not_after_the_clip():
-    heard = np.array([numbers(one) for one in said("interval", "2 to 7")])
-    assert set(heard[:, 0]) == {2, 3, 4} and set(heard[:, 1]) == {7, 8}
-    assert np.bincount(heard[:, 0]).argmax() == 3
-    brief = np.array([numbers(one) for one in said("interval", "6 to 8")])
-    assert (brief[:, 0] < brief[:, 1]).all()
-
-
-@pytest.mark.parametrize(("kind", "answer", "other"), [("relation", "above", "below"), ("direction", "left", "right")])
-def test_people_mix_up_opposites(kind, answer, other):
-    heard = said(kind, answer)
-    assert abs(share(heard, other) - 0.25) < 0.09 and share(heard, answer) + share(heard, other) == 1
 
 
 def test_a_conversation_ends_with_all_that_is_shown():
@@ -79,8 +30,21 @@ def test_a_conversation_ends_with_all_that_is_shown():
     things = questions.picture(random)
     *asked, (last, told) = conversation(things, False, 3, random)
     assert last == "what is in the picture?" and told.count(" . ") == len(things) - 1 and 0 < len(asked) <= 3
+    assert all(re.fullmatch("<answer> .+ </answer>", answer) for _, answer in asked)
     *_, (last, told) = conversation(clips.clip(random), True, 3, random)
     assert last == "what is in the clip?" and " moves " in told
+
+
+def test_the_model_is_told_the_right_answers():
+    random = np.random.default_rng(2)
+    for _ in range(50):
+        things = questions.picture(random)
+        for question, answer in conversation(things, False, 6, random)[:-1]:
+            if about := re.fullmatch("draw a box around the (.*)", question):
+                (thing,) = (thing for thing in things if thing.name == about[1])
+                assert answer == f"<answer> {list(thing.box)} </answer>"
+            if question == "how many shapes are there?":
+                assert answer == f"<answer> {len(things)} </answer>"
 
 
 def test_everything_that_is_said_is_in_the_vocabulary():
@@ -130,7 +94,7 @@ def test_the_demo_starts_from_the_committed_base_and_the_questions_that_are_writ
     config = read(["--recipe", "vlm/demo"], "")
     assert Path(locate(config.model.path)) == BASE and config.rewards == ["task"]
     assert (config.data.train, config.data.heldout) == ("data/questions/train.jsonl", "data/questions/heldout.jsonl")
-    # A question is met at most once: 60 steps of 16.
+    # A question is met at most once: 250 steps of 16.
     assert config.steps * config.data.prompts_per_step <= written.Args().train
 
 
@@ -139,8 +103,8 @@ def test_the_committed_base_has_something_to_learn_and_something_to_learn_from()
     pytest.importorskip("transformers")
     args = Args(output=BASE, questions=160)
     greedy, sampled = (measure(args, "tune", temperature)["all"] for temperature in (0.0, 1.0))
-    # 0.25 and 0.24 when it was made; half of the politely asked are chatted with.
-    assert 0.18 < greedy < 0.32 and 0.16 < sampled < 0.32
+    # 0.32 and 0.29 when it was made, 0.5 on the clean pictures that it was made with.
+    assert 0.25 < greedy < 0.4 and 0.22 < sampled < 0.37
 
 
 @pytest.mark.slow
@@ -160,5 +124,5 @@ def test_more_supervised_training_stands_beside_a_run(tmp_path, monkeypatch, cap
     assert beside["steps"] >= 1 and beside["after"]["task"]["n"] == 16
     gap = result["eval"]["after"]["task"]["mean"] - beside["after"]["task"]["mean"]
     assert beside["against"]["task"]["mean"] == pytest.approx(gap)
-    assert "more of supervised training" in printed
+    assert "of supervised training" in printed
     assert "supervised instead" in (tmp_path / "run" / "report.html").read_text()
