@@ -67,8 +67,8 @@ def main() -> None:
         ours, gain = summary["eval"]["after"][name]["mean"], summary["supervised"]["against"][name]
         print(
             f"{name}: {summary['eval']['before'][name]['mean']:.3f} before, {after['mean']:.3f} after {seconds:.0f} s "
-            f"({steps} steps) of supervised training on the answers, {ours:.3f} after reinforcement: {gain['mean']:+.3f} "
-            f"[{gain['low']:+.3f}, {gain['high']:+.3f}], paired"
+            f"({steps} steps) of supervised training on the answers, {ours:.3f} after reinforcement: "
+            f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}], paired"
         )
 
 
