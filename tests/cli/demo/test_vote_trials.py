@@ -167,14 +167,15 @@ def functions(page, name):
 def test_a_vote_from_the_first_click_to_the_tally(wired):
     page, opened = wired
     (draw,), store = functions(page, "draw"), functions(page, "store")
-    *_, (trial, asked, sides, reveal, *buttons) = draw.fn("a", "0", None, lambda *place, **words: None)
+    first, *_, (trial, asked, sides, reveal, *buttons) = draw.fn("a", "0", None, lambda *place, **words: None)
+    assert [one["interactive"] for one in first[4:]] == [False] * 5 + [True]  # drawing can be cancelled, not voted on
     assert "&lt;img src=x" in asked and "onerror=alert(1)>" not in asked
     assert sides.count("data:image/png") == 2 and not reveal and "training" not in sides
-    assert [one["interactive"] for one in buttons] == [True] * 5
+    assert [one["interactive"] for one in buttons] == [True] * 6
     assert len(store) == 5 and not opened.votes.exists()
     state, sides, reveal, counts, *buttons = store[0].fn(trial)
     assert state is None and "after training" in sides and "You preferred the left one" in reveal
-    assert "of 1 vote (" in counts and [one["interactive"] for one in buttons] == [False] * 5
+    assert "of 1 vote (" in counts and [one["interactive"] for one in buttons] == [False] * 6
     with pytest.raises(gr.Error, match="has been voted on"):
         store[0].fn(state)
     store[4].fn(trial)
