@@ -1,7 +1,7 @@
 """The completions that a page shows, read from samples/*.jsonl, which are untrusted input.
 
-Words of transcripts are shown aligned with those of the reference. Of prompts with sounds, a page shows those whose
-completions changed most, the lowest results and the first prompts; the files contain all of them.
+Words of transcripts are shown aligned with those of the reference. A page begins with prompts whose results
+changed; of prompts with sounds it shows the largest changes, the lowest results and the first; the files contain all.
 """
 
 from __future__ import annotations
@@ -157,15 +157,15 @@ def section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]
 
 def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[str]]:
     """Ids of the prompts to show, by heading: at most ``CARDS`` if there are sounds, which make pages large,
-    else the first ``SILENT_CARDS``.
+    else the first ``SILENT_CARDS``, those with another result than before on top.
 
-    These are the largest improvements and regressions, the lowest results and the first prompts. The result of a
+    With sounds these are the largest improvements and regressions, the lowest results and the first prompts. The result of a
     prompt is its number of word errors if words are aligned, else its first reward.
     """
-    if not any(_audible(row) for pair in sides.values() for _, row in pair):
-        return {"": list(sides)[:SILENT_CARDS]}
     first = {id: _loss(pair[0][1]) for id, pair in sides.items()}
     last = {id: _loss(pair[-1][1]) for id, pair in sides.items()}
+    if not any(_audible(row) for pair in sides.values() for _, row in pair):
+        return {"": sorted([*sides][:SILENT_CARDS], key=lambda id: last[id] == first[id])}
     by_change = sorted(sides, key=lambda id: last[id] - first[id])
     candidates = {
         "Largest improvements": [id for id in by_change if last[id] < first[id]],

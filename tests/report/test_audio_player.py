@@ -121,3 +121,12 @@ def test_without_alignment_the_first_reward_says_what_changed():
 def test_prompts_without_sounds_are_all_shown():
     silent = {f"c{i}": [("after", {"media": ["a.jpg"], "aligned": [], "rewards": {}})] for i in range(99)}
     assert selection(silent) == {"": list(silent)}
+
+
+def test_prompts_without_sounds_that_changed_come_first_in_their_order():
+    def row(value):
+        return {"media": ["a.jpg"], "aligned": [], "rewards": {"task": value}}
+
+    after = {"same": 0.5, "better": 0.9, "also same": 0.5, "worse": 0.1}
+    sides = {id: [("before", row(0.5)), ("after", row(value))] for id, value in after.items()}
+    assert selection(sides) == {"": ["better", "worse", "same", "also same"]}
