@@ -38,7 +38,6 @@ demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks,
 	$(BIN)/mmgrpo train --recipe visual/demo
 	$(BIN)/python -m scripts.pretrain.questions
 	$(BIN)/mmgrpo train --recipe vlm/demo
-	$(BIN)/python -m scripts.pretrain.supervise --run runs/vlm_demo
 	$(BIN)/mmgrpo train --recipe speech/whisper_adapt
 	@echo "Look at them in a browser: $(BIN)/mmgrpo demo runs/demo runs/vlm_demo runs/whisper_adapt"
 

@@ -159,8 +159,8 @@ def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[
     """Ids of the prompts to show, by heading: at most ``CARDS`` if there are sounds, which make pages large,
     else the first ``SILENT_CARDS``, those with another result than before on top.
 
-    With sounds these are the largest improvements and regressions, the lowest results and the first prompts. The result of a
-    prompt is its number of word errors if words are aligned, else its first reward.
+    With sounds these are the largest improvements and regressions, the lowest results and the first prompts. The result
+    of a prompt is its number of word errors if words are aligned, else its first reward.
     """
     first = {id: _loss(pair[0][1]) for id, pair in sides.items()}
     last = {id: _loss(pair[-1][1]) for id, pair in sides.items()}
