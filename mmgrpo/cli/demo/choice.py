@@ -30,10 +30,10 @@ def at_choice(
 
 def at_cancel(
     button: gr.Button,
-    running: Sequence[Any],
+    running: list[Any],
     say: Callable[..., Any],
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
+    inputs: list[Any],
+    outputs: list[Any],
     **listening: Any,
 ) -> None:
     """Stop the events ``running`` when the button is pressed, and then say so.
