@@ -1,4 +1,4 @@
-"""Write clips of actors with their lines: a guard against forgetting, from which only the part of the change was chosen.
+"""Write clips of actors with their lines, a guard against forgetting; it decided only how much of a change is kept.
 
     python -m scripts.pretrain.actor_speech --game /usr/share/scummvm/flight-of-the-amazon-queen/queen.1c
 
