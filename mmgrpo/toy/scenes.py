@@ -287,24 +287,6 @@ def render(scene: Scene, seed: int, size: int = SIZE) -> UInt8[np.ndarray, "size
     return canvas
 
 
-def stray(canvas: UInt8[np.ndarray, "32 32 3"], seed: int) -> UInt8[np.ndarray, "32 32 3"]:
-    """The picture with one small object that its sentence does not mention, if there is room for it.
-
-    Images of the web show more than their captions mention; a base model trained on such pictures has something to
-    unlearn. The object is 7 pixels wide, of any colour and shape, and at least two pixels from all others.
-    """
-    draw = np.random.default_rng(seed)
-    side, shape = 7, mask(tuple(SHAPES)[draw.integers(len(SHAPES))], 7, 7)
-    paint = COLOURS[tuple(COLOURS)[draw.integers(len(COLOURS))]]
-    for left, top in draw.integers(1, SIZE - side, (60, 2)):
-        around = canvas[max(top - 2, 0) : top + side + 2, max(left - 2, 0) : left + side + 2]
-        if (around == BACKGROUND).all():
-            extended = canvas.copy()
-            extended[top : top + side, left : left + side][shape] = paint
-            return extended
-    return canvas
-
-
 def picture(scene: Scene, seed: int, size: int = SIZE) -> Image:
     """``render`` as an ``Image`` in [0, 1]."""
     return Image(torch.from_numpy(render(scene, seed, size)).permute(2, 0, 1).float() / 255)

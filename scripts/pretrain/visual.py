@@ -96,8 +96,6 @@ class Args:
     """Fraction of pictures of two objects in a relation."""
     word: float = 0.0
     """Fraction of pictures of a word."""
-    stray: float = 0.0
-    """Fraction of pictures with one object that their sentence does not mention, as in pictures of the web."""
     start: str = ""
     """Folder of a model to continue from; empty: random weights."""
     enlarging: int = 1500
@@ -144,7 +142,9 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
     for name, weight in transformer.named_parameters():
         if (".norm1" in name and "linear" in name) or name.startswith(("norm_out.linear", "proj_out")):
             nn.init.zeros_(weight)
-    return transformer, WordEncoder(scenes.vocabulary(), args.length, args.width, args.width)
+    words = WordEncoder(scenes.vocabulary(), args.length, args.width, args.width)
+    nn.init.normal_(words.place)  # as large as the words: with 0.02 a model of twice the steps put relations at random
+    return transformer, words
 
 
 def draw(
@@ -152,9 +152,8 @@ def draw(
     count: int,
     random: torch.Generator,
     sizes: Sequence[int] = (32,),
-    stray: float = 0.0,
 ) -> tuple[list[str], list[Float[Tensor, "count 3 size size"]]]:
-    """Sentences, and a picture of each at every size, in [-1, 1]; strays are drawn in pictures of 32 pixels."""
+    """Sentences, and a picture of each at every size, in [-1, 1]."""
     import numpy as np
     import torch
 
@@ -167,9 +166,7 @@ def draw(
         scene = among[which % len(among)]
         texts.append(scenes.text(scene))
         for size, column in zip(sizes, pixels, strict=True):
-            canvas = scenes.render(scene, seed, size)
-            # The digits of the seed decide, so that the random stream does not depend on ``stray``.
-            column.append(scenes.stray(canvas, seed) if seed % 1000 < 1000 * stray else canvas)
+            column.append(scenes.render(scene, seed, size))
     return texts, [torch.from_numpy(np.stack(column)).permute(0, 3, 1, 2).float() / 127.5 - 1 for column in pixels]
 
 
@@ -202,7 +199,7 @@ def flow_loss(
     """Mean squared error of the velocity on a new batch: mean |v(x_t, t, prompt) - (noise - x_0)|^2."""
     import torch
 
-    texts, (x,) = draw(shares, args.batch, random, stray=args.stray)
+    texts, (x,) = draw(shares, args.batch, random)
     keep = torch.rand(args.batch, generator=random) >= args.dropout
     hidden, pooled = words(words.tokenize([t if k else "" for t, k in zip(texts, keep, strict=True)]))
     u = torch.sigmoid(torch.randn(args.batch, generator=random))
