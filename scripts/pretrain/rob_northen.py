@@ -1,10 +1,10 @@
 """Unpack what Rob Northen's program packed by method 1.
 
-All numbers of the head are big-endian: "RNC", the method (one byte), the sizes unpacked and packed (four bytes each), the
-checksums unpacked and packed (two bytes each), one byte, and the number of chunks (one byte). The rest is read in words
-of two bytes, the lowest bit of the first one first, without its first two bits. A chunk is three tables of a canonical
-Huffman code (counts of raw bytes, offsets, lengths), the number of its pairs (16 bits), and the pairs: a count, so many
-raw bytes behind the word being read, and, but for the last, an offset back and a length of what is repeated.
+All numbers of the head are big-endian: "RNC", the method (one byte), the sizes unpacked and packed (four bytes each),
+the checksums unpacked and packed (two bytes each), one byte, and the number of chunks (one byte). The rest is read in
+little-endian words of two bytes, lowest bit first, without its first two bits. A chunk is three tables of canonical
+Huffman codes (counts of raw bytes, offsets, lengths), the number of its pairs (16 bits), and the pairs: a count, so
+many raw bytes behind the word being read, and, but for the last, an offset back and a length of what is repeated.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def unpack(content: bytes) -> bytes:
                 offset, length = bits.value(offsets) + 1, bits.value(lengths) + 2
                 for _ in range(length):  # what is repeated may overlap what it makes
                     out.append(out[-offset])
-    if len(out) != size or crc16(out) != checksum:
-        raise ValueError(f"got {len(out)} bytes with the checksum {crc16(out)}, expected {size} with {checksum}")
-    return bytes(out)
+    unpacked = bytes(out)
+    if len(unpacked) != size or crc16(unpacked) != checksum:
+        raise ValueError(f"got {len(out)} bytes with the checksum {crc16(unpacked)}, expected {size} with {checksum}")
+    return unpacked
 
 
 class Bits:

@@ -16,8 +16,8 @@ little-endian. ``sky.dnr`` is the table of ``sky.dsk``: a count (four bytes) and
 
 A row:
 
-    {"id": "sky-51237", "text": "", "audio": "sky/51237.opus", "answer": "What did you have in mind?",
-     "task": "transcribe", "meta": {"voice": "anita", "source": "beneath-a-steel-sky/sky.dsk/51237"}}
+    {"id": "sky-51308", "text": "", "audio": "sky/51308.opus", "answer": "But I don't think he can hear me, either.",
+     "task": "transcribe", "meta": {"voice": "anita", "source": "beneath-a-steel-sky/sky.dsk/51308"}}
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHARACTERS = {
     153: "vincent", 171: "judge",
 }  # fmt: skip
 """Animations of characters of unlike voices: GE2E's mean embeddings of two of them have a cosine of at most 0.89, those
-of two halves of the clips of one character 0.89 to 0.97. The game does not name its actors."""
+of two halves of the clips of one character 0.90 to 0.97. The game's credits do not say who speaks whom."""
 SPEAKING = (35, 36, 37, 38)
 """Numbers of the functions that speak."""
 SOUNDS = (0, 600, 1100, 2430, 3380, 4530, 5080)
@@ -112,34 +112,28 @@ def section_texts(content: bytes) -> Iterator[str]:
     """The texts of a section; one with a character that is left out of the code ends with ``~``."""
     sizes, start = struct.unpack_from("<HH", content)
     blocks = [0, *struct.unpack_from(f"<{(sizes - 4) // 2}H", content, 4)]
-    at = 0
+    bits, codes, at = "".join(f"{byte:08b}" for byte in content[start:]), code_table(), 0
     for number, size in enumerate(content[sizes:start] + b"\0"):
         if number % 32 == 0:
             at = sum(blocks[: number // 32 + 1])
-        yield decoded(content, 8 * start + 2 * at)
+        text, begin = "", 2 * at
+        while not text.endswith(("\0", "~")):
+            end = next((end for end in range(begin, begin + 20) if bits[begin:end] in codes), 0)
+            text, begin = text + codes.get(bits[begin:end], "~"), end
+        yield text.removesuffix("\0")
         at += (size & 127) * 8 if size & 128 else size
 
 
-def decoded(content: bytes, bit: int) -> str:
-    """The text that begins at that bit."""
-    text = ""
-    while not text.endswith(("\0", "~")):
-        at = 0
-        while CODE[at] == "|":
-            byte = content[bit // 8] if bit // 8 < len(content) else 0xFF  # only ones lead to ~
-            at = branch_end(at + 1) if byte >> (7 - bit % 8) & 1 else at + 1
-            bit += 1
-        text += CODE[at]
-    return text.removesuffix("\0")
-
-
-def branch_end(at: int) -> int:
-    """The address behind the branch that begins at that one."""
-    open_branches = 1
-    while open_branches:
-        open_branches += 1 if CODE[at] == "|" else -1
-        at += 1
-    return at
+def code_table() -> dict[str, str]:
+    """The characters of the tree by their codes, strings of 0 and 1."""
+    codes, bits = {}, ""
+    for character in CODE:
+        if character == "|":
+            bits += "0"
+        else:
+            codes[bits] = character
+            bits = bits.rstrip("1")[:-1] + "1"
+    return codes
 
 
 def spoken(script: bytes) -> Iterator[tuple[int, int]]:
