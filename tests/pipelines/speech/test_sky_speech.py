@@ -39,22 +39,21 @@ class Writer:
 
 
 def abracadabra() -> bytes:
-    """The word as "abr", "ac", "ad" and the repetition of four letters seven back."""
+    """The word as "abracad" and the repetition of four letters seven back."""
     writer = Writer()
     writer.bits(0, 2)
-    writer.table(1, 0, 0, 1)  # counts: no bits are 0, three bits (with the highest) are 1
+    writer.table(2, 0, 0, 1)  # counts: the code of three bits (with the highest) is 0, that of none 10, the 1 first
     writer.table(0, 0, 0, 1)  # offsets less one: three bits, whose code is 0
     writer.table(0, 0, 1)  # lengths less two: two bits, whose code is 0
     writer.bits(2, 16)
-    for number in (7,):  # seven raw letters: code 1, and 3 as the two lower bits of 7
-        writer.bits(1, 1)
-        writer.bits(number & 3, 2)
+    writer.bits(0, 1)  # seven raw letters: the code and 3, the two lower bits of 7
+    writer.bits(7 & 3, 2)
     writer.raw(b"abracad")
     writer.bits(0, 1)  # seven back: 6 of three bits, 4 and 2
     writer.bits(6 & 3, 2)
     writer.bits(0, 1)  # four letters: 2 of two bits
     writer.bits(2 & 1, 1)
-    writer.bits(0, 1)  # no letters behind
+    writer.bits(0b01, 2)  # no letters behind
     return b"".join(writer.words)
 
 
@@ -83,9 +82,9 @@ def encoded(text: str) -> str:
 
 
 def section(texts: list[str]) -> bytes:
-    """Texts as the game stores them: each begins at an even bit."""
+    """Texts as the game stores them: each begins at an even bit, what follows a long one at a multiple of 16."""
     bits = [encoded(text) for text in texts]
-    bits = [part + "0" * (len(part) % 2) for part in bits]
+    bits = [part + "0" * (-len(part) % (2 if len(part) < 250 else 16)) for part in bits]
     sizes = [len(part) // 2 for part in bits]
     blocks = [sum(sizes[first : first + 32]) for first in range(0, len(sizes) - 32, 32)]
     single = bytes(size if size < 128 else 128 | size // 8 for size in sizes[:-1])
@@ -95,14 +94,14 @@ def section(texts: list[str]) -> bytes:
 
 
 def test_texts_of_all_blocks_are_read():
-    texts = [f"Text {'AbC'[: number % 3]} of many." for number in range(70)]
+    texts = [f"Text {'AbC'[: number % 3]} of many, {'long ' * (number % 4 * 7)}." for number in range(70)]
     assert list(script.section_texts(section(texts))) == texts
     assert list(script.section_texts(section(["Yes.", "Room ~"]))) == ["Yes.", "Room ~"]
 
 
 def test_calls_that_speak_name_text_and_animation():
     call = [2, 4097, 2, 9, 11, 3, 4 * 37]
-    words = [0, 48, *call, 2, 4098, 2, 9, 11, 3, 4 * 39, 2, *call[:-1]]
+    words = [0, 48, *call, 2, 4098, 2, 9, 11, 3, 4 * 39, 2, 4099, 2, 9, 11, 2, 4 * 37, 2, *call[:-1]]
     assert list(script.spoken(struct.pack(f"<{len(words)}H", *words))) == [(4097, 9)]
 
 
@@ -112,7 +111,7 @@ def test_calls_that_speak_name_text_and_animation():
         ("What YOU want?", "What you want?"),
         ("OUTRAGEOUS!  I've not been notified!", "Outrageous! I've not been notified!"),
         ("I am LINC, and I'M here.", "I am LINC, and I'm here."),
-        ("That is LINC's CARD.", "That is LINC's card."),
+        ("That is LINC'S CARD.", "That is LINC'S card."),
     ],
 )
 def test_emphasis_is_taken_away_and_names_stay(text, plain):
@@ -120,7 +119,7 @@ def test_emphasis_is_taken_away_and_names_stay(text, plain):
 
 
 def test_the_table_names_the_files():
-    disk = bytes(16) + b"first" + b"second" + bytes(5) + b"third"
+    disk = bytes(16) + b"first" + b"second" + bytes(5) + b"third" + bytes(5)
     entries = [(7, 16, 5), (8, 21, 6), (9, 1 << 23 | 2, 5 | 1 << 23)]
     table = struct.pack("<I", 3)
     for number, start, size in entries:
