@@ -20,8 +20,8 @@ import io
 import random
 import re
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,20 +111,27 @@ def write_actors(folder: Path, files: dict[str, bytes]) -> int:
     for line in lines:
         if line.voice in by_voice and line.sound in files and suitable(line) and line.text not in texts:
             texts.add(line.text)
-            by_voice[line.voice].append(line)
+            text = functools.reduce(lambda text, wrong: text.replace(wrong, SPELLING[wrong]), SPELLING, line.text)
+            by_voice[line.voice].append(replace(line, text=text))
+    source = "flight-of-the-amazon-queen/queen.1c"
+    return write_lines(folder, "actors", by_voice, lambda line: decode(files[line.sound]), source)
+
+
+def write_lines(
+    folder: Path, split: str, by_voice: dict[str, list[Line]], clip: Callable[[Line], np.ndarray], source: str
+) -> int:
+    """Write ``CLIPS`` lines drawn of each voice as Opus, and their rows; returns their number."""
     rows = []
     for voice, candidates in by_voice.items():
         drawn = 0
         for line in random.Random(0).sample(candidates, len(candidates)):
-            clip = decode(files[line.sound])
-            if drawn == CLIPS or not SECONDS[0] <= len(clip) / RATE <= SECONDS[1]:
+            if drawn == CLIPS or not SECONDS[0] <= len(samples := clip(line)) / RATE <= SECONDS[1]:
                 continue
             drawn, name = drawn + 1, line.sound.removesuffix(".SB")
-            write_bytes(folder / f"actors/{name}.opus", opus(clip))
-            meta = {"voice": voice.lower(), "source": f"flight-of-the-amazon-queen/queen.1c/{line.sound}"}
-            text = functools.reduce(lambda text, wrong: text.replace(wrong, SPELLING[wrong]), SPELLING, line.text)
-            rows.append(row(f"actors-{name}", f"actors/{name}.opus", text, meta))
-    write_text(folder / "actors.jsonl", "".join(rows))
+            write_bytes(folder / f"{split}/{name}.opus", opus(samples))
+            meta = {"voice": voice.lower(), "source": f"{source}/{line.sound}"}
+            rows.append(row(f"{split}-{name}", f"{split}/{name}.opus", line.text, meta))
+    write_text(folder / f"{split}.jsonl", "".join(rows))
     return len(rows)
 
 

@@ -38,7 +38,7 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(a
     assert result["eval"]["after"]["one_minus_wer"]["n"] == 4
     assert result["extra"]["natural"]["after"]["one_minus_wer"]["n"] == 4
     assert result["rates"] == ["wer", "cer"]
-    assert result["wer"].keys() == result["cer"].keys() == {"heldout", "natural", "telephone", "actors"}
+    assert result["wer"].keys() == result["cer"].keys() == {"heldout", "natural", "telephone", "actors", "sky"}
     written = json.loads((adapted / "evaluations" / "after-natural.json").read_text())
     words = written["counts"]["wer"]["units"]
     # The first natural clip: "and mister john dashwood had then leisure to consider how much there might be prudently

@@ -17,26 +17,26 @@ from mmgrpo.types import Audio
 from pipelines.reading import filter_readable
 from pipelines.speech.audio import read_audio
 from scripts.pretrain import actor_speech as actors
+from scripts.pretrain import sky_speech as sky
 from scripts.pretrain import speech_data as script
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
 SPEECH = Path(locate("embedded:speech"))
-SPLITS = ("train", "tune", "heldout", "natural", "telephone_train", "telephone", "actors")
+SPLITS = ("train", "tune", "heldout", "natural", "telephone_train", "telephone", "actors", "sky")
 PROMPTS = {split: load_prompts(SPEECH / f"{split}.jsonl") for split in SPLITS}
 
 
 def test_every_clip_can_be_heard_and_belongs_to_one_row():
     prompts = [prompt for split in SPLITS for prompt in PROMPTS[split]]
     kept, skipped = filter_readable(prompts, lambda media: read_audio(media, max_seconds=10))
-    assert (len(kept), skipped) == (631, [])
+    assert (len(kept), skipped) == (711, [])
     files = [prompt.media[0].source for prompt in prompts]
-    there = [
-        file for folder in ("clips", "natural", "telephone*", "actors") for file in SPEECH.glob(f"{folder}/*.[of]*")
-    ]
+    folders = ("clips", "natural", "telephone*", "actors", "sky")
+    there = [file for folder in folders for file in SPEECH.glob(f"{folder}/*.[of]*")]
     assert sorted(files) == sorted(map(str, there))
-    assert sum(file.stat().st_size for file in there) < 6e6
+    assert sum(file.stat().st_size for file in there) < 6.5e6
     assert {(prompt.text, prompt.task) for prompt in prompts} == {("", "transcribe")}
     assert read_audio(PROMPTS["natural"][0].media[0]).rate == 16_000
 
@@ -45,7 +45,7 @@ def test_splits_share_neither_sentences_nor_voices():
     sentences = {split: {prompt.answer for prompt in PROMPTS[split]} for split in SPLITS}
     voices = {split: {prompt.meta["voice"] for prompt in PROMPTS[split]} for split in SPLITS}
     # Two announcements are there twice.
-    assert [len(sentences[split]) for split in SPLITS] == [192, 112, 80, 12, 95, 58, 80]
+    assert [len(sentences[split]) for split in SPLITS] == [192, 112, 80, 12, 95, 58, 80, 80]
     for one, other in itertools.combinations(SPLITS, 2):
         assert not sentences[one] & sentences[other]
         assert not voices[one] & voices[other] or (one, other) == ("telephone_train", "telephone")  # one person
@@ -65,12 +65,11 @@ def test_the_rows_are_those_that_the_script_makes():
                 assert max(map(levels.count, set(levels))) - min(map(levels.count, set(levels))) <= 1
 
 
-def test_the_guard_has_eight_clips_of_each_of_ten_actors_voices():
-    voices = [prompt.meta["voice"] for prompt in PROMPTS["actors"]]
-    assert {voice: voices.count(voice) for voice in voices} == {
-        voice.lower(): actors.CLIPS for voice in actors.CHARACTERS
-    }
-    assert (len(actors.CHARACTERS), actors.CLIPS) == (10, 8)
+@pytest.mark.parametrize(("split", "characters"), [("actors", actors.CHARACTERS), ("sky", sky.CHARACTERS.values())])
+def test_clips_of_actors_are_eight_of_each_of_ten_characters(split, characters):
+    voices = [prompt.meta["voice"] for prompt in PROMPTS[split]]
+    assert {voice: voices.count(voice) for voice in voices} == {voice.lower(): 8 for voice in characters}
+    assert (len(characters), actors.CLIPS) == (10, 8)
 
 
 @pytest.mark.parametrize("kind", ["white", "pink"])
