@@ -216,6 +216,13 @@ def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
     assert others and not any(parameter.requires_grad for parameter in others)
 
 
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
+    option = families()[name].guidance  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=f"^{option}: got 0.5, expected 1"):
+        policy_of(name, tiny(name), **{option: 0.5})
+
+
 def unlike(prompts: Any, outputs: Any) -> list[float]:
     """A reward that differs within every group."""
     return [float(place % GROUP) for place in range(len(outputs))]

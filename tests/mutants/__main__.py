@@ -43,7 +43,7 @@ MOST_SECONDS = 60.0
 counts as a survivor."""
 
 
-LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_parts\.py$")
+LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_(parts|text)\.py$")
 """What measures speed, which only slow tests run, and what makes random models for tests, where any size will do."""
 
 

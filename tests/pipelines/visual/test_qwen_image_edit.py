@@ -127,6 +127,7 @@ def test_the_unconditional_branch_keeps_the_picture_and_drops_the_words(folder):
 
 def test_encoders_are_forgotten_although_every_prompt_has_a_picture(folder):
     model = ours(folder)
+    assert model.encodings.kept == 128  # of up to 16 MB each
     before = model.encode(PROMPTS)
     model.forget_encoders(PROMPTS)
     assert model.architecture.pipeline.text_encoder is None
