@@ -143,7 +143,7 @@ def load(
         training.gradient_checkpointing,
     )
     choose_way(model, f"{source} ({kind})", EXAMPLE)
-    model.limits = Limits(max_pixels, max_frames or 16, fps or 1.0, max_prompt_tokens)
+    model.limits = Limits(max_pixels, max_frames or Limits.max_frames, fps or Limits.fps, max_prompt_tokens)
     return model
 
 
