@@ -141,7 +141,9 @@ def test_the_encoder_of_sentences_is_read_from_its_files_and_reads_256_tokens(tm
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr(sentences, "weights_folder", lambda *asked: tmp_path if asked[0] == "all-minilm-l6-v2" else None)
+    monkeypatch.setattr(
+        sentences, "weights_folder", lambda *asked: tmp_path if asked[0] == "all-minilm-l6-v2" else None
+    )
     read, made = sentences._encoder.__wrapped__("", "cpu")
     assert [len(row.ids) for row in read.encode_batch(["a b", "a " * 300])] == [256, 256]
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in made.state_dict().items())
