@@ -19,6 +19,7 @@ import torch
 from PIL import Image as Pil
 from torch import Tensor, nn
 
+from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
@@ -82,7 +83,7 @@ class ImageText(OwnForward):
             text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             inputs = self.processor(text=[text], images=[flat] if flat else None, return_tensors="pt")
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         patch = getattr(getattr(self.processor, "image_processor", None), "patch_size", 0)
