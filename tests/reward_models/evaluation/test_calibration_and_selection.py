@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from reward_models.evaluation.evaluate import _calibration
 from reward_models.evaluation.metrics import calibration, selection
 
 WON = np.array([True, True, True, False])
@@ -103,3 +106,26 @@ def test_the_score_of_ties_term_by_term():
 
 def test_sizes_double():
     assert selection.sizes([9, 4]) == [1, 2, 4] and selection.sizes([]) == []
+
+
+def test_answers_that_are_all_equal_warn_of_nothing():
+    one = {"7": (np.array([1.0, 1.0]), np.array([True, False]))}
+    far = {"7": (np.array([3.0, 1.0]), np.array([True, False]))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert selection.ties_score(one, one) == 0.0  # margin and spread are 0
+        assert selection.ties_score(far, far) == pytest.approx(0.3 + 0.3 + 0.2 + 0.2 + 0.01)  # a spread of 0
+
+
+def test_calibration_is_the_same_seen_from_the_other_side():
+    generator = np.random.default_rng(0)
+    difference = generator.normal(size=200)
+    human = np.where(generator.random(200) < 1 / (1 + np.exp(-2 * difference)), 1, -1)
+    human[::10] = 0  # ties are left out
+    cluster = np.arange(200)
+    made, turned = (
+        _calibration(SimpleNamespace(human=sign * human, difference=sign * difference, cluster=cluster), 0)
+        for sign in (1, -1)
+    )
+    assert made == pytest.approx(turned) and 1 < made["beta"] < 3 and made["brier"] < 0.2
+    assert _calibration(SimpleNamespace(human=human, difference=-difference, cluster=cluster), 0)["brier"] > 0.24

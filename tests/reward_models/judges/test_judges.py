@@ -132,7 +132,8 @@ def test_the_modes_of_unified_reward(judged):
 def test_the_published_wording_may_be_given_as_a_file(judged, tmp_path):
     fake = judged(lambda text: "Final Score: 1")
     (tmp_path / "asked.txt").write_text("Rate {prompt} with {braces}.")
-    unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=str(tmp_path / "asked.txt"))
+    asked = str(tmp_path / "asked.txt")
+    assert unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=asked) == [0.0]  # 1 of 1 to 5
     assert fake.asked[0].parts[-1] == "Rate Describe it. with {braces}."
     with pytest.raises(ValueError, match="expected a text with {prompt}"):
         unified.unified_reward(prompts(1), [RED], judge="", question="Rate it.")
