@@ -86,9 +86,10 @@ class ImageText(OwnForward):
             reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        patch = getattr(getattr(self.processor, "image_processor", None), "patch_size", 0)
-        grid = tensors.get("image_grid_thw", torch.zeros(0, 3)).tolist()
-        sizes = [(int(h * patch), int(w * patch)) for _, h, w in grid] or [(p.height, p.width) for p in flat]
+        sizes = [(picture.height, picture.width) for picture in flat]
+        if (grid := tensors.get("image_grid_thw")) is not None:
+            patch = self.processor.image_processor.patch_size
+            sizes = [(h * patch, w * patch) for _, h, w in grid.tolist()]
         first = [sum(map(len, pictures[:place])) for place in range(len(pictures))]
         return tensors, tuple(sizes[place] for place in first)
 

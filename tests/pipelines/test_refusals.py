@@ -259,3 +259,27 @@ def test_a_whisper_that_suppresses_nothing_of_its_own_suppresses_special_tokens_
     assert (one.begin_suppress_tokens == both.begin_suppress_tokens) == (missing == "suppress_tokens")
     assert both.suppress_tokens - one.suppress_tokens == ({3, 4} if missing == "suppress_tokens" else set())
     assert one.suppress_tokens and not one.suppress_tokens & one.end_ids
+
+
+@pytest.mark.parametrize(
+    "smallest", [{"classes": 1}, *({name: 0} for name in ("frames_a_class", "frames_of_zero", "layers", "inner"))]
+)
+def test_a_duration_network_has_at_least_one_of_everything(smallest):
+    with pytest.raises(ValueError, match="duration network: got .*, expected at least 2 classes, sizes of at least 1"):
+        duration.Shape(**smallest)
+    ones = {name: 1 for name in ("frames_a_class", "frames_of_zero", "layers", "heads", "inner")}
+    assert duration.Shape(classes=2, width=2, **ones).seconds(0) > 0
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_activations_are_recomputed_where_it_is_asked_for(enabled):
+    from diffusers import SD3Transformer2DModel
+    from transformers import LlamaConfig, LlamaModel
+
+    with torch.device("meta"):
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        words = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
+        pictures = SD3Transformer2DModel(num_layers=1, num_attention_heads=1, attention_head_dim=8)
+    for network in (words, pictures):
+        make_trainable(network, Training(gradient_checkpointing=enabled), ["to_q"])
+        assert network.is_gradient_checkpointing == enabled

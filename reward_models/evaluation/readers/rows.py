@@ -197,7 +197,7 @@ def _parsed(text: str, place: str) -> Any:
 
 
 def _csv(file: Path) -> Iterator[Any]:
-    yield from csv.DictReader(io.StringIO(_text(file), newline=""))
+    yield from csv.DictReader(io.StringIO(_text(file)))
 
 
 def _of_hub(name: str, config: str, split: str) -> Iterator[Row]:

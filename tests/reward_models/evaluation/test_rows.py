@@ -186,3 +186,11 @@ def test_a_data_set_of_the_hub_is_read_with_its_pictures_as_files(monkeypatch):
         FileNotFoundError, match="gone/away: neither a file here nor .* .OSError: no network.; name its"
     ):
         list(rows._of_hub("gone/away", "", ""))
+
+
+def test_a_folder_is_read_file_by_file_and_other_files_are_none_of_it(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"n": 2}\n')
+    (tmp_path / "a.csv").write_text('n,text\n1,"two\r\nlines"\n', newline="")
+    (tmp_path / "README.md").write_text("what it is")
+    found = list(read_rows(str(tmp_path)))
+    assert [str(row.values["n"]) for row in found] == ["1", "2"] and found[0].text("text") == "two\nlines"
