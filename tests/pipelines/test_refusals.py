@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pipelines import kv, lora
+from pipelines.own_forward import _joined
 from pipelines.speech import audio, duration, whisper
 from pipelines.training import Training, make_trainable, target_names
 from pipelines.visual import flow, sizes
@@ -128,6 +129,19 @@ def test_a_cache_of_plain_keys_and_values_is_spread_and_another_is_refused():
     assert keys.grad.flatten().tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(TypeError, match="got a cache layer of type object, expected DynamicLayer"):
         kv.spread_cache(SimpleNamespace(layers=[object()]), torch.tensor([0]))
+
+
+def test_caches_of_several_rows_are_padded_on_the_left():
+    from transformers.cache_utils import DynamicCache
+
+    caches = []
+    for row, length in enumerate((1, 3)):
+        caches.append(DynamicCache())
+        keys = torch.full((1, 1, length, 2), float(row + 1))
+        caches[-1].update(keys, 10 * keys, 0)
+    joined = _joined(caches, 3).layers[0]
+    assert joined.keys[:, 0].tolist() == [[[0, 0], [0, 0], [1, 1]], [[2, 2]] * 3]
+    assert torch.equal(joined.values, 10 * joined.keys)
 
 
 # Sounds

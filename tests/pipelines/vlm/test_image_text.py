@@ -138,8 +138,11 @@ def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_
         monkeypatch.setattr(image_text.ImageText, "own_logits", capped)
     model = image_text.load(folder)
     assert model.cap == (0.05 if applied else 0) and model.shared
-    logits = model.logits(model.network, 100 * torch.ones(1, 32))
-    assert (logits.abs().max() <= 0.05) == applied
+    hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    plain = model.network.get_output_embeddings()(hidden)
+    wanted = 0.05 * torch.tanh(plain / 0.05) if applied else plain
+    torch.testing.assert_close(model.logits(model.network, hidden), wanted, rtol=0, atol=0)
+    assert (plain.abs().max() > 0.05) and (wanted.abs().max() <= 0.05) == applied
 
 
 def test_vision_is_frozen_and_adapters_stay_in_the_language_model(folders):

@@ -129,3 +129,11 @@ def test_calibration_is_the_same_seen_from_the_other_side():
     )
     assert made == pytest.approx(turned) and 1 < made["beta"] < 3 and made["brier"] < 0.2
     assert _calibration(SimpleNamespace(human=human, difference=-difference, cluster=cluster), 0)["brier"] > 0.24
+
+
+def test_bins_are_of_equal_width_from_a_half_to_one():
+    """Two bins meet at 3/4: 0.6 and 0.74 are in one, wrong on average by |1 - 0.67|, 0.76 and 1 in the other."""
+    p, won = np.array([0.6, 0.74, 0.76, 1.0]), np.array([True, True, False, False])
+    assert calibration.expected_calibration_error(won, p, bins=2) == pytest.approx(0.5 * 0.33 + 0.5 * 0.88)
+    # Three meet at 2/3 and 5/6: one of 0.6, one of 0.74 and 0.76, one of 1
+    assert calibration.expected_calibration_error(won, p, bins=3) == pytest.approx(0.25 * 0.4 + 0.5 * 0.25 + 0.25 * 1)

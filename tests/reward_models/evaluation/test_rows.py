@@ -194,3 +194,8 @@ def test_a_folder_is_read_file_by_file_and_other_files_are_none_of_it(tmp_path):
     (tmp_path / "README.md").write_text("what it is")
     found = list(read_rows(str(tmp_path)))
     assert [str(row.values["n"]) for row in found] == ["1", "2"] and found[0].text("text") == "two\nlines"
+
+
+def test_a_key_that_a_row_lacks_is_named_with_those_that_it_has():
+    with pytest.raises(ValueError, match="f: row 3: got no 'b' among .*a.*; is this the format of the file"):
+        Row({"a": 1}, "f: row 3", Path()).text("b")

@@ -134,6 +134,8 @@ def test_a_broken_picture_is_nan_and_the_others_keep_their_rows(cups):
     [
         ({}, r"meta\.include: got \[\], expected a list of clauses"),
         ({"include": "cup"}, r"meta\.include\[0\]: got 'c', expected"),
+        ({"include": 3}, r"meta\.include: got 3, expected a list of clauses"),
+        ({"include": [clause("a")], "exclude": 3}, r"meta\.exclude: got 3, expected a list of clauses"),
         ({"include": [{"count": 1}]}, r"meta\.include\[0\]: got \{'count': 1\}, expected"),
         ({"include": [clause("cup", 0)]}, r"meta\.include\[0\]: count: got 0, expected a whole number of at least 1"),
         ({"include": [clause("cup", True)]}, r"count: got True"),
