@@ -223,6 +223,18 @@ def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
         policy_of(name, tiny(name), **{option: 0.5})
 
 
+GUIDED = {name: getattr(families()[name], "guidance", "guidance") for name in (*DRAWN, "stable_audio", "flow_speech")}
+"""Family to the option that is its scale of guidance."""
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_guidance_doubles_the_evaluations_of_a_round(name):
+    plain, guided = (family(name).arithmetic(config_of(name, "", **{GUIDED[name]: scale})) for scale in (1.0, 2.0))
+    assert plain.totals["samples"] == guided.totals["samples"] == plain.groups * GROUP
+    for part in ("evaluations to sample", "evaluations to train"):
+        assert guided.totals[part] == 2 * plain.totals[part] > 0
+
+
 def unlike(prompts: Any, outputs: Any) -> list[float]:
     """A reward that differs within every group."""
     return [float(place % GROUP) for place in range(len(outputs))]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reward_models.evaluation.evaluate import _calibration
-from reward_models.evaluation.metrics import calibration, selection
+from reward_models.evaluation.metrics import calibration, selection, significance
 
 WON = np.array([True, True, True, False])
 
@@ -128,6 +128,7 @@ def test_calibration_is_the_same_seen_from_the_other_side():
         for sign in (1, -1)
     )
     assert made == pytest.approx(turned) and 1 < made["beta"] < 3 and made["brier"] < 0.2
+    assert made["ece"] != made["ece_adaptive"]  # bins of equal width, and of equal counts
     assert _calibration(SimpleNamespace(human=human, difference=-difference, cluster=cluster), 0)["brier"] > 0.24
 
 
@@ -137,3 +138,11 @@ def test_bins_are_of_equal_width_from_a_half_to_one():
     assert calibration.expected_calibration_error(won, p, bins=2) == pytest.approx(0.5 * 0.33 + 0.5 * 0.88)
     # Three meet at 2/3 and 5/6: one of 0.6, one of 0.74 and 0.76, one of 1
     assert calibration.expected_calibration_error(won, p, bins=3) == pytest.approx(0.25 * 0.4 + 0.5 * 0.25 + 0.25 * 1)
+
+
+def test_rewards_agree_where_both_have_a_sign():
+    nan = math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(significance.agreement(np.array([nan, 1.0]), np.array([1.0, nan])))
+    assert significance.agreement(np.array([1.0, -2.0, nan, 3.0]), np.array([5.0, 1.0, 1.0, 0.5])) == 2 / 3

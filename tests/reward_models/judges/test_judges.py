@@ -125,6 +125,8 @@ def test_the_modes_of_unified_reward(judged):
     assert fake.asked[-1].parts[0].pixels.shape == (3, 512, 512) and fake.asked[0].parts[0] is RED
     judged(lambda text: "Alignment: 5\nCoherence: 5\nStyle: 2")
     assert unified.unified_reward(prompts(1), [RED], judge="") == [0.75]
+    for mode in ("v2", "v1.5"):
+        assert unified.unified_reward(prompts(1), [BROKEN], judge="", mode=mode) == [NAN]
     judged(lambda text: "Alignment: 5\nCoherence: 5")
     assert unified.unified_reward(prompts(1), [RED], judge="") == [NAN]
     assert unified.unified_reward(prompts(1), [RED], judge="", axis="coherence") == [1.0]

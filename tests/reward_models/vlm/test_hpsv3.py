@@ -159,7 +159,8 @@ def test_a_truncated_file_and_missing_ones_are_named(made, tmp_path):
 
 def test_an_instruction_is_read_from_python_without_running_it(tmp_path):
     file = tmp_path / "collator.py"
-    file.write_text(f"import nothing\nINSTRUCTION = '- {{text_prompt}}'\n{HPSV3_NAMES[1]} = ' <|Reward|>'\n1 / 0\n")
+    others = "import nothing\nf = open('x')\na.b = 1\n"
+    file.write_text(f"{others}INSTRUCTION = '- {{text_prompt}}'\n{HPSV3_NAMES[1]} = ' <|Reward|>'\n1 / 0\n")
     assert hpsv3_instruction(str(file)) == "- {text_prompt} <|Reward|>"
     with pytest.raises(ValueError, match="f.py: got no text other, expected the published file"):
         constants("INSTRUCTION = 1", ["other"], "f.py")
