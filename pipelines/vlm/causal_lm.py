@@ -20,7 +20,7 @@ from pipelines.conversation import check_prompt_lengths, conversation_ids, end_t
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.vlm.causal_lm_tiny import tiny, toy
+from pipelines.vlm.causal_lm_tiny import network_of, tiny
 
 __all__ = ["LORA_TARGETS", "CausalLm", "load", "tiny", "toy"]
 
@@ -109,3 +109,9 @@ def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int
         max_prompt_tokens,
         checkpointing=training.gradient_checkpointing,
     )
+
+
+def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0) -> CausalLm:
+    """A random Qwen2 of a few thousand parameters over a vocabulary of words."""
+    network, tokenizer = network_of(words, width, layers, seed)
+    return CausalLm(network, tokenizer, make_trainable(network, PLAIN, LORA_TARGETS))

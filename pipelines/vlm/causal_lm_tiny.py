@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from pipelines.training import PLAIN, make_trainable
-
-if TYPE_CHECKING:
-    from pipelines.vlm.causal_lm import CausalLm
+from pipelines.pretrained import save_network
 
 TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
 
 
 def tiny(folder: str | Path) -> str:
     """Write a random model over ``TINY_WORDS`` and return its folder."""
-    family = toy(TINY_WORDS.split())
-    family.save(Path(folder), family.network)
+    network, tokenizer = network_of(TINY_WORDS.split())
+    save_network(Path(folder), network, (tokenizer,))
     return str(folder)
 
 
-def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0) -> CausalLm:
-    """A random Qwen2 of a few thousand parameters over a vocabulary of words."""
+def network_of(words: Sequence[str], width: int = 32, layers: int = 2, seed: int = 0) -> tuple[Any, Any]:
+    """A random Qwen2 of a few thousand parameters over a vocabulary of words, and its tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
 
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<end>", *words])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
@@ -46,5 +41,4 @@ def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Qwen2ForCausalLM(config)
-    reference = make_trainable(network, PLAIN, LORA_TARGETS)
-    return CausalLm(network, tokenizer, reference)
+    return network, tokenizer
