@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 
+import reward_models
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
@@ -201,6 +204,15 @@ installs them; weights with their files, and their licence), and whose numbers i
 def test_the_page_of_settings_holds_the_defaults_as_they_are():
     """``python -m tests.test_defaults`` writes the page."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+def test_no_function_of_a_reward_unpickles_unasked():
+    found = {}
+    for one in pkgutil.walk_packages(reward_models.__path__, "reward_models."):
+        for name, function in inspect.getmembers(importlib.import_module(one.name), inspect.isfunction):
+            if "allow_pickle" in (parameters := inspect.signature(function).parameters):
+                found[f"{function.__module__}.{name}"] = parameters["allow_pickle"].default
+    assert len(found) >= 20 and set(found.values()) == {False, inspect.Parameter.empty}
 
 
 if __name__ == "__main__":

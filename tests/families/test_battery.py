@@ -248,8 +248,10 @@ def test_a_saved_model_goes_on_exactly(name, rank, tiny, tmp_path):
     options = {"lora_rank": rank} if rank else {}
     policy = policy_of(name, tiny(name), **options)
     shake(policy)
-    policy.save(tmp_path / "model")
-    again = policy_of(name, tiny(name), weights=str(tmp_path / "model"), **options)
+    saved = tmp_path / "new" / "model"
+    for _ in range(2):  # into a folder that is not there, and into one that is
+        policy.save(saved)
+    again = policy_of(name, tiny(name), weights=str(saved), **options)
     ours, theirs = dict(policy.network.named_parameters()), dict(again.network.named_parameters())
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.types import Prompt
+from pipelines import vlm
 from pipelines.training import Training
 from pipelines.vlm import causal_lm
 
@@ -44,3 +45,14 @@ def test_a_tokenizer_without_padding_pads_with_its_end(folder):
 def test_precision_and_checkpointing_are_those_of_the_training(folder):
     model = causal_lm.load(folder, Training(dtype="bfloat16", gradient_checkpointing=True))
     assert model.dtype == torch.bfloat16 and model.checkpointing and not model.network.training
+
+
+def test_the_seed_of_a_policy_is_that_of_its_adapters(folder):
+    seeds = (7, 8, 7)
+    made = [vlm.policy(folder, seed=seed, lora_rank=2, max_tokens=2) for seed in seeds]
+    assert tuple(policy.settings.config.seed for policy in made) == seeds
+    first, other, same = (
+        [value for name, value in policy.network.named_parameters() if "lora_A" in name] for policy in made
+    )
+    assert all(torch.equal(*pair) for pair in zip(first, same, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from reward_models.evaluation.evaluate import _calibration
+from reward_models.evaluation.comparison import pairs
+from reward_models.evaluation.evaluate import _calibration, _selection
 from reward_models.evaluation.metrics import calibration, selection, significance
 
 WON = np.array([True, True, True, False])
@@ -146,3 +147,24 @@ def test_rewards_agree_where_both_have_a_sign():
         warnings.simplefilter("error")
         assert math.isnan(significance.agreement(np.array([nan, 1.0]), np.array([1.0, nan])))
     assert significance.agreement(np.array([1.0, -2.0, nan, 3.0]), np.array([5.0, 1.0, 1.0, 0.5])) == 2 / 3
+
+
+def test_an_output_without_a_score_leaves_its_comparison_out_of_selection():
+    def one(*values: float) -> dict:
+        some = SimpleNamespace(ranks=(0.0, 1.0))
+        return _selection([some] * 2, [values, (0.0, 1.0)])
+
+    assert (
+        one(math.nan, 1.0)
+        == one(math.nan, math.nan)
+        == {
+            "best_of": {"1": 0.5, "2": 0.0},
+            "regret": {"1": 0.0, "2": 1.0},
+        }
+    )
+    assert one(1.0, 0.0)["best_of"] == {"1": 0.5, "2": 0.5}
+
+
+def test_no_comparison_has_no_pair():
+    none = pairs([], [])
+    assert [column.tolist() for column in (none.human, none.difference, none.cluster)] == [[], [], []]

@@ -162,3 +162,15 @@ def test_an_embedding_that_takes_a_device_is_given_it():
 def test_a_set_or_a_credit_that_there_is_not_is_an_error_of_the_reward(wrong):
     with pytest.raises(ValueError, match="^vendi: got over=.* and credit=.*, expected prompt or call"):
         rewards.vendi(prompts("aa"), texts("1 0", "0 1"), embed=NUMBERS, **wrong)
+
+
+def test_what_is_not_finite_or_empty_is_not_transported():
+    whole, nothing = torch.ones(2, 3), torch.zeros(0, 3)
+    broken = torch.tensor([[1.0, NAN, 0.0]])
+    for pair in ((broken, whole), (whole, broken), (nothing, whole), (whole, nothing)):
+        assert math.isnan(rewards._transported(*pair, 0.05, 1.0))
+    assert rewards._transported(whole, whole, 0.05, 1.0) == pytest.approx(1.0)
+
+
+def test_the_default_embedding_of_nothing_is_as_wide_as_of_a_picture():
+    assert layout([]).shape == (0, layout([Image(torch.zeros(3, 8, 8))]).shape[1])
