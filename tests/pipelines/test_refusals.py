@@ -14,7 +14,7 @@ from torch import nn
 from pipelines import kv, lora
 from pipelines.own_forward import _joined
 from pipelines.speech import audio, duration, whisper
-from pipelines.training import Training, make_trainable, target_names
+from pipelines.training import Training, autocast, make_trainable, target_names
 from pipelines.visual import flow, sizes
 
 
@@ -297,3 +297,11 @@ def test_activations_are_recomputed_where_it_is_asked_for(enabled):
     for network in (words, pictures):
         make_trainable(network, Training(gradient_checkpointing=enabled), ["to_q"])
         assert network.is_gradient_checkpointing == enabled
+
+
+def test_full_precision_needs_no_context_and_lower_ones_autocast():
+    cpu = torch.device("cpu")
+    with autocast(torch.bfloat16, cpu), autocast(torch.float32, cpu):  # a sampler in lower precision stays one
+        assert torch.is_autocast_enabled("cpu")
+    with autocast(torch.float32, cpu):
+        assert not torch.is_autocast_enabled("cpu")
