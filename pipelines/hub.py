@@ -13,6 +13,7 @@ from mmgrpo.data import prompts
 from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, registered
 from mmgrpo.data.media import IN_MEMORY
 from mmgrpo.data.streaming import StoredPrompts
+from mmgrpo.data.values import reason_of
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Prompt
@@ -115,8 +116,7 @@ def _errors(source: str) -> Iterator[None]:
     except (ValueError, OSError) as error:
         raise ValueError(f"{source}: {error}") from error
     except Exception as error:  # datasets wraps those of its readers
-        reason = error.__cause__ or error
-        raise ValueError(f"{source}: {type(reason).__name__}: {' '.join(str(reason).split())[:400]}") from error
+        raise ValueError(f"{source}: {reason_of(error.__cause__ or error)}") from error
 
 
 def _as_files(value: Any, key: str, store: Path) -> Any:

@@ -91,10 +91,9 @@ def lora_weights(network: Any) -> tuple[dict[str, nn.Module | Tensor], dict[str,
 
 def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[nn.Parameter]:
     """Add saved adapters, bit for bit, to a network without any, and return their parameters."""
-    require("visual", "peft")
+    adapters = add_lora(network, config["r"], config["lora_alpha"], config["target_modules"], seed=0)
     from peft import set_peft_model_state_dict
 
-    adapters = add_lora(network, config["r"], config["lora_alpha"], config["target_modules"], seed=0)
     result = set_peft_model_state_dict(network, dict(weights), adapter_name=ADAPTER)
     missing = [name for name in result.missing_keys if ".lora_" in name]
     if missing or result.unexpected_keys:

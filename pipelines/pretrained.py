@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import check_weight_files, read_object
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ def reading(source: str, part: str = "") -> Iterator[None]:
             f"no model could be read from {place}, expected a model folder, or a hub id that can be reached: {error}"
         ) from error
     except Exception as error:  # whatever a damaged or hostile file leads a library to
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"no model could be read from {place}: {reason}") from error
+        raise ValueError(f"no model could be read from {place}: {reason_of(error)}") from error
 
 
 def safely(training: Training) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import pickled
 
 SHOWN = 5
@@ -67,10 +68,10 @@ def read_tensors(file: Path, reward: str, allow_pickle: bool = False) -> dict[st
             return load_file(file)
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{reward}: {file} cannot be read ({_first_line(error)}); download it again") from error
+        raise ValueError(f"{reward}: {file} cannot be read ({reason_of(error)}); download it again") from error
     except Exception as error:  # of pickle and of safetensors, whose classes are their own
         raise ValueError(
-            f"{reward}: {file} holds something else than tensors, or is damaged ({_first_line(error)}); expected the "
+            f"{reward}: {file} holds something else than tensors, or is damaged ({reason_of(error)}); expected the "
             "published file, or one converted to safetensors"
         ) from error
     for key in ("state_dict", "module"):
@@ -79,10 +80,6 @@ def read_tensors(file: Path, reward: str, allow_pickle: bool = False) -> dict[st
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{reward}: {file}: got a {type(content).__name__}, expected tensors by name")
     return dict(content)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def load_exactly(

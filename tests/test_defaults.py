@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 
+import reward_models
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
@@ -34,6 +37,7 @@ from mmgrpo.rewards import RewardEntry
 from mmgrpo.rollout import SAMPLERS
 from mmgrpo.runtime.config import config_class
 from mmgrpo.runtime.plugins import load_object
+from mmgrpo.scoring.manifest import Manifest
 from reward_models import REWARDS
 from tests import ROOT
 
@@ -127,7 +131,8 @@ def page() -> str:
     empty = inspect.Parameter.empty
     arguments = ", ".join(one.name if one.default is empty else f"{one.name}={one.default!r}" for one in parameters)
     commands.append(f"| `mmgrpo.train` in Python | `{arguments}` |")
-    return "\n".join([HEAD, *rows, COMMANDS, *commands, REWARD_HEAD, *rewards, ""])
+    facts = [f"| `{name}` | {' | '.join(stated(entry.read_manifest()))} |" for name, entry in sorted(REWARDS.items())]
+    return "\n".join([HEAD, *rows, COMMANDS, *commands, REWARD_HEAD, *rewards, FACTS_HEAD, *facts, ""])
 
 
 def reward(name: str, entry: RewardEntry) -> str:
@@ -142,6 +147,23 @@ def reward(name: str, entry: RewardEntry) -> str:
 def adds(entry: RewardEntry) -> str:
     """What a reward adds to reports."""
     return ", ".join(what for what, path in (("error rates", entry.rates), ("notes", entry.annotate)) if path)
+
+
+def stated(manifest: Manifest | None) -> list[str]:
+    """The cells of a manifest."""
+    assert manifest is not None
+    value = [manifest.range, manifest.scale]
+    reads = [
+        ", ".join(manifest.reads),
+        "whole groups" * manifest.group,
+        "not the same each time" * (not manifest.deterministic),
+    ]
+    packages = ", ".join(manifest.packages) + f" [{manifest.extra}]" * bool(manifest.extra)
+    weights = [" ".join([name, *files]) for name, files in manifest.weights.items()]
+    cells = [manifest.scores, value, reads, [packages, *weights, manifest.licence], [manifest.source]]
+    if manifest.version > 1:
+        cells[-1] = [manifest.source, f"version {manifest.version}"]
+    return ["; ".join(filter(None, map(str, cell))).replace("|", r"\|") for cell in cells]
 
 
 HEAD = """# Settings and their defaults
@@ -169,9 +191,29 @@ samples of its report.
 | --- | --- |"""
 
 
+FACTS_HEAD = """
+## What rewards are
+
+What each scores, its range and scale, what it reads of the prompt, what it needs (packages, in brackets the extra that
+installs them; weights with their files, and their licence), and whose numbers it gives.
+
+| reward | scores | value | reads | needs | source |
+| --- | --- | --- | --- | --- | --- |"""
+
+
 def test_the_page_of_settings_holds_the_defaults_as_they_are():
     """``python -m tests.test_defaults`` writes the page."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+def test_no_function_of_a_reward_unpickles_unasked():
+    found = {}
+    for one in pkgutil.walk_packages(reward_models.__path__, "reward_models."):
+        for name, function in inspect.getmembers(importlib.import_module(one.name), callable):
+            inner = inspect.unwrap(function)  # of a cache
+            if inspect.isfunction(inner) and "allow_pickle" in (parameters := inspect.signature(inner).parameters):
+                found[f"{function.__module__}.{name}"] = parameters["allow_pickle"].default
+    assert len(found) >= 20 and set(found.values()) == {False, inspect.Parameter.empty}
 
 
 if __name__ == "__main__":

@@ -144,3 +144,8 @@ def quoted(name: str) -> str:
 def one_line(error: ValueError) -> str:
     """The message of an error, in which names and values of a user's row cannot break the line."""
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Kind and message of a library's error, in one line of at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Audio, Media, Prompt, Reference, Turn
 from pipelines import require
@@ -91,7 +92,7 @@ class AudioText(OwnForward):
         try:
             inputs = processed(self.processor, messages, clips, sounds.sampling_rate)
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
         return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}, ()
 

@@ -110,6 +110,6 @@ def mp4(clip: Output) -> bytes:
         stream.options = {"crf": "18"}
         for frame in pixels:
             even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(even)))
         container.mux(stream.encode())
     return buffer.getvalue()

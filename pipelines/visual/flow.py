@@ -260,7 +260,7 @@ def image_shift(config: Any, tokens: int, most: float) -> float:
 def pixels_of_latents(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
     """Pixels in [0, 1], which the VAE may slightly exceed."""
     scaled = latents.float() / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
-    return vae.decode(scaled.to(vae.dtype), return_dict=False)[0].float() / 2 + 0.5
+    return vae.decode(scaled.to(vae.dtype)).sample.float() / 2 + 0.5
 
 
 def refuse_overflow(pixels: Tensor, pipeline: Any) -> None:

@@ -58,7 +58,7 @@ class Flux(Architecture):
     def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
         hidden, pooled, _ = self.pipeline.encode_prompt(
-            prompt=prompt.text, prompt_2=None, device=self.device, max_sequence_length=self.max_sequence_length
+            prompt=prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
         )
         return hidden[0], pooled[0]
 

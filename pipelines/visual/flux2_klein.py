@@ -88,7 +88,6 @@ class Klein(Architecture):
                 hidden_states=torch.cat([latents.flatten(2).mT for latents in sequence], dim=1),
                 # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
                 timestep=time[rows] * 1000 / 1000,
-                guidance=None,
                 encoder_hidden_states=hidden[rows],
                 txt_ids=places(words=hidden.shape[1]).to(x.device),
                 img_ids=torch.cat([places(10 * i, *self.size) for i in range(len(sequence))]).to(x.device),
@@ -112,7 +111,7 @@ class Klein(Architecture):
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         vae = self.pipeline.vae
-        return vae.decode(self.denormalized(latents).to(vae.dtype), return_dict=False)[0].float() / 2 + 0.5
+        return vae.decode(self.denormalized(latents).to(vae.dtype)).sample.float() / 2 + 0.5
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels from 1 to 1 / steps, shifted according to the numbers of tokens and steps."""

@@ -110,7 +110,7 @@ def velocity(
 def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
     """Pixels in [0, 1], which the VAE may slightly exceed."""
     scaled = latents.float() / vae.config.scaling_factor
-    return vae.decode(scaled.to(vae.dtype), return_dict=False)[0].float().transpose(1, 2) / 2 + 0.5
+    return vae.decode(scaled.to(vae.dtype)).sample.float().transpose(1, 2) / 2 + 0.5
 
 
 def spacing(steps: int) -> dict[str, Any]:

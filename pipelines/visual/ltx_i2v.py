@@ -21,7 +21,7 @@ from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual import ltx_video
+from pipelines.visual import ltx_tiny
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.given import given_picture
 from pipelines.visual.ltx_video import (
@@ -130,5 +130,5 @@ def load(
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``LTXImageToVideoPipeline`` folder; see ``pipelines.visual.ltx_video.tiny``."""
-    return ltx_video.tiny(folder, seed, pictures=True)
+    """Write a complete ``LTXImageToVideoPipeline`` folder; see ``ltx_tiny.tiny``."""
+    return ltx_tiny.tiny(folder, seed, pictures=True)

@@ -7,7 +7,6 @@ embedding takes the places of tokens in seconds, so that the rate of the clip (`
 from __future__ import annotations
 
 import math
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.types import Prompt
-from pipelines import require, tiny_text
+from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
+from pipelines.visual.ltx_tiny import tiny
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
+
+__all__ = ["LORA_TARGETS", "load", "tiny"]
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Attention within the clip, and from the clip to the prompt."""
@@ -111,7 +113,7 @@ def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Ten
     time = torch.zeros(len(scaled), device=scaled.device, dtype=scaled.dtype)
     with torch.random.fork_rng([scaled.device] if scaled.device.type == "cuda" else []):
         torch.manual_seed(0)
-        (pixels,) = vae.decode(scaled, time, return_dict=False)
+        pixels = vae.decode(scaled, time).sample
     return pixels.float().transpose(1, 2) / 2 + 0.5
 
 
@@ -174,73 +176,3 @@ def load(
         guidance=float(guidance),
         fps=fps or FPS,
     )
-
-
-def tiny(folder: str | Path = "", seed: int = 0, denoising_decoder: bool = True, pictures: bool = False) -> Path:
-    """Write a complete ``LTXPipeline`` folder (by default a new temporary one) and return it.
-
-    With ``pictures`` it is one of ``LTXImageToVideoPipeline``. Two layers of width 32; latents of 8 channels at an
-    eighth of the resolution, a quarter of the frames. The decoder denoises and injects noise, as since LTX-Video 0.9.1,
-    or does neither (0.9.0).
-    """
-    require("visual", "diffusers", "transformers")
-    from diffusers import LTXImageToVideoPipeline, LTXPipeline
-
-    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-ltx-video-"))
-    kind: Any = LTXImageToVideoPipeline if pictures else LTXPipeline
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        pipeline = kind(**_parts(denoising_decoder))
-    pipeline.save_pretrained(folder)
-    return folder
-
-
-def _parts(denoising_decoder: bool) -> dict[str, Any]:
-    """Every part of a small pipeline by its name."""
-    from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXVideoTransformer3DModel
-
-    autoencoder: Any = AutoencoderKLLTXVideo  # diffusers' annotations allow one value of every tuple only
-    widths, scaling, layers = (8, 8, 8, 8), (True, True, False, False), (1, 1, 1, 1, 1)
-    vae = autoencoder(
-        latent_channels=8,
-        block_out_channels=widths,
-        decoder_block_out_channels=widths,
-        layers_per_block=layers,
-        decoder_layers_per_block=layers,
-        spatio_temporal_scaling=scaling,
-        decoder_spatio_temporal_scaling=scaling,
-        decoder_inject_noise=(denoising_decoder,) * 5,
-        timestep_conditioning=denoising_decoder,
-        patch_size=2,
-    )
-    with torch.no_grad():
-        for name, parameter in vae.named_parameters():
-            if "per_channel_scale" in name:  # of the injected noise; initially zero
-                parameter.normal_(std=0.1)
-        # A narrow posterior, as that of a trained autoencoder.
-        vae.encoder.conv_out.conv.weight[-1] = 0.0
-        vae.encoder.conv_out.conv.bias[-1] = -30.0
-        vae.latents_mean.normal_(std=0.1)
-        vae.latents_std.uniform_(0.5, 1.5)
-    return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True,
-            base_shift=0.95,
-            max_shift=2.05,
-            base_image_seq_len=1024,
-            max_image_seq_len=4096,
-            shift_terminal=0.1,
-        ),
-        "vae": vae,
-        "text_encoder": tiny_text.t5(),
-        "tokenizer": tiny_text.t5_tokenizer(),
-        "transformer": LTXVideoTransformer3DModel(
-            in_channels=8,
-            out_channels=8,
-            num_attention_heads=2,
-            attention_head_dim=16,
-            cross_attention_dim=32,
-            num_layers=2,
-            caption_channels=32,
-        ),
-    }

@@ -40,7 +40,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma2-2B": ("Gemma2Config", {}),
     "Qwen3-4B": (
         "Qwen3Config",
-        {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "tie_word_embeddings": True},
+        {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_key_value_heads": 8},
     ),
     "Llama-8B": (
         "LlamaConfig",

@@ -35,7 +35,7 @@ def captions(shown: Shown) -> list[str]:
 
 def write_grid(stem: Path, shown: Shown) -> None:
     """``<stem>.png``: pictures with their prompts and rewards."""
-    write_bytes(stem.with_suffix(".png"), png(sample_grid(shown.outputs, captions(shown), columns=4)))
+    write_bytes(stem.with_suffix(".png"), png(sample_grid(shown.outputs, captions(shown))))
 
 
 @dataclass(frozen=True)

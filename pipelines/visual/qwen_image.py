@@ -77,7 +77,7 @@ class QwenImage(Architecture):
         vae = self.pipeline.vae
         mean, std = (statistic.to(latents) for statistic in latent_statistics(vae))
         scaled = (latents[:, :, None] * std + mean).to(vae.dtype)
-        return vae.decode(scaled, return_dict=False)[0][:, :, 0].float() / 2 + 0.5
+        return vae.decode(scaled).sample[:, :, 0].float() / 2 + 0.5
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""

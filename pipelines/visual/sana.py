@@ -52,13 +52,12 @@ class Sana(Architecture):
     def check(self, prompt: Prompt) -> None:
         """Gemma must read the whole prompt."""
         tokenizer = self.pipeline.tokenizer
-        instruction = instruction_of(self.pipeline) if prompt.text else []
-        before = "\n".join(instruction)
+        instruction = "\n".join(instruction_of(self.pipeline))
         # Of the instruction, the first and the last token are kept, and so are not added to the length.
-        tokens = len(tokenizer.encode(before)) if before else 2
-        encoder = f"Gemma (instruction of {tokens} tokens included)" if before else "Gemma"
+        tokens = len(tokenizer.encode(instruction))
+        encoder = f"Gemma (instruction of {tokens} tokens included)"
         most = self.max_sequence_length + tokens - 2
-        refuse_cut(prompt, tokenizer, most, encoder, text=before + prompt.text.lower().strip())
+        refuse_cut(prompt, tokenizer, most, encoder, text=instruction + prompt.text.lower().strip())
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Gemma 2, and the mask of those that are words."""
@@ -180,6 +179,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
                 cross_attention_dim=32,
                 caption_channels=32,
                 sample_size=4,
+                timestep_scale=0.5,
                 qk_norm="rms_norm_across_heads",
             ),
             scheduler=DPMSolverMultistepScheduler(

@@ -84,7 +84,8 @@ class Wan(Architecture):
         time = time * 1000
         if self.pipeline.config.expand_timesteps:
             time = time[:, None].expand(-1, self.size[0] * self.tokens)
-        return network(x, time, hidden, return_dict=False)[0]
+        (predicted,) = network(x, time, hidden, return_dict=False)
+        return predicted
 
     def scale_at(self, time: Float[Tensor, " N"], scale: float) -> float | Tensor:
         """That of the network which the row passes through."""
@@ -99,7 +100,7 @@ class Wan(Architecture):
             torch.tensor(values, device=latents.device).view(1, -1, 1, 1, 1)
             for values in (vae.config.latents_mean, vae.config.latents_std)
         )
-        clips = vae.decode((latents.float() * std + mean).to(vae.dtype), return_dict=False)[0]
+        clips = vae.decode((latents.float() * std + mean).to(vae.dtype)).sample
         return clips.transpose(1, 2).float() / 2 + 0.5
 
     def save(self, folder: Path, network: Any) -> None:

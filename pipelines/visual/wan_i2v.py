@@ -83,11 +83,13 @@ class WanImage(Wan):
         hidden, condition, *image = conditioning
         time = time * 1000
         if not self.first_is_given:
-            return network(torch.cat([x, condition], 1), time, hidden, *image, return_dict=False)[0]
+            (predicted,) = network(torch.cat([x, condition], 1), time, hidden, *image, return_dict=False)
+            return predicted
         clean = torch.zeros(len(x), self.tokens, device=x.device)
         noisy = time[:, None].expand(-1, x.shape[2] * self.tokens)
         whole = self.complete(x, conditioning)
-        return network(whole, torch.cat([clean, noisy], 1), hidden, return_dict=False)[0][:, :, 1:]
+        (predicted,) = network(whole, torch.cat([clean, noisy], 1), hidden, return_dict=False)
+        return predicted[:, :, 1:]
 
     def complete(self, latents: Tensor, conditioning: tuple[Tensor, ...]) -> Float[Tensor, "N c frames h w"]:
         """The sampled frames behind a given one."""

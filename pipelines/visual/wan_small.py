@@ -67,7 +67,8 @@ class Small(SmallModel):
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction at time 1000 sigma, which is not rounded."""
         hidden, _ = conditioning
-        return network(x, time * 1000, hidden, return_dict=False)[0]
+        (predicted,) = network(x, time * 1000, hidden, return_dict=False)
+        return predicted
 
     def pixels(self, latents: Float[Tensor, "N 3 frames h w"]) -> Float[Tensor, "N frames 3 h w"]:
         return super().pixels(latents).transpose(1, 2)

@@ -20,11 +20,12 @@ from pipelines.conversation import check_prompt_lengths, conversation_ids, end_t
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.vlm.causal_lm_tiny import network_of, tiny
+
+__all__ = ["LORA_TARGETS", "CausalLm", "load", "tiny", "toy"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the model."""
-
-TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
 
 
 class CausalLm(Decoder):
@@ -110,33 +111,7 @@ def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int
     )
 
 
-def tiny(folder: str | Path) -> str:
-    """Write a random model over ``TINY_WORDS`` and return its folder."""
-    family = toy(TINY_WORDS.split())
-    family.save(Path(folder), family.network)
-    return str(folder)
-
-
 def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0) -> CausalLm:
     """A random Qwen2 of a few thousand parameters over a vocabulary of words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<end>", *words])}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
-    config = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        network = Qwen2ForCausalLM(config)
-    reference = make_trainable(network, PLAIN, LORA_TARGETS)
-    return CausalLm(network, tokenizer, reference)
+    network, tokenizer = network_of(words, width, layers, seed)
+    return CausalLm(network, tokenizer, make_trainable(network, PLAIN, LORA_TARGETS))

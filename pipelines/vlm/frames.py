@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmgrpo.data.inside import opened
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.randomness import stream
 from pipelines import require
 from pipelines.containers import MAX_FRAME_PIXELS, open_container, within_limit
@@ -119,8 +120,7 @@ def decode(path: str, choose: Choose) -> FrameSet:
     except Unreadable as error:
         raise Unreadable(f"{path}: {error}") from error
     except Exception as error:  # the errors of av have no common class
-        reason = " ".join(str(error).split())[:200]
-        raise Unreadable(f"{path}: cannot be read as a video ({type(error).__name__}: {reason})") from error
+        raise Unreadable(f"{path}: cannot be read as a video ({reason_of(error)})") from error
 
 
 def _decode(path: str | BytesIO, choose: Choose) -> FrameSet:

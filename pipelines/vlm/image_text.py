@@ -19,6 +19,7 @@ import torch
 from PIL import Image as Pil
 from torch import Tensor, nn
 
+from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
@@ -82,12 +83,13 @@ class ImageText(OwnForward):
             text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             inputs = self.processor(text=[text], images=[flat] if flat else None, return_tensors="pt")
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        patch = getattr(getattr(self.processor, "image_processor", None), "patch_size", 0)
-        grid = tensors.get("image_grid_thw", torch.zeros(0, 3)).tolist()
-        sizes = [(int(h * patch), int(w * patch)) for _, h, w in grid] or [(p.height, p.width) for p in flat]
+        sizes = [(picture.height, picture.width) for picture in flat]
+        if (grid := tensors.get("image_grid_thw")) is not None:
+            patch = self.processor.image_processor.patch_size
+            sizes = [(h * patch, w * patch) for _, h, w in grid.tolist()]
         first = [sum(map(len, pictures[:place])) for place in range(len(pictures))]
         return tensors, tuple(sizes[place] for place in first)
 
@@ -143,7 +145,7 @@ def load(
         training.gradient_checkpointing,
     )
     choose_way(model, f"{source} ({kind})", EXAMPLE)
-    model.limits = Limits(max_pixels, max_frames or 16, fps or 1.0, max_prompt_tokens)
+    model.limits = Limits(max_pixels, max_frames or Limits.max_frames, fps or Limits.fps, max_prompt_tokens)
     return model
 
 

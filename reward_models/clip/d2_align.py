@@ -80,8 +80,8 @@ def guided(
     texts: Float[Tensor, "n width"], direction: Float[Tensor, " width"], omega: float = OMEGA
 ) -> Float[Tensor, "n width"]:
     """The corrected text features e~ of features of length 1."""
-    plus = functional.normalize(texts + direction, dim=-1)
-    minus = functional.normalize(texts - direction, dim=-1)
+    plus = functional.normalize(texts + direction)
+    minus = functional.normalize(texts - direction)
     return minus + omega * (plus - minus)
 
 

@@ -31,5 +31,5 @@ def embed(
         raise ValueError(f"embed: got {len(outputs)} pictures, none of which is finite, expected at least one")
     found = towers.embeddings(list(images.values()))
     result = torch.full((len(outputs), found.shape[1]), float("nan"))
-    result[list(images)] = functional.normalize(found, dim=-1) if normalised else found
+    result[list(images)] = functional.normalize(found) if normalised else found
     return result

@@ -65,7 +65,7 @@ class Head(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def forward(self, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n outputs"]:
-        x = functional.normalize(embeddings, dim=-1) if self.facts.normalised else embeddings
+        x = functional.normalize(embeddings) if self.facts.normalised else embeddings
         for number, layer in enumerate(self.layers):
             x = layer(ACTIVATIONS[self.facts.activation](x) if number else x)
         return x

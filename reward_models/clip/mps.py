@@ -105,7 +105,7 @@ class ConditionedCLIP(nn.Module):
         relevant = relevant_words(words, self._texts(condition)[0][0], threshold)
         patches = self.model.visual_projection(self.model.vision_model(pixel_values=pixels).last_hidden_state)
         picture = self.cross_model(patches, words, relevant)[:, 0]
-        return self.model.logit_scale.exp() * functional.cosine_similarity(text, picture, dim=-1)
+        return self.model.logit_scale.exp() * functional.cosine_similarity(text, picture)
 
     def _texts(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The projected words [n, tokens, width], and that of the end of text [n, width]."""

@@ -54,12 +54,12 @@ class Towers:
 
     def images(self, images: Sequence[Image], transform: Transform | None = None) -> Float[Tensor, "n width"]:
         """The features of pictures, of length 1."""
-        return functional.normalize(self.embeddings(images, transform), dim=-1)
+        return functional.normalize(self.embeddings(images, transform))
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "n width"]:
         """The features of texts, of length 1; equal texts are encoded once."""
         unique = list(dict.fromkeys(texts))
-        features = functional.normalize(_in_parts(unique, self.encode_texts), dim=-1)
+        features = functional.normalize(_in_parts(unique, self.encode_texts))
         return features[[unique.index(text) for text in texts]]
 
 

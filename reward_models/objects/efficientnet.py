@@ -106,7 +106,7 @@ def probabilities(
     """Of the classes of ImageNet, on the CPU."""
     network = classifier(weights, device)
     inputs = torch.stack([prepared(image) for image in images])
-    return torch.cat([network(part.to(device)).softmax(-1).cpu() for part in inputs.split(batch)])
+    return torch.cat([network(part.to(device)).softmax(1).cpu() for part in inputs.split(batch)])
 
 
 def prepared(image: Image) -> Float[Tensor, "3 224 224"]:

@@ -101,7 +101,7 @@ def _regression(
     """Support vectors, their coefficients, gamma and rho of a libsvm model with an RBF kernel."""
     text = (weights_folder("brisque", weights, "brisque") / "svm.txt").read_text("ascii")
     header, _, body = text.partition("\nSV\n")
-    facts = dict(line.split(maxsplit=1) for line in header.splitlines())
+    facts = dict(line.split() for line in header.splitlines())
     rows = [line.split() for line in body.splitlines()]
     vectors = np.zeros((len(rows), len(_LOW)))
     for vector, row in zip(vectors, rows, strict=True):

@@ -11,7 +11,7 @@ from mmgrpo.data.media import LONGEST, MAX_FRAME_FILES
 from mmgrpo.data.messages import MAX_ID
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
-from mmgrpo.data.values import MAX_DEPTH, MAX_INTEGER, MAX_LINE, shown, text_of
+from mmgrpo.data.values import MAX_DEPTH, MAX_INTEGER, MAX_LINE, reason_of, shown, text_of
 from mmgrpo.types import Prompt
 
 
@@ -124,3 +124,8 @@ def test_values_in_errors_are_short_and_whole_characters():
     circle = []
     circle.append(circle)
     assert shown(circle) == "<list>" and shown({"a": object()}) == '{"a": "<object>"}'
+
+
+def test_the_reason_of_a_library_is_one_line_of_300_characters():
+    assert reason_of(OSError("no\n\n  such  file")) == "OSError: no such file"
+    assert reason_of(KeyError("x" * 500)) == "KeyError: '" + "x" * 289

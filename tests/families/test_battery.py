@@ -123,7 +123,7 @@ def test_the_ratio_is_one_before_the_first_update(name, tiny):
     shake(policy)
     rollout = rollout_of(name, policy)
     sampled = rollout.decisions.log_probs[rollout.decisions.loss_mask]
-    assert sampled.numel() > 0
+    assert sampled.numel() > 0 and getattr(policy.model, "device", torch.device("cpu")) == torch.device("cpu")  # type: ignore[attr-defined]
     torch.testing.assert_close(rescored(policy, rollout), sampled, rtol=0, atol=2e-5)
 
 
@@ -216,6 +216,25 @@ def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
     assert others and not any(parameter.requires_grad for parameter in others)
 
 
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
+    option = families()[name].guidance  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=f"^{option}: got 0.5, expected 1"):
+        policy_of(name, tiny(name), **{option: 0.5})
+
+
+GUIDED = {name: getattr(families()[name], "guidance", "guidance") for name in (*DRAWN, "stable_audio", "flow_speech")}
+"""Family to the option that is its scale of guidance."""
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_guidance_doubles_the_evaluations_of_a_round(name):
+    plain, guided = (family(name).arithmetic(config_of(name, "", **{GUIDED[name]: scale})) for scale in (1.0, 2.0))
+    assert plain.totals["samples"] == guided.totals["samples"] == plain.groups * GROUP
+    for part in ("evaluations to sample", "evaluations to train"):
+        assert guided.totals[part] == 2 * plain.totals[part] > 0
+
+
 def unlike(prompts: Any, outputs: Any) -> list[float]:
     """A reward that differs within every group."""
     return [float(place % GROUP) for place in range(len(outputs))]
@@ -229,8 +248,10 @@ def test_a_saved_model_goes_on_exactly(name, rank, tiny, tmp_path):
     options = {"lora_rank": rank} if rank else {}
     policy = policy_of(name, tiny(name), **options)
     shake(policy)
-    policy.save(tmp_path / "model")
-    again = policy_of(name, tiny(name), weights=str(tmp_path / "model"), **options)
+    saved = tmp_path / "new" / "model"
+    for _ in range(2):  # into a folder that is not there, and into one that is
+        policy.save(saved)
+    again = policy_of(name, tiny(name), weights=str(saved), **options)
     ours, theirs = dict(policy.network.named_parameters()), dict(again.network.named_parameters())
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -32,7 +32,7 @@ from tests.mutants.report import Verdict, equivalent, markdown
 CACHE = ROOT / "build" / "mutants.json"
 """What was recorded; ignored by git."""
 
-TABLES = {"tests/test_defaults.py", "tests/test_docs.py"}
+TABLES = {"tests/test_defaults.py", "tests/test_docs.py", "tests/families/test_defaults_agree.py"}
 """They compare tables of all modules with the documentation."""
 
 LEAST_SECONDS = 10.0
@@ -43,7 +43,7 @@ MOST_SECONDS = 60.0
 counts as a survivor."""
 
 
-LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_parts\.py$")
+LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_(parts|text)\.py$")
 """What measures speed, which only slow tests run, and what makes random models for tests, where any size will do."""
 
 

@@ -32,8 +32,9 @@ BUILT_IN_SUM = {"sum": "max"}
 SPOKEN = {"print", "warn", "warning", "info", "debug", "error", "log_message"}
 """Calls whose arguments are prose."""
 
-UNSEEN = {"strict", "encoding", "device"}
-"""Keywords whose absence shows only where other code is broken (``zip``) or on a machine of another kind."""
+UNSEEN = {"strict", "encoding", "device", "indent", "desc", "unit", "leave"}
+"""Keywords whose absence shows only where other code is broken (``zip``), on a machine of another kind, in the white
+space of a JSON file, or in the words of a progress bar."""
 
 
 @dataclass(frozen=True)

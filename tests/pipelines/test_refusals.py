@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pipelines import kv, lora
+from pipelines.own_forward import _joined
 from pipelines.speech import audio, duration, whisper
-from pipelines.training import Training, make_trainable, target_names
+from pipelines.training import Training, autocast, make_trainable, target_names
 from pipelines.visual import flow, sizes
 
 
@@ -128,6 +129,19 @@ def test_a_cache_of_plain_keys_and_values_is_spread_and_another_is_refused():
     assert keys.grad.flatten().tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(TypeError, match="got a cache layer of type object, expected DynamicLayer"):
         kv.spread_cache(SimpleNamespace(layers=[object()]), torch.tensor([0]))
+
+
+def test_caches_of_several_rows_are_padded_on_the_left():
+    from transformers.cache_utils import DynamicCache
+
+    caches = []
+    for row, length in enumerate((1, 3)):
+        caches.append(DynamicCache())
+        keys = torch.full((1, 1, length, 2), float(row + 1))
+        caches[-1].update(keys, 10 * keys, 0)
+    joined = _joined(caches, 3).layers[0]
+    assert joined.keys[:, 0].tolist() == [[[0, 0], [0, 0], [1, 1]], [[2, 2]] * 3]
+    assert torch.equal(joined.values, 10 * joined.keys)
 
 
 # Sounds
@@ -259,3 +273,35 @@ def test_a_whisper_that_suppresses_nothing_of_its_own_suppresses_special_tokens_
     assert (one.begin_suppress_tokens == both.begin_suppress_tokens) == (missing == "suppress_tokens")
     assert both.suppress_tokens - one.suppress_tokens == ({3, 4} if missing == "suppress_tokens" else set())
     assert one.suppress_tokens and not one.suppress_tokens & one.end_ids
+
+
+@pytest.mark.parametrize(
+    "smallest", [{"classes": 1}, *({name: 0} for name in ("frames_a_class", "frames_of_zero", "layers", "inner"))]
+)
+def test_a_duration_network_has_at_least_one_of_everything(smallest):
+    with pytest.raises(ValueError, match="duration network: got .*, expected at least 2 classes, sizes of at least 1"):
+        duration.Shape(**smallest)
+    ones = {name: 1 for name in ("frames_a_class", "frames_of_zero", "layers", "heads", "inner")}
+    assert duration.Shape(classes=2, width=2, **ones).seconds(0) > 0
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_activations_are_recomputed_where_it_is_asked_for(enabled):
+    from diffusers import SD3Transformer2DModel
+    from transformers import LlamaConfig, LlamaModel
+
+    with torch.device("meta"):
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        words = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
+        pictures = SD3Transformer2DModel(num_layers=1, num_attention_heads=1, attention_head_dim=8)
+    for network in (words, pictures):
+        make_trainable(network, Training(gradient_checkpointing=enabled), ["to_q"])
+        assert network.is_gradient_checkpointing == enabled
+
+
+def test_full_precision_needs_no_context_and_lower_ones_autocast():
+    cpu = torch.device("cpu")
+    with autocast(torch.bfloat16, cpu), autocast(torch.float32, cpu):  # a sampler in lower precision stays one
+        assert torch.is_autocast_enabled("cpu")
+    with autocast(torch.float32, cpu):
+        assert not torch.is_autocast_enabled("cpu")

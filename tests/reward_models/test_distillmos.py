@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from torch import nn
 
 from mmgrpo.types import Audio, Prompt, Text
 from reward_models.speech import distillmos as module
@@ -46,6 +47,81 @@ def test_a_long_sound_is_the_mean_of_windows_that_cover_it():
     assert module.mean_opinion_score(network, long) == 2.0  # of 1, 2 and 3
     assert starts == [0.0, 8000.0, 16_001.0]
     assert module.mean_opinion_score(network, np.ones(5, np.float32)) == 4.0
+
+
+class Bands(nn.Module):
+    """Takes the place of the convolutions: 256 channels of 4 bands, which repeat the magnitudes of a spectrum."""
+
+    def forward(self, spectrum: torch.Tensor) -> torch.Tensor:
+        magnitude = spectrum.square().sum(1).sqrt()[:, :128, : module.FRAMES]
+        return magnitude.repeat(1, 8, 1).unflatten(1, (256, 4)) - 1
+
+
+@pytest.fixture(scope="module")
+def network() -> module.DistillMos:
+    torch.manual_seed(0)
+    made = module.DistillMos().eval()
+    made.transformer_encoder.layers = made.transformer_encoder.layers[:1]
+    made.pe.normal_()
+    return made
+
+
+def test_the_convolutions_have_the_published_sizes():
+    layers = [layer for layer in module.DistillMos().cnn if isinstance(layer, nn.Conv2d)]
+    sizes = [(layer.in_channels, layer.out_channels, layer.stride) for layer in layers]
+    assert sizes[0] == (2, 64, (1, 1)) and sizes[-1] == (256, 256, (2, 2))
+    assert sizes[1:-1] == [(64, 64, (2, 1)), (64, 128, (2, 1)), (128, 256, (2, 1)), (256, 256, (2, 1))]
+    assert {(layer.kernel_size, layer.padding) for layer in layers} == {((3, 3), (0, 1))}
+    # 161 bands: 159, and (n - 3) // 2 + 1 five times, 4 at last; 768 frames are halved once
+    with torch.device("meta"):
+        made = module.DistillMos().cnn(torch.empty(1, 2, 161, WINDOW // 160))
+    assert made.shape == (1, 256, 4, module.FRAMES)
+    assert sum(p.numel() for p in module.DistillMos().transformer_encoder.parameters()) == 7 * 322_200
+
+
+def test_the_score_is_a_sigmoid_of_states_that_attention_sums_up(network, monkeypatch):
+    monkeypatch.setattr(network, "cnn", Bands())
+    waves = torch.randn(2, WINDOW, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        x = Bands()(compressed_spectrum(waves / waves.abs().amax(1, keepdim=True))).flatten(1, 2)
+        x = x / (1 + network.norm.eps)  # both are fresh
+        x = network.transformer_encoder(network.linear_proj(x.mT) + network.pe) / (1 + network.norm_trans.eps) ** 0.5
+        scores = network.linear2(network.linear1(x).clamp(min=0)).exp()
+        pooled = (scores * x).sum(1) / scores.sum(1)
+        wanted = 1 + 4 / (1 + (-network.linear3(pooled)[:, 0]).exp())
+        torch.testing.assert_close(network(waves), wanted, atol=1e-4, rtol=0)
+        assert (wanted[0] - wanted[1]).abs() > 1e-4
+        torch.testing.assert_close(network(waves / 4), wanted, atol=1e-4, rtol=0)  # however loud
+
+
+def test_weights_are_read_under_the_names_of_the_package(network, tmp_path, monkeypatch):
+    def packaged(name: str) -> str:
+        if name == "pe":
+            return "transformer_pool_attn.pos.pe"
+        if name.startswith("transformer_encoder.layers."):
+            return f"transformer_pool_attn.encoder.{name}"
+        return f"cnn.{name}" if name.startswith("cnn.") else f"transformer_pool_attn.part.{name}"
+
+    torch.manual_seed(3)
+    whole = module.DistillMos()
+    torch.save({"model": {packaged(k): v for k, v in whole.state_dict().items()}}, tmp_path / "distill_mos_v7.pt")
+    monkeypatch.setattr(module, "weights_folder", lambda *asked: {("distillmos", "x", "distillmos"): tmp_path}[asked])
+    read = module._network.__wrapped__("x")
+    assert all(torch.equal(value, whole.state_dict()[key]) for key, value in read.state_dict().items())
+
+
+def test_each_sound_is_scored_by_the_network_at_16_khz(monkeypatch):
+    shown = []
+
+    def network(wave):
+        shown.append(wave)
+        return torch.tensor([float(len(shown))])
+
+    monkeypatch.setattr(module, "_network", {"there": network}.__getitem__)
+    sound = Audio(torch.rand(1, 8_000, generator=torch.Generator().manual_seed(5)) - 0.5, 16_000)
+    assert distillmos([PROMPT], [sound], weights="there") == [1.0]
+    assert shown[0].shape == (1, WINDOW) and torch.equal(shown[0][0, :8_000], sound.samples[0])
+    assert shown[0][0, 8_000:].abs().max() == 0
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ import torch
 from mmgrpo.rewards import scorer
 from mmgrpo.toy import scenes
 from mmgrpo.types import Image, Prompt, Text
+from reward_models import preference as preference_module
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
 from reward_models.preference import Description, PreferenceModel, RewardHead, last_token, load, preference, save
-from reward_models.preference_training import bradley_terry, bradley_terry_ties, train
+from reward_models.preference_training import bradley_terry, bradley_terry_ties, examples, train
 
 SIGMOID = torch.sigmoid
 
@@ -195,3 +198,31 @@ def test_equal_seeds_train_equal_heads():
     one, two, other = (train(PAIRS, f"{HERE}:brightness", epochs=2, seed=seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_pictures_are_scored_in_batches_and_pairs_know_who_won(monkeypatch):
+    sizes = []
+
+    class Model:
+        description = SimpleNamespace(mean=1.0, std=2.0)
+
+        def features(self, prompts, outputs, device):
+            sizes.append(len(outputs))
+            return (torch.tensor([[float(output.text)] for output in outputs]),)
+
+        def __call__(self, numbers):
+            return numbers[:, 0]
+
+    monkeypatch.setattr(preference_module, "BATCH", 2)
+    outputs = [Text(str(number)) for number in range(5)]
+    model: Any = Model()
+    scores = preference_module.scores_of(model, [Prompt("a")] * 5, outputs, "cpu")
+    assert scores == [-0.5, 0.0, 0.5, 1.0, 1.5] and sizes == [2, 2, 1]
+    some = [Comparison(Prompt("a"), tuple(outputs[:3]), (0.0, 1.0, 1.0), "row 1") for _ in range(3)]
+    made = examples(model, some, "cpu", batch=2)
+    assert made.human.tolist() == [1.0, 1.0, 0.0] * 3 and made.ratings is None
+    assert (made.first.tolist(), made.second.tolist()) == (
+        [0, 0, 1, 3, 3, 4, 6, 6, 7],
+        [1, 2, 2, 4, 5, 5, 7, 8, 8],
+    )
+    assert sizes[3:] == [6, 3]

@@ -302,3 +302,28 @@ def test_the_network_of_opinions_runs_on_one_thread_from_the_files_of_its_packag
     origin.origin = None
     with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
         dnsmos._session.__wrapped__()
+
+
+def test_dnsmos_without_files_on_disk_is_told(monkeypatch):
+    monkeypatch.setattr(dnsmos, "import_library", lambda name: SimpleNamespace())
+    for spec in (None, SimpleNamespace(origin=None)):
+        monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name, spec=spec: spec)
+        with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
+            dnsmos._session.__wrapped__()
+
+
+@pytest.mark.parametrize("path", ["nowhere", "a/b/c"])
+def test_a_recognizer_is_a_folder_or_a_hub_id(path, tmp_path, monkeypatch):
+    class Reached(Exception):
+        pass
+
+    def reached(*given):
+        raise Reached
+
+    monkeypatch.setattr(recognizer, "check_weight_files", reached)
+    with pytest.raises(FileNotFoundError, match=f"there is no recognizer '{path}'; expected a folder, a hub id"):
+        recognizer.recognizer.__wrapped__(path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for there in ("owner/name", str(tmp_path / "a" / "b")):
+        with pytest.raises(Reached):
+            recognizer.recognizer.__wrapped__(there)

@@ -48,7 +48,7 @@ def best_threshold(human: Signs, difference: Values) -> tuple[float, float]:
     if not scored.any():
         return float("nan"), float("nan")
     h, d = human[scored], difference[scored]
-    order = np.argsort(np.abs(d), kind="stable")
+    order = np.argsort(np.abs(d))
     size = np.abs(d)[order]
     tied = np.concatenate([[0], np.cumsum(h[order] == 0)])
     correct = ((h == np.sign(d)) & (d != 0))[order]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.data.values import reason_of
 from mmgrpo.types import Text
 from reward_models.evaluation.comparison import Candidate, Stored
 
@@ -196,7 +197,7 @@ def _parsed(text: str, place: str) -> Any:
 
 
 def _csv(file: Path) -> Iterator[Any]:
-    yield from csv.DictReader(io.StringIO(_text(file), newline=""))
+    yield from csv.DictReader(io.StringIO(_text(file)))
 
 
 def _of_hub(name: str, config: str, split: str) -> Iterator[Row]:
@@ -207,10 +208,9 @@ def _of_hub(name: str, config: str, split: str) -> Iterator[Row]:
     try:
         table = datasets.load_dataset(name, config or None, split=split or "test")
     except Exception as error:  # of the network, of the hub, of the builder: each library has its own
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise FileNotFoundError(
-            f"{name}: neither a file here nor a data set that can be loaded ({reason}); name its folder, or its config "
-            "and split: FORMAT(config='...', split='...')"
+            f"{name}: neither a file here nor a data set that can be loaded ({reason_of(error)}); name its folder, or "
+            "its config and split: FORMAT(config='...', split='...')"
         ) from error
     for column, feature in table.features.items():
         if type(feature).__name__ in ("Image", "Video"):

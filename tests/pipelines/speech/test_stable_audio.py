@@ -157,3 +157,10 @@ def test_a_scheduler_of_another_process_is_refused(change, message, tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
         load(stable_audio, tmp_path / "tiny")
+
+
+def test_without_guidance_there_is_no_second_branch(folder):
+    prompts = [Prompt("rain")]
+    assert load(stable_audio, folder, guidance=1.0).encode(prompts).negative == ()
+    guided = load(stable_audio, folder, guidance=2.0).encode(prompts)
+    assert not guided.negative[0].any() and torch.equal(guided.negative[2], guided.tensors[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,30 @@ def test_suppressed_tokens_are_never_said_and_stay_impossible_in_scoring(folder)
     at_first = sorted(family.begin_suppress_tokens)
     assert torch.isneginf(spread[0, at_first]).all() and torch.isfinite(spread[1, at_first]).all()
     torch.testing.assert_close(spread.exp().sum(1), torch.ones(2))
+
+
+def test_a_checkpoint_may_suppress_nothing(folder):
+    family = whisper.load(folder)
+    config = family.network.generation_config
+    own, at_first = set(config.suppress_tokens), set(config.begin_suppress_tokens)
+    special = set(family.tokenizer.all_special_ids)
+    assert own - special and at_first and family.begin_suppress_tokens == at_first
+    config.suppress_tokens = config.begin_suppress_tokens = None
+    silent = replace(family)
+    assert silent.begin_suppress_tokens == frozenset()
+    assert silent.suppress_tokens == family.suppress_tokens - (own - special)
+
+
+def test_what_trains_is_the_decoder_and_what_is_asked_for(folder):
+    names = ("model.encoder", "model.decoder.embed_tokens", "model.decoder.layers")
+
+    def trained(**options):
+        network = whisper.load(folder, **options).network
+        return tuple({p.requires_grad for n, p in network.named_parameters() if n.startswith(name)} for name in names)
+
+    assert trained() == ({False}, {False}, {True})
+    assert trained(freeze_encoder=False) == ({True}, {False}, {True})
+    assert trained(freeze_embeddings=False) == ({False}, {True}, {True})
 
 
 def test_a_clip_is_encoded_once_for_its_group_and_once_for_the_run_where_features_are_kept(folder):

@@ -14,6 +14,7 @@ from mmgrpo.report.html import grids
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.report.run_folder import read_run
+from mmgrpo.report.thumbnails import strip
 from mmgrpo.runtime.folder import WRITTEN
 from mmgrpo.types import Image, Prompt, Video
 from pipelines.visual import FAMILIES, clips
@@ -58,6 +59,15 @@ def test_the_samples_of_a_run_move_and_stand_beside_each_other_as_strips(tmp_pat
         row = np.asarray(still.convert("L"))[60, : still.width // 3]
         assert [round(255 * shade) for shade in SHADES] == [int(g) for g in dict.fromkeys(row.tolist()) if g != 255]
     assert all(WRITTEN.fullmatch(f"samples/{name}") for name in ("before.webp", "after-natural.webp"))
+
+
+def test_strips_are_as_wide_as_the_longest(tmp_path):
+    outputs = [clip(frames=2), clip(frames=5)]
+    FAMILIES["sd3"].write_samples(tmp_path / "after", Shown([Prompt("a"), Prompt("b")], outputs, [{}] * 2, [{}] * 2))
+    widths = [strip([clips.enlarged(frame, clips.STILL) for frame in clips.frames_of(one)]).width for one in outputs]
+    with Pil.open(tmp_path / "after.png") as still:
+        columns = np.asarray(still.convert("L"))[:, still.width // 2 :].min(0) < 255
+    assert widths[0] < widths[1] == np.flatnonzero(columns)[-1] - np.flatnonzero(columns)[0] + 1
 
 
 def test_pictures_are_written_as_before(tmp_path):

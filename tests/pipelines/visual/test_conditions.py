@@ -85,6 +85,15 @@ def test_a_damaged_file_is_encoded_again(tmp_path):
     assert calls == ["one", "one"] and row[0].tolist() == [3.0] * 4
 
 
+def test_a_file_that_is_read_counts_as_used(tmp_path):
+    prompt = Prompt("a")
+    encodings(tmp_path, []).rows([prompt])
+    [file] = tmp_path.glob(f"*{SUFFIX}")
+    os.utime(file, ns=(1, 1))
+    encodings(tmp_path, []).rows([prompt])
+    assert file.stat().st_mtime_ns > 1
+
+
 def test_the_longest_unused_files_are_removed_first_and_no_others(tmp_path):
     calls: list[str] = []
     encodings(tmp_path, calls).rows([Prompt("one")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,6 +92,12 @@ def test_the_noise_levels_are_those_of_the_pipeline(dev, steps):
     pipe.set_progress_bar_config(disable=True)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
     assert torch.equal(ours(dev).grid(steps).levels, pipe.scheduler.sigmas)
+
+
+def test_levels_of_the_schedulers_own_are_asked_for_by_number(dev):
+    scheduler = SimpleNamespace(config={"use_flow_sigmas": True})
+    architecture = flux.Flux(None, 512, 3.5, torch.device("cpu"), (128, 128))
+    assert architecture.spacing(scheduler, 7) == {"num_inference_steps": 7, "mu": pytest.approx(1.15)}  # 4096 tokens
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(dev, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,6 +121,13 @@ def test_a_distilled_model_takes_no_guidance(distilled):
 def test_the_noise_levels_are_those_of_the_pipeline(base, pipe, steps):
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
     assert torch.equal(ours(base).grid(steps).levels, pipe.scheduler.sigmas)
+
+
+def test_levels_of_the_schedulers_own_are_asked_for_by_number(base):
+    scheduler = SimpleNamespace(config={"use_flow_sigmas": True})
+    model = ours(base)
+    mu = model.architecture.spacing(model.scheduler, 7)["mu"]
+    assert model.architecture.spacing(scheduler, 7) == {"num_inference_steps": 7, "mu": mu}
 
 
 def test_positions_have_four_axes():

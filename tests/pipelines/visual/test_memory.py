@@ -5,13 +5,53 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.family import families
-from pipelines.visual.memory import MODELS, Model, fits, parameters, row
+from pipelines.visual import memory
+from pipelines.visual.memory import ENCODERS, MODELS, Model, encoder_parameters, fits, parameters, row
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "visual.md").read_text(encoding="utf-8")
 
 
-def test_the_page_of_generators_lists_their_families_and_the_memory_of_each_model() -> None:
+WORDS = {
+    "CLIP-L": 123_060_480,
+    "OpenCLIP-bigG": 694_659_840 - 1280**2,  # without its projection
+    "T5-XXL": 4_762_310_656,
+    "UMT5-XXL": 5_680_910_336,
+    "Gemma2-2B": 2_614_341_888,
+    "Qwen3-4B": 4_022_468_096,
+    "Llama-8B": 8_030_261_248 - 128_256 * 4096 + 64 * 4096,  # without its head, with HunyuanVideo's special tokens
+    "Qwen2.5-7B": 7_615_616_512 - 152_064 * 3584,  # without its head
+}
+"""Parameters of the published text encoders."""
+
+GENERATORS = {
+    "SD 1.4": (859_520_964, (512 // 8) ** 2, 320, 25),
+    "SDXL": (2_567_463_684, (1024 // 16) ** 2, 640, 70),
+    "SD 3.5 Medium": (2_243_171_520, (512 // 16) ** 2 + 77 + 256, 24 * 64, 24),
+    "Sana 1.6B": (1_604_462_752, (1024 // 32) ** 2 + 300, 70 * 32, 20),
+    "FLUX.2-klein 4B": (3_885_768_192, (512 // 16) ** 2 + 512, 24 * 128, 5 + 20),
+    "Z-Image": (6_154_908_736, (512 // 16) ** 2 + 512, 3840, 30 + 4),
+    "FLUX.1-dev": (11_891_178_560, (720 // 16) ** 2 + 512, 24 * 128, 19 + 38),
+    "Qwen-Image": (20_430_401_088, (512 // 16) ** 2 + 512, 24 * 128, 60),
+    "LTX-Video": (1_923_385_472, (24 // 8 + 1) * (480 // 32) * (704 // 32), 32 * 64, 28),
+    "Wan 2.1 1.3B": (1_418_996_800, (32 // 4 + 1) * (240 // 16) * (416 // 16), 12 * 128, 30),
+    "Wan 14B": (14_288_491_584, (32 // 4 + 1) * (240 // 16) * (416 // 16), 40 * 128, 40),
+    "HunyuanVideo": (12_821_012_544, (52 // 4 + 1) * (480 // 16) ** 2 + 256, 24 * 128, 20 + 40),
+}
+"""Parameters of the published networks; tokens of a sample, width and blocks."""
+
+
+def test_networks_and_text_encoders_have_their_published_sizes() -> None:
+    assert {name: encoder_parameters(name) for name in ENCODERS} == WORDS
+    assert {
+        one.name: (parameters(one.kind, one.config), one.tokens, one.width, one.blocks) for one in MODELS
+    } == GENERATORS
+
+
+def test_the_page_of_generators_lists_their_families_and_the_memory_of_each_model(monkeypatch) -> None:
+    counts = {str((one.kind, one.config)): GENERATORS[one.name][0] for one in MODELS}
+    monkeypatch.setattr(memory, "parameters", lambda *network: counts[str(network)])
+    monkeypatch.setattr(memory, "encoder_parameters", WORDS.__getitem__)
     listed = [line.split("`")[1] for line in PAGE.splitlines() if line.startswith("| `")]
     assert sorted(listed) == sorted(name for name, one in families().items() if one.modality == "visual")
     assert [model.name for model in MODELS if row(model) not in PAGE] == []

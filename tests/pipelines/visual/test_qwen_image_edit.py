@@ -14,6 +14,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
+from pipelines.pretrained import architecture
 from pipelines.visual import flux, qwen_image_edit
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
@@ -127,6 +128,8 @@ def test_the_unconditional_branch_keeps_the_picture_and_drops_the_words(folder):
 
 def test_encoders_are_forgotten_although_every_prompt_has_a_picture(folder):
     model = ours(folder)
+    assert model.encodings.kept == 128  # of up to 16 MB each
+    assert type(model.architecture.pipeline).__name__ == architecture(str(folder))
     before = model.encode(PROMPTS)
     model.forget_encoders(PROMPTS)
     assert model.architecture.pipeline.text_encoder is None

@@ -256,3 +256,9 @@ def test_frozen_parts_are_frozen_and_one_network_trains(folders):
         assert not part.training and not any(parameter.requires_grad for parameter in part.parameters())
     trained = [name for name, parameter in model.network.named_parameters() if parameter.requires_grad]
     assert len(trained) == 2 * 2 * 4 * 2  # layers, attentions, projections, A and B
+
+
+def test_a_repository_without_an_index_has_one_network(monkeypatch):
+    monkeypatch.setattr(wan, "read_json", lambda *_: None)
+    monkeypatch.setattr(wan, "read_network", lambda kind, source, training, name: f"{source}/{name}")
+    assert wan.read_networks("owner/name", Training()) == {"transformer": "owner/name/transformer"}

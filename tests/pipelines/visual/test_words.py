@@ -24,6 +24,12 @@ def test_a_model_without_vae_draws_pixels(words_folder):
     assert not torch.equal(one, other)
 
 
+def test_the_words_of_a_small_model_do_not_train(words_folder):
+    words = ours(words_folder).architecture.words
+    assert list(words.parameters()) and not any(parameter.requires_grad for parameter in words.parameters())
+    assert not words.training
+
+
 def test_a_model_without_vae_is_saved_whole(words_folder, tmp_path):
     model = ours(words_folder)
     with torch.no_grad():

@@ -105,6 +105,26 @@ def test_logits_that_are_not_those_of_the_head_are_refused(folders, monkeypatch)
         image_text.load(folders["llava"])
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("float16", 0.02), ("bfloat16", 0.1)])
+def test_logits_that_differ_by_more_than_rounding_are_refused(dtype, most, folders, monkeypatch):
+    own = image_text.ImageText.own_logits
+    for gap in (0.8 * most, 1.3 * most):  # every logit is larger by this part
+        monkeypatch.setattr(
+            image_text.ImageText, "own_logits", lambda model, ids, media, gap=gap: own(model, ids, media) * (1 + gap)
+        )
+        if gap < most:
+            assert image_text.load(folders["llava"], Training(dtype=dtype)).shared
+        else:
+            with pytest.raises(ValueError, match="logits differ by .* of the largest"):
+                image_text.load(folders["llava"], Training(dtype=dtype))
+
+
+def test_limits_that_are_not_given_are_those_of_the_family(folders):
+    assert image_text.load(folders["llava"]).limits == image_text.Limits(0, 16, 1.0, 0)
+    given = {"max_pixels": 900, "max_frames": 4, "fps": 0.5, "max_prompt_tokens": 90}
+    assert image_text.load(folders["llava"], **given).limits == image_text.Limits(**given)
+
+
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_path, monkeypatch):
     folder = image_text.tiny(tmp_path, "gemma3")
@@ -118,8 +138,11 @@ def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_
         monkeypatch.setattr(image_text.ImageText, "own_logits", capped)
     model = image_text.load(folder)
     assert model.cap == (0.05 if applied else 0) and model.shared
-    logits = model.logits(model.network, 100 * torch.ones(1, 32))
-    assert (logits.abs().max() <= 0.05) == applied
+    hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    plain = model.network.get_output_embeddings()(hidden)
+    wanted = 0.05 * torch.tanh(plain / 0.05) if applied else plain
+    torch.testing.assert_close(model.logits(model.network, hidden), wanted, rtol=0, atol=0)
+    assert (plain.abs().max() > 0.05) and (wanted.abs().max() <= 0.05) == applied
 
 
 def test_vision_is_frozen_and_adapters_stay_in_the_language_model(folders):

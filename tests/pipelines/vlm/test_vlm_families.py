@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -149,6 +150,13 @@ def test_silent_tokens_are_never_sampled_even_when_the_network_wants_them(loaded
     assert [one.text for one in greedy] == [
         one.text for one in TokenPolicy(loaded, max_tokens=6).sample(Request(EVERY, list(range(5)), 1, 0))
     ]
+
+
+def test_rows_of_the_embedding_without_a_token_are_never_sampled(loaded):
+    size, own = len(loaded.tokenizer), dataclasses.replace(loaded, network=copy.deepcopy(loaded.network))
+    own.network.resize_token_embeddings(size + 3, mean_resizing=False)
+    larger = dataclasses.replace(own)
+    assert larger.suppress_tokens >= {size, size + 1, size + 2} and max(larger.suppress_tokens) == size + 2
 
 
 def test_silent_tokens_have_no_probability_in_scoring(loaded):

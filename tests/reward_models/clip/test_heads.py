@@ -205,3 +205,12 @@ def test_pairs_have_names(folder):
     for wrong, message in (("ugly", "got 'ugly', expected some of quality"), ([["a"]], "got .'a'."), ([], "got none")):
         with pytest.raises(ValueError, match=f"clip_iqa: pairs: {message}"):
             clip_iqa(PROMPTS, pictures(), wrong, folder)
+
+
+def test_a_head_that_was_saved_here_is_read_as_it_was(tmp_path):
+    torch.manual_seed(0)
+    head = Head((4, 3, 1), HeadFacts("f", activation="relu"))
+    save_head(head, tmp_path / "head.safetensors")
+    read = published_head(str(tmp_path / "head.safetensors"), False)
+    assert read.facts == head.facts
+    assert all(torch.equal(*pair) for pair in zip(read.parameters(), head.parameters(), strict=True))

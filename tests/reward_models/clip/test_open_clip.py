@@ -8,16 +8,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmgrpo.types import Image
+from reward_models.clip.checkpoint import first_file
 from reward_models.clip.clip_score import clip_score
 from reward_models.clip.embeddings import embed
 from reward_models.clip.hpsv2 import hpsv2
 from reward_models.clip.load import load_towers
+from reward_models.clip.packaged import packaged_towers
 from reward_models.pixels import centre_crop, normalized, padded_longest
 from tests.reward_models.clip.tiny import PROMPTS, SIZE, TEXTS, VOCABULARY, pictures, tokenizer_folder
 
@@ -236,3 +241,69 @@ def test_the_package_gives_what_renamed_keys_give(folder):
     assert torch.allclose(towers.images(pictures()), GOLDEN["crop_features"], atol=1e-5)
     with pytest.raises(ValueError, match="expected ARCHITECTURE/TAG"):
         load_towers("open_clip:tiny-clip", "clip_score")
+
+
+class Packaged(torch.nn.Module):
+    """What the package would load."""
+
+    def __init__(self, size: object) -> None:
+        super().__init__()
+        self.visual = SimpleNamespace(image_size=size)
+        self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.dropout = torch.nn.Dropout()
+        self.logit_scale = torch.tensor(2.0)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.dropout(pixels * self.scale)
+
+    def encode_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.dropout(tokens + self.scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("ViT-B-32/openai", ("ViT-B-32", "openai")),
+        ("tiny//folder/file.pt", ("tiny", "/folder/file.pt")),
+        ("hf-hub:a/b", ("hf-hub:a/b", None)),
+        ("local-dir:/a/b", ("local-dir:/a/b", None)),
+    ],
+)
+@pytest.mark.parametrize("size", [7, (7, 7)])
+def test_a_model_of_the_package_is_loaded_by_the_package(name, asked, size, monkeypatch):
+    seen = []
+
+    def create(architecture: str, pretrained: str | None, device: str):
+        seen.append((architecture, pretrained, device))
+        return Packaged(size), lambda picture: torch.tensor([float(picture.width), 0.5])
+
+    tokenizer = {asked[0]: lambda texts: torch.tensor([[len(text)] for text in texts])}
+    package = SimpleNamespace(create_model_from_pretrained=create, get_tokenizer=tokenizer.__getitem__)
+    monkeypatch.setitem(sys.modules, "open_clip", package)
+    towers = packaged_towers(name, "clip_score", torch.float32, "cpu")
+    assert seen == [(*asked, "cpu")]
+    assert towers.transform(Image(torch.zeros(3, 2, 5))).tolist() == [5.0, 0.5]
+    features = towers.encode_images(torch.ones(2, 9, dtype=torch.float64))
+    assert features.dtype == torch.float32 and features.tolist() == [[1.0] * 9] * 2  # no dropout
+    words = towers.encode_texts(["ab", "c"])
+    assert words.tolist() == [[3.0], [2.0]] and not words.requires_grad
+    assert towers.logit_scale == pytest.approx(7.389056) and towers.size == 7
+
+
+def test_an_architecture_needs_a_tag(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", SimpleNamespace())
+    with pytest.raises(ValueError, match="got 'open_clip:ViT-B-32', expected ARCHITECTURE/TAG"):
+        packaged_towers("ViT-B-32", "clip_score", torch.float32, "cpu")
+
+
+def test_the_first_file_that_is_there_and_allowed_is_taken(tmp_path):
+    names = ("a.pt", "b.safetensors", "c.pt")
+    with pytest.raises(FileNotFoundError, match="has no file c.pt"):
+        first_file(str(tmp_path), names, "mine", True)
+    (tmp_path / "c.pt").touch()
+    assert first_file(str(tmp_path), names, "mine", False).name == "c.pt"  # whose reader refuses it
+    (tmp_path / "a.pt").touch()
+    assert first_file(str(tmp_path), names, "mine", True).name == "a.pt"
+    assert first_file(str(tmp_path), names, "mine", False).name == "c.pt"
+    (tmp_path / "b.safetensors").touch()
+    assert first_file(str(tmp_path), names, "mine", False).name == "b.safetensors"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from reward_models.evaluation.metrics import calibration, selection
+from reward_models.evaluation.comparison import pairs
+from reward_models.evaluation.evaluate import _calibration, _selection
+from reward_models.evaluation.metrics import calibration, selection, significance
 
 WON = np.array([True, True, True, False])
 
@@ -103,3 +107,64 @@ def test_the_score_of_ties_term_by_term():
 
 def test_sizes_double():
     assert selection.sizes([9, 4]) == [1, 2, 4] and selection.sizes([]) == []
+
+
+def test_answers_that_are_all_equal_warn_of_nothing():
+    one = {"7": (np.array([1.0, 1.0]), np.array([True, False]))}
+    far = {"7": (np.array([3.0, 1.0]), np.array([True, False]))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert selection.ties_score(one, one) == 0.0  # margin and spread are 0
+        assert selection.ties_score(far, far) == pytest.approx(0.3 + 0.3 + 0.2 + 0.2 + 0.01)  # a spread of 0
+
+
+def test_calibration_is_the_same_seen_from_the_other_side():
+    generator = np.random.default_rng(0)
+    difference = generator.normal(size=200)
+    human = np.where(generator.random(200) < 1 / (1 + np.exp(-2 * difference)), 1, -1)
+    human[::10] = 0  # ties are left out
+    cluster = np.arange(200)
+    made, turned = (
+        _calibration(SimpleNamespace(human=sign * human, difference=sign * difference, cluster=cluster), 0)
+        for sign in (1, -1)
+    )
+    assert made == pytest.approx(turned) and 1 < made["beta"] < 3 and made["brier"] < 0.2
+    assert made["ece"] != made["ece_adaptive"]  # bins of equal width, and of equal counts
+    assert _calibration(SimpleNamespace(human=human, difference=-difference, cluster=cluster), 0)["brier"] > 0.24
+
+
+def test_bins_are_of_equal_width_from_a_half_to_one():
+    """Two bins meet at 3/4: 0.6 and 0.74 are in one, wrong on average by |1 - 0.67|, 0.76 and 1 in the other."""
+    p, won = np.array([0.6, 0.74, 0.76, 1.0]), np.array([True, True, False, False])
+    assert calibration.expected_calibration_error(won, p, bins=2) == pytest.approx(0.5 * 0.33 + 0.5 * 0.88)
+    # Three meet at 2/3 and 5/6: one of 0.6, one of 0.74 and 0.76, one of 1
+    assert calibration.expected_calibration_error(won, p, bins=3) == pytest.approx(0.25 * 0.4 + 0.5 * 0.25 + 0.25 * 1)
+
+
+def test_rewards_agree_where_both_have_a_sign():
+    nan = math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(significance.agreement(np.array([nan, 1.0]), np.array([1.0, nan])))
+    assert significance.agreement(np.array([1.0, -2.0, nan, 3.0]), np.array([5.0, 1.0, 1.0, 0.5])) == 2 / 3
+
+
+def test_an_output_without_a_score_leaves_its_comparison_out_of_selection():
+    def one(*values: float) -> dict:
+        some = SimpleNamespace(ranks=(0.0, 1.0))
+        return _selection([some] * 2, [values, (0.0, 1.0)])
+
+    assert (
+        one(math.nan, 1.0)
+        == one(math.nan, math.nan)
+        == {
+            "best_of": {"1": 0.5, "2": 0.0},
+            "regret": {"1": 0.0, "2": 1.0},
+        }
+    )
+    assert one(1.0, 0.0)["best_of"] == {"1": 0.5, "2": 0.5}
+
+
+def test_no_comparison_has_no_pair():
+    none = pairs([], [])
+    assert [column.tolist() for column in (none.human, none.difference, none.cluster)] == [[], [], []]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from reward_models.evaluation.evaluate import score
 from reward_models.evaluation.protocols import read_benchmark
-from reward_models.evaluation.readers.rows import read_rows
+from reward_models.evaluation.readers import rows
+from reward_models.evaluation.readers.answers import rewardbench2
+from reward_models.evaluation.readers.rows import Row, read_rows
 from tests.reward_models.evaluation.benchmarks import LEVEL, pictures, write_csv, write_json, write_jsonl, write_parquet
 
 GOOD = {"prompt": "a", "left": "grey/10.png", "right": "grey/20.png", "vote_type": "leftvote"}
@@ -130,3 +135,67 @@ def _bytes(grey):
     from tests.reward_models.evaluation.benchmarks import embedded
 
     return embedded(grey)
+
+
+def test_only_ties_are_named_by_their_ids():
+    values = {"id": "ref:7", "prompt": "a", "chosen": ["b"], "rejected": ["c"]}
+    tasks = [
+        rewardbench2(Row({**values, "subset": subset}, "f: row 3", Path())).prompt.task for subset in ("Ties", "Math")
+    ]
+    assert tasks == ["ref:7", "f: row 3"]
+
+
+class Table:
+    """A data set of the hub with a picture and a text in each row."""
+
+    def __init__(self, kept: tuple[str, ...] = ()) -> None:
+        self.kept = kept
+        self.features = {"picture": Image(), "prompt": "text"}
+
+    def cast_column(self, name: str, feature: Image) -> Table:
+        assert not feature.decode
+        return Table((*self.kept, name))
+
+    def __iter__(self):
+        return iter([{"prompt": "a", "kept": self.kept}, {"prompt": "b", "kept": self.kept}])
+
+
+class Image:
+    def __init__(self, decode: bool = True) -> None:
+        self.decode = decode
+
+
+def test_a_data_set_of_the_hub_is_read_with_its_pictures_as_files(monkeypatch):
+    asked = []
+
+    def load_dataset(name: str, config: str | None, split: str) -> Table:
+        asked.append((name, config, split))
+        if name == "gone/away":
+            raise OSError("no\nnetwork")
+        return Table()
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    found = list(rows._of_hub("owner/name", "", ""))
+    assert [(row.place, row.text("prompt"), row.values["kept"]) for row in found] == [
+        ("owner/name: row 1", "a", ("picture",)),
+        ("owner/name: row 2", "b", ("picture",)),
+    ]
+    list(rows._of_hub("owner/name", "small", "train"))
+    assert asked == [("owner/name", None, "test"), ("owner/name", "small", "train")]
+    with pytest.raises(
+        FileNotFoundError, match="gone/away: neither a file here nor .* .OSError: no network.; name its"
+    ):
+        list(rows._of_hub("gone/away", "", ""))
+
+
+def test_a_folder_is_read_file_by_file_and_other_files_are_none_of_it(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"n": 2}\n')
+    (tmp_path / "a.csv").write_text('n,text\n1,"two\r\nlines"\n', newline="")
+    (tmp_path / "README.md").write_text("what it is")
+    found = list(read_rows(str(tmp_path)))
+    assert [str(row.values["n"]) for row in found] == ["1", "2"] and found[0].text("text") == "two\nlines"
+
+
+def test_a_key_that_a_row_lacks_is_named_with_those_that_it_has():
+    with pytest.raises(ValueError, match="f: row 3: got no 'b' among .*a.*; is this the format of the file"):
+        Row({"a": 1}, "f: row 3", Path()).text("b")

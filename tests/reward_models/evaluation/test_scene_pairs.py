@@ -8,7 +8,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image as Pil
 
+from mmgrpo.report.plots import sample_grid
 from mmgrpo.toy.scenes import parse, splits, text
 from reward_models.evaluation import attacks
 from reward_models.evaluation.protocols import read_benchmark
@@ -63,6 +65,19 @@ def test_an_error_changes_only_what_it_says(error):
                       "position": s.place} for s in (scene, wrong))  # fmt: skip
     assert {key for key in before if before[key] != after[key]} == {error}
     assert scenes.wrong(parse("a red circle and a blue square"), "position", np.random.default_rng(0)) is None
+
+
+def test_both_files_and_the_sheet_of_examples_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(scenes, "SIZES", {"train": 2, "heldout": 3})
+    scenes.write(tmp_path / "new")
+    for split, count in (("train", 2), ("heldout", 3)):
+        lines = (tmp_path / "new" / f"{split}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == ROWS[split][:count]
+    with Pil.open(tmp_path / "new" / "examples.png") as sheet:
+        assert sheet.size == scenes.sheet().size and len(sheet.getcolors()) <= 64
+    for each in (1, 2):  # two categories a row
+        wanted = sample_grid([Pil.new("RGB", (32, 32))] * 16, [""] * 16, columns=4 * each, tile=128)
+        assert scenes.sheet(each=each).width == wanted.width
 
 
 def test_a_file_of_ones_own_is_read_and_checked(tmp_path):

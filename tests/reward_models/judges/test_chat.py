@@ -150,6 +150,17 @@ def test_spellings_of_a_word_are_summed_and_an_absent_word_is_bounded_by_the_las
     ((yes, no),) = rows
     assert (math.exp(yes), math.exp(no)) == pytest.approx((0.75, 0.125))
     assert (server.bodies[0]["max_tokens"], server.bodies[0]["top_logprobs"]) == (1, 20)
+    assert server.bodies[0]["logprobs"] is True
+    assert [turn["role"] for turn in server.bodies[0]["messages"]] == ["user"]  # there is nothing to go on with
+    assert not {"continue_final_message", "add_generation_prompt"} & server.bodies[0].keys()
+
+
+def test_a_word_that_is_impossible_is_minus_infinity():
+    given = _top(("Yes", 0.5))
+    given["choices"][0]["logprobs"]["content"][0]["top_logprobs"].append({"token": "No", "logprob": -math.inf})
+    with chat_server(lambda body, number: given) as server:
+        rows: Any = ChatJudge(server.url, "m").log_probs([QUESTION], [("Yes",), ("No",)])
+    assert rows == [[math.log(0.5), -math.inf]]
 
 
 def test_where_none_of_the_words_is_likely_there_is_no_probability():

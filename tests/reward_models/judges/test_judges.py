@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -124,6 +125,8 @@ def test_the_modes_of_unified_reward(judged):
     assert fake.asked[-1].parts[0].pixels.shape == (3, 512, 512) and fake.asked[0].parts[0] is RED
     judged(lambda text: "Alignment: 5\nCoherence: 5\nStyle: 2")
     assert unified.unified_reward(prompts(1), [RED], judge="") == [0.75]
+    for mode in ("v2", "v1.5"):
+        assert unified.unified_reward(prompts(1), [BROKEN], judge="", mode=mode) == [NAN]
     judged(lambda text: "Alignment: 5\nCoherence: 5")
     assert unified.unified_reward(prompts(1), [RED], judge="") == [NAN]
     assert unified.unified_reward(prompts(1), [RED], judge="", axis="coherence") == [1.0]
@@ -132,7 +135,8 @@ def test_the_modes_of_unified_reward(judged):
 def test_the_published_wording_may_be_given_as_a_file(judged, tmp_path):
     fake = judged(lambda text: "Final Score: 1")
     (tmp_path / "asked.txt").write_text("Rate {prompt} with {braces}.")
-    unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=str(tmp_path / "asked.txt"))
+    asked = str(tmp_path / "asked.txt")
+    assert unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=asked) == [0.0]  # 1 of 1 to 5
     assert fake.asked[0].parts[-1] == "Rate Describe it. with {braces}."
     with pytest.raises(ValueError, match="expected a text with {prompt}"):
         unified.unified_reward(prompts(1), [RED], judge="", question="Rate it.")
@@ -232,3 +236,41 @@ def test_a_wrong_judge_is_an_error_before_the_run_starts():
     with pytest.raises(ValueError, match="no variable NO_KEY"):
         check_judge('chat(url="http://127.0.0.1:1/v1", model="m", key="NO_KEY")')
     check_judge('vlm(model="nobody/nothing")')
+
+
+def test_each_picture_is_shown_before_what_is_asked_of_it(judged):
+    fake = judged(lambda text: [0.0, -1.0, -2.0, -3.0, -4.0])
+    for reward in (pointwise.deqa, pointwise.vqascore, pointwise.artifact_free):
+        reward(prompts(1), [RED], judge="")
+    assert [question.parts[1:] for question in fake.asked] == [
+        ("How would you rate the quality of this image?",),
+        ('Does this figure show "Describe it."? Please answer yes or no.',),
+        (pointwise.ARTIFACTS,),
+    ]
+    assert all(question.parts[0] is RED for question in fake.asked)
+
+
+@pytest.mark.filterwarnings("ignore:judge")
+@pytest.mark.parametrize("number", [0, 1, 5, 6])
+def test_a_number_beyond_its_range_is_none(number, judged):
+    wanted = [(number - 1) / 4 if 1 <= number <= 5 else NAN]
+    judged(lambda text: f"Score: {number}")
+    assert pointwise.judge_score(prompts(1), [RED], judge="") == wanted
+    for form in ("{} Score (1-5): {}", "{}: {}"):
+        judged(lambda text, form=form: "\n".join(form.format(name, number) for name in unified.AXES))
+        for axis in ("mean", "alignment", "coherence", "style"):
+            assert unified.unified_reward(prompts(1), [RED], judge="", axis=axis) == wanted
+    judged(lambda text: f"Final Score: {number}")
+    assert unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5") == wanted
+
+
+def test_of_a_reward_one_is_warned_once(judged, monkeypatch):
+    monkeypatch.setattr(question, "_warned", set())
+    judged(lambda text: "no")
+    with pytest.warns(UserWarning, match="1 of 1 answers cannot be read"):
+        pointwise.judge_score(prompts(1), [RED], judge="")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pointwise.judge_score(prompts(1), [RED], judge="")
+    with pytest.warns(UserWarning, match="1 of 1 answers cannot be read"):
+        pointwise.judge_score(prompts(1), [RED], judge="", label="Mark")

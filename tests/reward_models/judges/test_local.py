@@ -74,6 +74,17 @@ def test_words_that_begin_alike_or_are_unknown_cannot_be_told_apart(folder):
             first_tokens(tokenizer, words)
 
 
+def test_what_a_tokenizer_puts_before_every_text_is_no_word():
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "yes": 1, "no": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+    assert first_tokens(tokenizer, WORDS) == [[1], [2]]
+
+
 def test_a_folder_that_holds_no_judge_is_an_error_that_names_it(tmp_path):
     with pytest.raises(ValueError, match=f"judge: {tmp_path} cannot be loaded as a vision-language model"):
         load_judge(str(tmp_path))

@@ -134,6 +134,8 @@ def test_a_broken_picture_is_nan_and_the_others_keep_their_rows(cups):
     [
         ({}, r"meta\.include: got \[\], expected a list of clauses"),
         ({"include": "cup"}, r"meta\.include\[0\]: got 'c', expected"),
+        ({"include": 3}, r"meta\.include: got 3, expected a list of clauses"),
+        ({"include": [clause("a")], "exclude": 3}, r"meta\.exclude: got 3, expected a list of clauses"),
         ({"include": [{"count": 1}]}, r"meta\.include\[0\]: got \{'count': 1\}, expected"),
         ({"include": [clause("cup", 0)]}, r"meta\.include\[0\]: count: got 0, expected a whole number of at least 1"),
         ({"include": [clause("cup", True)]}, r"count: got True"),
@@ -208,3 +210,24 @@ def test_a_picture_that_the_detector_of_scenes_cannot_read_is_an_error():
     for size in ((32, 64), (48, 48), (1, 1)):
         with pytest.raises(ValueError, match=f"got a picture of {size[1]} x {size[0]} pixels, expected a square one"):
             geneval_lite([row], [Image(torch.zeros(3, *size))])
+
+
+def test_a_direction_is_told_by_the_offset_less_a_tenth_of_both_sizes():
+    """Boxes of 10 x 10: the offset of the centres is reduced by (10 + 10) / 10 = 2 in x and in y."""
+
+    def at(x: float, y: float = 0.0, side: float = 10.0) -> Detected:
+        return Detected("a", (50 + x, 70 + y, 50 + x + side, 70 + y + side))
+
+    here = at(0)
+    assert relations(at(2), here) == set() == relations(at(0, -2), here)
+    assert relations(at(5), here) == {"right of"} and relations(at(-5), here) == {"left of"}
+    assert relations(at(0, 5), here) == {"below"} and relations(at(0, -5), here) == {"above"}
+    assert relations(at(10, 10), here) == {"right of", "below"}  # 8 / hypot(10, 10) = 0.57
+    assert relations(at(10, 5), here) == {"right of"}  # 8 and 3 / hypot(10, 5): 0.72 and 0.27
+    # Of sides 10 and 30 the offset is reduced by 4: 6 / hypot(10, 10) = 0.42
+    assert relations(here, at(0, 0, 30)) == set() == relations(at(0, 0, 30), here)
+
+
+def test_only_things_of_the_colour_are_counted():
+    red, blue = (Detected("cube", (0, 0, 1, 1), colour=colour) for colour in ("red", "blue"))
+    assert [module._of_colour([red, blue, red], colour) for colour in ("red", "blue", "green")] == [2, 1, 0]

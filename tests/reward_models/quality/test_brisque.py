@@ -37,6 +37,13 @@ def test_the_regression_is_a_sum_of_gaussians_around_the_support_vectors(tmp_pat
     assert distortion(image(texture(32)), "two vectors") == pytest.approx(expected)
 
 
+def test_the_ranges_are_the_published_ones():
+    assert module._LOW.shape == module._HIGH.shape == (36,) and (module._LOW < module._HIGH).all()
+    # sums over the columns of the table of the package
+    assert float(module._LOW.sum()) == pytest.approx(1.556751, abs=5e-7)
+    assert float(module._HIGH.sum()) == pytest.approx(36.440165, abs=5e-7)
+
+
 def test_half_of_the_features_are_those_of_half_the_size():
     pixels = features(image(texture(64)))
     assert pixels.shape == (36,) and np.isfinite(pixels).all()

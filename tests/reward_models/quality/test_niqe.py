@@ -26,6 +26,17 @@ def test_the_distance_is_that_of_two_gaussians(monkeypatch):
     assert math.isnan(distance(image(texture(32))))
 
 
+def test_the_statistics_of_photographs_are_read_from_two_places_of_their_file(tmp_path, monkeypatch):
+    content = bytearray(12_000)
+    content[192 : 192 + 8 * 36 * 36] = np.arange(36 * 36, dtype="<f8").tobytes()
+    content[10_624 : 10_624 + 8 * 36] = (-np.arange(36, dtype="<f8")).tobytes()
+    (tmp_path / "niqe_image_params.mat").write_bytes(content)
+    monkeypatch.setattr(module, "weights_folder", lambda *asked: {("niqe", "x", "niqe"): tmp_path}[asked])
+    mean, covariance = module._photographs.__wrapped__("x")
+    assert mean.tolist() == [-n for n in range(36)] and covariance.shape == (36, 36)
+    assert covariance[0, :3].tolist() == [0, 1, 2] and covariance[35, 35] == 36 * 36 - 1
+
+
 def test_a_picture_is_cut_into_patches_of_96_pixels_and_flat_ones_are_nan():
     photo = image(portrait())  # 512 x 600
     assert features(photo).shape == (6 * 5, 36)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +62,20 @@ def test_many_pictures_are_seen_in_batches(monkeypatch):
     sizes = answer(monkeypatch, [0.0] * 20)
     assert nsfw([PROMPT] * 20, [Image(torch.rand(3, 1, 1))] * 20) == [1.0] * 20 and sizes == [16, 4]
     assert nsfw([], []) == []
+
+
+def test_the_network_runs_on_one_thread_of_the_cpu(tmp_path, monkeypatch):
+    made = []
+
+    def session(path: str, options: Any, providers: list[str]) -> str:
+        made.append((path, options.intra_op_num_threads, providers))
+        return "session"
+
+    package = SimpleNamespace(SessionOptions=SimpleNamespace, InferenceSession=session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", package)
+    monkeypatch.setattr(module, "weights_folder", lambda *asked: {("open-nsfw", "x", "nsfw"): tmp_path}[asked])
+    assert module._session.__wrapped__("x") == "session"
+    assert made == [(str(tmp_path / "open_nsfw.onnx"), 1, ["CPUExecutionProvider"])]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import latex_drawing
 from reward_models.rules.cw_ssim import cw_ssim, fitted
 from reward_models.rules.latex import PICTURE
 from reward_models.rules.latex_drawing import MARGIN, ROW, draw, label
@@ -68,6 +69,7 @@ def test_a_table_is_rows_of_cells_with_spans():
         (r"\multirow[t]{3}{2cm}{a} & b \\ c & d", [[("a", 2, 1), ("b", 1, 1)], [("c", 1, 1), ("d", 1, 1)]]),
         (r"\multicolumn{2}{c|}{\multirow{2}{*}{a}} \\ & \\ b & c", [[("a", 2, 2)], [], [("b", 1, 1), ("c", 1, 1)]]),
         (r"\multicolumn{999}{c}{a}", [[("a", 1, 100)]]),
+        (r"\multicolumn{n}{c}{a} & \multicolumn{}{c}{b}", [[("a", 1, 1), ("b", 1, 1)]]),
         (r"\begin{tabular}{c}x\\y\end{tabular} & b", [[(r"\begin{tabular}{c}x\\y\end{tabular}", 1, 1), ("b", 1, 1)]]),
     ],
 )
@@ -109,6 +111,14 @@ def test_the_picture_is_right_where_what_is_drawn_is_alike():
     for other in (tabular(r" & \\ & \\ & \\ & \\ & ", "lc"), TABLE.replace("Base \\& co & 71.3 & 68.1 \\\\", "")):
         assert value("latex_picture", other) == 0
     assert value("latex_picture", tabular("a")) == 0  # 3 of 20 nodes: nothing is drawn
+
+
+def test_a_table_is_drawn_up_to_a_size(monkeypatch):
+    table = read_latex_table(tabular(r"a & b \\ c & d \\ e & f"))
+    height, width = draw(table).shape
+    for side, there in ((max(height, width), True), (max(height, width) - 1, False)):
+        monkeypatch.setattr(latex_drawing, "MAX_SIDE", side)
+        assert (draw(table) is not None) == there
 
 
 def test_what_is_drawn_is_text_and_lines():

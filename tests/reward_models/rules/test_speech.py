@@ -47,6 +47,7 @@ def value(reward, hypothesis, reference="one two three four", meta=None, **param
         ("english", "?!", ""),
         ("english", "Wait... what? 3.5 ...", "wait what 3.5"),
         ("basic", "Ça va, [bruit] Élodie?", "ça va élodie"),
+        ("basic", "कि, नहीं!", "कि नहीं"),  # vowels of Devanagari are marks
         ("characters", "你好, 世界!", "你 好 世 界"),
         ("raw", " Hello,   World ", "Hello, World"),
     ],

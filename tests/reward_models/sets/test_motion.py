@@ -46,3 +46,8 @@ def test_what_cannot_be_compared_is_nan_or_an_error():
             score(function, Image(torch.zeros(3, 2, 2)))
     with pytest.raises(ValueError, match="expected 0 < least < most < 1/3"):
         score(frame_change, least=0.2, most=0.1)
+
+
+@pytest.mark.parametrize("function", [frame_change, frame_smoothness])
+def test_one_broken_frame_is_enough(function):
+    assert score(function, levels(0, float("nan"), 0.5), levels(0, 0.5, float("inf"))) == [NAN, NAN]

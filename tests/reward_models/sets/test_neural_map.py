@@ -87,3 +87,9 @@ def test_equal_seeds_train_equal_maps_and_leave_the_generator_alone():
     torch.manual_seed(3)
     one, two = (train_map(cloud(1, 0), cloud(0, 2), steps=2, hidden=4).state_dict() for _ in range(2))
     assert torch.equal(torch.rand(1), expected) and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_trained_map_is_ready_to_score():
+    cloud = torch.rand(8, 2, generator=torch.Generator().manual_seed(0))
+    mapping = train_map(cloud, cloud + 1, steps=1)
+    assert not mapping.training and not any(parameter.requires_grad for parameter in mapping.parameters())

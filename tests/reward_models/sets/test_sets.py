@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text, Video
 from reward_models.sets import rewards
-from reward_models.sets.embeddings import layout
+from reward_models.sets.embeddings import embedded, layout
 
 NUMBERS = "tests.reward_models.sets.test_sets:numbers"
 NAN = math.nan
@@ -145,3 +145,32 @@ def one_number(outputs):
 def test_an_embedding_of_another_shape_is_an_error():
     with pytest.raises(ValueError, match=r"one_number returned \[2\], expected a tensor of shape \[2, D\]"):
         rewards.vendi(prompts("aa"), texts("1", "2"), embed="tests.reward_models.sets.test_sets:one_number")
+
+
+def placed(outputs, device):
+    return torch.full((len(outputs), 2), float(len(device)))
+
+
+def test_an_embedding_that_takes_a_device_is_given_it():
+    rows = embedded(texts("1", "2"), "tests.reward_models.sets.test_sets:placed", "cuda:7", "vendi")
+    assert rows.tolist() == [[6.0, 6.0]] * 2 and rows.dtype == torch.float64
+    own = embedded(texts("1"), "tests.reward_models.sets.test_sets:placed(device='cpu')", "cuda:7", "vendi")
+    assert own.tolist() == [[3.0, 3.0]]
+
+
+@pytest.mark.parametrize("wrong", [{"over": "group"}, {"credit": "half"}])
+def test_a_set_or_a_credit_that_there_is_not_is_an_error_of_the_reward(wrong):
+    with pytest.raises(ValueError, match="^vendi: got over=.* and credit=.*, expected prompt or call"):
+        rewards.vendi(prompts("aa"), texts("1 0", "0 1"), embed=NUMBERS, **wrong)
+
+
+def test_what_is_not_finite_or_empty_is_not_transported():
+    whole, nothing = torch.ones(2, 3), torch.zeros(0, 3)
+    broken = torch.tensor([[1.0, NAN, 0.0]])
+    for pair in ((broken, whole), (whole, broken), (nothing, whole), (whole, nothing)):
+        assert math.isnan(rewards._transported(*pair, 0.05, 1.0))
+    assert rewards._transported(whole, whole, 0.05, 1.0) == pytest.approx(1.0)
+
+
+def test_the_default_embedding_of_nothing_is_as_wide_as_of_a_picture():
+    assert layout([]).shape == (0, layout([Image(torch.zeros(3, 8, 8))]).shape[1])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import zipfile
+from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from PIL import Image as Pil
@@ -12,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from mmgrpo.types import Image, Prompt
 from reward_models.pixels import to_pil
 from reward_models.vlm import hpsv3 as reward
+from reward_models.vlm import instructions
 from reward_models.vlm.instructions import HPSV3_NAMES, constants, hpsv3_instruction
-from reward_models.vlm.qwen2_vl import patches, picture_pixels, read_base, smart_resize
+from reward_models.vlm.qwen2_vl import folder_of, patches, picture_pixels, read_base, smart_resize
 from tests.reward_models.vlm.tiny_qwen import amplified, hidden_at, old_names, write_base
 
 INSTRUCTION = "rate quality . Textual prompt - {text_prompt} : <|Reward|> END"
@@ -155,7 +159,8 @@ def test_a_truncated_file_and_missing_ones_are_named(made, tmp_path):
 
 def test_an_instruction_is_read_from_python_without_running_it(tmp_path):
     file = tmp_path / "collator.py"
-    file.write_text(f"import nothing\nINSTRUCTION = '- {{text_prompt}}'\n{HPSV3_NAMES[1]} = ' <|Reward|>'\n1 / 0\n")
+    others = "import nothing\nf = open('x')\na.b = 1\n"
+    file.write_text(f"{others}INSTRUCTION = '- {{text_prompt}}'\n{HPSV3_NAMES[1]} = ' <|Reward|>'\n1 / 0\n")
     assert hpsv3_instruction(str(file)) == "- {text_prompt} <|Reward|>"
     with pytest.raises(ValueError, match="f.py: got no text other, expected the published file"):
         constants("INSTRUCTION = 1", ["other"], "f.py")
@@ -168,3 +173,40 @@ def test_a_wheel_with_another_hash_is_not_read(tmp_path):
     (tmp_path / "hpsv3.whl").write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"hpsv3.whl: got SHA-256 .*the file is not used"):
         hpsv3_instruction(cache=tmp_path / "hpsv3.whl")
+
+
+def test_the_wheel_is_downloaded_once(tmp_path, monkeypatch):
+    def fetched(package: str, sha256: str, folder: Path, what: str, megabytes: int, how: str) -> Path:
+        assert (package, sha256, megabytes) == (instructions.HPSV3, instructions.HPSV3_SHA256, 1)
+        asked.append(package)
+        with zipfile.ZipFile(folder / "w.whl", "w") as archive:
+            names = [f"{name} = '{{text_prompt}}{place}'" for place, name in enumerate(HPSV3_NAMES)]
+            archive.writestr(instructions.HPSV3_INSIDE, "\n".join(names))
+        return folder / "w.whl"
+
+    asked: list[str] = []
+    monkeypatch.setattr(instructions, "fetch_wheel", fetched)
+    monkeypatch.setattr(instructions, "checked_wheel", lambda wheel, package, sha256: wheel)
+    for _ in range(2):
+        assert hpsv3_instruction(cache=tmp_path / "deep" / "here.whl") == "{text_prompt}0{text_prompt}1"
+    assert asked == ["hpsv3==1.0.0"] and [file.name for file in (tmp_path / "deep").iterdir()] == ["here.whl"]
+
+
+def test_weights_are_a_folder_or_files_of_a_hub_id(tmp_path, monkeypatch):
+    asked = []
+
+    def download(source: str, allow_patterns: list[str]) -> str:
+        asked.append((source, allow_patterns))
+        if source == "gone/away":
+            raise OSError("no network")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert folder_of(str(tmp_path), "mine", ["a"]) == tmp_path and asked == []
+    assert folder_of("owner/name", "mine", ("a", "b")) == tmp_path and asked == [("owner/name", ["a", "b"])]
+    for missing in ("nowhere", "./no/where", "/no", "~/no", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match="mine: weights: there is no folder .*expected one, or a hub id"):
+            folder_of(missing, "mine", ["a"])
+    assert len(asked) == 1
+    with pytest.raises(FileNotFoundError, match="gone/away is not on this machine and cannot be downloaded .no netw"):
+        folder_of("gone/away", "mine", ["a"])

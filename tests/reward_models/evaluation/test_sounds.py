@@ -1,0 +1,48 @@
+"""Sounds of benchmarks: wav files that are read without a library."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import numpy as np
+import pytest
+import torch
+
+from reward_models.evaluation.sounds import read_wav
+
+
+def written(levels: np.ndarray, channels: int = 1, width: int = 2) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "w") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(8_000)
+        file.writeframes(levels.tobytes())
+    return buffer.getvalue()
+
+
+def test_sixteen_bits_become_numbers_from_minus_one_to_one(tmp_path):
+    levels = np.array([0, 32767, -32767, -32768], "<i2")
+    (tmp_path / "a.wav").write_bytes(written(levels))
+    for source in (tmp_path / "a.wav", written(levels)):
+        sound = read_wav(source)
+        assert sound.rate == 8_000 and sound.samples.tolist() == [[0, 1, -1, -1]]
+    both = read_wav(written(levels, channels=2))
+    assert torch.equal(both.samples, torch.tensor([[0.0, -1.0], [1.0, -1.0]]))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (written(np.zeros(6, np.uint8), width=1), "got 6 samples of 8 bits, expected 6 of 16"),
+        (written(np.zeros(6, np.uint8), width=3), "got 6 samples of 24 bits, expected 2 of 16"),
+        (written(np.zeros(0, "<i2")), "got 0 samples of 16 bits, expected 0 of 16"),
+        (written(np.zeros(6, "<i2"))[:-4], "got 4 samples of 16 bits, expected 6 of 16"),
+        (b"RIFF", "cannot be read as a wav file"),
+        (b"no sound at all", "cannot be read as a wav file"),
+    ],
+)
+def test_another_or_a_damaged_file_is_an_error(content, message):
+    with pytest.raises(OSError, match=message):
+        read_wav(content)
