@@ -36,6 +36,14 @@ def near(rows, tolerance=1e-6):
     return pytest.approx(torch.as_tensor(rows, dtype=torch.float64).numpy(), abs=tolerance)
 
 
+@pytest.mark.parametrize("name", CREDITS)
+def test_credit_keeps_the_precision_of_the_advantages(name):
+    made = decisions(TREE)
+    of_tokens = torch.zeros(4, 2).double()
+    made = credit(name, [0.1, 0.2, 0.3, 0.4], made, entropy=of_tokens, divergence=of_tokens)
+    assert made.dtype == torch.float64
+
+
 def test_broadcast_is_the_identity_where_nothing_is_shared():
     made = credit("broadcast", [1.0, -2.0], plain([3, 2]))
     assert made.tolist() == [[1, 1, 1], [-2, -2, 0]]
