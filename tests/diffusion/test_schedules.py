@@ -15,6 +15,7 @@ from mmgrpo.diffusion.schedules import (
     flow_grid,
     flux_grid,
     flux_shift,
+    sway_grid,
     shifted,
     unshifted,
     variance_exploding_grid,
@@ -177,3 +178,23 @@ def test_levels_in_geometric_progression_end_at_zero():
     assert exponential_sigmas(3, 0.5, 8.0).tolist() == pytest.approx([8, 2, 0.5, 0])
     with pytest.raises(ValueError, match="got steps=0, expected at least 1"):
         exponential_sigmas(0, 0.5, 8.0)
+
+
+def test_a_grid_of_no_steps_is_refused_whatever_its_kind():
+    alphas = stable_diffusion_alphas()
+    made = (flow_grid, sway_grid, lambda steps: flux_grid(steps, 1024), lambda steps: ddim_grid(alphas, steps))
+    for grid in made:
+        with pytest.raises(ValueError, match="got steps=0"):
+            grid(0)
+
+
+@pytest.mark.parametrize("clean_end", [False, True])
+def test_a_diffusion_grid_has_one_level_more_than_steps(clean_end):
+    assert ddim_grid(stable_diffusion_alphas(), 4, clean_end=clean_end).levels.shape == (5,)
+
+
+def test_levels_without_a_shift_are_respaced_evenly_and_move_together():
+    grid = flow(torch.tensor([1.0, 0.6, 0.0]))
+    assert grid.shift == 1
+    torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
+    assert {grid.to("meta").levels.device.type, grid.to("meta").times.device.type} == {"meta"}
