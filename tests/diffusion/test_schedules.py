@@ -182,7 +182,10 @@ def test_levels_in_geometric_progression_end_at_zero():
 
 def test_a_grid_of_no_steps_is_refused_whatever_its_kind():
     alphas = stable_diffusion_alphas()
-    made = (flow_grid, sway_grid, lambda steps: flux_grid(steps, 1024), lambda steps: ddim_grid(alphas, steps))
+    made = (
+        *(flow_grid, sway_grid, lambda steps: flux_grid(steps, 1024)),
+        *(lambda steps: ddim_grid(alphas, steps), lambda steps: exponential_sigmas(steps, 0.1, 10.0)),
+    )
     for grid in made:
         with pytest.raises(ValueError, match="got steps=0"):
             grid(0)
