@@ -15,8 +15,8 @@ from mmgrpo.diffusion.schedules import (
     flow_grid,
     flux_grid,
     flux_shift,
-    sway_grid,
     shifted,
+    sway_grid,
     unshifted,
     variance_exploding_grid,
 )
