@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from mmgrpo.data.inputs import load
@@ -14,7 +15,7 @@ from tests.toys import toy_policy
 def texts(tmp_path, rows, **settings) -> tuple[list[str], list[str]]:
     """Texts of the prompts to train on, and of the held-out ones."""
     for name in ("train", "heldout"):
-        (tmp_path / f"{name}.jsonl").write_text('{"text": "%s of a file"}' % name)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": f"{name} of a file"}))
     data = Data(train=str(tmp_path / "train.jsonl"), heldout=str(tmp_path / "heldout.jsonl"))
     config = replace(Config(), data=data, eval=Eval(**settings))
     splits = load(config, None, lambda prompts: toy_policy(), rows).splits
