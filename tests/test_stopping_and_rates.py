@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +36,15 @@ def test_the_optimizer_has_the_settings_of_the_run(tmp_path):
     settings = {"lr": 3e-3, "beta1": 0.7, "beta2": 0.8, "weight_decay": 0.03}
     [group] = trainer(toy_policy(), tmp_path, toy_prompts(2), **settings).optimizer.param_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-3, (0.7, 0.8), 0.03)
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_follows_them(tmp_path):
+    made, order = trainer(toy_policy(), tmp_path, toy_prompts(2)), []
+    assert made.at_boundary, "the weights before the first round may be saved"
+    made.log = SimpleNamespace(flush=lambda: order.append("metrics"))
+    made.checkpoints = SimpleNamespace(save=lambda step, *_: order.append(("checkpoint", step)))
+    made.save()
+    assert order == ["metrics", ("checkpoint", 0)]
 
 
 def test_a_run_without_a_checkpoint_begins_at_its_beginning(tmp_path):
