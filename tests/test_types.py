@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.types import OWN, Decisions, Media, Prompt, Request, Rollout, Text, Turn, select_rows, to_image
+from mmgrpo.types import (
+    CONTRAST,
+    OWN,
+    REFERENCE,
+    REPLAYED,
+    Decisions,
+    Media,
+    Prompt,
+    Request,
+    Rollout,
+    Text,
+    Turn,
+    select_rows,
+    to_image,
+)
 
 
 class Undivided:
@@ -35,6 +49,10 @@ def test_what_is_not_said_is_nothing():
     assert (drawn.previews, drawn.evaluations, drawn.decisions.fields, drawn.decisions.rows) == ({}, 0, {}, 3)
     other = decisions(std=torch.ones(3, 1))
     assert drawn.with_decisions(other).decisions is other and drawn.with_decisions(other).outputs == drawn.outputs
+
+
+def test_origins_are_told_apart():
+    assert len({OWN, REPLAYED, REFERENCE, CONTRAST}) == 4
 
 
 def test_media_are_those_of_all_turns_in_their_order():
