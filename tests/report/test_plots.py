@@ -132,6 +132,10 @@ def test_captions_are_wrapped_between_words_and_later_paragraphs_are_grey():
     ]
 
 
+def test_an_empty_paragraph_takes_no_line():
+    assert wrap("a\n\nb", ImageFont.load_default(10), 60) == [("a", False), ("b", True)]
+
+
 def test_a_long_caption_is_cut_with_an_ellipsis_and_a_long_word_is_broken():
     font = ImageFont.load_default(10)
     lines = wrap("word " * 60, font, 60, max_lines=2)
