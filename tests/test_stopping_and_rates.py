@@ -87,6 +87,10 @@ def test_a_stop_saves_the_step_that_it_reached_once(every, tmp_path):
     assert saved == [1]
 
 
+def test_a_run_ends_before_launchers_kill_it():
+    assert 20 <= Interruption().grace < 30
+
+
 def test_work_that_may_be_left_anywhere_does_not_begin_after_a_signal():
     asked, begun = Interruption(), []
     asked.requested = signal.SIGINT
