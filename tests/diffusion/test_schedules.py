@@ -201,3 +201,9 @@ def test_levels_without_a_shift_are_respaced_evenly_and_move_together():
     assert grid.shift == 1
     torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
     assert {grid.to("meta").levels.device.type, grid.to("meta").times.device.type} == {"meta"}
+
+
+def test_a_diffusion_grid_may_visit_every_timestep_and_no_more():
+    assert ddim_grid(stable_diffusion_alphas(), 1000, spacing="linspace").times.tolist() == list(range(999, -1, -1))
+    with pytest.raises(ValueError, match="got steps=1001, expected at most the 1000 timesteps"):
+        ddim_grid(stable_diffusion_alphas(), 1001, spacing="linspace")
