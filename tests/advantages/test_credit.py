@@ -161,6 +161,8 @@ def test_tree_siblings_compare_the_children_of_each_node():
     third = 4 / 3
     assert made[:2].numpy() == near([[third, 2], [third, -2]])
     assert made[2:].numpy() == near([[-third, 0], [-third, 0]])
+    # With eps .0625 position 0 is .25 / .25, and position 1 is .5 / .3125.
+    assert credit("tree_siblings(eps=0.0625)", [1.0, 0, 0, 0], decisions(TREE))[0].numpy() == near([1, 1.6])
 
 
 def test_siblings_outside_of_the_statistics_are_not_compared():
