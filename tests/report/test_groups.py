@@ -198,6 +198,7 @@ def test_members_are_shown_by_reward_with_the_advantage_as_colour(tmp_path):
     write(tmp_path, rolled(pictures(4), plain([1] * 4), [0.5, 2.0, NAN, 0.25], advantages=advantages), step=3)
     group = read_group(tmp_path, 3)
     assert [member.number for member in group.ranked] == [1, 0, 3, 2] and group.largest == 2.0
+    assert colour(5.0, 2.0) == colour(2.0, 2.0) and colour(-5.0, 2.0) == colour(-2.0, 2.0)
     assert [colour(a, 2.0) for a in (0.0, 2.0, -2.0, -1.0, NAN)] == [
         "rgb(255, 255, 255)",
         "rgb(107, 167, 224)",

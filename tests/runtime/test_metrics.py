@@ -87,6 +87,13 @@ def test_the_summary_names_the_last_part_of_each_name(tmp_path):
     assert log.summary("reward/mean", "rows") == "mean 0.1235  rows 8"
 
 
+def test_a_log_is_closed_at_the_end_of_its_block(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {})
+    with pytest.raises(ValueError, match="closed file"):
+        log.write(2, {})
+
+
 def test_a_log_makes_the_folders_that_it_needs(tmp_path):
     for _ in range(2):
         MetricsLog(tmp_path / "runs" / "a").close()
