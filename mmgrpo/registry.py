@@ -70,8 +70,10 @@ def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
     name, arguments = match.groups()
     try:
         call = ast.parse(f"f{arguments or '()'}", mode="eval").body
-        names = [k.arg for k in call.keywords] if isinstance(call, ast.Call) else []
-        if not isinstance(call, ast.Call) or call.args or None in names or len({*names}) < len(names):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError(message)
+        names = [k.arg for k in call.keywords]
+        if None in names or len({*names}) < len(names):
             raise ValueError(message)
         return name, {str(k.arg): _literal(k.value) for k in call.keywords}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:

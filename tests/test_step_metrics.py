@@ -10,6 +10,7 @@ import torch
 
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.scoring import RewardScores
+from mmgrpo.types import CONTRAST, OWN
 from mmgrpo.update import LossRecipe
 from tests.building import trainer
 from tests.policies.test_token_policy import PROMPTS, token_policy
@@ -80,3 +81,17 @@ def test_failures_of_a_reward_are_logged_where_there_are_some():
     assert (metrics["reward/part/mean"], metrics["reward/part/std"]) == (5, 0)
     assert (metrics["reward/part/failed"], metrics["reward/part/failed_fraction"]) == (1, 0.5)
     assert not {"reward/whole/failed", "reward/whole/failed_fraction"} & metrics.keys()
+
+
+def test_rewards_are_measured_on_the_policys_own_rows_and_beside_them_on_contrasts():
+    """Groups 0 and 1 of two rows, in group 1 of which the reward agrees, and two rows under a changed prompt."""
+    scores = RewardScores(torch.tensor([[1.0], [3.0], [5.0], [5.0], [9.0], [7.0]]), torch.ones(6, 1).bool())
+    rows = decisions(
+        torch.arange(6)[:, None],
+        keys={"prompt": [0, 0, 1, 1, 0, 1]},
+        origin=[OWN, OWN, OWN, OWN, CONTRAST, CONTRAST],
+    )
+    metrics = reward_metrics(["one"], [True], scores, rows, 0)
+    assert metrics["reward/one/mean"] == 3.5 and metrics["reward/one/zero_std_fraction"] == 0.5
+    assert metrics["reward/one/contrast"] == 8
+    assert "reward/one/contrast" not in reward_metrics(["one"], [True], scores, decisions(torch.arange(6)[:, None]), 0)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from mmgrpo.diffusion.schedules import Grid, ddim_grid
+from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.interruption import Interrupted, Interruption
 from pipelines.options import ModelOptions
 from pipelines.training import Training
@@ -29,6 +32,50 @@ def test_the_optimizer_steps_at_the_rate_of_the_schedule(tmp_path):
     assert rates == [pytest.approx([rate]) for rate in (8e-3, 6e-3, 4e-3, 2e-3)]
 
 
+def test_the_optimizer_has_the_settings_of_the_run(tmp_path):
+    settings = {"lr": 3e-3, "beta1": 0.7, "beta2": 0.8, "weight_decay": 0.03}
+    [group] = trainer(toy_policy(), tmp_path, toy_prompts(2), **settings).optimizer.param_groups
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-3, (0.7, 0.8), 0.03)
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_follows_them(tmp_path):
+    made, order = trainer(toy_policy(), tmp_path, toy_prompts(2)), []
+    assert made.at_boundary, "the weights before the first round may be saved"
+    made.log = SimpleNamespace(flush=lambda: order.append("metrics"))
+    made.checkpoints = SimpleNamespace(save=lambda step, *_: order.append(("checkpoint", step)))
+    made.save()
+    assert order == ["metrics", ("checkpoint", 0)]
+
+
+def test_a_run_without_a_checkpoint_begins_at_its_beginning(tmp_path):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2))
+    assert made.resume() is False and made.step == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "at_boundary", "ranks", "saved"),
+    [
+        (RuntimeError("a reward"), True, 1, [3]),
+        (NotFinite("the loss"), True, 1, []),  # weights that have diverged are not kept
+        (RuntimeError("a reward"), False, 1, []),  # nor those of half a round
+        (RuntimeError("a reward"), True, 2, []),  # nor without the other ranks
+    ],
+)
+def test_what_can_be_saved_is_saved_before_an_error_ends_the_run(
+    error, at_boundary, ranks, saved, tmp_path, monkeypatch, capsys
+):
+    made, found = trainer(toy_policy(), tmp_path, toy_prompts(2)), []
+    made.step, made.at_boundary, made.again = 3, at_boundary, "mmgrpo train"
+    made.save = lambda: found.append(made.step)
+    monkeypatch.setattr(Accelerator, "num_processes", ranks)
+    made._rescue(error)
+    assert found == saved and capsys.readouterr().out == ""
+    made.checkpoints.saved = 3
+    made._rescue(error)
+    assert found == saved, "what is saved already is not saved again"
+    assert "step-000003 is the newest checkpoint; go on with: mmgrpo train" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_stop_saves_the_step_that_it_reached_once(every, tmp_path):
     made = trainer(toy_policy(steps=5), tmp_path, toy_prompts(2), steps=4, save_every=every)
@@ -38,6 +85,10 @@ def test_a_stop_saves_the_step_that_it_reached_once(every, tmp_path):
     with pytest.raises(Interrupted):
         made.fit()
     assert saved == [1]
+
+
+def test_a_run_ends_before_launchers_kill_it():
+    assert 20 <= Interruption().grace < 30
 
 
 def test_work_that_may_be_left_anywhere_does_not_begin_after_a_signal():

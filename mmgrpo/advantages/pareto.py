@@ -41,7 +41,6 @@ def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -
         return clipped[-1][0] - reference[0]
     volume, edge = 0.0, reference[0]
     for index, point in enumerate(clipped):
-        if point[0] > edge:
-            volume += (point[0] - edge) * hypervolume([other[1:] for other in clipped[index:]], reference[1:])
-            edge = point[0]
+        volume += (point[0] - edge) * hypervolume([other[1:] for other in clipped[index:]], reference[1:])
+        edge = point[0]
     return volume

@@ -122,7 +122,7 @@ def beta_pdf(
     width = high - low
     rate = groups.group_mean((values - low) / width, key, stat)
     rates = rate[groups.group_first(key, stat)]
-    m = rates.mean() if rates.numel() else rate.new_zeros(())
+    m = rates.mean()
     v = rates.var() if rates.numel() > 1 else rate.new_zeros(())
     c = torch.where(v > 0, m * (1 - m) / torch.where(v > 0, v, 1.0) - 1, 0.0)
     a = (1 + c * m / 3).clamp(min=1)

@@ -118,7 +118,7 @@ def sliding_window(
     if not 0 < tail_ratio <= 1:
         raise ValueError(f"sliding_window: got tail_ratio {tail_ratio}, expected 0 < tail_ratio <= 1")
     # Minus 1e-9, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
-    after = math.ceil((steps - end) * tail_ratio - 1e-9) if tail_ratio < 1 else steps - end
+    after = math.ceil((steps - end) * tail_ratio - 1e-9)
     plan = spread(end + after, range(start, end), group_size, shared_noise)
     return [replace(plan, tail=tail, tail_steps=after if tail_ratio < 1 else 0)]
 

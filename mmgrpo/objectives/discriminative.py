@@ -109,7 +109,8 @@ def drpo(
     """
     values = row_score(log_probs, old_log_probs, decision_mask, score)
     positive, negative = _sides(advantages, loss_mask, decision_mask, key)
-    brevity = (1 - decision_mask.sum(1) / length).to(values.dtype) / lam
+    taken = decision_mask.sum(1) / length
+    brevity = (1 - taken).to(values.dtype) / lam
     gap = weighted_mean(values, positive, brevity) - soft_mean(values, negative, tau)
     return _contrast(gap, positive, negative, loss_mask)
 

@@ -16,7 +16,7 @@ def owner_index(decisions: Decisions) -> Int[Tensor, "B T"]:
     # Entries without a decision have unique negative numbers, so that none is taken for a shared one.
     flat = torch.where(decisions.decision_mask, decisions.node, -1 - index.view(rows, width)).reshape(-1)
     _, inverse = torch.unique(flat, return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), rows * width, device=index.device, dtype=torch.long)
+    first = torch.full((int(inverse.max()) + 1,), rows * width, device=index.device)
     first = first.scatter_reduce(0, inverse, index, "amin")
     return first[inverse].view(rows, width)
 

@@ -88,13 +88,14 @@ def regression_standardized(
     members = loss_mask.any(1)
     same = peers(key, members).to(log_probs.dtype)
     size = same.sum(1)
+    divisor = size.clamp_min(1)
     total = row_sum(log_probs - old_log_probs, decision_mask)
-    centred = total - same @ total / size.clamp_min(1)
+    centred = total - same @ total / divisor
     variance = same @ centred.square() / (size - 1).clamp_min(1)
     # Two ``where``, since the root has no derivative at 0, the variance of every group before the first update.
     spread = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
     residual = centred / (spread + eps) - row_advantage(advantages, decision_mask)
-    half_share = (size - 1).clamp_min(0) / (2 * size.clamp_min(1))
+    half_share = (size - 1) / (2 * divisor)
     return unclipped(at_decisions(half_share * pair_mean(residual[None], members, key), loss_mask))
 
 

@@ -342,9 +342,9 @@ def test_momentum_adds_the_clipped_difference_to_the_reference():
 
 
 def test_anchor_sets_given_rows_above_the_best_own_row():
-    inputs = batch([0.6, 0.7, 0.5, 1.0], origin=[OWN, OWN, OWN, REFERENCE])
-    inputs["stat"] = inputs["origin"] == OWN
+    inputs = batch([0.6, 0.7, 0.5, 1.0], origin=[OWN, OWN, OWN, REFERENCE], stat=[True, True, True, False])
     assert shaped("anchor(factor=1.2)", [0, 1, -1, 4], inputs) == near(0, 1, -1, 1.2)
+    assert shaped("anchor", [4, 3], batch([1.0, 0.5], origin=[REFERENCE] * 2)) == near(0, 0), "nothing to be above"
 
 
 def test_corrections_for_a_noisy_verifier_replace_the_advantage():

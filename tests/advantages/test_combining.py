@@ -62,6 +62,8 @@ def transformed(text, rows, references=None, names=("a", "b")):
         ("mean_minus_std(coef=1, ddof=1)", 3 - math.sqrt(7)),
         ("minimum(members=['b', 'c'])", 1 + 2),  # a, and the smaller of b and c
         ("mean(members=['b', 'c'])", 1 + 4),
+        ("mean_minus_variance(members=['b', 'c'], coef=0.5)", 1 + 4 - 0.5 * 8),
+        ("mean_minus_std(members=['b', 'c'], coef=0.5)", 1 + 4 - 0.5 * math.sqrt(8)),
     ],
 )
 def test_ensembles_of_one_two_and_six(text, wanted):

@@ -36,6 +36,14 @@ def near(rows, tolerance=1e-6):
     return pytest.approx(torch.as_tensor(rows, dtype=torch.float64).numpy(), abs=tolerance)
 
 
+@pytest.mark.parametrize("name", CREDITS)
+def test_credit_keeps_the_precision_of_the_advantages(name):
+    made = decisions(TREE)
+    of_tokens = torch.zeros(4, 2).double()
+    made = credit(name, [0.1, 0.2, 0.3, 0.4], made, entropy=of_tokens, divergence=of_tokens)
+    assert made.dtype == torch.float64
+
+
 def test_broadcast_is_the_identity_where_nothing_is_shared():
     made = credit("broadcast", [1.0, -2.0], plain([3, 2]))
     assert made.tolist() == [[1, 1, 1], [-2, -2, 0]]
@@ -153,6 +161,8 @@ def test_tree_siblings_compare_the_children_of_each_node():
     third = 4 / 3
     assert made[:2].numpy() == near([[third, 2], [third, -2]])
     assert made[2:].numpy() == near([[-third, 0], [-third, 0]])
+    # With eps .0625 position 0 is .25 / .25, and position 1 is .5 / .3125.
+    assert credit("tree_siblings(eps=0.0625)", [1.0, 0, 0, 0], decisions(TREE))[0].numpy() == near([1, 1.6])
 
 
 def test_siblings_outside_of_the_statistics_are_not_compared():

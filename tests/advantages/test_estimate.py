@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.advantages.estimate import AdvantageRecipe, _inputs, estimate
 from mmgrpo.runtime.config import Algorithm
 from mmgrpo.types import OWN, REFERENCE, Decisions, Request
 from tests.toys import toy_policy, toy_prompts
@@ -327,6 +327,7 @@ def test_branch_grpo_with_pruning_trains_130_of_the_202_decisions_of_the_papers_
         ({"select": ["gfpo"]}, "algorithm.select: 'gfpo' needs the parameter 'count'"),
         ({"keys": []}, "algorithm.keys: got an empty list, expected at least one"),
         ({"keys": ["prompt(wait=2)"]}, "algorithm.keys: 'prompt' has no parameter 'wait'"),
+        ({"keys": ["prompt(weight='two')"]}, "algorithm.keys: weight of prompt"),
     ],
 )
 def test_a_mistake_in_the_recipe_is_found_at_the_start(blocks, message):
@@ -342,6 +343,17 @@ def test_a_recipe_knows_the_fields_and_keys_it_needs():
     assert recipe.fields == {"greedy_value", "entropy", "truncated"}
     assert recipe.key_names == ("prompt", "tree")
     assert AdvantageRecipe.of(Algorithm()).fields == frozenset()
+
+
+def test_every_selector_acts_once_before_the_statistics_or_after_them():
+    recipe = AdvantageRecipe.of(Algorithm(select=["best_worst(best=1, worst=1)", "gfpo(count=2)"]))
+    assert [one.text for one in recipe.before] == ["gfpo(count=2)"]
+    assert [one.text for one in recipe.after] == ["best_worst(best=1, worst=1)"]
+
+
+def test_blocks_count_in_double_precision():
+    inputs = _inputs(four(std=torch.ones(4, 1, dtype=torch.float16)))
+    assert {inputs[name].dtype for name in ("log_probs", "std")} == {torch.float64}
 
 
 def test_a_field_or_key_that_the_rollout_lacks_is_named():

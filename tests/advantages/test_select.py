@@ -39,6 +39,10 @@ def test_gfpo_keeps_the_best_rows_by_its_metric(metric, kept):
     assert made.tolist() == kept
 
 
+def test_efficiency_is_per_token_from_the_first_and_an_empty_row_counts_as_one_token():
+    assert select("gfpo(count=1, metric='efficiency')", [0.5, 0.8, 0.2], length=[1, 2, 0]).tolist() == [1, 0, 0]
+
+
 def test_gfpo_refuses_an_unknown_metric_by_name():
     with pytest.raises(ValueError, match="metric of gfpo: got 'brevity', expected one of length, eff"):
         select("gfpo(count=2, metric='brevity')", [1.0, 0], length=[1, 2])

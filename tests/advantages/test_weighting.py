@@ -61,6 +61,8 @@ def test_rewards_whose_gradients_agree_gain_weight():
     share = 1 / (1 + math.e)
     assert got.values == pytest.approx((2 * share, 2 - 2 * share, 0))
     assert after("gradient(rate=1)", weights(1, 1), inner_products=[[math.nan, 0.0], [0.0, 1.0]]) == weights(1, 1)
+    unused = [[*inner[0][:2], 0.0], [*inner[1][:2], 0.0], [math.nan] * 3]
+    assert after("gradient(rate=1)", weights(1, 1, 0), inner_products=unused) == got, "weight 0 has no say"
 
 
 def test_the_gain_of_hypervolume_is_a_factor_of_the_advantages():
@@ -89,6 +91,11 @@ def test_a_rule_waits_for_what_it_looks_at():
 def test_the_state_survives_json_exactly():
     state = RewardWeights((1 / 3, 0.1), 0.86738, ((0.1, 1 / 7), (0.3, math.pi)), 7)
     assert RewardWeights.read(json.loads(json.dumps(asdict(state)))) == state
+    assert (
+        RewardWeights.read({"values": [1.0], "factor": 1.0, "front": []})
+        == RewardWeights((1.0,), 1.0, (), 0)
+        == weights(1)
+    )
 
 
 # Runs

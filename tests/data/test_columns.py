@@ -53,6 +53,8 @@ def test_named_columns_replace_others_of_their_role_which_stay_in_meta():
         "meta": {"w": 1, "text": "a page", "answer": "long", "size": [1]},
     }
     assert with_columns({"a.b": 1}, {"answer": "a.b"}) == {"answer": 1}
+    both = with_columns({"w": 2, "q": "Why?"}, columns_of("w=meta.weight,q=problem"))
+    assert both == {"problem": "Why?", "meta": {"weight": 2}}
 
 
 def test_a_column_that_is_not_there_is_an_error_of_its_row_that_names_those_that_are(tmp_path):

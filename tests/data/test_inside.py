@@ -125,6 +125,7 @@ def test_rows_in_memory_may_have_bytes_and_samples(tmp_path):
         ({"array": [0.1], "sampling_rate": 0}, "got samples of shape .1. at 0 Hz"),
         ({"array": [[[0.1]]], "sampling_rate": 16_000}, "got samples of shape .1, 1, 1."),
         ({"bytes": 3, "path": None}, "'audio': got bytes of type int"),
+        ({"bytes": b"a", "path": 3}, "'audio': got bytes of type bytes, expected those of a file, and its path"),
     ],
 )
 def test_samples_that_are_none_are_errors_of_their_row(sound, complaint):

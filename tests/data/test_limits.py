@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from io import BytesIO
 
 import pytest
@@ -82,7 +83,12 @@ def test_the_scans_of_a_jpeg_are_counted():
         open_picture(BytesIO(bad_media.scans(MAX_SCANS + 1 - own)))
 
 
-def test_the_tiles_of_a_tiff_are_bounded():
+def test_the_tiles_of_a_tiff_are_bounded(monkeypatch):
     assert open_picture(BytesIO(bad_media.tiff(64))).size == (64, 64)
     with pytest.raises(Unreadable, match="got tiles of 67,125,249 pixels, expected at most 67,108,864; save it again"):
         open_picture(BytesIO(bad_media.tiff(8_193)))
+    for most, refused in ((64 * 64, False), (64 * 64 - 1, True)):
+        monkeypatch.setattr(limits, "check_picture_size", lambda width, height: None)
+        monkeypatch.setattr(limits, "MAX_PIXELS", most)
+        with pytest.raises(Unreadable) if refused else nullcontext():
+            open_picture(BytesIO(bad_media.tiff(64)))

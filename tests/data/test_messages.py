@@ -12,6 +12,7 @@ from PIL import Image as Pil
 from mmgrpo.data.images import PICTURES, read_picture
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.data.rows import as_prompts
 from mmgrpo.types import Media, Prompt, Turn
 from pipelines import hub
 from pipelines.speech.audio import read_audio
@@ -376,3 +377,11 @@ def test_a_clip_needs_no_text():
     made = prompt_of({"audio": "a.flac", "answer": "yes"}, "row 0", "0")
     assert made == prompt_of({"audio": "a.flac", "text": "", "answer": "yes"}, "row 0", "0")
     assert (made.text, made.answer, [medium.source for medium in made.media]) == ("", "yes", ["a.flac"])
+
+
+def test_media_of_a_column_open_the_first_user_turn_and_all_turns_stay():
+    says = [("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r")]
+    row = {"messages": [{"role": role, "content": text} for role, text in says], "image": "a.png"}
+    [prompt] = as_prompts([row])
+    assert [(turn.role, turn.parts[-1]) for turn in prompt.turns] == says
+    assert [len(turn.parts) for turn in prompt.turns] == [1, 2, 1, 1] and prompt.turns[1].parts[0].source == "a.png"

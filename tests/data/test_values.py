@@ -97,6 +97,8 @@ def test_a_folder_is_no_file_of_prompts(tmp_path):
         ([{"text": "a", 1: 2}], r"prompts\[0\]: got the key 1, expected a string"),
         ([{"text": "a", "answer": float("nan")}], r"prompts\[0\]: 'answer': got nan, expected a finite number"),
         (["a\ud800"], r"prompts\[0\]: 'text': has a lone surrogate"),
+        ([{"text": "a", "\ud800": 1}], r"prompts\[0\]: 'a key': has a lone surrogate"),
+        ([{"text": "a", "meta": {"\ud800": 1}}], r"prompts\[0\]: 'meta, a key': has a lone surrogate"),
         ([Prompt("a", meta={"x": [float("inf")]})], r"prompts\[0\]: 'meta\.x\[0\]': got inf"),
         ([Prompt("a", id="x" * 300)], r"prompts\[0\]: 'id': got .*…, expected 1 to 256 characters"),
     ],

@@ -58,6 +58,19 @@ def test_several_shards_are_one_set(tmp_path):
         load_prompts(tmp_path / "train-{011..009}.tar")
 
 
+def test_folders_are_passed_over_and_an_empty_text_is_empty(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, kind in (("folder", tarfile.DIRTYPE), ("folder/1.txt", tarfile.REGTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type = kind
+            archive.addfile(entry)
+        picture = tarfile.TarInfo("folder/1.png")
+        picture.size = len(png())
+        archive.addfile(picture, io.BytesIO(png()))
+    [prompt] = load_prompts(tmp_path / "a.tar")
+    assert (prompt.id, prompt.text, len(prompt.media)) == ("a.tar:folder/1", "", 1)
+
+
 def linked(kind):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:

@@ -141,3 +141,9 @@ def test_neither_side_of_a_divergence_may_be_deterministic(stds):
     one, other = (Transition(real(0)[:, None], real(std)[:, None]) for std in stds)
     with pytest.raises(ValueError, match="kl: got a deterministic step"):
         one.kl(other)
+
+
+def test_the_likelihood_std_of_a_scaled_transition_is_its_std():
+    std = torch.tensor([[0.25]])
+    assert Transition(torch.zeros(1, 1), std).likelihood_std is std
+    assert Transition(torch.zeros(1, 1), std, scaled=False).likelihood_std.item() == pytest.approx(0.5**0.5)

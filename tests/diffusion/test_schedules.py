@@ -16,6 +16,7 @@ from mmgrpo.diffusion.schedules import (
     flux_grid,
     flux_shift,
     shifted,
+    sway_grid,
     unshifted,
     variance_exploding_grid,
 )
@@ -177,3 +178,32 @@ def test_levels_in_geometric_progression_end_at_zero():
     assert exponential_sigmas(3, 0.5, 8.0).tolist() == pytest.approx([8, 2, 0.5, 0])
     with pytest.raises(ValueError, match="got steps=0, expected at least 1"):
         exponential_sigmas(0, 0.5, 8.0)
+
+
+def test_a_grid_of_no_steps_is_refused_whatever_its_kind():
+    alphas = stable_diffusion_alphas()
+    made = (
+        *(flow_grid, sway_grid, lambda steps: flux_grid(steps, 1024)),
+        *(lambda steps: ddim_grid(alphas, steps), lambda steps: exponential_sigmas(steps, 0.1, 10.0)),
+    )
+    for grid in made:
+        with pytest.raises(ValueError, match="got steps=0"):
+            grid(0)
+
+
+@pytest.mark.parametrize("clean_end", [False, True])
+def test_a_diffusion_grid_has_one_level_more_than_steps(clean_end):
+    assert ddim_grid(stable_diffusion_alphas(), 4, clean_end=clean_end).levels.shape == (5,)
+
+
+def test_levels_without_a_shift_are_respaced_evenly_and_move_together():
+    grid = flow(torch.tensor([1.0, 0.6, 0.0]))
+    assert grid.shift == 1
+    torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
+    assert {grid.to("meta").levels.device.type, grid.to("meta").times.device.type} == {"meta"}
+
+
+def test_a_diffusion_grid_may_visit_every_timestep_and_no_more():
+    assert ddim_grid(stable_diffusion_alphas(), 1000, spacing="linspace").times.tolist() == list(range(999, -1, -1))
+    with pytest.raises(ValueError, match="got steps=1001, expected at most the 1000 timesteps"):
+        ddim_grid(stable_diffusion_alphas(), 1001, spacing="linspace")

@@ -110,3 +110,14 @@ def test_the_hinge_rests_below_delta_and_pulls_back_above_it():
     assert_close(values.detach(), torch.tensor([[0.3, 0.1, 0.0, 0.0]]))
     values.sum().backward()
     assert_close(far.grad, torch.tensor([[-1.0, -1.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("term", [divergences.kl_velocity, divergences.kl_transition])
+def test_what_a_policy_measures_is_only_multiplied(term):
+    assert term(torch.tensor([4.0]), coef=0.25).item() == 1.0
+
+
+def test_the_hinge_of_one_decision():
+    # K = .3: 10 * (.3 - .1) * .3
+    one = torch.zeros(1, 1)
+    assert divergences.kl_hinge(one - 0.3, one, one == 0, coef=10.0, delta=0.1).item() == pytest.approx(0.6)

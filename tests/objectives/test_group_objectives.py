@@ -55,6 +55,13 @@ def test_reg_grpo_number():
     assert total(regression.regression_standardized(**batch, eps=0.0), batch).item() == pytest.approx(0.15836, abs=5e-6)
 
 
+def test_reg_grpo_of_a_pair():
+    # std .3 sqrt(2): z = +-.70711 against +-1, so that both residuals are .29289 from their mean
+    batch = group([0.3, -0.3], [1.0, -1.0])
+    expected = pytest.approx((1 - 0.5**0.5) ** 2)
+    assert total(regression.regression_standardized(**batch, eps=0.0), batch).item() == expected
+
+
 def test_prdp_number():
     # difference of log-ratios to the reference .3, of rewards over beta .1: (.3 - .1)^2 = .04
     batch = group([0.2, -0.1], [1.0, 0.0])
@@ -74,6 +81,12 @@ def test_prdp_takes_the_worse_of_moved_and_held_steps():
     assert loss.high.tolist() == [[True], [False]] and not loss.low.any()
     # row 0 is held: no gradient. Row 1, at its bound, is free: d/dL (10 - L0 + L1)^2 = 2 * 9.8
     assert_close(batch["log_probs"].grad, torch.tensor([[0.0], [19.6]], dtype=torch.float64))
+
+
+def test_prdp_counts_a_step_at_its_bound_as_inside():
+    batch = group([0.1, -0.2], [0.0, 1.0], length=1)
+    loss = regression.regression_proximal(**batch, reference_log_probs=torch.zeros(2, 1).double(), clip=0.1)
+    assert not loss.high.any() and loss.low.tolist() == [[False], [True]]
 
 
 def test_prdp_of_means_over_dimensions_is_that_of_their_sums():

@@ -7,11 +7,14 @@ import inspect
 import pytest
 import torch
 
-from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.perception import MASKED
 from mmgrpo.registry import Block, Bound, bind
 
-TABLES = {"objective": OBJECTIVES, "term": TERMS, "weights": AGGREGATIONS, "mismatch": MISMATCH}
+TABLES = {
+    **{"objective": OBJECTIVES, "off_policy": OFF_POLICY_OBJECTIVES, "term": TERMS},
+    **{"weights": AGGREGATIONS, "mismatch": MISMATCH},
+}
 REQUIRED = {
     "regression_proximal": "regression_proximal(clip=0.05)",
     "drpo": "drpo(length=8)",
@@ -30,6 +33,8 @@ ON_POLICY_GRADIENT = [
     "ppo", "dual_clip", "two_sided_clip", "log_preclip", "cispo_band", "cispo_cap", "sapo", "simple_policy",
     "policy_gradient", "mini_rl", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
 ]  # fmt: skip
+ABSOLUTE = ["n_best", "double_entropy"]
+"""Of the probabilities themselves, not of ratios."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
 
 
@@ -148,6 +153,18 @@ def test_a_row_alone_gives_what_it_gives_among_others(name):
         torch.testing.assert_close(alone[0], values_of(block, batch)[row], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("what", "name"), [(w, n) for w, n in NAMES if n not in ABSOLUTE])
+def test_only_differences_of_log_probs_count(what, name):
+    """A number added to the log-probs of all models changes no ratio, no gap between rows and no mask."""
+    batch, block = inputs(), bound(what, name)
+    more = {k: v + 0.75 if "log_probs" in k and not k.startswith("read") else v for k, v in batch.items()}
+    weights = AGGREGATIONS["per_sample"].fn(batch["loss_mask"])
+    of_both = [gradient(block, one, weights) for one in (batch, more)]
+    torch.testing.assert_close(*of_both, rtol=1e-4, atol=1e-6)
+    if what == "mismatch":
+        torch.testing.assert_close(values_of(block, more), values_of(block, batch), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", ON_POLICY_GRADIENT)
 def test_at_ratio_one_the_gradient_is_minus_advantage_times_weight(name):
     batch = {**inputs(spread=0.0), "loss_mask": PASSED}
@@ -188,6 +205,14 @@ def test_weights_are_positive_on_the_mask_and_zero_elsewhere(name):
 @pytest.mark.parametrize("name", SUMS_TO_ONE)
 def test_weights_of_a_mean_sum_to_one(name):
     torch.testing.assert_close(bound("weights", name)(inputs()).sum(), torch.tensor(1.0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", [*SUMS_TO_ONE, "sample_sum"])
+def test_the_only_decision_of_a_step_has_the_weight_one(name):
+    only = torch.zeros_like(PASSED)
+    only[2, 1] = True
+    weights = bound("weights", name)({**inputs(), "loss_mask": only})
+    torch.testing.assert_close(weights, only.float(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", list(AGGREGATIONS))

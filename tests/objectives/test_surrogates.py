@@ -148,3 +148,9 @@ def test_policy_gradient_is_minus_advantage_times_log_prob():
 def test_mini_rl_has_the_gradient_of_ppo(ratio, advantage):
     ppo = at(surrogates.ppo, ratio, advantage, low=0.2, high=0.28)
     assert at(surrogates.mini_rl, ratio, advantage)[1:] == (pytest.approx(ppo[1], abs=1e-12), *ppo[2:])
+
+
+def test_decisions_that_others_made_have_no_clip():
+    # r = .3 and A = 2: -r A with its own gradient, and -A r / (r + .1) of gradient -A r .1 / (r + .1)^2
+    assert at(surrogates.importance, 0.3, 2.0) == (pytest.approx(-0.6), pytest.approx(-0.6), False, False)
+    assert at(surrogates.luffy, 0.3, 2.0) == (pytest.approx(-1.5), pytest.approx(-0.375), False, False)

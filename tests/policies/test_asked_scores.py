@@ -37,6 +37,7 @@ def test_a_denoising_policy_returns_each_score_that_it_is_asked_for_and_no_other
         scores = policy.score(drawn, part, frozenset({"log_probs", name}))
         assert scores.keys() == {"log_probs", name}
         torch.testing.assert_close(scores[name], expected[name], rtol=1e-6, atol=1e-9)
+    assert "reference_kl" not in policy.score(drawn, part, frozenset({"reference_shift"}))
     everything = policy.score(drawn, part, policy.provides)
     assert everything.keys() >= {*EXTRA, "log_probs", "reference_log_probs", "reference_shift"}
     torch.testing.assert_close(everything["reference_log_probs"], everything["log_probs"], rtol=0, atol=1e-6)

@@ -159,3 +159,14 @@ def test_memory_chunks_of_a_rollout_do_not_change_it():
     )
     for a, b in zip(rollout(small).outputs, rollout(large).outputs, strict=True):
         torch.testing.assert_close(a.pixels, b.pixels, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_request_draws_the_same_samples_whatever_was_drawn_before(plan):
+    policy, request = toy_policy(plan, steps=8), Request(toy_prompts(2), [0, 1], 4, seed=0)
+    first = policy.rollout(request)
+    torch.rand(1)  # of the global generator
+    again = policy.rollout(request)
+    torch.testing.assert_close(again.decisions.log_probs, first.decisions.log_probs, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(first.outputs, again.outputs, strict=True):
+        assert torch.equal(one.pixels, other.pixels)

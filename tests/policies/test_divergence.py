@@ -38,6 +38,12 @@ def test_a_finished_member_counts_as_uniform_and_what_nobody_can_say_not_at_all(
     assert found.item() == pytest.approx(group_divergence(both, torch.tensor([0, 0]), torch.tensor([2])).item())
 
 
+def test_a_group_that_has_ended_does_not_differ():
+    going = torch.tensor([[0.9, 0.1], [0.9, 0.1]]).log()
+    found = group_divergence(going, torch.tensor([0, 0]), torch.tensor([2, 3]))
+    assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
 def test_a_rollout_records_the_divergence_of_its_groups():
     """Against the distributions of each row on its own; some rows end early."""
     policy = token_policy(divergence=True)

@@ -58,6 +58,11 @@ def test_a_row_holds_what_was_asked_answered_and_earned(tmp_path):
     assert Pil.open(tmp_path / "before" / "000-0.jpg").size == (160, 80)
 
 
+def test_texts_are_written_as_they_are_but_for_halves_of_characters(tmp_path):
+    write_completions(tmp_path / "before", shown(["où\ud83d"]), [[]])
+    assert "où?".encode() in (tmp_path / "before.jsonl").read_bytes()
+
+
 def test_every_title_has_its_own_thumbnails(tmp_path):
     grey = Pil.new("RGB", (8, 8), "grey")
     write_completions(tmp_path / "after", shown(["a", "b"]), [[PICTURE], [PICTURE, PICTURE]])

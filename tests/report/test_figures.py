@@ -27,6 +27,7 @@ from mmgrpo.report.figures import Cell, difference_cell, duration, mean_cell, nu
         (True, ".3f", "True"),
         (math.nan, ".3f", "nan"),
         (10**400, ".3f", str(10**400)),
+        (1e300, ".3f", "1e+300"),
     ],
 )
 def test_a_number_is_written_with_a_minus_sign_and_anything_else_as_it_is(value, form, text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,7 @@ def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
     record = write(tmp_path, rolled([Text("abcd"), Text("abc"), Text("a")], plain([3, 1, 1]), [1.0, 2.0, 3.0]))
     assert record["left_out"][:2] == ["1 of 3 members", "the numbers of decisions after the first 2 of a member"]
     assert [one["output"]["text"] for one in record["members"]] == ["abc", "abc"]
+    assert "1 characters of a text" in record["left_out"]
     assert len(record["members"][0]["advantages"]) == 2 and record["size"] == 3
     assert record["members"][0]["advantage"] == 1.25  # of all three
 
@@ -166,6 +168,10 @@ def test_pictures_and_clips_get_smaller_until_they_fit():
     assert (suffix, note) == (".png", "") and exact.startswith(b"\x89PNG")
     content, suffix, note = picture_within(noise(256), 100_000)
     assert suffix == ".jpg" and len(content) <= 100_000 and note == "pictures are compressed with losses"
+    playing = Pil.open(BytesIO(webp_within([noise(16), Pil.new("RGB", (16, 16))] * 2, 8.0, 100_000)[0]))
+    playing.seek(1)
+    playing.load()
+    assert playing.info["duration"] == 125
     content, _, note = jpeg_within(noise(512), 20_000)
     assert len(content) <= 20_000 and note == "pictures are made smaller"
     clip, suffix, note = webp_within([noise(300)] * 3, 8.0, 30_000)
@@ -192,6 +198,7 @@ def test_members_are_shown_by_reward_with_the_advantage_as_colour(tmp_path):
     write(tmp_path, rolled(pictures(4), plain([1] * 4), [0.5, 2.0, NAN, 0.25], advantages=advantages), step=3)
     group = read_group(tmp_path, 3)
     assert [member.number for member in group.ranked] == [1, 0, 3, 2] and group.largest == 2.0
+    assert colour(5.0, 2.0) == colour(2.0, 2.0) and colour(-5.0, 2.0) == colour(-2.0, 2.0)
     assert [colour(a, 2.0) for a in (0.0, 2.0, -2.0, -1.0, NAN)] == [
         "rgb(255, 255, 255)",
         "rgb(107, 167, 224)",
@@ -222,6 +229,18 @@ def test_the_tree_is_drawn_with_node_values_advantages_and_descendants(tmp_path)
     page = group_page(tmp_path, group, interactive=True)
     assert page.count('role="button"') == 6 and page.count('tabindex="0"') == 1
     assert 'tabindex="0"' not in group_page(tmp_path, group)  # without a script nothing can be chosen
+
+
+def test_an_advantage_that_is_missing_is_thin_and_what_is_not_trained_says_so(tmp_path):
+    round_ = tree_round()
+    round_.batch.loss_mask[2, 1] = False
+    record = write(tmp_path, round_)
+    record["members"][0]["advantages"][0] = None
+    (tmp_path / "groups/step-000000/group.json").write_text(json.dumps(record))
+    tree = branching(read_group(tmp_path, 0), MediaFolder(tmp_path / "groups/step-000000"))
+    assert tree is not None
+    assert [round(node.width, 3) for node in tree.nodes] == [1.0, 4.571, 2.786, 3.857, 4.929, 6.0]
+    assert [node.samples for node in tree.nodes if "not trained" in node.about] == [[2]]
 
 
 def test_samples_that_share_no_tree_are_not_drawn(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -99,6 +100,28 @@ def test_prompts_that_could_not_be_scored_are_left_out_and_too_few_raise_nothing
 )
 def test_students_quantiles_are_those_of_the_tables(probability, freedom, wanted):
     assert student_quantile(probability, freedom) == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("z", "freedom", "wanted"),
+    [
+        (1, 1, 1 + 2 / 4 + 24 / 96 + 24 / 384),
+        (2, 1, 2 + 10 / 4 + 294 / 96 + 1098 / 384),
+        (2, 2, 2 + 10 / 8 + 294 / 384 + 1098 / 3072),
+    ],
+)
+def test_the_quantile_is_the_expansion_about_the_normal_one(z, freedom, wanted):
+    """z^3 + z; 5 z^5 + 16 z^3 + 3 z; 3 z^7 + 19 z^5 + 17 z^3 - 15 z: at 2 these are 10, 294 and 1098."""
+    assert student_quantile(NormalDist().cdf(z), freedom) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_reward_that_was_not_measured_at_one_of_both_times_is_not_compared(place):
+    several = course((0, 0), (0.1, -0.1))
+    directions = {"late": 1.0, **TRAINED}
+    both = [Measured(one.step, dict(one.values), directions, one.final) for one in several]
+    both[place].values["late"] = RAMP + place
+    assert [alarm.step for alarm in alarms(both)] == [10]
 
 
 def test_the_interval_is_students():

@@ -55,3 +55,8 @@ def test_the_end_of_a_run_without_evaluation_is_one_line():
     assert closing({"steps": 1, "seconds": 0.6, "skipped_steps": 0, "nonfinite_steps": 0, "eval": {}}) == (
         "1 optimizer steps in 1 s of training"
     )
+
+
+def test_the_end_of_a_run_tells_steps_that_were_not_finite():
+    summary = {"steps": 1, "seconds": 0.6, "skipped_steps": 0, "nonfinite_steps": 4, "eval": {}}
+    assert closing(summary).splitlines()[1:] == ["4 steps had a loss or gradient that is not finite and were skipped"]

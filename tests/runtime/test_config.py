@@ -131,6 +131,10 @@ def test_a_setting_under_its_old_name_is_refused_with_its_new_one(old, new, reci
 def test_mistakes_on_the_command_line_are_told_too(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.yaml; 'mmgrpo recipes' lists the recipes"):
         parsed("--config", str(tmp_path / "none.yaml"))
+    with pytest.raises(ValueError, match=r"^the command line: --save-every: got 0, expected a number in \[1, 1e9\]"):
+        parsed("--save-every", "0")
+    with pytest.raises(ValueError, match=r"^the command line: got '--resume=yes', a value that no option takes; a swi"):
+        parsed("--steps=3", "--resume=yes")
     with pytest.raises(ValueError, match="--config needs a value"):
         parsed("--config")
     with pytest.raises(ValueError, match=r"the command line: there is no preset 'grop'\. Did you mean 'grpo'"):

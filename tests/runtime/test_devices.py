@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,3 +112,29 @@ def test_torchrun_starts_processes_that_know_one_another_on_a_machine_without_gp
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run([*torchrun, str(tmp_path / "told.py")], capture_output=True, text=True, timeout=300)
     assert sorted(re.findall(r"process \d of \d", done.stdout)) == ["process 0 of 2", "process 1 of 2"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "cpu"),
+    [
+        ("auto", ["cpu"], True),
+        ("auto", ["cpu", "cuda:0"], False),
+        ("cpu", ["cpu", "cuda:0"], True),
+        ("cuda", ["cpu", "cuda:0"], False),
+        ("cuda:0", ["cpu", "cuda:0"], False),
+    ],
+)
+def test_accelerate_is_told_of_the_cpu_where_it_is_meant_and_of_one_of_several_gpus(device, there, cpu, monkeypatch):
+    told = []
+
+    def made(cpu: bool, **options) -> SimpleNamespace:
+        told.append((cpu, os.environ.get("ACCELERATE_TORCH_DEVICE"), options))
+        return SimpleNamespace(device=torch.device("cpu" if cpu else "cuda:0"))
+
+    monkeypatch.setattr("accelerate.Accelerator", made)
+    monkeypatch.setattr(devices, "available", lambda: there)
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
+    with contextlib.suppress(Exception):  # what is returned is no Accelerator
+        accelerator(device, project_dir="a")
+    assert told == [(cpu, device if ":" in device else None, {"project_dir": "a"})]
+    assert "ACCELERATE_TORCH_DEVICE" not in os.environ

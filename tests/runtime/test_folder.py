@@ -230,3 +230,12 @@ def test_runs_moved_aside_are_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 9, 100):
         (tmp_path / f".demo.replaced-{number}").mkdir()
     assert [aside.name.rpartition("-")[2] for aside in replaced(tmp_path / "demo")] == ["9", "10", "100"]
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(4, "summary.json"), (9, "summary-000004.json")])
+def test_the_summary_of_a_finished_run_is_renamed_where_it_goes_on(steps, kept, tmp_path):
+    start(config(tmp_path, steps=4))
+    [folder] = tmp_path.iterdir()
+    (folder / "summary.json").write_text('{"steps": 4}')
+    start(config(tmp_path, steps=steps, resume=True))
+    assert [path.name for path in folder.glob("summary*")] == [kept]

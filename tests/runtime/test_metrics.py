@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mmgrpo.runtime.metrics import MetricsLog, read_metrics
+from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
 
 
 def test_rows_are_read_back_as_written_and_a_line_is_there_before_the_log_is_closed(tmp_path):
@@ -85,3 +85,21 @@ def test_the_summary_names_the_last_part_of_each_name(tmp_path):
     with MetricsLog(tmp_path) as log:
         log.write(1, {"reward/mean": 0.123456, "rows": 8})
     assert log.summary("reward/mean", "rows") == "mean 0.1235  rows 8"
+
+
+def test_a_log_is_closed_at_the_end_of_its_block(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {})
+    with pytest.raises(ValueError, match="closed file"):
+        log.write(2, {})
+
+
+def test_a_log_makes_the_folders_that_it_needs(tmp_path):
+    for _ in range(2):
+        MetricsLog(tmp_path / "runs" / "a").close()
+    assert (tmp_path / "runs" / "a" / "metrics.jsonl").read_text() == ""
+
+
+def test_memory_is_that_of_the_process_on_a_cpu_in_gib():
+    # torch alone takes more than 50 MiB, and no test machine has 10 TiB.
+    assert 0.05 < peak_memory_gib(torch.device("cpu")) < 10_000

@@ -15,7 +15,18 @@ from mmgrpo.advantages.estimate import CREDITS, SCALES, SELECTORS, SHAPES
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.config import Config, Optim
-from mmgrpo.runtime.ranges import DEVICE, PATH_COMPONENT, SEED, check_ranges, one_of, shown, within
+from mmgrpo.runtime.ranges import (
+    ANY_TEXT,
+    CHECKPOINT,
+    DEVICE,
+    LONG_TEXT,
+    PATH_COMPONENT,
+    SEED,
+    check_ranges,
+    one_of,
+    shown,
+    within,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +73,12 @@ def test_a_name_that_leads_elsewhere_is_refused(name):
     assert name not in PATH_COMPONENT
     with pytest.raises(ValueError, match=r"^name: got .*, expected one plain component of a path"):
         check_ranges(replace(Config(), name=name))
+
+
+@pytest.mark.parametrize(("text", "most"), [(ANY_TEXT, 4096), (LONG_TEXT, 2**20), (CHECKPOINT, 20)])
+def test_a_text_is_as_long_as_its_error_says_and_no_longer(text, most):
+    assert "1" * most in text and "1" * (most + 1) not in text
+    assert "a\0" not in text
 
 
 def test_devices_have_names():
@@ -135,6 +152,7 @@ def test_the_optimizer_alone_is_checked_too():
 def test_a_value_in_an_error_is_short_and_in_one_line(value, expected):
     assert shown(value) == expected
     assert len(shown("x" * 5000)) == 100
+    assert shown(10**40 - 1) == "9" * 40 and shown(-(10**40)) == "a number of about 40 digits"
     assert shown(10**5000) == "a number of about 5000 digits"  # which Python refuses to print
 
 

@@ -44,6 +44,14 @@ def test_each_score_is_computed_once_and_equal_outputs_together():
     assert values(reward, ("p", "a")) == [1 / 3] and len(function.asked) == 2
 
 
+def test_closing_it_ends_the_process_of_the_reward_if_it_has_one():
+    function, closed = Lengths(), []
+    Cached(function, {}).close()
+    function.close = lambda: closed.append(True)  # type: ignore[attr-defined]
+    Cached(function, {}).close()
+    assert closed == [True]
+
+
 def test_a_failure_is_tried_again():
     function = Lengths()
     reward = Cached(function, {})

@@ -69,6 +69,16 @@ def test_a_reward_is_given_a_copy_of_the_decisions(process):
     assert NUMBERS.log_probs[0, 0] == -1.0
 
 
+def test_nothing_of_a_copy_shares_memory_with_the_rollout():
+    def pointers(one: Decisions) -> set[int]:
+        named = [one.log_probs, one.loss_mask, one.node, one.origin, *one.keys.values(), *one.fields.values()]
+        return {tensor.data_ptr() for tensor in named}
+
+    copied = Decisions(**decisions.plain(NUMBERS))
+    assert pointers(copied).isdisjoint(pointers(NUMBERS)) and not copied.log_probs.requires_grad
+    assert torch.equal(copied.keys["prompt"], NUMBERS.keys["prompt"])
+
+
 def test_a_function_of_python_may_read_them_too():
     assert score_outputs([scorer(confidence)], *ROWS, rollout=NUMBERS).values[0, 0] == -1.0
 

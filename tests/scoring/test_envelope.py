@@ -74,6 +74,16 @@ def test_a_client_in_any_language_may_send_json_with_base64():
     assert torch.equal(video.frames, torch.stack([expected, expected])) and video.fps == 8.0
 
 
+def test_what_is_not_base64_is_refused_and_not_passed_over():
+    medium = base64.b64encode(png(np.zeros((2, 2, 3), np.uint8))).decode()
+    with pytest.raises(Malformed, match="got a text that is not base64"):
+        read(JSON, json.dumps(body(image=f"{medium[:8]}!{medium[8:]}")).encode(), LIMITS)
+
+
+def test_a_request_holds_a_gibibyte_and_pictures_of_16_megapixels_unless_told_otherwise():
+    assert Limits() == Limits(body=2**30, pixels=4096 * 4096, decoded=4 * 2**30, outputs=4096)
+
+
 def test_sound_may_be_flac():
     soundfile = pytest.importorskip("soundfile")
     steps = np.array([[0, -32768], [1, 32767], [-5, 12]], dtype=np.int16)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmgrpo.scoring import RewardScores, Scorer, mean_of_valid, score_outputs
-from mmgrpo.scoring.call import call_reward
+from mmgrpo.scoring.call import call_reward, column
 from mmgrpo.types import Image, Prompt, Text
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]
@@ -99,3 +99,7 @@ def test_a_reward_that_nobody_vouches_for_is_given_copies_of_tensors():
 def test_a_reward_counts_once_unless_told_otherwise():
     one = Scorer("length", length)
     assert (one.weight, one.rates, one.annotate, one.trusted) == (1.0, (), None, False)
+
+
+def test_a_whole_number_beyond_all_floats_is_infinite_with_its_sign():
+    assert column([10**400, -(10**400), 3], 3) == [math.inf, -math.inf, 3.0]

@@ -1,0 +1,91 @@
+"""Blocks as text: what is parsed, what is refused, and what a block is called with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from mmgrpo.registry import Block, bind, nearest, parse
+
+
+def scaled(x: float, by: float, power: float = 2.0) -> float:
+    """A block of one input."""
+    return by * x**power
+
+
+def compared(own: float, other: float, change: str = "blank", factor: float = 1.0) -> float:
+    """A block that looks at its input under a change too."""
+    return factor * (own - other)
+
+
+TABLE: Mapping[str, Block] = {
+    "scaled": Block(scaled, ("x",)),
+    "compared": Block(compared, ("log_probs", "changed_log_probs"), "group"),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "parameters"),
+    [
+        ("ppo", "ppo", {}),
+        (" ppo () ", "ppo", {}),
+        ("ppo( low=0.2,\n high=-1)", "ppo", {"low": 0.2, "high": -1}),
+        (
+            "a-b.c:d.e(x=[1, 'a'], y=inf, z=(True, None))",
+            "a-b.c:d.e",
+            {"x": [1, "a"], "y": math.inf, "z": (True, None)},
+        ),
+    ],
+)
+def test_a_name_and_its_parameters_are_read(text, name, parameters):
+    assert parse(text) == (name, parameters)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ppo(", "ppo)", "ppo(0.2)", "ppo(**{})", "ppo(x=1, x=2)", "ppo(x=y)", "ppo(x=1)(y=1)", "a:b:c", "a b"]
+)
+def test_anything_else_is_refused_with_the_form(text):
+    for what, start in (("", "got "), ("algorithm.scale", "algorithm.scale: got ")):
+        with pytest.raises(ValueError, match="expected the form name or name") as error:
+            parse(text, what)
+        assert str(error.value).startswith(f"{start}{text!r}")
+
+
+def test_the_nearest_name_is_one_that_shares_half_of_its_letters():
+    assert nearest("groop", ["other", "group", "groups"]) == " Did you mean 'group'? Known: group, groups, other."
+    assert nearest("ab", ["ac"]) == " Did you mean 'ac'? Known: ac."
+    assert nearest("abc", ["z", "axy"]) == " Known: axy, z."
+
+
+def test_a_block_is_called_with_its_inputs_in_order_and_its_parameters():
+    bound = bind("scaled(by=3)", TABLE, "demo")
+    assert bound({"x": 2.0, "unused": None}) == 12 and bound.text == "scaled(by=3)"
+    assert type(bound.parameters["by"]) is float, "a whole number for a float is one"
+    assert bind("scaled(by=3, power=1)", TABLE, "demo")({"x": 2.0}) == 6
+    assert TABLE["scaled"].level == "decision"
+    with pytest.raises(KeyError, match=r"'compared' needs log_probs, log_probs@blank; got only a, b"):
+        bind("compared", TABLE, "demo")({"b": 1, "a": 1})
+
+
+def test_an_input_under_a_change_is_named_after_it():
+    assert bind("compared", TABLE, "demo").needs == ("log_probs", "log_probs@blank")
+    masked = bind("compared(change='masked', factor=2)", TABLE, "demo")
+    assert masked.needs == ("log_probs", "log_probs@masked")
+    assert masked({"log_probs": 3.0, "log_probs@masked": 1.0}) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scale", "demo: there is no 'scale'. Did you mean 'scaled'? Known: compared, scaled."),
+        ("scaled(x=1)", "demo: 'scaled' has no parameter 'x'. Known: by, power."),
+        ("scaled(power=1)", "demo: 'scaled' needs the parameter 'by', e.g. scaled(by=...)"),
+        ("scaled(by='a')", "demo: by of scaled: got 'a', expected a number"),
+    ],
+)
+def test_a_block_that_cannot_be_bound_is_refused(text, message):
+    with pytest.raises(ValueError) as error:
+        bind(text, TABLE, "demo")
+    assert str(error.value) == message
