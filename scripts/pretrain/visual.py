@@ -18,7 +18,9 @@ pretraining. A picture of a blue square, or of something left of something, is d
 square, or of something below it (``frequencies``), as on the web.
 
 The committed base was stopped at step 2,700 of 4,500, after 11.8 processor minutes on one core (2.92 M parameters,
-5.7 MB), the enlarger (14,000 parameters) after one more. MEASURED
+5.7 MB), the enlarger (14,000 parameters) after one more. It succeeds at .425
+of the held-out prompts with two steps (counts .824, colours .714, shapes .459, places and relations 1.000, cleanness
+.831), at .571 with ten (--evaluation-steps 10); 16 samples each.
 
 What was tried to find a base from which reinforcement learning raises what is correct (all correct of the tuning
 prompts, one seed each). It raises shapes, numbers and colours: .29 to .40 in 150 rounds from step 1,500 for pictures
