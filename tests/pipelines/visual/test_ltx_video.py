@@ -164,7 +164,7 @@ def test_latents_are_scaled_back_by_deviation_factor_and_mean():
         latents_mean=torch.tensor([1.0]),
         config=SimpleNamespace(scaling_factor=4.0),
         dtype=torch.float32,
-        decode=lambda scaled, time, return_dict: (scaled,),
+        decode=lambda scaled, time: SimpleNamespace(sample=scaled),
     )
     clip = clips_of_latents(vae, torch.full((1, 1, 1, 1, 1), 6.0))
     assert clip.item() == (6 * 2 / 4 + 1) / 2 + 0.5
