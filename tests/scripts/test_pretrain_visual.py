@@ -48,9 +48,10 @@ def test_pictures_are_of_their_sentence():
     assert again == texts and len(set(texts)) > 20
 
 
-def test_training_stops_before_its_schedule_ends(tmp_path, capsys):
+@pytest.mark.parametrize(("steps", "stop"), [(8, 2), (2, 8)])
+def test_training_stops_where_it_is_told_or_its_schedule_ends(steps, stop, tmp_path, capsys):
     sizes = {"batch": 2, "width": 16, "layers": 1, "heads": 2, "enlarging": 1, "every": 100}
-    visual.train(visual.Args(output=tmp_path / "base", steps=8, stop=2, **sizes))
+    visual.train(visual.Args(output=tmp_path / "base", steps=steps, stop=stop, **sizes))
     assert "step 2 " in capsys.readouterr().out
     started = torch.Generator().manual_seed(5)
     place = WordEncoder.load(tmp_path / "base" / "words").place
