@@ -81,4 +81,4 @@ def test_the_base_model_succeeds_sometimes_at_every_kind():
     assert 0.35 < values["scene_all"].mean() < 0.6
     assert values["scene_clean"].mean() > 0.8
     for kind in scenes.SPLITS["tune"]:
-        assert 0 < values["scene_all"][[prompt.task == kind for prompt in prompts]].mean() < 1
+        assert values["scene_all"][[prompt.task == kind for prompt in prompts]].mean() > 0
