@@ -6,11 +6,12 @@ EXTRAS ?= visual,vlm,speech,voice,rewards,serve,demo,docs,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
-# Processes of `make test`, each with one thread.
+# Processes of `make test` and `make test-slow`, each with one thread.
 WORKERS ?= auto
-# Of `make mutants`: which lines are drawn, and how many.
+# Of `make mutants`: which lines are drawn, how many, and at least how many of each folder.
 SEED ?= 0
 COUNT ?= 200
+EACH ?= 20
 # The versions of Python that pyproject.toml names.
 PYTHON_VERSIONS := 3.11 3.12 3.13
 comma := ,
@@ -20,9 +21,10 @@ SOURCES := --only-binary :all: --no-binary docopt
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-roundings faults mutants check resolve docs format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-slow test-roundings faults mutants check resolve docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -49,8 +51,11 @@ demo-video: $(STAMP)  ## train a small model that films, and write a report
 	$(BIN)/mmgrpo train --recipe visual/demo_video
 	@echo "Look at it in a browser: $(BIN)/mmgrpo demo runs/demo_video"
 
-test: $(STAMP)  ## run all tests (PYTEST_ARGS="-m 'not slow'" for the fast ones)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: $(STAMP)  ## run the tests of milliseconds
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## run the tests of seconds: those that train, start commands, are killed and resumed, use a browser
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning -n $(WORKERS)
@@ -62,7 +67,7 @@ faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards 
 	$(BIN)/python -m tests.faults.table build/faults.json --output benchmarks/faults.md
 
 mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
-	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --report benchmarks/mutants.md
+	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --each $(EACH) --report benchmarks/mutants.md
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

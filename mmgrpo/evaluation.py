@@ -134,7 +134,7 @@ def evaluate(
     batch_size: int,
     shown: int,
     accelerator: Accelerator,
-    title: str = "evaluate",
+    title: str,
 ) -> tuple[Evaluation, Shown]:
     """Draw ``samples`` outputs per prompt and score them; equal seeds have equal noise."""
     scored = draw_samples(

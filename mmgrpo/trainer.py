@@ -263,7 +263,7 @@ class Trainer:
         lr = self.optim.lr_at(self.step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         trainable = int((round_.batch.loss_mask & rows[:, None]).sum())
         tally, norm = Tally(), 0.0
         if trainable:
@@ -294,11 +294,11 @@ class Trainer:
             self.ema.update(self.step)
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
-        entries = max(1.0, sums.pop("entries", 0.0))
+        entries = max(1.0, sums.pop("entries"))
         line = {
-            "loss": sums.pop("loss", 0.0),
-            "clip/low": sums.pop("clip/low", 0.0) / entries,
-            "clip/high": sums.pop("clip/high", 0.0) / entries,
+            "loss": sums.pop("loss"),
+            "clip/low": sums.pop("clip/low") / entries,
+            "clip/high": sums.pop("clip/high") / entries,
             "kl": sum(value for name, value in sums.items() if name.startswith("term/kl")),
             "grad_norm": norm,
             "lr": lr,

@@ -115,3 +115,8 @@ def completion_ids(tokenizer: Any, text: str, end_ids: frozenset[int]) -> list[i
     """Ids of the completion ``text`` and its end: the tokenizer's end token, or the smallest id of ``end_ids``."""
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids)
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
+
+
+def positions_of(real: Bool[Tensor, "P L"]) -> Int[Tensor, "P 1 L"]:
+    """Positions of tokens on one axis, which do not count the padding on the left."""
+    return (real.long().cumsum(1) - 1).clamp(min=0)[:, None]

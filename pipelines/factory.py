@@ -39,7 +39,7 @@ def recognize(families: Mapping[str, Family], path: str) -> str:
 
     declared = architecture(path) if path else ""
     for name, family in families.items():
-        if declared and declared in family.architectures:
+        if declared in family.architectures:
             return name
     reason = f"declares the architecture '{declared}'" if declared else "declares no architecture"
     raise ValueError(

@@ -37,7 +37,7 @@ class Table:
 
     def row(self, number: int) -> Mapping[str, Any]:
         """A row without its null columns; with a ``store``, its media are files there."""
-        row = self.table[number : number + 1].to_pylist()[0]
+        [row] = self.table[number].to_pylist()
         row = {key: value for key, value in row.items() if value is not None}
         return row if self.store is None else {key: _as_files(value, key, self.store) for key, value in row.items()}
 

@@ -53,7 +53,7 @@ def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int)
     return REDUCTIONS[reduce](score_column(one.name, one.fn, [prompt] * len(pictures), pictures, one.trusted))
 
 
-@functools.cache
+@functools.lru_cache(None, typed=True)  # True is no 1
 def _of_pictures(reward: str, reduce: str, every: int, device: str) -> Scorer:
     """The reward, loaded once; ValueError for parameters that cannot be."""
     if reduce not in REDUCTIONS:

@@ -86,8 +86,8 @@ def add_adapters(network: nn.Module, rank: int) -> dict[str, nn.Parameter]:
 def _add_trained(network: nn.Module, file: Path) -> None:
     """Adapters with the weights of a file."""
     tensors = read_tensors(file, "last_hidden")
-    rank = min((tensor.shape[0] for name, tensor in tensors.items() if ".lora_A." in name), default=0)
-    given = add_adapters(network, rank) if rank else {}
+    rank = next((len(tensor) for name, tensor in tensors.items() if ".lora_A." in name), 1)
+    given = add_adapters(network, rank)
     if {name: value.shape for name, value in given.items()} != {name: value.shape for name, value in tensors.items()}:
         raise ValueError(f"last_hidden: {file}: its adapters do not fit the model; train them again on this model")
     network.load_state_dict(tensors, strict=False)
@@ -107,8 +107,7 @@ def load_frozen(name: str, device: str) -> tuple[Any, Any]:
         from transformers import AutoModel, AutoProcessor
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("last_hidden: needs transformers: pip install 'mmgrpo[vlm]'") from error
-    if Path(name).is_dir():
-        check_weight_files(Path(name), False, "")
+    check_weight_files(Path(name), False, "")
     processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
     network = AutoModel.from_pretrained(name, use_safetensors=True, trust_remote_code=False)
     return processor, network.to(device).eval().requires_grad_(False)

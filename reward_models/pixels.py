@@ -22,13 +22,15 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 def pictures(outputs: Sequence[Output], reward: str) -> list[Image | None]:
     """The outputs, which must be pictures; None for one with pixels that are not finite, whose value is NaN."""
+    found: list[Image | None] = []
     for output in outputs:
         if not isinstance(output, Image):
             raise TypeError(
                 f"{reward}: got an output of kind {type(output).__name__}, expected an Image; "
                 f'for clips name frames(reward="{reward}")'
             )
-    return [output if bool(output.pixels.isfinite().all()) else None for output in outputs if isinstance(output, Image)]
+        found.append(output if bool(output.pixels.isfinite().all()) else None)
+    return found
 
 
 def to_pil(image: Image) -> Pil.Image:
@@ -74,7 +76,7 @@ def stretched(
     return from_pil(to_pil(image).resize((size[1], size[0]), Pil.Resampling(resample)))
 
 
-def padded_longest(image: Image, size: int, antialias: bool = True) -> Float[Tensor, "3 size size"]:
+def padded_longest(image: Image, size: int, antialias: bool) -> Float[Tensor, "3 size size"]:
     """The longest side resized to ``size`` (bicubic, on the tensor) and the rest filled with black: HPSv2.
 
     As there, the picture has 8 bits a channel first, and values that bicubic interpolation takes out of [0, 1] are

@@ -96,7 +96,7 @@ def frozen_features(
         made = embed(prompts, outputs, **parameters, device=device)
         if isinstance(made, tuple):
             pictures, texts = made
-            made = torch.cat([pictures, texts, pictures * texts], -1)
+            made = torch.cat([pictures, texts, pictures * texts], 1)
     if not isinstance(made, Tensor) or made.ndim != 2 or len(made) != len(outputs):
         shape = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise ValueError(f"preference: features '{name}': got {shape}, expected a tensor [{len(outputs)}, width]")
@@ -105,10 +105,10 @@ def frozen_features(
 
 def last_token(hidden: Float[Tensor, "N T width"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N width"]:
     """The hidden state at the last token that is no padding, wherever the padding is; ValueError for an empty row."""
-    if not bool(mask.any(-1).all()):
-        raise ValueError(f"got row {int((~mask.any(-1)).nonzero()[0])} without a token, expected at least one in each")
+    if not bool(mask.any(1).all()):
+        raise ValueError(f"got row {int((~mask.any(1)).nonzero()[0])} without a token, expected at least one in each")
     places = torch.arange(mask.shape[1], device=mask.device) * mask
-    return hidden[torch.arange(len(hidden), device=hidden.device), places.argmax(-1)]
+    return hidden[torch.arange(len(hidden), device=hidden.device), places.argmax(1)]
 
 
 def preference(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str, device: str = "cpu") -> list[float]:

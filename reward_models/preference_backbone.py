@@ -3,20 +3,18 @@ arXiv:2509.16127, which trains all weights: learning rate 3e-6, batches of 128 p
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import Tensor
 
 from mmgrpo.types import Output, Prompt
 from reward_models.evaluation.comparison import Comparison
 from reward_models.last_hidden import ADAPTERS, add_adapters, load_frozen, state
 from reward_models.preference import Description, PreferenceModel
-from reward_models.preference_training import LOSSES
+from reward_models.preference_training import LOSSES, descend, pairs, standardized
 
 LAST_HIDDEN = "reward_models.last_hidden:last_hidden"
 """The only features that can be trained."""
@@ -54,45 +52,24 @@ def train_backbone(
         def score(prompt: Prompt, output: Output) -> Tensor:
             return model(state(processor, network, prompt, output, device).float())
 
-        _fit(comparisons, score, [*trained.values(), *model.parameters()], loss, epochs, lr, batch, weight_decay)
+        compared = [(one, *pair) for one in comparisons for pair in pairs(one)]
+
+        def backward(chosen: Tensor) -> float:
+            total = 0.0
+            for one, i, j, human in (compared[place] for place in chosen.tolist()):
+                prompt, outputs = one.asked(), one.outputs()
+                gap = score(prompt, outputs[i]) - score(prompt, outputs[j])
+                value = LOSSES[loss](gap, torch.full_like(gap, human))[0] / len(chosen)
+                value.backward()
+                total += value.item()
+            return total
+
+        weights = [*trained.values(), *model.parameters()]
+        descend(weights, len(compared), backward, epochs, lr, batch, weight_decay)
     with torch.no_grad():
         scores = torch.cat([score(one.asked(), output) for one in comparisons for output in one.outputs()])
-    model.description = replace(
-        model.description,
-        parameters={**parameters, "adapters": ADAPTERS},
-        mean=float(scores.mean()),
-        std=max(float(scores.std(correction=0)), 1e-6),
-    )
-    return model.eval().requires_grad_(False), {name: value.detach().cpu() for name, value in trained.items()}
-
-
-def _fit(
-    comparisons: Sequence[Comparison],
-    score: Callable[[Prompt, Output], Tensor],
-    weights: Sequence[nn.Parameter],
-    loss: str,
-    epochs: int,
-    lr: float,
-    batch: int,
-    weight_decay: float,
-) -> None:
-    pairs = [(one, i, j) for one in comparisons for i, j in itertools.combinations(range(len(one.ranks)), 2)]
-    optimizer = torch.optim.AdamW(weights, lr, weight_decay=weight_decay)
-    steps = epochs * -(-len(pairs) // batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
-    with tqdm(total=steps, desc="training adapters and head", leave=False) as bar:
-        for _ in range(epochs):
-            for chosen in torch.randperm(len(pairs)).split(batch):
-                optimizer.zero_grad()
-                for one, i, j in (pairs[place] for place in chosen.tolist()):
-                    prompt, outputs = one.asked(), one.outputs()
-                    gap = score(prompt, outputs[i]) - score(prompt, outputs[j])
-                    human = float((one.ranks[j] > one.ranks[i]) - (one.ranks[j] < one.ranks[i]))
-                    (LOSSES[loss](gap, torch.full_like(gap, human)).mean() / len(chosen)).backward()
-                torch.nn.utils.clip_grad_norm_(weights, 1.0)
-                optimizer.step()
-                schedule.step()
-                bar.update()
+    model.description = replace(model.description, parameters={**parameters, "adapters": ADAPTERS})
+    return standardized(model, scores), {name: value.detach().cpu() for name, value in trained.items()}
 
 
 def _width(network: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
@@ -64,6 +64,12 @@ class Examples:
     """Human ratings of the outputs, where all have one."""
 
 
+def pairs(one: Comparison) -> list[tuple[int, int, float]]:
+    """Every two outputs of a comparison, and who won: +1 for the first, -1 for the second, 0 for a tie."""
+    numbers = itertools.combinations(range(len(one.ranks)), 2)
+    return [(i, j, float((one.ranks[j] > one.ranks[i]) - (one.ranks[j] < one.ranks[i]))) for i, j in numbers]
+
+
 def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: str, batch: int = 64) -> Examples:
     """Features and pairs of comparisons; frozen features are computed here once."""
     parts, first, second, human, count = [], [], [], [], 0
@@ -72,10 +78,10 @@ def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: 
         prompts = [prompt for one in some for prompt in [one.asked()] * len(one.candidates)]
         parts.append(model.features(prompts, [output for one in some for output in one.outputs()], device))
         for one in some:
-            for i, j in itertools.combinations(range(len(one.ranks)), 2):
+            for i, j, sign in pairs(one):
                 first.append(count + i)
                 second.append(count + j)
-                human.append(float((one.ranks[j] > one.ranks[i]) - (one.ranks[j] < one.ranks[i])))
+                human.append(sign)
             count += len(one.ranks)
     rated = all(one.ratings for one in comparisons)
     return Examples(
@@ -90,7 +96,7 @@ def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: 
 def train(
     comparisons: Sequence[Comparison],
     features: str = SCENES,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] = {},
     loss: str = "bradley_terry_ties",
     epochs: int = 6,
     lr: float = 2e-3,
@@ -112,27 +118,26 @@ def train(
         if loss == REGRESSION and given.ratings is None:
             raise ValueError("loss: got regression, but not every comparison has ratings; use bradley_terry")
         fit(model, given, loss, epochs, lr, batch, weight_decay)
-    return standardized(model, given, batch)
+    return standardized(model, all_scores(model, given, batch))
 
 
 def untrained(
     comparisons: Sequence[Comparison],
     features: str,
-    parameters: Mapping[str, Any] | None,
+    parameters: Mapping[str, Any],
     hidden: int,
     device: str,
 ) -> tuple[PreferenceModel, Examples]:
     """A model of random weights that fits the features, on the device, and what it is trained on."""
-    model = PreferenceModel(Description(features, dict(parameters or {}), hidden=hidden))
+    model = PreferenceModel(Description(features, dict(parameters), hidden=hidden))
     given = examples(model, comparisons, device)
     if features != SCENES:
         model = PreferenceModel(replace(model.description, width=given.features[0].shape[1]))
     return model.to(device), given
 
 
-def standardized(model: PreferenceModel, given: Examples, batch: int) -> PreferenceModel:
-    """The trained model, ready to score, with the mean and std of its scores of all outputs."""
-    scores = all_scores(model, given, batch)
+def standardized(model: PreferenceModel, scores: Float[Tensor, "outputs"]) -> PreferenceModel:
+    """The trained model, ready to score, with the mean and std of its raw scores of all outputs."""
     model.description = replace(
         model.description, mean=float(scores.mean()), std=max(float(scores.std(correction=0)), 1e-6)
     )
@@ -142,22 +147,42 @@ def standardized(model: PreferenceModel, given: Examples, batch: int) -> Prefere
 def fit(
     model: PreferenceModel, given: Examples, loss: str, epochs: int, lr: float, batch: int, weight_decay: float
 ) -> None:
-    """Train from the model's present weights; AdamW with a cosine decay, gradient norms of at most 1."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=weight_decay)
-    rows = len(given.ratings) if loss == REGRESSION and given.ratings is not None else len(given.human)
-    steps = epochs * -(-rows // batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
-    with tqdm(total=steps, desc="training the head", leave=False) as bar:
+    """Train from the model's present weights (``descend``)."""
+
+    def backward(chosen: Tensor) -> float:
+        value = _loss(model, given, chosen.to(given.human.device), loss)
+        value.backward()
+        return value.item()
+
+    ratings = given.ratings if loss == REGRESSION else None
+    rows = given.human if ratings is None else ratings
+    descend([*model.parameters()], len(rows), backward, epochs, lr, batch, weight_decay)
+
+
+def descend(
+    weights: Sequence[nn.Parameter],
+    rows: int,
+    backward: Callable[[Tensor], float],
+    epochs: int,
+    lr: float,
+    batch: int,
+    weight_decay: float,
+) -> None:
+    """Train by the gradients that ``backward`` leaves for some of the rows, whose loss it returns, ``batch`` at a time
+    in random order: AdamW with a cosine decay to 0, and gradient norms of at most 1."""
+    optimizer = torch.optim.AdamW(weights, lr, weight_decay=weight_decay)
+    steps = epochs * math.ceil(rows / batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    with tqdm(total=steps, desc="training", leave=False) as bar:
         for _ in range(epochs):
             for chosen in torch.randperm(rows).split(batch):
-                value = _loss(model, given, chosen.to(given.human.device), loss)
                 optimizer.zero_grad()
-                value.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                value = backward(chosen)
+                torch.nn.utils.clip_grad_norm_(weights, 1.0)
                 optimizer.step()
                 schedule.step()
                 bar.update()
-                bar.set_postfix(loss=f"{value.item():.3f}", refresh=False)
+                bar.set_postfix(loss=f"{value:.3f}", refresh=False)
 
 
 def _loss(model: PreferenceModel, given: Examples, chosen: Tensor, loss: str) -> Tensor:

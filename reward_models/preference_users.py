@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reward_models.evaluation.comparison import Comparison
 from reward_models.preference import PreferenceModel
-from reward_models.preference_training import LOSSES, Examples, all_scores, fit, standardized, untrained
+from reward_models.preference_training import LOSSES, Examples, all_scores, fit, pairs, standardized, untrained
 
 
 def assign(losses: Float[Tensor, "K N"], user: Int[Tensor, "N"]) -> Int[Tensor, "users"]:
@@ -40,7 +40,7 @@ def train_groups(
     groups: int,
     rounds: int,
     features: str,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] = {},
     loss: str = "bradley_terry",
     epochs: int = 6,
     lr: float = 2e-3,
@@ -62,7 +62,7 @@ def train_groups(
     names = sorted({one.user for one in comparisons})
     if len(names) < groups:
         raise ValueError(f"--user-groups: got {groups} groups and {len(names)} users, expected no more groups")
-    numbers = [names.index(one.user) for one in comparisons for _ in range(len(one.ranks) * (len(one.ranks) - 1) // 2)]
+    numbers = [names.index(one.user) for one in comparisons for _ in pairs(one)]
     user, heads = torch.tensor(numbers, device=device), None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -78,7 +78,8 @@ def train_groups(
                 if len(rows):
                     fit(model, _of(given, rows), loss, epochs, lr, batch, weight_decay)
     assert heads is not None
-    return [standardized(model, given, batch) for model in models], dict(zip(names, heads.tolist(), strict=True))
+    trained = [standardized(model, all_scores(model, given, batch)) for model in models]
+    return trained, dict(zip(names, heads.tolist(), strict=True))
 
 
 def _losses(model: PreferenceModel, given: Examples, loss: str, batch: int) -> Float[Tensor, "N"]:
@@ -88,4 +89,4 @@ def _losses(model: PreferenceModel, given: Examples, loss: str, batch: int) -> F
 
 def _of(given: Examples, rows: Int[Tensor, "n"]) -> Examples:
     """The comparisons of some users, with the features of all outputs."""
-    return replace(given, first=given.first[rows], second=given.second[rows], human=given.human[rows], ratings=None)
+    return replace(given, first=given.first[rows], second=given.second[rows], human=given.human[rows])

@@ -44,10 +44,7 @@ class SceneTower(nn.Module):
             if not isinstance(output, Image):
                 raise TypeError(f"preference: got an output of kind {type(output).__name__}, expected an Image")
             pixels = output.pixels[None]
-            same = pixels.shape[-2:] == (SIZE, SIZE)
-            pictures.append(
-                pixels if same else functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True)
-            )
+            pictures.append(functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True))
         return numbers, torch.cat(pictures)
 
     def forward(

@@ -15,7 +15,7 @@ torch.set_num_threads(int(os.environ.get("MMGRPO_TEST_THREADS", "1")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no process of `make test` is left alone with one at the end."""
+    """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -11,18 +11,24 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.rollout import redraws, sample_round
+from mmgrpo.rollout import begin_rollout, redraws, sample_round
 from mmgrpo.runtime.config import Algorithm
-from mmgrpo.types import Output, Prompt
+from mmgrpo.runtime.randomness import derive
+from mmgrpo.scoring import Scorer
+from mmgrpo.types import Output, Prompt, Request, Rollout, Text
 from tests.building import recipe, trainer
 from tests.speaking import TableModel, table_prompts
+from tests.test_update import Leaf
+from tests.trees import plain
 
 
 def test_a_round_may_draw_again_as_often_as_its_samplers_allow():
     assert redraws([]) == 0
     assert redraws(["dynamic_sampling"]) == 10
     assert redraws(["dynamic_sampling(rounds=3)"]) == 3
+    assert redraws(["dynamic_sampling(rounds=1)"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,3 +103,98 @@ def test_a_round_that_asks_for_no_reference_value_needs_none(tmp_path):
 def test_one_reference_value_cannot_be_compared_with_each_of_several_rewards():
     with pytest.raises(ValueError, match="'static_reference' is one number for all rewards together"):
         AdvantageRecipe.of(Algorithm(baseline="static_reference", combine="per_reward"))
+
+
+def test_a_round_names_its_randomness_and_counts_its_draws(tmp_path):
+    """Groups are of one kind of rewards until the third draw; every draw has slots of its own."""
+    made = trainer(
+        CategoricalPolicy(TableModel(6, 7)),
+        tmp_path,
+        table_prompts(6),
+        advantages=recipe(select=["drop_zero_spread"]),
+        reward=lambda prompts, outputs: [float(len(asked) > 2) * (row % 2) for row in range(len(outputs))],
+        redraws=5,
+    )
+    asked, rollout = [], made.policy.rollout
+    made.policy.rollout = lambda request: (asked.append(request), rollout(request))[1]
+    found = sample_round(
+        made.policy, made.scorers, made.recipe, made.prompts, made.order, made.rounds,
+        cursor=1, number=4, seed=9, accelerator=Accelerator(cpu=True),
+    )  # fmt: skip
+    assert [list(one.slots) for one in asked] == [[0, 1], [2, 3], [4, 5]] and found.cursor == 1 + 6
+    assert {(one.seed, one.round, one.group_size) for one in asked} == {(derive(9, "round", 4), 4, 4)}
+    assert [prompt.id for one in asked for prompt in one.prompts] == [str(n) for n in made.order.take(1, 6)]
+    assert (found.metrics["group/draws"], found.metrics["rollout/rows"]) == (3, 24)
+    assert found.metrics["rollout/evaluations"] == sum(one.evaluations for one in found.rollouts)
+    assert [place.tolist() for place in found.batch.places] == [[*range(8 * n, 8 * n + 8)] for n in range(3)]
+
+
+def test_a_round_without_redraws_is_drawn_once_and_with_too_few_stays_short(tmp_path):
+    for redraws_, draws in ((0, 1), (2, 3)):
+        made = trainer(
+            CategoricalPolicy(TableModel(6, 7)), tmp_path, table_prompts(6), redraws=redraws_,
+            advantages=recipe(select=["drop_zero_spread"]), reward=lambda prompts, outputs: [1.0] * len(outputs),
+        )  # fmt: skip
+        found = sample_round(
+            made.policy, made.scorers, made.recipe, made.prompts, made.order, made.rounds,
+            cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True),
+        )  # fmt: skip
+        assert (found.metrics["group/draws"], len(found.rollouts)) == (draws, draws)
+
+
+def test_the_weights_of_a_round_are_the_scorers_unless_others_are_given(tmp_path):
+    scorers = [Scorer("one", lambda p, o: [1.0] * len(o)), Scorer("ten", lambda p, o: [10.0] * len(o), 0.0)]
+    made = trainer(CategoricalPolicy(TableModel(2, 7)), tmp_path, table_prompts(2), scorers=scorers)
+    for given, total in ((None, 1.0), (RewardWeights((0.0, 0.5)), 5.0)):
+        found = sample_round(
+            made.policy, made.scorers, made.recipe, made.prompts, made.order, made.rounds,
+            cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True), reward_weights=given,
+        )  # fmt: skip
+        assert found.totals.tolist() == [total] * 8 and list(found.names) == ["one", "ten"]
+
+
+def test_previews_are_columns_behind_those_of_the_outputs_with_the_same_references():
+    prompts = [Prompt("p", meta={"reference_rewards": {"length": [1.0, 2.0]}}), Prompt("changed")]
+    prompts[1] = replace(prompts[1], meta={"reference_rewards": {"length": [3.0, 4.0]}})
+    rows = Rollout(
+        prompts, [Text("a"), Text("bb")], plain([1, 1]), Leaf([[0.0], [0.0]]),
+        previews={"half": [Text("ccc"), Text("dddd")]},
+    )  # fmt: skip
+    scorers = [
+        Scorer("length", lambda p, o: [float(len(one.text)) for one in o]),
+        Scorer("zero", lambda p, o: [0.0, 0.0], 0.0),
+    ]
+    request = Request(prompts[:1], [0], 2, 0)
+    decisions, scores = begin_rollout(
+        scorers, recipe(transform=["par"]), request, rows, [], torch.tensor([1.0, 0.0, 1.0, 0.0])
+    )()
+    assert scores.values.tolist() == [[1, 0, 3, 0], [2, 0, 4, 0]] and scores.valid.all()
+    references = decisions.fields["reference_rewards"]
+    assert references.shape == (2, 4, 2)
+    assert references[0, 0].tolist() == references[0, 2].tolist() == [1, 2]
+    assert references[1, 0].tolist() == references[1, 2].tolist() == [3, 4] and references[:, [1, 3]].isnan().all()
+
+
+def test_a_row_of_a_changed_prompt_is_compared_with_whatever_there_is():
+    prompt, changed = Prompt("p"), Prompt("changed")
+    rows = Rollout([prompt, changed], [Text("a"), Text("bb")], plain([1, 1]), Leaf([[0.0], [0.0]]))
+    scorers = [Scorer("length", lambda p, o: [float(len(one.text)) for one in o])]
+    blocks = recipe(baseline="greedy", scale="none")
+    decisions, scores = begin_rollout(
+        scorers, blocks, Request([prompt], [0], 2, 0), rows, [Text("greedy")], torch.tensor([1.0])
+    )()
+    assert decisions.fields["greedy_value"].tolist() == [6, 6] and scores.valid.all()
+    assert decisions.fields.keys() == {"greedy_value"}, "nothing that the recipe does not ask for"
+
+
+@pytest.mark.parametrize(("at_once", "slots"), [(0, [[0, 1, 2, 3]]), (3, [[0, 1, 2], [3]]), (9, [[0, 1, 2, 3]])])
+def test_a_round_is_sampled_in_parts_of_so_many_prompts(at_once, slots, tmp_path):
+    policy = CategoricalPolicy(TableModel(4, 7))
+    made = trainer(policy, tmp_path, table_prompts(4), prompts_per_step=4, reward=odd)
+    asked, rollout = [], made.policy.rollout
+    made.policy.rollout = lambda request: (asked.append(list(request.slots)), rollout(request))[1]
+    sample_round(
+        made.policy, made.scorers, made.recipe, made.prompts, made.order, replace(made.rounds, prompts_at_once=at_once),
+        cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True),
+    )  # fmt: skip
+    assert asked == slots

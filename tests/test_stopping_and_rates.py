@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -117,3 +119,58 @@ def test_every_option_of_a_model_reaches_its_training():
 def test_a_grid_without_a_time_shift_has_the_shift_one():
     assert Grid(torch.tensor([1.0, 0.0]), torch.tensor([1.0]), "flow", 0.5).shift == 1.0
     assert ddim_grid(torch.linspace(0.9, 0.1, 10), 2).shift == 1.0
+
+
+def test_handlers_of_signals_come_back_and_nothing_ends_a_process_that_went_on():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interruption(grace=600.0) as asked:
+        assert asked.requested == 0
+        asked.check()
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.requested == signal.SIGTERM and asked._timer is not None
+        assert asked._timer.interval == 600.0 and asked._timer.daemon and asked._timer.is_alive()
+        with pytest.raises(Interrupted, match="stopped by SIGTERM") as stop:
+            asked.check()
+    assert stop.value.status == 143
+    asked._timer.join(30)
+    assert not asked._timer.is_alive()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_after_work_that_may_be_left_anywhere_a_signal_waits_again():
+    with Interruption() as asked:
+        with asked.at_once():
+            pass
+        signal.raise_signal(signal.SIGINT)  # raises nothing here
+        assert asked.requested == signal.SIGINT
+
+
+def test_a_second_signal_ends_the_process_as_it_would_without_a_run(monkeypatch):
+    killed, reset = [], []
+    with Interruption():
+        signal.raise_signal(signal.SIGTERM)
+        with monkeypatch.context() as patched:
+            patched.setattr("os.kill", lambda *given: killed.append(given))
+            patched.setattr("signal.signal", lambda *given: reset.append(given))
+            signal.raise_signal(signal.SIGTERM)
+    assert killed == [(os.getpid(), signal.SIGTERM)] and reset == [(signal.SIGTERM, signal.SIG_DFL)]
+
+
+def test_a_process_that_takes_too_long_ends_with_the_status_of_its_signal(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    asked = Interruption(grace=2.5)
+    asked.requested = signal.SIGINT
+    asked._give_up()
+    assert ended == [130] and "the round did not end within 2.5 s" in capsys.readouterr().err
+
+
+def test_outside_of_the_main_thread_nothing_is_noted():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def enter():
+        with Interruption() as asked:
+            return asked._before, signal.getsignal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enter).result() == ({}, before)

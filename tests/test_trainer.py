@@ -254,9 +254,15 @@ def test_rounds_without_spread_are_skipped_visibly_and_leave_the_weights_alone(t
         advantages=recipe(select=["drop_zero_spread"]),
         steps=3,
     )
+    score, asked = policy.score, []
+    policy.score = lambda *arguments: asked.append(0) or score(*arguments)
     made.fit()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert made.skipped == 3 and [line["skipped"] for line in lines] == [1, 1, 1]
+    assert (
+        (made.skipped, made.nonfinite_steps) == (3, 0)
+        and [line["skipped"] for line in lines] == [1, 1, 1]
+        and asked == []
+    )
     assert [line["group/zero_std_fraction"] for line in lines] == [1, 1, 1]
     assert all(torch.equal(value, before[name]) for name, value in policy.network.state_dict().items())
 

@@ -12,11 +12,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from mmgrpo.rollout import sample_round
-from mmgrpo.runtime.distributed import sum_gradients
+from mmgrpo.runtime.distributed import join_decisions, sum_gradients
 from mmgrpo.types import OWN, REFERENCE, Decisions, Output, Request, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import trainer
 from tests.toys import toy_policy, toy_prompts
+from tests.trees import plain
 
 ALONE = Accelerator(cpu=True)
 CLIPS = ["ppo", "gspo", "gspo_token", "sequence_sum"]
@@ -191,3 +192,127 @@ def test_before_the_first_update_a_coupled_objective_takes_its_scores_from_the_r
     assert slopes(first, [1.0, -1.0], loss, old=old, on_policy=True) == slopes(later, [1.0, -1.0], loss, old=old)
     assert (first.passes, later.passes) == (4, 8)
     assert slopes(Leaf(old.tolist()), [1.0, -1.0], loss, old=old) == [[-0.25, -0.25], [0.25, 0.25]]
+
+
+def tallied(present, advantages, loss: LossRecipe, origin: Tensor | None = None) -> tuple[dict[str, float], float]:
+    """The sums of one step over rows whose old log-probabilities are 0, and the largest gap of a ratio from 1."""
+    policy = Leaf(present)
+    shape = policy.log_probs.shape
+    everywhere, rows = torch.ones(shape, dtype=torch.bool), torch.arange(shape[0])
+    numbers = torch.arange(everywhere.numel()).view(shape)
+    origin = torch.full_like(rows, OWN) if origin is None else origin
+    decisions = Decisions(torch.zeros(shape), everywhere, everywhere, numbers, origin, {"prompt": 0 * rows})
+    wanted = torch.tensor(advantages)[:, None].expand(shape)
+    batch = Batch([Rollout([], [], decisions, policy)], [rows], decisions, wanted, everywhere)
+    tally = accumulate_gradients(
+        policy, batch, torch.ones_like(rows, dtype=torch.bool), loss,
+        micro_batch_size=1, accelerator=ALONE, on_policy=False,
+    )  # fmt: skip
+    return dict(tally.sums), tally.ratio_gap
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo"])
+def test_the_loss_its_terms_and_its_clips_are_summed_over_all_parts(objective):
+    """Ratios 1.5, 0.5, 1.5 and 0.5 of rows with the advantages 1, -1, -1 and 1; clip range 0.2."""
+    loss = LossRecipe.of(f"{objective}(low=0.2, high=0.2)", "per_decision", terms=["kl_k2(coef=2.0)"])
+    up, down = torch.tensor([1.5, 0.5]).log().tolist()
+    sums, gap = tallied([[up], [down], [up], [down]], [1.0, -1.0, -1.0, 1.0], loss)
+    kl = 2.0 * (2 * up**2 / 2 + 2 * down**2 / 2) / 4
+    # -1.2, 0.8, 1.5 and -0.5
+    assert sums == {
+        "loss": pytest.approx((-1.2 + 0.8 + 1.5 - 0.5) / 4 + kl),
+        "term/kl_k2": pytest.approx(kl),
+        "entries": 4,
+        "clip/low": 1,
+        "clip/high": 1,
+    }
+    assert gap == pytest.approx(0.5)
+
+
+def test_reference_answers_count_neither_as_clipped_nor_as_off_the_sampler():
+    loss, answers = LossRecipe.of("ppo(low=0.2, high=0.2)", "per_decision"), torch.tensor([OWN, REFERENCE])
+    sums, gap = tallied([[0.0], [3.0]], [1.0, 1.0], loss, answers)
+    assert (sums["entries"], sums["clip/high"], gap) == (1, 0, 0)
+    assert tallied([[3.0]], [1.0], loss, answers[1:])[1] == 0, "nobody's own"
+
+
+def test_only_decisions_with_a_gradient_are_scored_again_by_a_coupled_objective():
+    loss = LossRecipe.of("gspo(low=0.1, high=0.1)", "per_decision")
+    policy = Leaf([[0.5, 0.5], [0.0, 0.0]])
+    [clipped, free] = slopes(policy, [1.0, 1.0], loss)
+    assert clipped == [0, 0] and free == [-0.25, -0.25]
+    assert policy.passes == 4 + 2
+
+
+def test_what_a_loss_needs_is_known_before_a_run():
+    def of(objective="ppo", aggregation="per_sample", **more) -> LossRecipe:
+        return LossRecipe.of(objective, aggregation, **more)
+
+    assert of().scores == {"log_probs"} and of().fields == frozenset() and not of().needs_reference
+    assert of(terms=["kl_k3(coef=1)"]).needs_reference
+    assert of(terms=["kl_k3(coef=1)"]).tallied == ["loss", "entries", "clip/low", "clip/high", "term/kl_k3"]
+    assert not of().coupled and of("gspo").coupled and of(terms=["kl_hinge(coef=1.0)"]).coupled
+    assert not of(mismatch="tis(cap=2)").coupled and not of(mismatch="tis(cap=2)").factor_follows_policy
+    masked = of(mismatch="off_policy_mask(delta=0.3)")
+    assert masked.factor_follows_policy and masked.coupled
+    plain = of()
+    assert (plain.mismatch.text, plain.terms, plain.off_policy.text) == ("none", (), "importance")
+
+
+@pytest.mark.parametrize("term", [[], ["kl_k2(coef=1.0)"]])
+@pytest.mark.parametrize("answers", [False, True])
+def test_before_the_first_update_nothing_is_taken_from_the_rollout_that_it_does_not_have(term, answers):
+    """A score by another name, and the log-probabilities of reference answers, whose old ones are no policy's."""
+    loss, old = LossRecipe.of("gspo(low=0.1, high=0.1)", "per_decision", terms=term), torch.zeros(2, 2)
+    present = [[0.0, 0.0], [-1.0 * answers, -2.0 * answers]]
+    origin = torch.tensor([OWN, REFERENCE if answers else OWN])
+    first = slopes(Leaf(present), [1.0, -1.0], loss, old=old, origin=origin, on_policy=True)
+    assert first == slopes(Leaf(present), [1.0, -1.0], loss, old=old, origin=origin)
+
+
+class Narrow(Leaf):
+    """Steps that are asked about their own decisions only, however many others of the step have."""
+
+    def split(self, loss_mask: Tensor, limit: int) -> Iterator[Entries]:
+        assert loss_mask.shape == self.log_probs.shape
+        return super().split(loss_mask, limit)
+
+
+def test_a_rollout_of_fewer_decisions_is_asked_about_its_own():
+    wide, narrow = Narrow([[0.0, 0.0]]), Narrow([[0.0]])
+    first, second = plain([2]), plain([1])
+    second = replace(second, node=second.node + 2)
+    whole = join_decisions([first, second])
+    rollouts = [Rollout([], [], first, wide), Rollout([], [], second, narrow)]
+    places = [torch.tensor([0]), torch.tensor([1])]
+    batch = Batch(rollouts, places, whole, torch.ones(2, 2), whole.loss_mask)
+    steps = {id(one): one for one in (wide, narrow)}
+
+    class Both(Leaf):
+        def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> dict[str, Tensor]:
+            return steps[id(rollout.steps)].score(rollout, part, names)
+
+    for objective in ("policy_gradient", "gspo"):
+        tally = accumulate_gradients(
+            Both([[0.0]]), batch, torch.tensor([True, True]), LossRecipe.of(objective, "per_decision"),
+            micro_batch_size=1, accelerator=ALONE, on_policy=False,
+        )  # fmt: skip
+        assert tally.sums["entries"] == 3
+
+
+def test_a_term_that_is_no_kl_counts_once_and_no_factor_of_the_kl_reaches_it():
+    class Entropic(Leaf):
+        def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> dict[str, Tensor]:
+            scores = super().score(rollout, part, names)
+            return {**scores, "entropy": torch.full_like(scores["log_probs"], 2.0)}
+
+    loss = LossRecipe.of("ppo", "per_decision", terms=["entropy_bonus(coef=0.5)"])
+    decisions = replace(plain([1]), fields={"kl_weight": torch.full((1, 1), 7.0)})
+    policy = Entropic([[0.0]])
+    batch = Batch(
+        [Rollout([], [], decisions, policy)], [torch.tensor([0])], decisions, torch.zeros(1, 1), decisions.loss_mask
+    )
+    tally = accumulate_gradients(
+        policy, batch, torch.tensor([True]), loss, micro_batch_size=1, accelerator=ALONE, on_policy=False
+    )
+    assert tally.sums["term/entropy_bonus"] == -1.0  # minus 0.5 times 2

@@ -43,8 +43,7 @@ def leave_one_out(values: Values, key: Key, stat: Rows) -> Values:
 def length_weighted(values: Values, key: Key, stat: Rows, length: Key) -> Values:
     """sum_j T_j r_j / sum_j T_j (OPO, arXiv:2505.23585), T_j the number of the row's decisions."""
     weight = length.to(values.dtype)
-    total = groups.group_sum(weight, key, stat)
-    return groups.group_sum(weight * values, key, stat) / torch.where(total > 0, total, 1.0)
+    return groups.group_sum(weight * values, key, stat) / groups.group_sum(weight, key, stat).clamp(min=1)
 
 
 def batch_mean(values: Values, stat: Rows) -> Values:

@@ -36,7 +36,7 @@ def weighted_sum(normalise: Normalise, values: Streams, weights: PerReward) -> V
 
 def per_reward(normalise: Normalise, values: Streams, weights: PerReward) -> Values:
     """sum_k w_k normalise(r_k): no reward dominates by its units (DanceGRPO, arXiv:2505.07818)."""
-    return sum((w * normalise(values[:, k]) for k, w in enumerate(weights) if w != 0), torch.zeros_like(values[:, 0]))
+    return sum((w * normalise(values[:, k]) for k, w in enumerate(weights)), torch.zeros_like(values[:, 0]))
 
 
 def gdpo(
@@ -118,8 +118,7 @@ def worst_stream(
     choice differs from sample to sample.
     """
     ensemble, rest = _ensemble(values, weights, names, members)
-    means = torch.where(stat[:, None], ensemble, 0.0).sum(0)
-    return normalise(ensemble[:, int(means.argmin())] + rest)
+    return normalise(ensemble[:, int(ensemble[stat].mean(0).argmin())] + rest)
 
 
 def pareto_rank(normalise: Normalise, values: Streams, weights: PerReward, key: Key, stat: Rows) -> Values:

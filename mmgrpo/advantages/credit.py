@@ -50,10 +50,8 @@ def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Va
     sum_l w_l r_l with w_l proportional to exp(beta * log-prob of the path from the node to leaf l).
     """
     logits = beta * tail
-    top = groups.group_max(logits, node, rows)  # subtracted before exp, so that the largest weight is 1
-    weight = torch.where(rows, torch.exp(logits - torch.where(torch.isfinite(top), top, 0.0)), 0.0)
-    total = groups.group_sum(weight, node, rows)
-    return groups.group_sum(weight * values, node, rows) / torch.where(total > 0, total, 1.0)
+    weight = torch.exp(logits - groups.group_max(logits, node, rows))  # the largest is 1, and their sum no less
+    return groups.group_sum(weight * values, node, rows) / groups.group_sum(weight, node, rows).clamp(min=1)
 
 
 def tails(log_probs: Matrix, decision_mask: Mask) -> Matrix:

@@ -251,7 +251,7 @@ def estimate(
         advantages = torch.zeros_like(stream)
         for key, column, stat in zip(algorithm.keys, keys, stats, strict=True):
             here = {**inputs, "values": stream, "key": column, "stat": stat}
-            centred = torch.where(rows, stream - algorithm.baseline(here), 0.0)
+            centred = stream - algorithm.baseline(here)
             advantages = advantages + key.weight * algorithm.scale({**here, "centred": centred})
         return advantages
 

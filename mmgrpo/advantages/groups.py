@@ -45,11 +45,10 @@ def group_mean(values: Values, key: Key, stat: Rows) -> Values:
 
 
 def group_std(values: Values, key: Key, stat: Rows, ddof: int = 1) -> Values:
-    """Standard deviation sqrt(sum (x - mean)^2 / (n - ddof)); 0 for a group of ``ddof`` members or fewer."""
+    """Standard deviation sqrt(sum (x - mean)^2 / (n - ddof)), ``ddof`` 0 or 1; 0 for a group of one and of none."""
     exact = values.double()
     squares = group_sum((exact - group_mean(exact, key, stat)) ** 2, key, stat)
-    freedom = group_count(key, stat) - ddof
-    return torch.where(freedom > 0, squares / freedom.clamp(min=1), 0.0).sqrt().to(values.dtype)
+    return (squares / (group_count(key, stat) - ddof).clamp(min=1)).sqrt().to(values.dtype)
 
 
 def group_max(values: Values, key: Key, stat: Rows) -> Values:
@@ -79,8 +78,7 @@ def others_std(values: Values, key: Key, stat: Rows) -> Values:
     deviation = torch.where(stat, exact - group_mean(exact, key, stat), 0.0)
     others = group_count(key, stat) - stat.double()
     squares = group_sum(deviation**2, key, stat)
-    mean = (group_sum(deviation, key, stat) - deviation) / others.clamp(min=1)
-    rest = squares - deviation**2 - others * mean**2
+    rest = squares - deviation**2 * (1 + 1 / others)  # the deviations of the others sum to minus the row's own
     # For equal values the difference is a rounding error relative to ``squares``, not a spread.
     rest = torch.where(rest > 1e-12 * squares, rest, 0.0)
     return torch.where(others > 1, rest / (others - 1).clamp(min=1), 0.0).sqrt().to(values.dtype)
@@ -99,10 +97,10 @@ def group_rank(values: Values, key: Key, stat: Rows) -> Key:
 
     Ties are ordered by row.
     """
-    index, count = group_index(torch.where(stat, key, key.max() + 1) if key.numel() else key)
+    index, _ = group_index(torch.where(stat, key, key.max() + 1) if key.numel() else key)
     order = torch.argsort(values, stable=True)
     order = order[torch.argsort(index[order], stable=True)]
-    size = torch.bincount(index, minlength=count)
+    size = torch.bincount(index)
     start = torch.cumsum(size, 0) - size
     rank = torch.empty_like(order)
     rank[order] = torch.arange(order.numel(), device=order.device) - start[index[order]]

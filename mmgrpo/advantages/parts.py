@@ -41,6 +41,6 @@ def parts(values: Values, key: Key, stat: Rows, of: str) -> Parts | None:
     low, total = ordered.cumsum(0)[:-1], ordered.sum()
     below, above = low / number, (total - low) / (ordered.numel() - number)
     between = number * (ordered.numel() - number) * (above - below) ** 2
-    cut = int(torch.where(ordered[1:] > ordered[:-1], between, -1.0).argmax())
+    cut = int(between.argmax())  # never between equal ones: the variance is convex in how many of them are below
     high = own > ordered[cut]
     return Parts(torch.where(high, above[cut], below[cut]), (below[cut] + above[cut])[None] / 2, high)

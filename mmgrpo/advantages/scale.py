@@ -124,7 +124,7 @@ def beta_pdf(
     rates = rate[groups.group_first(key, stat)]
     m = rates.mean()
     v = rates.var() if rates.numel() > 1 else rate.new_zeros(())
-    c = torch.where(v > 0, m * (1 - m) / torch.where(v > 0, v, 1.0) - 1, 0.0)
+    c = torch.where(v > 0, m * (1 - m) / v - 1, 0.0)
     a = (1 + c * m / 3).clamp(min=1)
     b = (1 + c * (1 - m) / 3).clamp(min=1)
     log_norm = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
@@ -139,8 +139,8 @@ def valid_fraction(centred: Values, values: Values, key: Key, stat: Rows) -> Val
     It compensates for groups without gradient that count in the mean of the loss; with a selector that
     drops these groups from the mean as well, it would compensate twice.
     """
-    informative = stat & groups.group_spread(values, key, stat)
-    return centred * stat.sum() / informative.sum().clamp(min=1)
+    informative = (stat & groups.group_spread(values, key, stat)).sum()
+    return torch.where(informative > 0, centred * stat.sum() / informative, 0.0)
 
 
 def _over(centred: Values, divisor: Values, eps: float) -> Values:

@@ -40,8 +40,6 @@ def gfpo(
         "efficiency": values / length.clamp(min=1),
         "reward": values,
     }
-    if metric not in metrics:
-        raise ValueError(f"gfpo: got metric '{metric}', expected one of {', '.join(metrics)}")
     return groups.group_rank(-metrics[metric], key, keep) < count
 
 
@@ -55,12 +53,9 @@ def max_variance(values: Values, key: Key, keep: Rows, count: Annotated[int, COU
     for name in torch.unique(key[keep]):
         members = torch.nonzero(keep & (key == name)).flatten()
         members = members[values[members].argsort(stable=True)]
-        if members.numel() > count:
-            subsets = [
-                torch.cat([members[:low], members[members.numel() - (count - low) :]]) for low in range(count + 1)
-            ]
-            members = max(subsets, key=lambda subset: float(values[subset].double().var(correction=0)))
-        selected[members] = True
+        rest = max(0, members.numel() - count)
+        subsets = [torch.cat([members[:low], members[low + rest :]]) for low in range(members.numel() - rest + 1)]
+        selected[max(subsets, key=lambda subset: float(values[subset].double().var(correction=0)))] = True
     return selected
 
 

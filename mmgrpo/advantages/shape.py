@@ -62,7 +62,7 @@ def noise_weight(
     rate = groups.group_mean(values, key, stat)
     true = ((rate - flip) / (1 - 2 * flip)).clamp(0, 1)
     variance = rate * (1 - rate)
-    weight = (1 - 2 * flip) * (true * (1 - true)).sqrt() / torch.where(variance > 0, variance, 1.0).sqrt()
+    weight = (1 - 2 * flip) * (true * (1 - true)).sqrt() / variance.sqrt()
     return torch.where(variance > 0, weight, 0.0) * advantages
 
 

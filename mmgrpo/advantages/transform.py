@@ -106,11 +106,7 @@ def gate(
     The floor must be no larger than the rewards can be: 0 after ``par`` or ``sigmoid``, as the infeasible rows of CGPO
     (arXiv:2409.20370). Several gates are a mixture of judges, of which all must accept.
     """
-    gated = torch.where(raw[:, [list(names).index(by)]] < least, floor, values)
-    if of:
-        return _changed(values, gated, names, of)
-    others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
-    return torch.where(others, gated, values)
+    return _where_below(values, torch.full_like(values, floor), raw, names, by, least, of)
 
 
 def demote(
@@ -128,11 +124,7 @@ def demote(
     The pairs of CODPO (arXiv:2409.20370, equation 15) follow from that: the best satisfying and the worst violating
     sample are the best and the worst of all. Several demote once for each constraint that fails.
     """
-    lowered = torch.where(raw[:, [list(names).index(by)]] < least, values - amount, values)
-    if of:
-        return _changed(values, lowered, names, of)
-    others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
-    return torch.where(others, lowered, values)
+    return _where_below(values, values - amount, raw, names, by, least, of)
 
 
 def above_reference(
@@ -155,6 +147,17 @@ def _changed(values: Streams, changed: Streams, names: Names, of: str) -> Stream
     """``changed`` in the columns of the reward, its previews included, but where it is NaN, for want of a reference."""
     columns = torch.tensor([of in ("", name, name.partition("@")[0]) for name in names], device=values.device)
     return torch.where(columns & ~changed.isnan(), changed, values)
+
+
+def _where_below(
+    values: Streams, changed: Streams, raw: Streams, names: Names, by: str, least: float, of: str
+) -> Streams:
+    """``changed`` in the rows where ``by`` was scored below ``least``: for the reward ``of``, or for all but ``by``."""
+    below = torch.where(raw[:, [list(names).index(by)]] < least, changed, values)
+    if of:
+        return _changed(values, below, names, of)
+    others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
+    return torch.where(others, below, values)
 
 
 EACH = ("values", "names")

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import options
 from mmgrpo.runtime.plugins import locate
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, check_ranges, one_of, within
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -82,8 +83,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check a data set, print the result, and exit with 1 if there are more problems than allowed."""
-    args = tyro.cli(Args, args=arguments, description=__doc__)
-    check_ranges(args, "the command line", "--", option=True)
+    args = options(Args, arguments, __doc__)
     from mmgrpo.data.columns import columns_for
     from mmgrpo.runtime.files import write_text
     from pipelines.hub import attempts

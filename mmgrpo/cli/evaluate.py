@@ -24,7 +24,6 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from mmgrpo.cli import corpus
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import Table, describe, difference, json_value, report
+from mmgrpo.cli.options import words
 from mmgrpo.cli.sample import refuse_copies
 from mmgrpo.cli.source import (
     UNTRAINED,
@@ -90,7 +90,7 @@ class Contestant:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
-    args, config, model_family = read_source(Evaluate, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
+    args, config, model_family = read_source(Evaluate, words(arguments), str(__doc__))
     if not (is_given(args) or args.file):
         raise ValueError("there are no prompts; give --file, --prompts, or --run for the held-out prompts of a run")
     refuse_copies(args.samples, config)

@@ -19,13 +19,13 @@ scores of every comparison) and report.html (tables and plots in one file).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import words
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, SEED
 
 
@@ -55,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
     from mmgrpo.runtime.reading import from_arguments
 
-    given = sys.argv[1:] if arguments is None else arguments
-    args = from_arguments(Args(), given, __doc__ or "")
+    args = from_arguments(Args(), words(arguments), str(__doc__))
     if not args.rewards or not args.data:
         raise ValueError("got no rewards or no data, expected --rewards NAME ... --data FORMAT:PATH ...; see --help")
     from mmgrpo.rewards import scorers

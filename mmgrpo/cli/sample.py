@@ -18,7 +18,6 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,8 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import json_value
+from mmgrpo.cli.options import words
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
-from mmgrpo.runtime.ranges import ANY_TEXT, within
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Sample(Source):
     """The model and the prompts to sample from."""
 
-    limit: int = 16
+    limit: Annotated[int, COUNT_OR_ZERO] = 16
     """Number of prompts to take from the start of the file; 0 takes all."""
     before: bool = False
     """Also sample from the initial model of the run with the same noise, for a comparison side by side."""
@@ -56,7 +56,7 @@ class Sample(Source):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sample and write the results."""
-    args, config, model_family = read_source(Sample, sys.argv[1:] if arguments is None else arguments, __doc__ or "")
+    args, config, model_family = read_source(Sample, words(arguments), str(__doc__))
     if args.before and not args.run:
         raise ValueError("--before compares the trained model of a run with its initial model; name the run with --run")
     refuse_copies(args.samples, config)

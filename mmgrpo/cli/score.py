@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS, check_ranges
+from mmgrpo.cli.options import options
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS
 
 if TYPE_CHECKING:
     from mmgrpo.types import Output
@@ -62,8 +63,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the values of all files, and exit with 1 if one could not be scored."""
-    args = tyro.cli(Args, args=arguments, description=__doc__)
-    check_ranges(args, "the command line", "--", option=True)
+    args = options(Args, arguments, __doc__)
     if not args.reward:
         raise ValueError("got no reward, expected at least one, e.g. --reward ocr; 'mmgrpo rewards' lists them")
     if not args.files:
@@ -155,4 +155,4 @@ def read_output(file: str) -> Output:
 
 
 if __name__ == "__main__":
-    enter(lambda: main(sys.argv[1:]))
+    enter(main)

@@ -12,7 +12,6 @@ ends the server after the requests that it is working on.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import options
 from mmgrpo.registry import parse
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, THREADS, check_ranges, within
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, THREADS, within
 
 if TYPE_CHECKING:
     from mmgrpo.scoring.batching import Batches
@@ -65,8 +65,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until told to stop."""
-    args = tyro.cli(Args, args=arguments, description=__doc__)
-    check_ranges(args, "the command line", "--", option=True)
+    args = options(Args, arguments, __doc__)
     token = read_token(args.token_file)
     if not token and not is_loopback(args.host):
         raise ValueError(f"--host {args.host}: others can reach it; set --token-file to a file with a long random text")
@@ -170,4 +169,4 @@ def warm_up(function: Callable[..., Any], manifest: Manifest | None) -> None:
 
 
 if __name__ == "__main__":
-    enter(lambda: main(sys.argv[1:]))
+    enter(main)

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import words
 from mmgrpo.family import family
 from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime.config import Config, config_class
@@ -40,7 +40,7 @@ KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "gaussian": ("prompt", "
 
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the sizes and costs of the run, and run it."""
-    config = read(sys.argv[1:] if arguments is None else arguments, about or __doc__ or "", default)
+    config = read(words(arguments), about or str(__doc__), default)
     plan = arithmetic(config)
     if os.environ.get("RANK", "0") == "0":  # set by launchers; only the first process prints
         print(plan, flush=True)

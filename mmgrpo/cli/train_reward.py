@@ -22,13 +22,13 @@ model.safetensors, preference.json (features, statistics, settings, accuracy) an
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import words
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train, evaluate, save."""
     from mmgrpo.runtime.reading import from_arguments
 
-    args = from_arguments(Args(), sys.argv[1:] if arguments is None else arguments, __doc__ or "")
+    args = from_arguments(Args(), words(arguments), str(__doc__))
     from mmgrpo.registry import parse
     from mmgrpo.runtime.devices import accelerator
     from reward_models.evaluation.protocols import read_benchmark

@@ -11,12 +11,12 @@ A target passes within one point (0.01), with every output scored. Benchmarks ar
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import words
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE
 
 
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and compare."""
     from mmgrpo.runtime.reading import from_arguments
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = words(arguments)
     if given and not given[0].startswith("-"):
         given = ["--reward", *given]
-    args = from_arguments(Args(), given, __doc__ or "")
+    args = from_arguments(Args(), given, str(__doc__))
     from mmgrpo.registry import nearest, parse
     from reward_models.evaluation.published import TARGETS
 

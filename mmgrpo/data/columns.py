@@ -35,8 +35,8 @@ def columns_of(text: str) -> Mapping[str, str]:
     """The columns of ``data.columns``, ``theirs=ours,...``, by our name; ValueError where it is not of this form."""
     columns: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
-        theirs, mark, ours = (part.strip() for part in pair.partition("="))
-        if not (theirs and mark and ours):
+        theirs, _, ours = (part.strip() for part in pair.partition("="))
+        if not (theirs and ours):
             raise ValueError(f"data.columns: got {quoted(pair)}, expected theirs=ours, e.g. question=problem")
         if ours not in OUR_KEYS and not re.fullmatch(r"meta\.\w+", ours):
             raise ValueError(

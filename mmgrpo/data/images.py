@@ -101,7 +101,7 @@ def _image(pixels: Tensor) -> Image:
 def _pixels(picture: Pil.Image) -> Tensor:
     """[3, height, width]: uint8, or floats in [0, 1] where the picture has more than eight bits per value."""
     check_picture_size(picture.width, picture.height)
-    if picture.getexif().get(Base.Orientation, 1) != 1:  # exif_transpose copies also what is upright
+    if picture.getexif().get(Base.Orientation) not in (None, 1):  # exif_transpose copies also what is upright
         picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
         raise Unreadable("has float pixels, whose range is unknown; save it with 8 or 16 bits")

@@ -131,7 +131,7 @@ def decode_ahead(prompts: Sequence[Prompt], indices: Sequence[int], processes: A
 
     A picture that cannot be read is left to the round that needs it, which raises its error.
     """
-    if PICTURES.limit > 0:
+    if PICTURES.limit:
         each = len(indices) // processes.num_processes
         for index in indices[processes.process_index * each :][:each]:
             WORKERS.submit(_decode, prompts, index)

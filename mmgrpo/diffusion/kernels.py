@@ -241,7 +241,7 @@ def noise_table(kernel: Kernel, grid: Grid, outputs: int = 1) -> Float[Tensor, "
     """The std of the noise that the kernel injects at each step of a grid; of one that the network predicts (2
     ``outputs`` a latent entry), at sigma = 1."""
     # No kernel's std depends on the state, so that any state serves.
-    zeros = torch.zeros(grid.steps, outputs, dtype=grid.levels.dtype, device=grid.levels.device)
+    zeros = torch.zeros(grid.steps, outputs, device=grid.levels.device)
     step = torch.arange(grid.steps, device=grid.levels.device)
     return kernel(zeros[:, :1], zeros, step, grid).std.flatten()
 

@@ -68,7 +68,7 @@ class Plan:
                 self.refuse(f"branches at step {step}, which is deterministic: the children would be equal")
         if not self.sibling_scale > 0:
             self.refuse("needs sibling_scale > 0: siblings that share all noise are equal")
-        if not 0 < self.fraction <= 1 or int(sum(self.trained) * self.fraction) == 0:
+        if self.fraction > 1 or self.trained_per_row < 1:
             self.refuse(f"trains int({sum(self.trained)} * {self.fraction}) steps of a row; raise fraction")
         if self.fraction < 1 and self.rows != self.edges[0]:
             self.refuse("splits after step 0, so that rows share decisions: fraction must be 1")
@@ -148,7 +148,7 @@ class Plan:
         trained = torch.tensor(self.trained)
         if self.fraction < 1:
             order = torch.rand(self.rows, self.steps, generator=generator)
-            order = order.masked_fill(~trained, -1).argsort(dim=1, descending=True)
+            order = order.masked_fill(~trained, -1).argsort(descending=True)
             nowhere = torch.zeros(self.rows, self.steps, dtype=torch.bool)
             return nowhere.scatter(1, order[:, : self.trained_per_row], True)
         edges = torch.stack([self.edge(step) for step in range(self.steps)], dim=1)

@@ -106,17 +106,11 @@ def sliding_window(
         start = start_at(starts, [interval] * len(starts), round, roll_back)
     elif schedule == "decay":
         span = max(steps - 2, 1)
-        start = start_at(starts, [max((10 * span - 9 * s) // span, 1) for s in starts], round, roll_back)
-    elif schedule == "exp_decay":
+        start = start_at(starts, [(10 * span - 9 * s) // span for s in starts], round, roll_back)
+    else:  # exp_decay
         stays = [math.ceil(interval * math.exp(-0.1 * max(s - 13, 0))) for s in starts]
         start = start_at(starts, stays, round, roll_back)
-    else:
-        raise ValueError(
-            f"sliding_window: got schedule '{schedule}', expected progressive, decay, exp_decay, random or frozen"
-        )
     end = start + size
-    if not 0 < tail_ratio <= 1:
-        raise ValueError(f"sliding_window: got tail_ratio {tail_ratio}, expected 0 < tail_ratio <= 1")
     # Minus 1e-9, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
     after = math.ceil((steps - end) * tail_ratio - 1e-9)
     plan = spread(end + after, range(start, end), group_size, shared_noise)
@@ -147,12 +141,7 @@ def one_step_branch(
             f"one_step_branch(first={first}, jump={jump}) leaves no step of {steps} to branch at; "
             "raise first or the number of steps, or lower jump"
         )
-    if draw == "all":
-        starts = list(range(eligible))
-    elif draw == "one":
-        starts = [int(torch.randint(eligible, (), generator=generator))]
-    else:
-        raise ValueError(f"one_step_branch: got draw '{draw}', expected 'one' or 'all'")
+    starts = range(eligible) if draw == "all" else [int(torch.randint(eligible, (), generator=generator))]
     children = children_per_root(group_size, roots)
     return [
         replace(
@@ -210,7 +199,7 @@ def branch_mix(
     (BranchGRPO-Mix, arXiv:2509.06040).
     """
     require_size(group_size, factor ** len(splits), f"branch_mix(splits={list(splits)}, factor={factor})")
-    start = max(min(max(splits) + 1 + round // interval, last_start(steps, window)), 0)
+    start = min(max(splits) + 1 + round // interval, last_start(steps, window))
     stochastic = {*splits, *range(start, start + window)}
     plan = tree(steps, stochastic, stochastic, dict.fromkeys(splits, factor), 1)
     return [replace(plan, sibling_scale=sibling_scale)]

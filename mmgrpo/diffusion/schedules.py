@@ -115,8 +115,7 @@ def flux_grid(steps: int, image_tokens: Annotated[int, COUNT]) -> Grid:
     at_least_one(steps)
     shift = flux_shift(image_tokens)
     even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    levels = torch.cat([shifted(even, shift), torch.zeros(1, dtype=torch.float64)])
-    return flow(levels.float(), shift)
+    return flow(torch.cat([shifted(even, shift), torch.zeros(1)]).float(), shift)
 
 
 def sway_grid(steps: int, s: Annotated[float, within("[-1, 1.75]")] = -1.0) -> Grid:
@@ -128,7 +127,7 @@ def sway_grid(steps: int, s: Annotated[float, within("[-1, 1.75]")] = -1.0) -> G
     at_least_one(steps)
     t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
     levels = 1 - t - s * ((math.pi / 2 * t).cos() - 1 + t)
-    return flow(torch.cat([levels[:-1], torch.zeros(1, dtype=torch.float64)]).float())
+    return flow(torch.cat([levels[:-1], torch.zeros(1)]).float())
 
 
 def ddim_grid(

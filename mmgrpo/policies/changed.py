@@ -48,7 +48,7 @@ class ChangedPrompts:
         if not len(entries):
             return own
         scored = score(sequences, Tokens(part.rows[entries], part.positions[entries]))
-        return scored if len(entries) == len(own) else own.index_copy(0, entries, scored)
+        return own.index_copy(0, entries, scored)
 
     def sequences(self, rollout: Rollout, change: str) -> tuple[Sequences, Bool[Tensor, "B"]]:
         """The completions of a rollout after their changed prompts, and which rows have one."""
@@ -69,12 +69,13 @@ class ChangedPrompts:
         place = torch.full((len(steps.context.ids),), -1)
         for index, row in sorted(first.items()):
             inputs = {"prompt": rollout.prompts[row], "seen": seen[index] if seen else ()}
-            changed = bound({**inputs, "seed": derive(steps.seed, "change", slots[row])})
-            if changed is not rollout.prompts[row]:
+            prompt = bound({**inputs, "seed": derive(steps.seed, "change", slots[row])})
+            if prompt is not rollout.prompts[row]:
                 place[index] = len(prompts)
-                prompts.append(changed)
+                prompts.append(prompt)
         of_rows = place.to(steps.prompt.device)[steps.prompt]
+        changed = of_rows >= 0
         if not prompts:
-            return steps, of_rows >= 0
+            return steps, changed
         context, features = self.encode(prompts)
-        return replace(steps, context=context, features=features, prompt=of_rows), of_rows >= 0
+        return replace(steps, context=context, features=features, prompt=of_rows), changed

@@ -55,7 +55,7 @@ def webp_within(frames: Sequence[Pil.Image], fps: float, limit: int) -> File:
         first, *rest = [frame.resize(size) if size != frame.size else frame for frame in chosen]
         options: dict[str, Any] = {"save_all": True, "append_images": rest, "duration": duration, "loop": 0}
         buffer = BytesIO()
-        first.save(buffer, "WEBP", lossless=exact, quality=80, method=2, **options)
+        first.save(buffer, "WEBP", lossless=exact, method=2, **options)
         if buffer.tell() <= limit or max(size) <= SMALLEST:
             return buffer.getvalue(), ".webp", note or ("" if scale == 1.0 else "clips are made smaller")
         scale, exact = scale / 2, False

@@ -15,7 +15,7 @@ Links to outside the folder are not followed; the report lists them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,9 @@ class RunFolder:
     """``step`` and the held-out error rates of every evaluation, ordered by step."""
     evaluation: Mapping[str, Any]
     """``before``, ``after``, ``difference`` to reward name to mean, low, high, n."""
-    alarms: Sequence[Alarm] = field(default=())
+    alarms: Sequence[Alarm]
     """Held-out rewards that fell while a trained one rose, by step."""
-    links_out: Sequence[str] = field(default=())
+    links_out: Sequence[str]
     """Names of files that are links to outside the folder, which are not read."""
 
     @property

@@ -16,8 +16,6 @@ class Ema:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float, every: int) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f"optim.ema: got {decay}, expected a decay in (0, 1), or 0 for no average")
         self.parameters = list(parameters)
         self.decay = decay
         self.every = every
@@ -48,10 +46,6 @@ class WeightInterpolation:
     """
 
     def __init__(self, trained: Mapping[str, nn.Parameter], fraction: float) -> None:
-        if not 0 < fraction < 1:
-            raise ValueError(
-                f"optim.interpolation: got {fraction}, expected a fraction in (0, 1), or 1 for the trained weights"
-            )
         self.parameters = [parameter for name, parameter in trained.items() if ".lora_A." not in name]
         self.fraction = fraction
         self.initial = [parameter.detach().clone() for parameter in self.parameters]

@@ -64,7 +64,6 @@ def save_checkpoint(
     place = folder / f"step-{step:06d}"
     for name, group in tensors.items():
         refuse_tensors(group, f"{place} is not written: {name}")
-    json.dumps(dict(state), allow_nan=False)  # a state that JSON cannot represent raises before anything is written
     _remove_partial(folder)
     writing = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
     try:

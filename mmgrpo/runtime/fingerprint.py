@@ -51,7 +51,7 @@ def of_network(network: nn.Module) -> str:
 def _digest(parts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part.encode(errors="surrogatepass") + b"\n")
+        digest.update(part.encode() + b"\n")
     return digest.hexdigest()[:32]
 
 

@@ -14,9 +14,8 @@ class NotFinite(RuntimeError):
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are finite; integers are."""
-    floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-    # One transfer from the device in all, not one per tensor.
-    return not floats or bool(torch.stack([torch.isfinite(tensor).all().cpu() for tensor in floats]).all())
+    finite = [torch.isfinite(tensor).all().cpu() for tensor in tensors]
+    return not finite or bool(torch.stack(finite).all())
 
 
 def refuse_tensors(tensors: Mapping[str, Tensor], what: str) -> None:

@@ -96,7 +96,7 @@ def open_folder(
     It contains the resolved configuration, and the skipped prompts in ``skipped.jsonl``. A run that is replaced is
     moved aside (``discard_replaced``).
     """
-    folder, identity = run_folder(config), None
+    folder = run_folder(config)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         identity = Identity.read(folder)
@@ -115,7 +115,7 @@ def open_folder(
             write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
             print(f"{len(skipped)} prompts are skipped and listed in {folder / 'skipped.jsonl'}", flush=True)
     accelerator.wait_for_everyone()
-    return identity or Identity.read(folder)
+    return Identity.read(folder)
 
 
 def replaced(folder: Path) -> list[Path]:

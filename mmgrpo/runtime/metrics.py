@@ -7,6 +7,7 @@ import math
 import os
 import resource
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -93,11 +94,8 @@ def read_metrics(path: str | Path) -> list[Row]:
     content = path.read_text(encoding="utf-8")
     *complete, partial = content.split("\n")
     rows = [_row(line, f"{path}:{number}") for number, line in enumerate(complete, start=1) if line.strip()]
-    if partial.strip():
-        try:
-            rows.append(_row(partial, f"{path}:{len(complete) + 1}"))
-        except ValueError:
-            return rows
+    with suppress(ValueError):
+        rows.append(_row(partial, f"{path}:{len(complete) + 1}"))
     return rows
 
 

@@ -119,8 +119,7 @@ def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:
         raise ValueError(f"{where}: there is no preset {name!r}.{nearest(name, PRESETS)}")
-    names = {f.name for f in dataclasses.fields(Algorithm)}
-    return {key: deepcopy(value) for key, value in PRESETS[name].items() if key in names}
+    return deepcopy(PRESETS[name])
 
 
 def refuse_preset(name: str, kind: str) -> None:

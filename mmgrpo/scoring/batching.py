@@ -43,11 +43,8 @@ class Job:
 class Joining:
     """How requests are joined: to at most ``outputs`` (0: not at all), waiting at most ``seconds`` for further ones."""
 
-    outputs: int = 0
-    seconds: float = 0.005
-
-
-BY_THEMSELVES = Joining()
+    outputs: int
+    seconds: float
 
 
 class Batches:
@@ -60,8 +57,8 @@ class Batches:
         manifest: Manifest | None,
         *,
         timeout: float,
-        joining: Joining = BY_THEMSELVES,
-        waiting: int = 256,
+        joining: Joining,
+        waiting: int,
         warm_up: Callable[[Callable[..., Any]], Any] = lambda function: None,
     ) -> None:
         self.name, self.manifest, self.timeout = name, manifest, timeout

@@ -145,7 +145,7 @@ class RewardProcess:
         except BaseException:
             self.close()
             raise
-        if not isinstance(answer, dict) or not {"ready", "values"} & answer.keys():
+        if not isinstance(answer, dict) or not {"rollout", "values"} & answer.keys():
             kind = WrongValues if "wrong" in answer else RewardFailure
             raise kind(answer.get("wrong") or answer.get("error")) from Trace(answer.get("trace"))
         return answer

@@ -44,7 +44,7 @@ def main() -> None:
         try:
             if function is None:
                 function = load_reward(**request)
-                answer = {"ready": True, "rollout": reads_rollout(function)}
+                answer = {"rollout": reads_rollout(function)}
             else:
                 answer = {"values": _score(function, request)}
         except BaseException as error:

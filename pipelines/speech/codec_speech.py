@@ -26,7 +26,7 @@ from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.plugins import load_instance
 from mmgrpo.types import Audio, Prompt, Reference, Text
 from pipelines import require
-from pipelines.conversation import end_tokens, load_tokenizer, pad_left
+from pipelines.conversation import end_tokens, load_tokenizer, pad_left, positions_of
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.speech import vocoders
@@ -77,8 +77,7 @@ class CodecSpeech(Decoder):
         """Token ids of the texts, padded on the left; positions do not count padding. Media are not read: a recording
         in a prompt is the voice for vocoder and rewards."""
         ids, real = pad_left([self._ids(prompt) for prompt in prompts], self.pad_id)
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)
-        return Context(ids, real, positions[:, None], [None] * len(prompts))
+        return Context(ids, real, positions_of(real), [None] * len(prompts))
 
     def features(self, network: Any, context: Context) -> Features:
         """Texts have no media."""

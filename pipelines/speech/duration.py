@@ -144,7 +144,6 @@ def write(folder: Path, network: nn.Module, shape: Shape) -> None:
     """A folder that ``load`` reads."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.json", json.dumps({"family": "duration", **asdict(shape)}, indent=2) + "\n")
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, folder / "model.safetensors")
 

@@ -112,6 +112,7 @@ def save_adapters(folder: Path, network: Any) -> None:
     """``adapter_model.safetensors`` and ``adapter_config.json``, as peft reads them."""
     from safetensors.torch import save_file
 
+    folder.mkdir(parents=True, exist_ok=True)
     weights, _ = lora_weights(network)
     tensors = {f"base_model.model.{name}": value.contiguous().cpu() for name, value in weights.items()}  # type: ignore[union-attr]
     save_file(tensors, folder / "adapter_model.safetensors")

@@ -228,7 +228,6 @@ class FlowSpeech:
         from accelerate.utils import extract_model_from_parallel
 
         folder, network = Path(folder), extract_model_from_parallel(network)
-        folder.mkdir(parents=True, exist_ok=True)
         if self.training.adapters:
             save_adapters(folder, network)
         else:

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
-from pipelines.conversation import conversation_ids, end_tokens, pad_left, repeat_marks, suppressed_tokens
+from pipelines.conversation import (
+    conversation_ids,
+    end_tokens,
+    pad_left,
+    positions_of,
+    repeat_marks,
+    suppressed_tokens,
+)
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples
@@ -83,8 +90,7 @@ class QwenAudio(Decoder):
         """Conversations with a placeholder for every feature of their clips."""
         media = [[self._clip(prompt, medium) for medium in prompt.media] for prompt in prompts]
         ids, real = pad_left([self._ids(p, clips) for p, clips in zip(prompts, media, strict=True)], self.pad_id)
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)
-        return Context(ids, real, positions[:, None], media)
+        return Context(ids, real, positions_of(real), media)
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the audio tower for each prompt's clips, in order, before the projector."""

@@ -190,7 +190,6 @@ class StableAudio:
         from accelerate.utils import extract_model_from_parallel
 
         trained: Any = extract_model_from_parallel(network)
-        Path(folder).mkdir(parents=True, exist_ok=True)
         if self.training.adapters:
             trained.save_lora_adapter(folder)
         else:

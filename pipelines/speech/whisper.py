@@ -150,7 +150,7 @@ def prefix_ids(tokenizer: Any, config: Any, language: str, task: str) -> tuple[i
 
     def token_id(token: str) -> int:
         number = tokenizer.convert_tokens_to_ids(token)
-        if number is None or (number == tokenizer.unk_token_id and token != tokenizer.unk_token):
+        if number in (None, tokenizer.unk_token_id):
             raise ValueError(
                 f"the tokenizer of this Whisper has no {token}; choose another model.language or model.task"
             )

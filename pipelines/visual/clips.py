@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.report.thumbnails import strip
@@ -80,14 +81,15 @@ def animation(clips: Sequence[Output], texts: Sequence[str], columns: int) -> by
 
     Small frames keep their exact colours, others are compressed with losses.
     """
-    films = [frames_of(clip) for clip in clips]
-    longest, fps = max(map(len, films)), next(clip.fps for clip in clips if isinstance(clip, Video))
+    films, first = [frames_of(clip) for clip in clips], clips[0]
+    assert isinstance(first, Video)
+    longest = max(map(len, films))
     times = np.linspace(0, longest - 1, min(longest, FRAMES)).round().astype(int).tolist()
     sheets = [sample_grid([film[min(time, len(film) - 1)] for film in films], texts, columns) for time in times]
     buffer, small = io.BytesIO(), max(films[0][0].size) <= 128
-    duration = round(1000 * longest / fps / len(times))
+    duration = round(1000 * longest / first.fps / len(times))
     arguments: dict[str, Any] = {"save_all": True, "append_images": sheets[1:], "duration": duration, "loop": 0}
-    sheets[0].save(buffer, "WEBP", lossless=small, quality=80, **arguments)
+    sheets[0].save(buffer, "WEBP", lossless=small, **arguments)
     return buffer.getvalue()
 
 
@@ -100,16 +102,20 @@ def mp4(clip: Output) -> bytes:
     require("visual", "av")
     import av
 
-    pixels = [np.asarray(enlarged(frame, WATCHABLE)) for frame in frames_of(clip)]
+    pixels = [even(np.asarray(enlarged(frame, WATCHABLE))) for frame in frames_of(clip)]
     assert isinstance(clip, Video)
-    height, width = pixels[0].shape[:2]
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        stream: Any = container.add_stream("libx264", rate=Fraction(clip.fps).limit_denominator(1001))
-        stream.height, stream.width, stream.pix_fmt = height + height % 2, width + width % 2, "yuv420p"
+        stream: Any = container.add_stream("libx264", rate=Fraction(clip.fps).limit_denominator())
+        stream.height, stream.width, stream.pix_fmt = *pixels[0].shape[:2], "yuv420p"
         stream.options = {"crf": "18"}
         for frame in pixels:
-            even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(even)))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
         container.mux(stream.encode())
     return buffer.getvalue()
+
+
+def even(pixels: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "H W 3"]:
+    """The picture with its last row or column repeated where a side is odd."""
+    height, width, _ = pixels.shape
+    return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -105,7 +105,7 @@ def load_unet(
         width,
         unit=max(MULTIPLE, factor),
         factor=factor,
-        default=positions if isinstance(positions, int) else tuple(positions),
+        default=[factor * side for side in ([positions] * 2 if isinstance(positions, int) else positions)],
     )
     return DiffusionModel(
         network,
@@ -162,5 +162,5 @@ def ddim_scheduler(source: str, scheduler: Any) -> tuple[Any, str]:
     # An offset that the pipeline has corrected counts as a default, which from_config would replace by another.
     offset = {"steps_offset": config["steps_offset"]} if "steps_offset" in config else {}
     with reading(source, "scheduler"):
-        made = DDIMScheduler.from_config(config, clip_sample=False, thresholding=False, **offset)
+        made = DDIMScheduler.from_config(config, clip_sample=False, **offset)
     return made, PREDICTIONS[config["prediction_type"]]

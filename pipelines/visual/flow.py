@@ -156,9 +156,8 @@ class FlowModel:
             self.encodings.folder = Path(options.encodings_folder)
             self.encodings.disk_bytes = int(options.encodings_gb * 1e9)
         if self.architecture.pipeline is not None:
-            vae, dtype = self.architecture.pipeline.vae, torch_dtype(options.vae_dtype)
-            if vae.dtype != dtype:
-                vae.to(dtype)
+            vae = self.architecture.pipeline.vae
+            vae.to(torch_dtype(options.vae_dtype))
             if options.vae_tiling:
                 vae.enable_tiling()
 

@@ -150,7 +150,7 @@ def load(
     vae = pipeline.vae
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
+    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size * factor)
     return FlowModel(
         network,
         kind(pipeline, max_sequence_length, guidance, device, size),

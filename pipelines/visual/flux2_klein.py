@@ -158,8 +158,8 @@ def load(
         )
     device = torch.device(training.device)
     freeze((pipeline.vae, pipeline.text_encoder), device)
-    factor = 2 * pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=factor, factor=factor, default=pipeline.default_sample_size // 2)
+    factor, default = 2 * pipeline.vae_scale_factor, pipeline.default_sample_size * pipeline.vae_scale_factor
+    size = latent_size(height, width, unit=factor, factor=factor, default=default)
     return FlowModel(
         network,
         Klein(pipeline, max_sequence_length, device, size),

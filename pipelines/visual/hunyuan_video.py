@@ -146,14 +146,10 @@ def latent_clip(
     """Latent frames, height and width of a clip; 0 takes the ``default``. ValueError names the nearest that is
     possible."""
     factor = pipeline.vae_scale_factor_spatial
-    size = latent_size(
-        height or default[1],
-        width or default[2],
-        unit=math.lcm(16, factor * network.config.patch_size),
-        factor=factor,
-        default=1,
-    )
-    return latent_frames(frames or default[0], pipeline.vae_scale_factor_temporal), *size
+    own, *sides = default
+    unit = math.lcm(16, factor * network.config.patch_size)
+    size = latent_size(height, width, unit=unit, factor=factor, default=sides)
+    return latent_frames(frames or own, pipeline.vae_scale_factor_temporal), *size
 
 
 def load(

@@ -135,7 +135,7 @@ def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[in
     """Latent frames, height and width of a clip; 0 takes the pipeline's own. ValueError names the nearest that is
     possible."""
     factor = pipeline.vae_spatial_compression_ratio
-    size = latent_size(height or HEIGHT, width or WIDTH, unit=math.lcm(32, factor), factor=factor, default=1)
+    size = latent_size(height, width, unit=math.lcm(32, factor), factor=factor, default=(HEIGHT, WIDTH))
     return latent_frames(frames or FRAMES, pipeline.vae_temporal_compression_ratio), *size
 
 

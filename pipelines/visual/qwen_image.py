@@ -59,7 +59,7 @@ class QwenImage(Architecture):
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""
         text = prompt.text or NOTHING
-        hidden, _ = self.pipeline.encode_prompt(text, self.device, max_sequence_length=self.max_sequence_length)
+        hidden, _ = self.pipeline.encode_prompt(text, self.device)
         return padded(hidden[0], self.max_sequence_length)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
@@ -142,7 +142,7 @@ def load(
     pipeline = read_pipeline(QwenImagePipeline, source, training, vae=AutoencoderKLQwenImage, transformer=network)
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
+    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size * factor)
     return FlowModel(
         network,
         QwenImage(pipeline, max_sequence_length, device, size),

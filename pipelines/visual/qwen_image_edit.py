@@ -80,8 +80,8 @@ class QwenImageEdit(QwenImage):
     @property
     def most_tokens(self) -> int:
         """Tokens of the largest given picture: each side is rounded by half a unit at most."""
-        side = self.given_size / UNIT
-        units = int((side * LONGEST**0.5 + 0.5) * (side / LONGEST**0.5 + 0.5))
+        side, ratio = self.given_size / UNIT, math.sqrt(LONGEST)
+        units = int((side * ratio + 0.5) * (side / ratio + 0.5))
         return units * (UNIT // (2 * self.pipeline.vae_scale_factor)) ** 2
 
     def latents(self, pixels: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def load(
     )
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size)
+    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size * factor)
     read_size = PLUS_READS if plus else given_size
     model = FlowModel(
         network,
@@ -187,7 +187,7 @@ def picture_processor() -> Any:
     class PictureProcessor(Qwen2VLProcessor):
         """Without the processor of clips."""
 
-        def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None) -> None:
             super().__init__(image_processor, tokenizer, chat_template=chat_template)
 
     return PictureProcessor

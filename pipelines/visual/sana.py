@@ -140,7 +140,9 @@ def load(
     freeze((pipeline.vae, pipeline.text_encoder), device)
     scheduler, even = euler(pipeline.scheduler, source)
     factor, config = pipeline.vae_scale_factor, network.config
-    size = latent_size(height, width, unit=factor * config.patch_size, factor=factor, default=config.sample_size)
+    size = latent_size(
+        height, width, unit=factor * config.patch_size, factor=factor, default=config.sample_size * factor
+    )
     return FlowModel(
         network,
         Sana(pipeline, max_sequence_length, device, even),

@@ -151,12 +151,17 @@ def load(
     if not small:
         pipeline = read_pipeline(StableDiffusion3Pipeline, source, training, transformer=network)
         freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3), device)
-    enlarger = Enlarger.of(source, device) if small else None
+    enlarger = Enlarger.of(source, device)
     config = network.config
     factor = enlarger.scale if enlarger else 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
     size = latent_size(
-        height, width, unit=unit, factor=factor, default=config.sample_size, most=unit * config.pos_embed_max_size
+        height,
+        width,
+        unit=unit,
+        factor=factor,
+        default=config.sample_size * factor,
+        most=unit * config.pos_embed_max_size,
     )
     tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
     architecture: Any

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def latent_size(
-    height: int, width: int, *, unit: int, factor: int, default: int | tuple[int, int], most: int = 1 << 30
+    height: int, width: int, *, unit: int, factor: int, default: int | Sequence[int], most: int = 1 << 30
 ) -> tuple[int, int]:
     """Height and width of latents, ``factor`` pixels per side of a position; ValueError for an unsupported size.
 
-    A height or width of 0 is that of ``default`` positions. Sizes are multiples of ``unit`` pixels, at most ``most``.
+    A height or width of 0 is that of ``default``, in pixels. Sizes are multiples of ``unit`` pixels, at most ``most``.
     """
     rows, columns = (default, default) if isinstance(default, int) else default
-    height, width = height or rows * factor, width or columns * factor
+    height, width = height or rows, width or columns
     for name, size in (("height", height), ("width", width)):
         if size < unit or size % unit or size > most:
             raise ValueError(

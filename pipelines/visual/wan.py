@@ -191,13 +191,14 @@ def refuse_second_scale(guidance_2: float, source: str) -> None:
 def latent_clip(clip: Clip, own: Clip, config: Any, factor: int = 1, temporal: int = 1) -> tuple[int, int, int]:
     """Frames, height and width of the latents of a clip, where zeros are those of the model's ``own``; ValueError for
     what it cannot do."""
-    unit, most = factor * config.patch_size[1], config.rope_max_seq_len
+    (_, side, _), most = config.patch_size, config.rope_max_seq_len
+    unit = factor * side
     size = latent_size(
         clip.height,
         clip.width,
         unit=unit,
         factor=factor,
-        default=(own.height // factor, own.width // factor),
+        default=(own.height, own.width),
         most=unit * most,
     )
     return (latent_frames(clip.frames or own.frames, temporal, most), *size)

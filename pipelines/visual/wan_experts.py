@@ -47,7 +47,8 @@ class Experts(nn.Module):
         timestep: Float[Tensor, " N"],
         encoder_hidden_states: Float[Tensor, "N words width"],
         encoder_hidden_states_image: Float[Tensor, "N patches width"] | None = None,
-        return_dict: bool = False,
+        *,
+        return_dict: bool,
     ) -> tuple[Float[Tensor, "N channels frames h w"]]:
         assert not return_dict
         image = encoder_hidden_states_image

@@ -65,7 +65,7 @@ class WordEncoder(nn.Module):
 
         Raises ValueError for a word outside the vocabulary and for a text of more than ``length`` words.
         """
-        rows = torch.full((len(texts), self.length), PAD, dtype=torch.long)
+        rows = torch.full((len(texts), self.length), PAD)
         for row, text in zip(rows, texts, strict=True):
             words = split(text)
             if len(words) > self.length:
@@ -85,7 +85,7 @@ class WordEncoder(nn.Module):
     ) -> tuple[Float[Tensor, "N length width"], Float[Tensor, "N pooled"]]:
         real = (ids != PAD).unsqueeze(-1).to(self.place.dtype)
         hidden = (self.table(ids) + self.place) * real
-        return hidden, self.pool(hidden.sum(1) / real.sum(1).clamp(min=1))
+        return hidden, self.pool(hidden.sum(1) / real.sum(1))
 
     def save(self, folder: Path | str) -> None:
         """Write ``words.json`` (the vocabulary and sizes) and ``words.safetensors``."""

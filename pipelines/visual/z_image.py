@@ -128,7 +128,7 @@ def load(
             "positions"
         )
     unit = PATCH * factor
-    size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS // factor, most=unit * min(sides))
+    size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS, most=unit * min(sides))
     tokens = size[0] * size[1] // PATCH**2
     return FlowModel(
         network,

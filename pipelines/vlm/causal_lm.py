@@ -16,7 +16,14 @@ from torch import nn
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
-from pipelines.conversation import check_prompt_lengths, conversation_ids, end_tokens, load_tokenizer, pad_left
+from pipelines.conversation import (
+    check_prompt_lengths,
+    conversation_ids,
+    end_tokens,
+    load_tokenizer,
+    pad_left,
+    positions_of,
+)
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
@@ -61,8 +68,7 @@ class CausalLm(Decoder):
         rows = [self._ids(prompt) for prompt in prompts]
         check_prompt_lengths(prompts, rows, self.max_prompt_tokens, "a shorter text")
         ids, real = pad_left(rows, self.pad_id)
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)
-        return Context(ids, real, positions[:, None], [None] * len(rows))
+        return Context(ids, real, positions_of(real), [None] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt."""

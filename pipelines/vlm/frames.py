@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -99,13 +100,12 @@ def frame_indices(
 
 def shuffle(indices: Sequence[int], seed: int) -> list[int]:
     """The same frames in another order, a function of ``seed``; unchanged only where all frames are equal."""
-    indices, attempt = list(indices), 0
-    while True:
+    for attempt in itertools.count():
         order = torch.randperm(len(indices), generator=stream(seed, "frames", attempt)).tolist()
         shuffled = [indices[place] for place in order]
-        if shuffled != indices or len(set(indices)) < 2:
-            return shuffled
-        attempt += 1
+        if shuffled != list(indices) or len(set(indices)) < 2:
+            break
+    return shuffled
 
 
 def decode(path: str, choose: Choose) -> FrameSet:

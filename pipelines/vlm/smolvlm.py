@@ -34,6 +34,7 @@ from pipelines.conversation import (
     end_tokens,
     load_tokenizer,
     pad_left,
+    positions_of,
     suppressed_tokens,
 )
 from pipelines.decoder import Decoder
@@ -118,9 +119,8 @@ class SmolVlm(Decoder):
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
-        positions = (real.long().cumsum(1) - 1).clamp(min=0)
         sizes = [tuple(one.size for one in inputs) for inputs in media]
-        return Context(ids, real, positions[:, None], media, sizes)
+        return Context(ids, real, positions_of(real), media, sizes)
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""

@@ -69,14 +69,13 @@ def from_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def clip_config(tensors: Mapping[str, Tensor], file: Path, reward: str, facts: Mapping[str, Any] | None = None) -> Any:
+def clip_config(tensors: Mapping[str, Tensor], file: Path, reward: str, facts: Mapping[str, Any] = {}) -> Any:
     """transformers' CLIPConfig of tensors with its names, whose widths and depths are those of the tensors.
 
     ``facts`` is ``model_cfg`` of an ``open_clip_config.json``, for what the tensors do not say.
     """
     from transformers import CLIPConfig
 
-    facts = facts or {}
     activation = "quick_gelu" if facts.get("quick_gelu") else "gelu"
 
     def size(name: str, axis: int) -> int:
@@ -113,8 +112,6 @@ def clip_config(tensors: Mapping[str, Tensor], file: Path, reward: str, facts: M
             "max_position_embeddings": size("text_model.embeddings.position_embedding.weight", 0),
             # The end of a text is its largest token, as in open_clip.
             "eos_token_id": 2,
-            "bos_token_id": 0,
-            "pad_token_id": 1,
         },
         projection_dim=size("visual_projection.weight", 0),
     )

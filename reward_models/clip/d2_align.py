@@ -54,9 +54,9 @@ def d2_align(
     vector = _direction(direction)
 
     def correct(texts: Tensor) -> Tensor:
-        if texts.shape[-1] != len(vector):
+        if texts.shape[1] != len(vector):
             raise ValueError(
-                f"d2_align: {direction}: got a direction of {len(vector)} numbers, expected {texts.shape[-1]}, the "
+                f"d2_align: {direction}: got a direction of {len(vector)} numbers, expected {texts.shape[1]}, the "
                 f"width of {match.name}; learn it with the same reward"
             )
         return guided(texts, vector, omega)
@@ -106,7 +106,7 @@ def learn_direction(
     direction = torch.zeros(told.shape[1], requires_grad=True)
     optimizer = torch.optim.Adam([direction], lr=rate)
     for _ in range(steps):
-        loss = -match.value((seen * guided(told, direction, omega)).sum(-1)).mean()
+        loss = -match.value((seen * guided(told, direction, omega)).sum(1)).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

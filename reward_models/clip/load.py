@@ -75,7 +75,7 @@ def tokenizer_of(source: str, context: int, reward: str) -> Callable[[list[str]]
     try:
         if folder.is_file():
             raise OSError("it is a file")
-        tokenizer = AutoTokenizer.from_pretrained(folder if folder.is_dir() else source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise FileNotFoundError(
             f"{reward}: there is no tokenizer in {source} ({str(error).splitlines()[0][:200]}); name a folder or hub "

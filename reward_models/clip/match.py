@@ -44,6 +44,6 @@ def score(
 
     def values(rows: list[int], images: list[Image]) -> Tensor:
         texts = correct(match.texts([prompts[row] for row in rows]))
-        return match.value((match.images(images) * texts).sum(-1))
+        return match.value((match.images(images) * texts).sum(1))
 
     return score_pictures(outputs, match.name, values)

@@ -81,7 +81,7 @@ def mps(
 def _model(weights: str, dtype: str, allow_pickle: bool, device: str) -> ConditionedCLIP:
     file = weight_file(weights, FILE, "mps")
     tensors = read_tensors(file, "mps", allow_pickle)
-    base = {key.removeprefix("model."): tensor for key, tensor in tensors.items() if key.startswith("model.")}
+    base = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
     model = ConditionedCLIP(clip_config(base, file, "mps"), sum(key.endswith(".0.fn.to_q.weight") for key in tensors))
     load_exactly(model, tensors, file, "mps", lambda key: None if LEFT_OUT.fullmatch(key) else key)
     return model.to(device, DTYPES[dtype])
@@ -215,7 +215,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         angles = torch.arange(x.shape[-2], device=x.device, dtype=self.inv_freq.dtype)[:, None] * self.inv_freq
-        angles = torch.cat([angles, angles], -1)
+        angles = torch.cat([angles, angles], 1)
         first, second = x.chunk(2, -1)
         return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
 

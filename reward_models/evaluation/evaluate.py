@@ -89,7 +89,7 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
     by_category = {name: accuracy.mean_credit(values) for name, values in categories.items()}
     if protocol.headline == "best" and "Ties" in by_category:
         by_category["Ties"] = ties_subset(comparisons, scores)
-    macro = accuracy.mean_credit(np.array(list(by_category.values()))) if by_category else math.nan
+    macro = accuracy.mean_credit(np.array(list(by_category.values())))
     averages = {
         "pairs": accuracy.mean_credit(one.values),
         "prompts": accuracy.mean_of_means(one.values, one.cluster),
@@ -124,9 +124,7 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
                 ),
             },
             "tau_b": counts.tau_b,
-            "tau_23": correlation.counts(every.human, every.difference, max(threshold, 0.0)).tau_23
-            if math.isfinite(threshold)
-            else math.nan,
+            "tau_23": correlation.counts(every.human, every.difference, threshold).tau_23,
             **_correlations(comparisons, scores),
             "calibration": _calibration(every, seed),
             "selection": _selection(comparisons, scores),

@@ -142,7 +142,7 @@ class ChatJudge:
             try:
                 return [one.result() for one in pending]
             except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
+                threads.shutdown(cancel_futures=True)
                 raise
 
     def _ask(self, question: Question, wanted: Mapping[str, Any]) -> Mapping[str, Any]:

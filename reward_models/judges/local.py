@@ -45,8 +45,8 @@ class LocalJudge:
         ids = first_tokens(self.processor.tokenizer, words)
         rows: list[list[float] | None] = []
         for inputs in self._batches(questions):
-            values = self.network(**inputs).logits[:, -1].float().log_softmax(-1)
-            rows += torch.stack([values[:, one].logsumexp(-1) for one in ids], 1).tolist()
+            values = self.network(**inputs).logits[:, -1].float().log_softmax(1)
+            rows += torch.stack([values[:, one].logsumexp(1) for one in ids], 1).tolist()
         return rows
 
     def _batches(self, questions: Sequence[Question]) -> Iterator[dict[str, Tensor]]:
@@ -94,7 +94,7 @@ def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str 
             f"judge: vlm(...) needs the package '{error.name}': pip install 'mmgrpo[vlm]'", name=error.name
         ) from error
     try:
-        processor: Any = AutoProcessor.from_pretrained(model, padding_side="left", trust_remote_code=False)
+        processor: Any = AutoProcessor.from_pretrained(model, trust_remote_code=False)
         precision = torch.float32 if device == "cpu" else getattr(torch, dtype)
         network: Any = AutoModelForImageTextToText.from_pretrained(
             model, dtype=precision, use_safetensors=True, trust_remote_code=False
@@ -106,5 +106,5 @@ def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str 
         ) from error
     if not getattr(processor, "chat_template", None):
         raise ValueError(f"judge: {model} has no chat template, expected a model that was trained on conversations")
-    processor.tokenizer.padding_side = "left"  # some processors do not pass it on
+    processor.tokenizer.padding_side = "left"
     return LocalJudge(network.to(device).eval().requires_grad_(False), processor, batch, torch.device(device))

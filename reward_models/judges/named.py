@@ -54,7 +54,7 @@ class Remembering:
 
 
 @functools.cache
-def judge_named(text: str, device: str = "cpu") -> Judge:
+def judge_named(text: str, device: str) -> Judge:
     """The judge of a recipe's text, made once; unknown names and parameters are ValueErrors."""
     return Remembering(_bound(text, device)({}))
 

@@ -77,12 +77,10 @@ def compare(
     pairs += [(second, first) for first, second in pairs] if both_orders else []
     questions: list[Question | None] = []
     for first, second in pairs:
-        shown = [parts_of(outputs[row], f"Output {n}", "judge_pairs") for n, row in ((1, first), (2, second))]
+        one = parts_of(outputs[first], "Output 1", "judge_pairs")
+        other = parts_of(outputs[second], "Output 2", "judge_pairs")
         text = f"Prompt:\n{prompts[first].text}"
-        unfit = shown[0] is None or shown[1] is None
-        questions.append(
-            None if unfit else Question((text, *(shown[0] or ()), *(shown[1] or ()), f"{ask_for}\n{form}"))
-        )
+        questions.append(None if one is None or other is None else Question((text, *one, *other, f"{ask_for}\n{form}")))
     values = ask(judge_named(judge, device), questions, read, tokens, form)
     return dict(zip(pairs, values, strict=True))
 
@@ -115,9 +113,7 @@ def win_rate(
     ``reward`` is written as in a recipe. Values that differ by at most ``margin`` are a tie. An output that cannot be
     scored is NaN, and nobody's opponent; one that is left alone is NaN too.
     """
-    if not margin >= 0:
-        raise ValueError(f"win_rate: margin: got {margin}, expected a number that is not negative")
-    one = _scalar(reward, device)
+    one = _scalar(reward, margin, device)
     values = score_column(one.name, one.fn, prompts, outputs, one.trusted)
     compared = {
         (first, second): _against(values[first] - values[second], margin)
@@ -135,11 +131,13 @@ def _against(difference: float, margin: float) -> float:
 
 def check_win_rate(reward: str, margin: float = 0.0) -> None:
     """ValueError for parameters with which ``win_rate`` cannot score."""
-    _scalar(reward, "cpu")
+    _scalar(reward, margin, "cpu")
 
 
 @functools.cache
-def _scalar(reward: str, device: str) -> Scorer:
+def _scalar(reward: str, margin: float, device: str) -> Scorer:
+    if not margin >= 0:
+        raise ValueError(f"win_rate: margin: got {margin}, expected a number that is not negative")
     one = scorer(reward, device)
     if one.weight != 1:
         raise ValueError(

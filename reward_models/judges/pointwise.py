@@ -7,6 +7,7 @@ form, is NaN, and as such counted by the run.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.types import Image, Output, Prompt
@@ -66,11 +67,10 @@ def judge_rubric(
 
     def read(text: str | None) -> float | None:
         values = [number_after(text, name, low, high) for name in weights]
-        if None in values:
+        given = [value for value in values if value is not None]
+        if len(given) < len(weights):
             return None
-        return math.fsum(w * v for w, v in zip(weights.values(), values, strict=True) if v is not None) / math.fsum(
-            weights.values()
-        )
+        return math.fsum(map(operator.mul, weights.values(), given)) / math.fsum(weights.values())
 
     questions = _questions(prompts, outputs, form, "judge_rubric")
     values = ask(judge_named(judge, device), questions, read, tokens, form)
@@ -81,20 +81,15 @@ def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, devic
     """The expected quality from 1 (bad) to 5 (excellent): sum_k k p_k over the judge's probabilities of the five words
     after "The quality of the image is" (Q-Align, arXiv:2312.17090; DeQA-Score, arXiv:2501.11561). The prompt is not
     read."""
-    asked = [
-        None if parts is None else Question((*parts[1:], "How would you rate the quality of this image?"), _RATING)
-        for parts in (picture_parts(output, "deqa") for output in outputs)
-    ]
+    asked = _of_pictures(outputs, ["How would you rate the quality of this image?"] * len(outputs), "deqa", _RATING)
     return _by_words(judge, device, asked, [(word,) for word in QUALITY], _expected_quality)
 
 
 def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
     """The judge's probability of "Yes", among all tokens, to whether the picture shows the prompt (VQAScore,
     arXiv:2404.01291, in its form for vision-language models that complete a conversation)."""
-    asked = [
-        None if parts is None else Question((*parts[1:], f'Does this figure show "{p.text}"? Please answer yes or no.'))
-        for p, parts in zip(prompts, (picture_parts(output, "vqascore") for output in outputs), strict=True)
-    ]
+    texts = [f'Does this figure show "{prompt.text}"? Please answer yes or no.' for prompt in prompts]
+    asked = _of_pictures(outputs, texts, "vqascore")
     return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
 
 
@@ -107,10 +102,7 @@ def artifact_free(
 ) -> list[float]:
     """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether a picture contains artifacts: a regularizer beside
     other rewards (Understanding reward hacking in T2I RL, arXiv:2601.03468). The prompt is not read."""
-    asked = [
-        None if parts is None else Question((*parts[1:], question))
-        for parts in (picture_parts(output, "artifact_free") for output in outputs)
-    ]
+    asked = _of_pictures(outputs, [question] * len(outputs), "artifact_free")
     spellings = [("Yes", "yes", "YES"), ("No", "no", "NO")]
     return _by_words(judge, device, asked, spellings, lambda row: 1 / (1 + math.exp(min(700.0, row[0] - row[1]))))
 
@@ -133,9 +125,19 @@ def _by_words(
 ) -> list[float]:
     """``value`` of the log-probabilities of each answer's first word; NaN where there is no question or no answer."""
     asked = [question for question in questions if question is not None]
-    rows = iter(judge_named(judge, device).log_probs(asked, words) if asked else [])
+    rows = iter(judge_named(judge, device).log_probs(asked, words))
     given = [None if question is None else next(rows) for question in questions]
     return [math.nan if row is None else value(row) for row in given]
+
+
+def _of_pictures(
+    outputs: Sequence[Output], texts: Sequence[str], reward: str, start: str = ""
+) -> list[Question | None]:
+    """One question for each picture, which is shown before the text."""
+    shown = [picture_parts(output, reward) for output in outputs]
+    return [
+        None if parts is None else Question((*parts[1:], text), start) for parts, text in zip(shown, texts, strict=True)
+    ]
 
 
 def picture_parts(output: Output, reward: str) -> tuple[str | Image, ...] | None:

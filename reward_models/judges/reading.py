@@ -58,7 +58,7 @@ def verdict(text: str | None) -> float | None:
     plain = conclusion(text)
     tagged = re.findall(r"<answer>(.*?)</answer>", plain, re.DOTALL | re.IGNORECASE)
     labelled = re.findall(r"(?:verdict|winner|answer)[\"'*_`\s]*[:=](.*)", plain, re.IGNORECASE)
-    if not (tagged or labelled) and (not plain or "\n" in plain):
+    if not (tagged or labelled) and "\n" in plain:
         return None
     return _winner((tagged or labelled or [plain])[-1])
 

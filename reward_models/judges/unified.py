@@ -8,6 +8,7 @@ with ``{prompt}`` in it, or the name of a file that holds it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def unified_reward(
             f"unified_reward: got mode={mode!r} and axis={axis!r}, expected v2 or v1.5, and mean, alignment, coherence "
             "or style; comparisons are unified_reward_pairs"
         )
-    asked_text = template(question, V2 if mode == "v2" else V15)
+    asked_text = template(question, V2 if mode == "v2" else V15, "unified_reward")
     axes = [name for name in AXES if axis in ("mean", name.lower())]
 
     def read(text: str | None) -> float | None:
@@ -76,7 +77,7 @@ def unified_reward(
     asked = []
     for prompt, output in zip(prompts, outputs, strict=True):
         parts = picture_parts(output, "unified_reward")
-        pictures = [_square(part) if mode == "v1.5" else part for part in (parts or ())[1:] if isinstance(part, Image)]
+        pictures = [_square(part) if mode == "v1.5" else part for part in parts or () if isinstance(part, Image)]
         text = asked_text.replace("{prompt}", prompt.text)
         asked.append(Question((*pictures, text)) if parts else None)
     values = ask(judge_named(judge, device), asked, read, tokens, "Keep to the form that was asked for.")
@@ -101,12 +102,12 @@ def unified_reward_pairs(
     return win_rates(prompts, compare(prompts, outputs, judge, text, both_orders, tokens, device, read, form))
 
 
-def template(question: str, default: str, reward: str = "unified_reward") -> str:
+def template(question: str, default: str, reward: str) -> str:
     """The text of a question with {prompt} in it, from a recipe or from the file that it names; or the default."""
     if not question:
         return default
-    place = Path(question).expanduser()
-    text = place.read_text("utf-8") if "\n" not in question and place.is_file() else question
+    place = os.path.expanduser(question)
+    text = Path(place).read_text("utf-8") if os.path.isfile(place) else question
     if "{prompt}" not in text:
         raise ValueError(f"{reward}: question: got {question[:80]!r}, expected a text with {{prompt}} in it, or a file")
     return text

@@ -55,8 +55,8 @@ def conse(
 
     def score(shown: Float[Tensor, "pictures classes"], rows: list[int]) -> Float[Tensor, " pictures"]:
         top = shown.topk(TOP)
-        vectors = functional.normalize((top.values[..., None] * labels[top.indices]).sum(1), dim=-1)
-        return (vectors * texts[rows]).sum(-1)
+        vectors = functional.normalize((top.values[..., None] * labels[top.indices]).sum(1))
+        return (vectors * texts[rows]).sum(1)
 
     return _scored(images, score, classifier, device)
 
@@ -74,7 +74,7 @@ def conse_z(
     texts, images = _texts(prompts, encoder, device), pictures(outputs, "conse_z")
     similarity = texts @ _labels(names, encoder, device).T
     standard = (similarity - similarity.mean(1, keepdim=True)) / similarity.std(1, keepdim=True)
-    return _scored(images, lambda shown, rows: (shown * standard[rows]).sum(-1), classifier, device)
+    return _scored(images, lambda shown, rows: (shown * standard[rows]).sum(1), classifier, device)
 
 
 def _scored(images: Sequence[Image | None], score: Score, classifier: str, device: str) -> list[float]:

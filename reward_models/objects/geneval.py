@@ -113,9 +113,8 @@ def clauses_of(prompt: Prompt, kind: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_position(position: Any, place: int) -> bool:
-    if not isinstance(position, Sequence) or len(position) != 2:
-        return False
-    return position[0] in RELATIONS and type(position[1]) is int and 0 <= position[1] < place
+    two = isinstance(position, Sequence) and len(position) == 2
+    return two and position[0] in RELATIONS and type(position[1]) is int and 0 <= position[1] < place
 
 
 def scene_clauses(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ def sentence_embeddings(
         mask = torch.tensor([row.attention_mask for row in rows], device=device)
         states = network(input_ids=ids, attention_mask=mask).last_hidden_state
         mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        parts.append(torch.nn.functional.normalize(mean, dim=-1).cpu())
+        parts.append(torch.nn.functional.normalize(mean).cpu())
     return torch.cat(parts)
 
 

@@ -78,8 +78,6 @@ def _features(picture: Grey, normalized: Grey, rows: slice, columns: slice) -> l
     for shift in (None, (0, 1), (1, 0), (1, 1), (1, -1)):
         values = pixels if shift is None else pixels * np.roll(pixels, shift, (0, 1))
         shape, mean, left, right = asymmetric_gaussian(values)
-        if math.isnan(shape):
-            return [math.nan] * 18
         # From deviations to the scales of the distribution.
         scale = math.exp((math.lgamma(1 / shape) - math.lgamma(3 / shape)) / 2)
         left, right = scale * left, scale * right

@@ -68,13 +68,13 @@ def choices(answer: str, prompt: Prompt, output: Text) -> float:
     """``fraction_of_choices`` of comma-separated letters."""
     answers = prompt.answer
     correct = _letters(",".join(map(str, answers)) if isinstance(answers, list | tuple) else gold_text(prompt))
-    if not correct or not all(re.fullmatch("[A-Z]", one) for one in correct):
+    if not all(re.fullmatch("[A-Z]", one) for one in correct):
         malformed(prompt, 'comma-separated letters such as "A,C"')
     return fraction_of_choices(_letters(answer), correct)
 
 
 def _letters(text: str) -> set[str]:
-    return {part.strip().strip("().").upper() for part in text.split(",")} if text.strip() else set()
+    return {part.strip().strip("().").upper() for part in text.split(",")}
 
 
 def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
@@ -158,14 +158,14 @@ def edit(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - edit distance / length of the longer text, in characters (Fact-R1)."""
     from rapidfuzz.distance import Levenshtein
 
-    return Levenshtein.normalized_similarity(answer, gold_text(prompt)) if answer else 0.0
+    return Levenshtein.normalized_similarity(answer, gold_text(prompt))
 
 
 def edit_ratio(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - (insertions + deletions) / sum of both lengths: the ``Levenshtein.ratio`` that VLM-R1 uses."""
     from rapidfuzz.distance import Indel
 
-    return Indel.normalized_similarity(answer, gold_text(prompt)) if answer else 0.0
+    return Indel.normalized_similarity(answer, gold_text(prompt))
 
 
 def ocr_wer(answer: str, prompt: Prompt, output: Text) -> float:

@@ -71,9 +71,9 @@ def artifact_labels(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> lis
 
 def answered(completion: str) -> Labels | None:
     """The labels in the last box after the thought; None where the completion has another form."""
-    thought, end, answer = completion.rpartition("</think>")
-    box = answer.rpartition("boxed{")[2].strip()
-    if not end or not thought.lstrip().startswith("<think>") or "boxed{" not in answer or not box.endswith("}"):
+    thought, _, answer = completion.rpartition("</think>")
+    _, boxed, box = answer.rstrip().rpartition("boxed{")
+    if not thought.lstrip().startswith("<think>") or not boxed or not box.endswith("}"):
         return None
     return labels(literal(box[:-1]))
 

@@ -38,10 +38,8 @@ def area(box: Box) -> float:
 
 def iou(a: Box, b: Box) -> float:
     """Intersection over union, in [0, 1]; 0 where a box has no area."""
-    if not area(a) or not area(b):
-        return 0.0
     common = area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
-    return common / (area(a) + area(b) - common)
+    return common / (area(a) + area(b) - common) if common else 0.0
 
 
 def giou(a: Box, b: Box) -> float:

@@ -17,10 +17,7 @@ import numpy as np
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, area, as_box, iou, to_original
-from reward_models.rules.reading import literal, malformed, numbers
-
-MAX_INSTANCES = 1000
-"""Longest list of objects that is read; a longer one is unreadable."""
+from reward_models.rules.reading import complete, literal, malformed, numbers
 
 
 class Instance(NamedTuple):
@@ -35,11 +32,10 @@ def greedy_overlaps(predictions: Sequence[Box], gold: Sequence[Box]) -> list[flo
     """For each prediction, in order, the IoU with the best gold box not matched before; 0 unless it is above 0.5."""
     free, overlaps = list(gold), []
     for box in predictions:
-        best = max(free, key=lambda one: iou(box, one), default=None)
-        overlap = iou(box, best) if best else 0.0
-        if best and overlap > 0.5:
-            free.remove(best)
-        overlaps.append(overlap if overlap > 0.5 else 0.0)
+        fitting = [one for one in free if iou(box, one) > 0.5]
+        if fitting:
+            free.remove(max(fitting, key=lambda one: iou(box, one)))
+        overlaps.append(max((iou(box, one) for one in fitting), default=0.0))
     return overlaps
 
 
@@ -68,12 +64,12 @@ def average_precision(predictions: Sequence[Instance], gold: Sequence[Instance],
     Mean over IoU thresholds 0.5, 0.55, ..., 0.95, or at one ``threshold``. Both empty is 1, one of them 0. As all
     scores are equal, predictions are ranked in the order of the answer. Labels that the gold answer lacks cost nothing.
     """
-    if not predictions or not gold:
-        return float(not predictions and not gold)
+    if not gold:
+        return float(not predictions)
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    labels = {label: number for number, label in enumerate(dict.fromkeys(one.label for one in gold), start=1)}
+    labels = {label: number for number, label in enumerate(dict.fromkeys(one.label for one in gold))}
     sides = []
     # pycocotools prints at every step and has no option against it.
     with contextlib.redirect_stdout(io.StringIO()):
@@ -85,21 +81,20 @@ def average_precision(predictions: Sequence[Instance], gold: Sequence[Instance],
                 "annotations": [
                     {"id": number, "image_id": 1, "category_id": labels[one.label], "iscrowd": 0, "score": 1.0}
                     | {"bbox": _corner_and_size(one.box), "area": area(one.box)}
-                    for number, one in enumerate(instances, start=1)
+                    for number, one in enumerate(instances, start=1)  # 0 is "no match" to pycocotools
                 ],
             }
             side.createIndex()
             sides.append(side)
         evaluation = COCOeval(sides[0], sides[1], "bbox")
         parameters = evaluation.params
-        parameters.areaRng, parameters.areaRngLbl, parameters.maxDets = [[0, 1e15]], ["all"], [MAX_INSTANCES]
+        parameters.areaRng, parameters.areaRngLbl, parameters.maxDets = [[0, math.inf]], ["all"], [len(predictions)]
         if not math.isnan(threshold):
             parameters.iouThrs = np.array([threshold])
         evaluation.evaluate()
         evaluation.accumulate()
-    precision = evaluation.eval["precision"]
     # pycocotools adds an epsilon to every denominator; rounding makes a perfect answer exactly 1.
-    return round(float(precision[precision > -1].mean()), 12)
+    return round(float(evaluation.eval["precision"].mean()), 12)
 
 
 def matches(predictions: Sequence[Instance], gold: Sequence[Instance]) -> list[tuple[float, Instance, Instance]]:
@@ -166,12 +161,12 @@ def read_objects(answer: str, prompt: Prompt, output: Text, box_key: str, value_
     if answer.strip().strip("`").strip().casefold() in ("none", "json\nnone"):
         return []
     values = literal(answer)
-    if not isinstance(values, list) or len(values) > MAX_INSTANCES:
+    if not isinstance(values, list):
         return None
-    instances = [_instance(value, box_key, value_key) for value in values]
-    if None in instances:
+    instances = complete(_instance(value, box_key, value_key) for value in values)
+    if instances is None:
         return None
-    return [one._replace(box=to_original(one.box, prompt, output)) for one in instances if one is not None]
+    return [one._replace(box=to_original(one.box, prompt, output)) for one in instances]
 
 
 def _instance(value: Any, box_key: str, value_key: str) -> Instance | None:
@@ -186,19 +181,16 @@ def _instance(value: Any, box_key: str, value_key: str) -> Instance | None:
 
 def gold_objects(prompt: Prompt) -> list[Instance]:
     """The objects of the gold answer, each with a label."""
-    instances = [_instance(value, "bbox_2d", "label") for value in prompt.answer] if _is_list(prompt.answer) else [None]
-    if None in instances:
+    values = prompt.answer if isinstance(prompt.answer, list | tuple) else [None]
+    instances = complete(_instance(value, "bbox_2d", "label") for value in values)
+    if instances is None:
         malformed(prompt, 'a list of {"bbox_2d": [x1, y1, x2, y2], "label": "..."}, which may be empty')
-    return [one for one in instances if one is not None]
+    return instances
 
 
 def _gold_boxes(prompt: Prompt) -> list[Box]:
-    boxes = [as_box(value) for value in prompt.answer] if _is_list(prompt.answer) else [None]
-    return [one.box for one in gold_objects(prompt)] if None in boxes else [box for box in boxes if box is not None]
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
+    boxes = complete(map(as_box, prompt.answer)) if isinstance(prompt.answer, list | tuple) else None
+    return [one.box for one in gold_objects(prompt)] if boxes is None else boxes
 
 
 def _closed(text: str) -> str:
@@ -207,9 +199,9 @@ def _closed(text: str) -> str:
     It is cut at its last ``},`` or, where there is none, kept whole, and ``}]`` is appended. A single object is
     therefore read where only its end is missing, and ``[{...}``, which becomes ``[{...}}]``, is not.
     """
-    start = text.find("[")
-    if start < 0 or literal(text) is not None:
+    if literal(text) is not None:
         return text
+    start = text.find("[")  # without one nothing that is added makes it readable
     return text[start:].rsplit("},", 1)[0] + "}]"
 
 

@@ -132,9 +132,9 @@ def _watched(pixels: bytes) -> Frames:
 
     A white margin makes a frame as large as a picture of a scene.
     """
-    clip = np.frombuffer(pixels, np.float32).reshape(FRAMES, SIZE, SIZE, 3)
-    margin = ((0, 0), (0, PICTURE - SIZE), (0, PICTURE - SIZE), (0, 0))
-    return [see(frame) for frame in np.pad(clip, margin, constant_values=1)]
+    frames = np.ones((FRAMES, PICTURE, PICTURE, 3), np.float32)
+    frames[:, :SIZE, :SIZE] = np.frombuffer(pixels, np.float32).reshape(FRAMES, SIZE, SIZE, 3)
+    return [see(frame) for frame in frames]
 
 
 def _share(right: Sequence[float]) -> float:
@@ -172,24 +172,24 @@ def _same(film: Film, frames: Frames) -> float:
 def _motion(film: Film, frames: Frames) -> list[tuple[bool, bool]]:
     """Of every requested object, whether it moves the way and with the speed of the prompt, known by its colour.
 
-    In "a then b" both say whether the order is right.
+    In "a then b" once for both, whether the order is right.
     """
     if film.kind == "order":
         first, second = ([t for t, o in enumerate(frames) if {d.colour for d in o} == {a.colour}] for a in film.actors)
         right = bool(first and second) and first[-1] < second[0]
-        return [(right, right)] * 2
+        return [(right, right)]
     return [motion for actor in film.actors for motion in _paths(actor, frames)]
 
 
 def _paths(actor: Actor, frames: Frames) -> list[tuple[bool, bool]]:
-    """The same of the objects of one actor; of several, the first is the first across the way."""
+    """The same of the objects of one actor; those of several are told apart across the way."""
     along = np.array(WAYS[actor.way])
     times, places = [], []
     for time, objects in enumerate(frames):
         centres = [np.array((one.x, one.y)) for one in objects if one.colour == actor.colour]
         if len(centres) == actor.count:
             times.append(time)
-            places.append(sorted(centres, key=lambda centre: float(centre @ along[::-1] ** 2)))
+            places.append(sorted(centres, key=lambda centre: float(centre @ along[::-1])))
     if len(times) < RIGHT * FRAMES:
         return [(False, False)] * actor.count
     motions = []

@@ -63,17 +63,15 @@ def ton(answer: str, prompt: Prompt, output: Text) -> float:
     Both sides are {"action": "click", "position": [x, y]}, in fractions of width and height (arXiv:2505.16854). In the
     released code, which evaluates the answer as Python, an action without a place is worth 1 at most.
     """
-    gold, position = _gold(prompt), _position(prompt.answer)
-    if gold["action"] == "click" and position is None:
+    gold, prediction = _gold(prompt), _action(literal(answer))
+    if gold["action"] == "click" and gold["position"] is None:
         malformed(prompt, '"position": [x, y] for a click, in fractions of width and height')
-    value = literal(answer)
-    prediction = _action(value)
     if prediction is None or prediction["action"] != gold["action"]:
         return 0.0
-    if position is None or gold["action"] != "click":
+    if gold["action"] != "click":
         return 2.0
-    place = _position(value[0] if isinstance(value, list) else value)
-    return 1.0 + float(place is not None and math.dist(place, position) <= NEAR_FRACTION + 1e-9)
+    place = prediction["position"]
+    return 1.0 + float(place is not None and math.dist(place, gold["position"]) <= NEAR_FRACTION + 1e-9)
 
 
 def word_f1(prediction: str, gold: str) -> float:
@@ -84,24 +82,22 @@ def word_f1(prediction: str, gold: str) -> float:
 
 
 def _action(value: Any) -> dict[str, Any] | None:
-    """The action of a dictionary, or of a list of one; ``coordinate`` is accepted for ``point``."""
+    """The action of a dictionary, or of a list of one; ``coordinate`` is accepted for ``point``.
+
+    ``position`` is a list or, as in TON's data, the text of one.
+    """
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, dict) or not isinstance(value.get("action"), str):
         return None
-    input_text = value.get("input_text", "")
+    input_text, position = value.get("input_text", ""), value.get("position")
     return {
         "action": words(value["action"]),
         "point": numbers(value.get("point", value.get("coordinate")), 2),
+        "position": numbers(literal(position) if isinstance(position, str) else position, 2),
         "box": as_box(value.get("box")),
         "input_text": input_text if isinstance(input_text, str) else "",
     }
-
-
-def _position(value: Any) -> tuple[float, ...] | None:
-    """The ``position`` of an action, a list or, as in TON's data, the text of one."""
-    position = value.get("position") if isinstance(value, dict) else None
-    return numbers(literal(position) if isinstance(position, str) else position, 2)
 
 
 def _gold(prompt: Prompt) -> dict[str, Any]:

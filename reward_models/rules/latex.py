@@ -59,10 +59,6 @@ def _structure(prediction: LatexTable, gold: LatexTable) -> float:
 def _similarity(prediction: Spans, gold: Spans) -> float:
     if prediction == gold:
         return 1.0
-    sizes = [1 + sum(1 + len(row) for row in spans) for spans in (prediction, gold)]
-    most = min(sizes) / max(sizes)  # as many nodes must be inserted or deleted
-    if most < UNLIKE:
-        return most
     trees = [
         Node("table", children=[Node("tr", children=[Node("td", s) for s in row]) for row in spans])
         for spans in (prediction, gold)

@@ -57,7 +57,7 @@ def label(text: str, math: bool = True) -> Label:
         parts += [_plain(text[at : formula.start()]), f"${formula[1]}$"]
         at = formula.end()
     parts.append(_plain(text[at:]))
-    formulas = math and len(parts) > 1
+    formulas = math and _MATH.search(text) is not None
     bold, italic = bool(fonts & {"textbf", "mathbf", "bfseries"}), bool(fonts & {"textit", "emph", "itshape"})
     written = "".join(parts).strip()
     return Label(written if formulas else written.replace(r"\$", "$"), formulas, bold, italic)
@@ -94,9 +94,9 @@ def draw(table: LatexTable) -> Float[np.ndarray, "height width"] | None:
             ]
             lower = min(number + cell.height, len(table.rows))
             y = ROW * (number + lower) // 2 - letters.shape[0] // 2
-            top, start = max(0, MARGIN + y), max(0, MARGIN + x)
+            top, start = max(0, MARGIN + y), MARGIN + x
             place = ink[top : top + letters.shape[0], start : start + letters.shape[1]]
-            np.maximum(place, letters[: place.shape[0], : place.shape[1]], out=place)
+            np.maximum(place, letters[: len(place)], out=place)
     for line in table.rules:
         ink[MARGIN + ROW * line, MARGIN : MARGIN + edges[-1] + 1] = 1
     for column in lines:

@@ -61,7 +61,7 @@ def read(text: str) -> list[Any]:
     Empty also for towers of numbers (2^{3^4}, 12345!, 5!!), whose comparison, as that of the ends of an interval while
     it is parsed, may never end.
     """
-    if not text or len(text) > MAX_CHARACTERS or _TOWER.search(text):
+    if len(text) > MAX_CHARACTERS or _TOWER.search(text):
         return []
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
@@ -99,7 +99,7 @@ def _digits(value: Any) -> float:
     if isinstance(value, sympy.Rational):
         return log10(max(abs(value.p), value.q, 1))
     if isinstance(value, sympy.Float):
-        return abs(log10(abs(value) or 1)) if value.is_finite else inf
+        return abs(log10(abs(value) or 1))
     if isinstance(value, sympy.Mul):
         return sum(parts)
     if isinstance(value, sympy.Pow) and parts[1] < 15:

@@ -12,14 +12,11 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, as_box, iou, scale, to_original
-from reward_models.rules.reading import literal, malformed, numbers
+from reward_models.rules.reading import complete, literal, malformed, numbers
 from reward_models.rules.times import as_span, temporal_overlap
 
 Path: TypeAlias = Mapping[float, Box]
 Point: TypeAlias = tuple[float, ...]
-
-MAX_FRAMES = 10_000
-"""Longest path, in frames, that is read; a longer one is unreadable."""
 
 WIDTH = 50
 """Distance in pixels at which ``closeness`` is exp(-1/2)."""
@@ -96,18 +93,19 @@ def _regions(value: Any) -> tuple[Box, list[Point], list[Point]] | None:
 
 def _points(value: Mapping[str, Any], key: str) -> list[Point]:
     pairs = value.get(key)
-    points = [numbers(pair, 2) for pair in pairs] if isinstance(pairs, list | tuple) and len(pairs) <= 6 else [None]
-    return [] if None in points else [point for point in points if point is not None]
+    if not isinstance(pairs, list | tuple) or len(pairs) > 6:
+        return []
+    return complete(numbers(pair, 2) for pair in pairs) or []
 
 
 def _path(value: Any) -> Path | None:
-    if not isinstance(value, Mapping) or len(value) > MAX_FRAMES:
+    boxes = complete(map(as_box, value.values())) if isinstance(value, Mapping) else None
+    if boxes is None:
         return None
     try:
-        path = {float(frame): as_box(box) for frame, box in value.items()}
+        return dict(zip(map(float, value), boxes, strict=True))
     except (ValueError, TypeError, OverflowError):
         return None
-    return None if None in path.values() else {frame: box for frame, box in path.items() if box is not None}
 
 
 def _gold_path(prompt: Prompt, value: Any) -> Path:

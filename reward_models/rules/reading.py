@@ -11,10 +11,12 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 from mmgrpo.types import Prompt
+
+T = TypeVar("T")
 
 MAX_CHARACTERS = 20_000
 """Longest answer, in characters, that is parsed as a literal; a longer one is unreadable."""
@@ -55,8 +57,14 @@ def numbers(value: Any, count: int) -> tuple[float, ...] | None:
         return None
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
         return None
-    floats = tuple(_finite(one) for one in value)
-    return None if None in floats else tuple(one for one in floats if one is not None)
+    floats = complete(map(_finite, value))
+    return None if floats is None else tuple(floats)
+
+
+def complete(values: Iterable[T | None]) -> list[T] | None:
+    """The values as a list; None if one of them is None."""
+    gathered = list(values)
+    return None if None in gathered else cast("list[T]", gathered)
 
 
 def words(text: str) -> str:
@@ -105,7 +113,7 @@ def meta_choice(prompt: Prompt, key: str, choices: Sequence[str]) -> str:
     """One of the words ``choices`` from ``prompt.meta``; the first of them where the row has no entry."""
     word = prompt.meta.get(key, choices[0])
     if word not in choices:
-        close = difflib.get_close_matches(str(word), choices, n=1)
+        close = difflib.get_close_matches(str(word), choices)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
         malformed(prompt, f"one of {', '.join(choices)}{hint}", f"meta.{key}")
     return word

@@ -52,7 +52,7 @@ class Detection:
     """Intersection over union with the best template, in [0, 1]."""
     agreements: Mapping[str, float]
     """The same with every template that fits the proportions of the box."""
-    size: tuple[float, float] = (0.0, 0.0)
+    size: tuple[float, float]
     """Width and height of the bounding box in pixels of a picture of 32."""
 
 
@@ -61,14 +61,14 @@ def see(pixels: Float[np.ndarray, "size size 3"]) -> list[Detection]:
     scale = len(pixels) / SIZE
     strength = ((1 - pixels.min(-1)) / _STRENGTH).clip(0, 1)
     labels, count = _components(strength > 0.5)
-    sizes = np.bincount(labels.ravel(), minlength=count + 1)
+    sizes = np.bincount(labels.ravel())
     objects = [label for label in range(1, count + 1) if sizes[label] >= SMALLEST * scale**2]
     detections = []
     for label in objects:
         own = labels == label
         # Background stays in the soft mask, since antialiased edges are below the threshold of connected pixels.
         detections.append(_classify(pixels, strength * (own | (labels == 0)), own, SHAPES))
-    if objects and not all(one.shape for one in detections):
+    if not all(one.shape for one in detections):
         word = _classify(pixels, strength, np.isin(labels, objects), WORDS)
         if word.shape:
             return [word]

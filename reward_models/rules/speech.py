@@ -138,7 +138,7 @@ def hallucination(
 def _hallucinates(reference: str, hypothesis: str, repeated: float, invented: float, alike: float) -> bool:
     from rapidfuzz.distance import Indel
 
-    if not reference or not hypothesis:
+    if not reference:
         return bool(hypothesis)
     if repeated_fraction(hypothesis.split(), 3) - repeated_fraction(reference.split(), 3) > repeated:
         return True

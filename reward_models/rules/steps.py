@@ -49,9 +49,9 @@ def is_complete(text: str) -> bool:
 
 def _gold(prompt: Prompt) -> list[list[str]]:
     groups = prompt.meta.get("key_steps")
-    valid = isinstance(groups, list | tuple) and len(groups) > 0
-    if not valid or not all(
-        isinstance(g, list | tuple) and g and all(isinstance(w, str) and w for w in g) for g in groups or ()
-    ):
+    valid = isinstance(groups, list | tuple) and all(
+        isinstance(g, list | tuple) and g and all(isinstance(w, str) and w for w in g) for g in groups
+    )
+    if not groups or not valid:
         malformed(prompt, "a list of non-empty lists of phrases", "meta.key_steps")
-    return [list(group) for group in groups or ()]
+    return [list(group) for group in groups]

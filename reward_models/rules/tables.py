@@ -55,7 +55,7 @@ class _Reader(HTMLParser):
         self.open.append(node)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in _TAGS and any(node.tag == tag for node in self.open):
+        if any(node.tag == tag for node in self.open):
             while self.open.pop().tag != tag:
                 pass
 
@@ -90,7 +90,7 @@ def table_similarity(prediction: Node, gold: Node, structure_only: bool = False)
         def rename(self, node1: Node, node2: Node) -> float:
             if node1.tag != node2.tag or node1.spans != node2.spans:
                 return 1.0
-            if structure_only or node1.tag not in CELLS:
+            if structure_only:
                 return 0.0
             return Levenshtein.normalized_distance(*(" ".join(node.text.split()) for node in (node1, node2)))
 

@@ -81,10 +81,12 @@ def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "t
 
 def texts(outputs: Sequence[Output], reward: str) -> list[Text]:
     """The outputs, all of which must be texts; ``reward`` is the name in the error."""
+    checked = []
     for output in outputs:
         if not isinstance(output, Text):
             raise TypeError(f"'{reward}' scores texts: got an output of kind {type(output).__name__}, expected Text")
-    return [output for output in outputs if isinstance(output, Text)]
+        checked.append(output)
+    return checked
 
 
 def in_order(text: str, *patterns: str) -> bool:
@@ -168,16 +170,16 @@ def _boxes_json(text: str, prompt: Prompt) -> bool:
 
 def _actions(text: str, prompt: Prompt) -> bool:
     actions = literal(_content(text))
-    return isinstance(actions, list) and len(actions) > 0 and all(_action(action) for action in actions)
+    return isinstance(actions, list) and bool(actions) and all(_action(action) for action in actions)
 
 
 def _action(action: object) -> bool:
     if not isinstance(action, dict):
         return False
-    kind, point, input_text = (action.get(key) for key in ("action", "point", "input_text"))
+    kind, point, input_text = action.get("action"), action.get("point", ()), action.get("input_text")
     if not isinstance(kind, str) or not isinstance(input_text, str):
         return False
-    if not isinstance(point, list | tuple) or numbers(point, 2) is None or not all(isinstance(x, int) for x in point):
+    if numbers(point, 2) is None or not all(isinstance(coordinate, int) for coordinate in point):
         return False
     if kind in ("type", "select", "open_app"):
         return bool(input_text.strip())

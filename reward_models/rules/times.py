@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import as_box, iou, to_original
-from reward_models.rules.reading import MAX_CHARACTERS, literal, malformed, meta_number, number, numbers
+from reward_models.rules.reading import MAX_CHARACTERS, complete, literal, malformed, meta_number, number, numbers
 
 Span: TypeAlias = tuple[float, float]
 
@@ -103,14 +103,14 @@ def temporal_multi(answer: str, prompt: Prompt, output: Text) -> float:
 
 def tracking_iou(answer: str, prompt: Prompt, output: Text) -> float:
     """Mean IoU over the frames; 0 unless there are exactly as many boxes as in the gold answer (VideoChat-R1)."""
-    gold = [as_box(box) for box in prompt.answer] if isinstance(prompt.answer, list | tuple) else []
-    if not gold or None in gold:
+    gold = complete(map(as_box, prompt.answer)) if isinstance(prompt.answer, list | tuple) else None
+    if not gold:
         malformed(prompt, "a list of one [x1, y1, x2, y2] for each frame")
     prediction = literal(answer)
     if not isinstance(prediction, list | tuple) or len(prediction) != len(gold):
         return 0.0
-    pairs = [(as_box(box), reference) for box, reference in zip(prediction, gold)]
-    return sum(iou(to_original(p, prompt, output), g) for p, g in pairs if p and g) / len(gold)
+    pairs = zip(map(as_box, prediction), gold, strict=True)
+    return sum(iou(to_original(box, prompt, output), reference) for box, reference in pairs if box) / len(gold)
 
 
 def _gold_span(prompt: Prompt) -> Span:
@@ -121,7 +121,4 @@ def _gold_span(prompt: Prompt) -> Span:
 
 
 def _spans(value: Any) -> list[Span] | None:
-    if not isinstance(value, list | tuple):
-        return None
-    spans = [as_span(one) for one in value]
-    return None if None in spans else [span for span in spans if span is not None]
+    return complete(map(as_span, value)) if isinstance(value, list | tuple) else None

@@ -33,7 +33,7 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 def max_average_similarity(prediction: Float[Tensor, "n width"], gold: Float[Tensor, "m width"]) -> float:
     """BMAS of two lists of vectors, in [-1, 1]; their lengths do not count."""
     unit = torch.nn.functional.normalize
-    similarity = unit(prediction.double(), dim=-1) @ unit(gold.double(), dim=-1).T
+    similarity = unit(prediction.double()) @ unit(gold.double()).T
     return float((similarity.max(1).values.mean() + similarity.max(0).values.mean()) / 2)
 
 
@@ -52,7 +52,7 @@ def bmas(prompts: Sequence[Prompt], outputs: Sequence[Output], model: str, tags:
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer.encode(text.strip(), add_special_tokens=False).ids[:MAX_TOKENS] if text.strip() else []
+    return tokenizer.encode(text.strip(), add_special_tokens=False).ids[:MAX_TOKENS]
 
 
 @functools.cache

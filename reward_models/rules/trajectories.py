@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, giou
-from reward_models.rules.reading import literal, malformed, numbers
+from reward_models.rules.reading import complete, literal, malformed, numbers
 
 MAX_POINTS = 256
 """Longest way, in points, that is read; the time of a comparison grows with the product of both lengths."""
@@ -54,7 +54,8 @@ def angle_length_costs(a: Float[np.ndarray, "m 2"], b: Float[np.ndarray, "n 2"])
     (directions_a, lengths_a), (directions_b, lengths_b) = _steps(a), _steps(b)
     distance = np.linalg.norm(a[:, None] - b[None], axis=-1)
     (ax, ay), (bx, by) = directions_a.T, directions_b.T
-    angle = np.abs(np.arctan2(np.outer(ax, by) - np.outer(ay, bx), np.outer(ax, bx) + np.outer(ay, by)))
+    along = np.outer(ax, bx) + np.outer(ay, by) + 0.0  # not -0.0, whose angle would be pi
+    angle = np.abs(np.arctan2(np.outer(ax, by) - np.outer(ay, bx), along))
     ratio = np.abs(np.log(np.maximum(lengths_a, _TINY))[:, None] - np.log(np.maximum(lengths_b, _TINY))[None])
     return distance + ANGLE * angle + LENGTH * ratio
 
@@ -103,8 +104,8 @@ def _unit(vectors: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 2"]:
 def _way(value: Any) -> Float[np.ndarray, "n 2"] | None:
     if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_POINTS:
         return None
-    points = [numbers(point, 2) for point in value]
-    return None if None in points else np.clip(np.array(points, dtype=np.float64), 0.0, 1.0)
+    points = complete(numbers(point, 2) for point in value)
+    return None if points is None else np.clip(np.array(points), 0.0, 1.0)
 
 
 def _box(value: Any) -> Box | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from mmgrpo.registry import nearest
@@ -104,9 +105,7 @@ def aligned(reference: str, hypothesis: str, normal: str = "english") -> list[Pa
     pairs = []
     for step in Levenshtein.opcodes(source, target):
         left, right = source[step.src_start : step.src_end], target[step.dest_start : step.dest_end]
-        width = max(len(left), len(right))
-        left, right = left + [""] * (width - len(left)), right + [""] * (width - len(right))
-        pairs += [Pair(step.tag, *words) for words in zip(left, right)]
+        pairs += [Pair(step.tag, *words) for words in zip_longest(left, right, fillvalue="")]
     return pairs
 
 

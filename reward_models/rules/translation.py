@@ -70,7 +70,7 @@ def corpus_interval(
     scorer = _chrf(0) if metric == "chrf" else _bleu(tokenize, False, False)
     streams = [list(stream) for stream in zip_longest(*references)]
     # The statistics of sacrebleu's own bootstrap, which fails where a resample scores 0 (version 2.6).
-    sums = np.array(scorer._extract_corpus_statistics(list(hypotheses), streams), dtype=np.float64)
+    sums = np.array(scorer._extract_corpus_statistics(list(hypotheses), streams))
 
     def score(places: npt.NDArray[np.int64]) -> float:
         return float(scorer._compute_score_from_stats(sums[places].sum(axis=0).tolist()).score)

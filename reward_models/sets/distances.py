@@ -13,7 +13,7 @@ from torch.nn import functional
 def vendi_score(rows: Float[Tensor, "n width"]) -> float:
     """exp(-sum_k l_k log l_k) over the eigenvalues l of K / n, K_ij = cos(x_i, x_j): the effective number of different
     rows, from 1 (all alike) to n (all orthogonal). Vendi score, arXiv:2210.02410, equation 1."""
-    unit = functional.normalize(rows.double(), dim=1)
+    unit = functional.normalize(rows.double())
     kernel = (unit @ unit.T).fill_diagonal_(1.0)
     values = torch.linalg.eigvalsh(kernel / len(rows)).clamp(min=0)
     return math.exp(float(torch.special.entr(values).sum()))

@@ -23,7 +23,7 @@ def frame_smoothness(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> li
     """
     values = []
     for frames in _frames(outputs, "frame_smoothness"):
-        if len(frames) < 3 or not bool(frames.isfinite().all()):
+        if not bool(frames.isfinite().all()):
             values.append(math.nan)
             continue
         between = (frames[:-2] + frames[2:])[::2] / 2
@@ -52,7 +52,9 @@ def frame_change(
 
 
 def _frames(outputs: Sequence[Output], reward: str) -> list[Float[Tensor, "frames 3 height width"]]:
+    clips = []
     for output in outputs:
         if not isinstance(output, Video):
             raise TypeError(f"{reward}: got an output of kind {type(output).__name__}, expected a Video")
-    return [output.frames.float() for output in outputs if isinstance(output, Video)]
+        clips.append(output.frames.float())
+    return clips

@@ -45,7 +45,7 @@ def network(width: int, hidden: int, out: int) -> nn.Sequential:
 
 def map_loss(moved: Float[Tensor, "n width"], texts: Float[Tensor, "n width"], potential: Tensor) -> Tensor:
     """E |y - T(y)|^2 - f(T(y)), which the map minimizes. y = 0, T(y) = (3, 4), f = 5: 25 - 5 = 20."""
-    return ((moved - texts).square().sum(-1) - potential).mean()
+    return ((moved - texts).square().sum(1) - potential).mean()
 
 
 def train_map(
@@ -118,7 +118,7 @@ def transported(
             f"transported: got texts {list(texts.shape)} and outputs {list(seen.shape)}, expected "
             f"{len(prompts)} rows each, of the width {mapping[0].in_features} of {map}"
         )
-    return functional.cosine_similarity(mapping(texts), seen, dim=1).tolist()
+    return functional.cosine_similarity(mapping(texts), seen).tolist()
 
 
 @functools.cache

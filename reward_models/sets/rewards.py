@@ -117,7 +117,7 @@ def transport(
 
 
 def _transported(words: Tensor, parts: Tensor, epsilon: float, exponent: float) -> float:
-    units = [torch.nn.functional.normalize(side.detach().cpu().double(), dim=1) for side in (words, parts)]
+    units = [torch.nn.functional.normalize(side.detach().cpu().double()) for side in (words, parts)]
     cosine = units[0] @ units[1].T
     if not cosine.numel() or not bool(cosine.isfinite().all()):
         return math.nan
@@ -208,11 +208,11 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
         rows = tensors["embeddings"].double()
     elif place.suffix == ".txt":
         texts = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
-        rows = embedded_texts(texts, embed, device, "frechet") if texts else torch.empty(0, 0)
+        rows = embedded_texts(texts, embed, device, "frechet") if texts else torch.empty(0)
     else:
         files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*PICTURE_NAMES, *SUFFIXES)]
         some = [read_sound(file, "frechet") if _is_sound(file) else read_picture(file) for file in files]
-        rows = embedded(some, embed, device, "frechet") if some else torch.empty(0, 0)
+        rows = embedded(some, embed, device, "frechet") if some else torch.empty(0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         raise ValueError(
             f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two pictures or sounds, "

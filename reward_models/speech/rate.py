@@ -61,7 +61,7 @@ def syllables(text: str) -> int:
     """
     total = 0
     for word in re.findall(r"[a-z']+", text.lower()):
-        # The e of "made" is silent, that of "the" and "table" is not.
-        stem = re.sub(r"(?<![aeiouyl])e$", "", word) if len(word) > 2 else word
+        # The e of "made" is silent, that of "table" is not.
+        stem = re.sub(r"(?<![aeiouyl])e$", "", word)
         total += max(1, len(VOWELS.findall(stem)))
     return total

@@ -95,7 +95,7 @@ def fingerprint(sound: Audio) -> str:
 
 def waveform(sound: Audio, rate: int) -> np.ndarray | None:
     """The mean of the channels, resampled to ``rate``; None for a sound that is empty, silent or not finite."""
-    samples = sound.samples.float().mean(0).numpy() if sound.samples.numel() else np.zeros(0, np.float32)
+    samples = sound.samples.float().mean(0).numpy()
     if not samples.size or not np.isfinite(samples).all() or np.abs(samples).max() < SILENCE:
         return None
     if sound.rate != rate:

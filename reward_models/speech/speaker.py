@@ -107,7 +107,7 @@ def reference_embedding(
     soundfile = import_library("soundfile")
     if not Path(file).is_file():
         raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (working directory: {Path.cwd()})")
-    samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    samples, rate = soundfile.read(file, always_2d=True)
     model = encoder_of(encoder, weights, device, allow_pickle)
     mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), model.rate)
     if mono is None:
@@ -143,7 +143,7 @@ class SpeakerEncoder(nn.Module):
     def forward(self, mels: Float[Tensor, "parts frames bands"]) -> Float[Tensor, "parts width"]:
         """Embeddings of unit norm."""
         _, (hidden, _) = self.lstm(mels)
-        return nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=1)
+        return nn.functional.normalize(torch.relu(self.linear(hidden[-1])))
 
     @torch.no_grad()
     def embed(self, samples: Float[np.ndarray, " samples"]) -> Float[np.ndarray, " width"]:

@@ -57,7 +57,7 @@ class Clap:
             for part in parts
         ]
         rows = torch.cat([self.network.get_audio_features(**part).pooler_output for part in heard])
-        return normalize(normalize(rows, dim=1).mean(0), dim=0).cpu()
+        return normalize(normalize(rows).mean(0), dim=0).cpu()
 
     @torch.no_grad()
     def of_text(self, text: str) -> Float[Tensor, " width"]:
@@ -108,7 +108,7 @@ def texts(words: Sequence[str], weights: str = WEIGHTS, device: str = "cpu") -> 
 def audible(sound: Audio) -> bool:
     """Whether there is something to hear."""
     samples = sound.samples
-    return samples.numel() > 0 and bool(samples.isfinite().all()) and bool(samples.any())
+    return bool(samples.isfinite().all()) and bool(samples.any())
 
 
 @functools.cache

@@ -61,7 +61,7 @@ def load(weights: str, base: str, device: str) -> QwenScorer:
 
 
 def head(width: int) -> nn.Sequential:
-    """The published head, "ranknet": mean and log-deviation of a score."""
+    """The published head, "ranknet": mean and log-deviation of a score. The third layer is a dropout there."""
     return nn.Sequential(
-        nn.Linear(width, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
+        nn.Linear(width, 1024), nn.ReLU(), nn.Identity(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
     )

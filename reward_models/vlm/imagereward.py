@@ -71,7 +71,6 @@ class ImageReward:
             text.input_ids,
             attention_mask=text.attention_mask,
             encoder_hidden_states=seen,
-            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self.device),
         ).last_hidden_state
         return ((self.network["head"](states[:, 0].float())[:, 0] - MEAN) / STD).tolist()
 
@@ -115,10 +114,10 @@ def load(weights: str, tokenizer: str, allow_pickle: bool, device: str) -> Image
     text = {name: settings[name] for name in (*names, "max_position_embeddings", "layer_norm_eps")}
     network = nn.ModuleDict(
         {
-            "vision": BlipVisionModel(BlipVisionConfig(**vision, hidden_act="gelu", layer_norm_eps=1e-6)),
-            # As a "decoder" a layer has cross-attention; its own attention is over the whole text all the same.
+            "vision": BlipVisionModel(BlipVisionConfig(**vision, layer_norm_eps=1e-6)),
+            # By default a "decoder", whose layers have cross-attention; their own is over the whole text all the same.
             "text": BlipTextModel(
-                BlipTextConfig(**text, encoder_hidden_size=vision["hidden_size"], hidden_act="gelu", is_decoder=True),
+                BlipTextConfig(**text, encoder_hidden_size=vision["hidden_size"]),
                 add_pooling_layer=False,
             ),
             "head": head(text["hidden_size"]),
@@ -137,11 +136,9 @@ def load(weights: str, tokenizer: str, allow_pickle: bool, device: str) -> Image
 
 
 def head(width: int) -> nn.Sequential:
-    """Five linear layers with the dropout that their published numbering counts, and no activation."""
-    widths = (width, *HEAD)
-    layers = [nn.Linear(*pair) for pair in pairwise(widths)]
-    drop = nn.Dropout(0.2)
-    return nn.Sequential(layers[0], drop, layers[1], drop, layers[2], drop, *layers[3:])
+    """Five linear layers without activation; three of them have a dropout behind them in the published numbering."""
+    first, second, third, *others = [nn.Linear(*pair) for pair in pairwise((width, *HEAD))]
+    return nn.Sequential(first, nn.Identity(), second, nn.Identity(), third, nn.Identity(), *others)
 
 
 def renamed(key: str) -> str | None:
@@ -151,9 +148,7 @@ def renamed(key: str) -> str | None:
     if key.startswith("blip.visual_encoder."):
         name = key.removeprefix("blip.visual_encoder.")
         for pattern, replacement in VISION:
-            name, count = re.subn(pattern, replacement, name)
-            if count:
-                break
+            name = re.sub(pattern, replacement, name)
         return f"vision.{name}"
     if key.startswith("blip.text_encoder."):
         return f"text.{key.removeprefix('blip.text_encoder.')}"
@@ -174,7 +169,7 @@ def _vision_sizes(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
         "hidden_size": width,
         "intermediate_size": int(inner[0]),
         "num_hidden_layers": len({key.split(".")[3] for key in tensors if key.startswith(f"{prefix}blocks.")}),
-        "num_attention_heads": max(1, width // HEAD_WIDTH),
+        "num_attention_heads": width // HEAD_WIDTH,
         "patch_size": patch,
         "image_size": round((int(positions[1]) - 1) ** 0.5) * patch,
     }

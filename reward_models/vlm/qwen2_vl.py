@@ -154,7 +154,6 @@ def conversation(text: str, mark: str) -> str:
 
 def read_base(base: str, tokens: Sequence[str], reward: str) -> tuple[Any, Any]:
     """(configuration, tokenizer) of a Qwen2-VL in a folder or on the hub, with further special tokens."""
-    from tokenizers import AddedToken
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -165,7 +164,7 @@ def read_base(base: str, tokens: Sequence[str], reward: str) -> tuple[Any, Any]:
             f"{reward}: base: {base} has no configuration and tokenizer here ({str(error).splitlines()[0]}); "
             "name a folder with them: base=..."
         ) from error
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
+    tokenizer.add_tokens(list(tokens), special_tokens=True)
     config.text_config.vocab_size = len(tokenizer)
     return config, tokenizer
 

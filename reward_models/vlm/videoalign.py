@@ -146,9 +146,9 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _checkpoint(folder: Path) -> Path:
     """The checkpoint of the latest step."""
     steps = {
-        int(path.name.removeprefix("checkpoint-")): path
+        int(number): path
         for path in folder.glob("checkpoint-*")
-        if path.name[11:].isdigit()
+        if (number := path.name.removeprefix("checkpoint-")).isdigit()
     }
     if not steps:
         raise FileNotFoundError(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.advantages import select, shape
+from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.registry import bind
 
@@ -56,6 +57,34 @@ def test_a_score_at_the_limit_is_no_outlier():
     limit = (3 / 4) ** 0.5
     assert shape.drop_outliers(values, ALL, limit=limit + 1e-7, eps=0.0).tolist() == values.tolist()
     assert shape.drop_outliers(values, ALL, limit=limit - 1e-7, eps=0.0).tolist() == [0, 0, 0, 0]
+
+
+def test_a_score_of_exactly_the_limit_is_kept_and_an_epsilon_is_added_to_the_deviation():
+    # -1, 0, 1: mean 0, std 1, so that the scores are -1, 0, 1; with eps .25 they are -.8, 0, .8
+    values, every = real(-1, 0, 1), ALL[:3]
+    assert shape.drop_outliers(values, every, limit=1.0, eps=0.0).tolist() == [-1, 0, 1]
+    assert shape.drop_outliers(values, every, limit=0.9, eps=0.25).tolist() == [-1, 0, 1]
+    assert shape.drop_outliers(values, every, limit=0.7, eps=0.25).tolist() == [0, 0, 0]
+
+
+def test_a_rate_above_what_flips_leave_of_certainty_is_certain():
+    # 19 of 20 are right: (.95 - .1) / .8 > 1
+    rewards = torch.tensor([1.0] * 19 + [0.0], dtype=torch.float64)
+    key, stat = torch.zeros(20, dtype=torch.long), torch.ones(20, dtype=torch.bool)
+    assert shape.noise_weight(torch.ones_like(rewards), rewards, key, stat, flip=0.1).tolist() == [0] * 20
+
+
+def test_an_entropy_is_the_mean_over_the_decisions_of_its_row_and_at_least_epsilon():
+    # means 3 and 1: batch mean 2; factors 2 / 3 and 2
+    entropy, mask = torch.tensor([[3.0, 9], [0.5, 1.5]]), torch.tensor([[True, False], [True, True]])
+    got = shape.entropy_ratio(real(1, 2), ALL[:2], entropy, mask)
+    assert got.tolist() == pytest.approx([2 / 3, 4])
+    # means 0 and 2: batch mean 1, divided by .5 and 2; a row without decisions has the mean 0 too
+    entropy = torch.tensor([[9.0, 9], [2, 2]])
+    for own in ([True, False], [False, False]):
+        entropy[0, 0] = 0
+        got = shape.entropy_ratio(real(1, 1), ALL[:2], entropy, torch.tensor([own, [True, True]]), eps=0.5)
+        assert got.tolist() == [2, 0.5]
 
 
 def test_an_advantage_of_zero_is_not_right():
@@ -112,3 +141,29 @@ def test_rewards_between_other_limits_are_mapped_to_rates_first():
         return bind(text, SCALES, "scale")({"values": values, "centred": centred, "key": key, "stat": every})
 
     torch.testing.assert_close(scaled(4 * ones - 1, "beta_pdf(low=-1.0, high=3.0)"), scaled(ones, "beta_pdf"))
+
+
+def test_a_length_weighted_baseline_of_one_decision_is_its_reward_and_of_none_zero():
+    inputs = {"values": real(0.25, 3, 1, 1), "key": torch.tensor([0, 1, 2, 2]), "length": torch.tensor([1, 0, 2, 2])}
+    assert bind("length_weighted", BASELINES, "baseline")({**inputs, "stat": ALL}).tolist() == [0.25, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("centred", "length", "wanted"),
+    [
+        ([2.0], [1], [0]),  # a single decision has no variance
+        ([2.0, -2.0], [1, 1], [0.5**0.5, -(0.5**0.5)]),  # squares 8 over 1
+        ([3.0, 3.0], [2, 2], [0, 0]),
+        ([3.0], [0], [0]),
+    ],
+)
+def test_whitening_needs_two_different_decisions(centred, length, wanted):
+    inputs = {"centred": real(*centred), "stat": ALL[: len(centred)], "length": torch.tensor(length)}
+    assert bind("token_whiten(eps=0)", SCALES, "scale")(inputs).tolist() == pytest.approx(wanted)
+
+
+def test_where_no_group_has_spread_there_is_no_fraction_of_valid_rows_and_no_advantage():
+    inputs = {"centred": real(1, 1, 2, 2), "values": real(3, 3, 4, 4), "key": torch.tensor([0, 0, 1, 1]), "stat": ALL}
+    assert bind("valid_fraction", SCALES, "scale")(inputs).tolist() == [0, 0, 0, 0]
+    inputs["values"] = real(3, 5, 4, 4)  # two of four rows have spread
+    assert bind("valid_fraction", SCALES, "scale")(inputs).tolist() == [2, 2, 4, 4]

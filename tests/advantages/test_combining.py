@@ -12,7 +12,6 @@ from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.pareto import fronts, hypervolume
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.registry import bind
 from mmgrpo.runtime.config import Algorithm
 from tests.advantages.test_estimate import estimated, four
@@ -42,13 +41,6 @@ def combined(text, rows, weights=None, names=("a", "b", "c"), key=None):
     return bind(text, COMBINE, "combine")(inputs).tolist()
 
 
-def transformed(text, rows, references=None, names=("a", "b")):
-    values = real(rows)
-    inputs = {"values": values, "raw": values, "names": names[: values.shape[1]]}
-    inputs |= {"reference_rewards": real(references)} if references else {}
-    return bind(text, TRANSFORMS, "transform")(inputs)
-
-
 # Ensembles
 
 
@@ -64,6 +56,7 @@ def transformed(text, rows, references=None, names=("a", "b")):
         ("mean(members=['b', 'c'])", 1 + 4),
         ("mean_minus_variance(members=['b', 'c'], coef=0.5)", 1 + 4 - 0.5 * 8),
         ("mean_minus_std(members=['b', 'c'], coef=0.5)", 1 + 4 - 0.5 * math.sqrt(8)),
+        ("worst_stream(members=['b', 'c'])", 1 + 2),
     ],
 )
 def test_ensembles_of_one_two_and_six(text, wanted):
@@ -110,6 +103,13 @@ def test_the_worst_stream_is_that_of_the_rows_in_the_statistics():
     inputs = {"normalise": lambda stream: stream, "values": real([[1, 2], [1, 2], [90, 2]]), "weights": real([1, 1])}
     inputs |= {"names": "ab", "stat": torch.tensor([True, True, False])}
     assert bind("worst_stream", COMBINE, "combine")(inputs).tolist() == [1, 1, 90]
+
+
+def test_gdpo_whitens_any_advantages_and_makes_nothing_of_equal_ones():
+    # 1, 2, 3: mean 2, std 1
+    assert combined("gdpo(eps=0)", [[1], [2], [3]]) == near(-1, 0, 1)
+    assert combined("gdpo(eps=1)", [[1], [2], [3]]) == near(-0.5, 0, 0.5)
+    assert combined("gdpo(eps=0)", [[2], [2], [2]]) == [0, 0, 0]
 
 
 # Pareto order
@@ -168,6 +168,22 @@ def test_the_rank_of_the_front_is_a_reward():
     assert combined("pareto_rank", [[3], [1], [2], [3]]) == near(1, 0, 0.5, 1)
     assert combined("pareto_rank", [[1, 0], [0, 1]]) == near(1, 1)
     assert combined("pareto_rank", [[5, 5]]) == near(1)
+    assert combined("pareto_rank", [[3, 3], [1, 1], [2, 2], [9, math.nan]]) == near(1, 0, 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("points", "reference", "wanted"),
+    [
+        ([], [0], 0),
+        ([], [0, 0], 0),
+        ([[3]], [1], 2),
+        ([[3, 3]], [1, 2], 2 * 1),
+        ([[3, 3], [2, 5]], [1, 2], 1 * 3 + 1 * 1),
+        ([[2, 3, 4]], [1, 1, 1], 1 * 2 * 3),
+    ],
+)
+def test_the_hypervolume_begins_at_the_reference(points, reference, wanted):
+    assert area(points, reference) == wanted
 
 
 def area(points, reference):
@@ -184,55 +200,7 @@ def test_the_hypervolume_is_the_area_under_the_front():
     assert area([], (0, 0)) == 0
 
 
-# Transforms
-
-
-@pytest.mark.parametrize("difference, wanted", [(0, -0.69315), (2, -0.12693), (-2, -2.12693), (-80, -80)])
-def test_log_sigmoid_is_minus_softplus(difference, wanted):
-    assert transformed("log_sigmoid(reference=0.5)", [[difference + 0.5]]).item() == pytest.approx(wanted, abs=5e-6)
-
-
-def test_the_sum_of_log_sigmoids_is_at_most_the_smallest_and_a_satisfied_reward_gains_nothing():
-    made = transformed("log_sigmoid(reference=0)", [[3.0, -1.0], [6.0, -1.0], [60.0, -1.0]])
-    assert (made.sum(1) <= made.min(1).values).all()
-    assert 0 < made[2].sum() - made[1].sum() < 0.007
-
-
-def test_log_sigmoid_against_the_upper_quantile_of_the_references():
-    # 0, 1, ..., 20: the 85 % quantile is 17
-    made = transformed("log_sigmoid_quantile", [[19.0]], [[list(range(21))]])
-    assert made.item() == pytest.approx(-0.12693, abs=5e-6)
-
-
-def test_par_is_the_probability_to_win_against_the_references():
-    references = [[[0.0, 1.0, 2.0]]]
-    assert transformed("par", [[1.0]], references).item() == pytest.approx(0.5)
-    assert transformed("par", [[3.0]], references).item() == pytest.approx(0.85481, abs=5e-6)
-    beaten = transformed("par(slope=1e4)", [[1.5]], references)
-    assert beaten.item() == pytest.approx(2 / 3)  # a steep slope counts the references beaten
-    one = transformed("par", [[1.7]], [[[0.4]]])
-    assert one.item() == pytest.approx(transformed("sigmoid(reference=0.4)", [[1.7]]).item())
-
-
-def test_a_reward_without_references_stays_as_it_is():
-    made = transformed("par", [[1.0, 7.0]], [[[1.0], [math.nan]]])
-    assert made.tolist() == [[0.5, 7.0]]
-
-
-def test_transforms_change_the_reward_that_they_name_and_its_previews():
-    rows = [[4.0, 4.0, 4.0]]
-    assert transformed("clip(low=0, high=1, of='b')", rows, names=("a", "b", "b@x")).tolist() == [[4, 1, 1]]
-    assert transformed("standard(mean=2, std=4)", rows[:1], names=("a", "b", "c")).tolist() == [[0.5, 0.5, 0.5]]
-    assert transformed("shortfall(least=5, of='a')", rows, names=("a", "b", "c")).tolist() == [[-1, 4, 4]]
-    assert transformed("shortfall(least=3, of='a')", rows, names=("a", "b", "c")).tolist() == [[0, 4, 4]]
-
-
-def test_a_gate_floors_all_other_rewards_or_the_one_it_names():
-    rows = [[0.9, 0.2], [0.8, 0.5], [0.7, 0.9]]
-    assert transformed("gate(by='b', least=0.5, floor=-1)", rows).tolist() == [[-1, 0.2], [0.8, 0.5], [0.7, 0.9]]
-    three = [[0.9, 0.2, 0.3]]
-    made = transformed("gate(by='b', least=0.5, floor=0, of='c')", three, names=("a", "b", "c"))
-    assert made.tolist() == [[0.9, 0.2, 0]]
+# Gates, failures and factors
 
 
 def test_the_constrained_reward_of_cgpo():

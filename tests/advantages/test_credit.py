@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mmgrpo.advantages.credit import CREDITS, fuse, tails
+from mmgrpo.advantages.credit import CREDITS, any_shared, fuse, tails
 from mmgrpo.registry import bind
 from tests.trees import binary_tree, decisions, plain
 
@@ -42,6 +42,17 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     of_tokens = torch.zeros(4, 2).double()
     made = credit(name, [0.1, 0.2, 0.3, 0.4], made, entropy=of_tokens, divergence=of_tokens)
     assert made.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "node, shared",
+    [([[0, 1], [2, 3]], False), ([[0, 1], [2, 1]], True), ([[0, 1], [0, 3]], True), ([[7], [7]], True)],
+)
+def test_a_number_that_two_rows_have_is_a_shared_decision(node, shared):
+    node = torch.tensor(node)
+    assert any_shared(node, torch.ones_like(node, dtype=torch.bool)) is shared
+    # what is no decision is not shared
+    assert not any_shared(node, torch.arange(len(node))[:, None].expand(node.shape) == 0)
 
 
 def test_broadcast_is_the_identity_where_nothing_is_shared():
@@ -94,10 +105,39 @@ def test_tree_depth_fuses_leaves_by_the_likelihood_of_their_paths():
     assert made[:, 0].numpy() == near([half, half, -half, -half])
 
 
+def test_leaves_are_fused_by_ratios_of_likelihoods_however_small():
+    leaves, tail = (
+        torch.tensor([1.0, 0, 5]).double(),
+        torch.tensor([-5000.0, -5000 - math.log(3), 0], dtype=torch.float64),
+    )
+    node, rows = torch.zeros(3, dtype=torch.long), torch.tensor([True, True, False])
+    assert fuse(leaves, node, tail, rows, 1.0).tolist() == pytest.approx([0.75] * 3)
+    assert fuse(leaves, node, tail, rows & False, 1.0).tolist() == [0, 0, 0]
+
+
+def test_a_tail_leaves_out_what_is_no_decision():
+    mask = torch.tensor([[True, False, True]])
+    assert tails(torch.tensor([[0.5, 9.0, 0.25]]), mask).tolist() == [[0.25, 0.25, 0]]
+
+
 def test_the_only_node_of_a_depth_gets_zero():
     node = torch.tensor([[0, 1, 2], [0, 1, 3]])
-    made = credit("tree_depth", [1.0, 0.0], decisions(node))
+    made = credit("tree_depth(eps=0)", [1.0, 0.0], decisions(node))
     assert (made[:, :2] == 0).all() and (made[:, 2] != 0).all()
+
+
+def test_tree_depth_adds_its_epsilon_to_the_deviation():
+    # leaves of mean .25 and std .5: (1 - .25) / (.5 + .5)
+    made = credit("tree_depth(eps=0.5)", [1.0, 0, 0, 0], plain([1] * 4))
+    assert made[:, 0].tolist() == pytest.approx([0.75, -0.25, -0.25, -0.25])
+
+
+def test_tree_depth_compares_decisions_of_the_rows_in_the_statistics():
+    # position 0: leaves 1, 0, 0 of rows 0, 1, 2; position 1: rows 0 and 1 alone, since row 2 is over
+    made = plain([2, 2, 1, 2])
+    got = credit("tree_depth(eps=0)", [1.0, 0, 0, 9], made, stat=torch.tensor([True, True, True, False]))
+    half, third = math.sqrt(0.5), 1 / math.sqrt(3)
+    assert got.numpy() == near([[2 * third, half], [-third, -half], [-third, 0], [0, 0]])
 
 
 def test_tree_depth_has_mean_zero_over_the_nodes_of_each_depth():
@@ -172,6 +212,15 @@ def test_siblings_outside_of_the_statistics_are_not_compared():
     assert made.numpy() == near([[2, 2], [0, 0], [-2, 0], [-2, 0]])
 
 
+def test_the_first_decisions_of_a_group_are_no_children_of_another_groups():
+    # The second prompt's rows begin at position 1: leaves 1 and 0, m = .5, 2 and -2, as the first prompt's there.
+    mask = torch.tensor([[True, True], [True, True], [False, True], [False, True]])
+    made = decisions([[0, 1], [0, 2], [3, 5], [4, 6]], decision_mask=mask, keys={"prompt": [0, 0, 1, 1]})
+    got = credit("tree_siblings(eps=0)", [1.0, 0.0, 0.75, 0.25], made)
+    # .25 / .25 and -.25 / .25
+    assert got.numpy() == near([[0, 2], [0, -2], [0, 1], [0, -1]])
+
+
 def test_a_decision_without_siblings_keeps_the_advantage_of_its_branch():
     node = torch.tensor([[0, 2, 4], [1, 3, 5]])
     made = credit("tree_siblings(eps=0)", [1.0, 0.0], decisions(node))
@@ -186,6 +235,19 @@ def test_top_entropy_keeps_the_most_uncertain_share_of_all_decisions():
     entropy = [[0.0, 1, 2, 9, 4], [3, 8, 5, 6, 7]]
     made = credit("top_entropy(fraction=0.2)", [1.0, -1.0], plain([5, 5], entropy=entropy))
     assert made.tolist() == [[0, 0, 0, 1, 0], [0, -1, 0, 0, 0]]
+
+
+def test_top_entropy_ranks_the_decisions_of_kept_rows_and_keeps_at_least_one():
+    # of 1, 2, 3, 4 in kept rows one half is 3 and 4; 9 is padding, 8 and 7 belong to a row that is not kept
+    rows, keep = (
+        plain([2, 2, 1, 1], entropy=[[1.0, 2], [8, 7], [3, 9], [4, 9]]),
+        torch.tensor([True, False, True, True]),
+    )
+    made = credit("top_entropy(fraction=0.5)", [1.0, 1, 1, 1], rows, keep=keep)
+    assert made.tolist() == [[0, 0], [0, 0], [1, 0], [1, 0]]
+    made = credit("top_entropy(fraction=0.01)", [1.0, 1, 1, 1], rows, keep=keep)
+    assert made.tolist() == [[0, 0], [0, 0], [0, 0], [1, 0]]
+    assert (credit("top_entropy", [1.0, 1, 1, 1], rows, keep=keep & False) == 0).all()
 
 
 def test_top_entropy_of_everything_is_broadcast():
@@ -211,3 +273,9 @@ def test_alpha_one_is_broadcast_and_rows_outside_the_statistics_have_weight_one(
     assert credit("divergence_weight(alpha=1)", [1.0, -1.0], rows).tolist() == [[1, 1], [-1, -1]]
     made = credit("divergence_weight", [1.0, -1.0], rows, stat=torch.tensor([True, False]))
     assert made.numpy() == near([[1, 1.4], [-1, -1]])
+
+
+def test_the_share_of_a_divergence_has_the_epsilon_of_the_released_code():
+    # 1e-8 / (1e-8 + 1e-8)
+    made = credit("divergence_weight(alpha=3)", [1.0], plain([2], divergence=[[0.0, 1e-8]]))
+    assert made.numpy() == near([[1, 2]])

@@ -295,9 +295,33 @@ def test_a_reward_that_is_constant_in_every_group_is_reported():
     got = estimated(rewards, four(keys={"prompt": [0, 0, 1, 1]}))
     # column 1 differs between the groups only; column 2 never differs, which may be a matter of luck
     assert got.silent == (1,)
+    # nothing is trained on a reward without weight
+    assert estimated(rewards, four(keys={"prompt": [0, 0, 1, 1]}), weights=[1.0, 0.0, 1.0]).silent == ()
     assert torch.allclose(
         got.samples, estimated(rewards[:, :1], four(keys={"prompt": [0, 0, 1, 1]})).samples, atol=1e-6
     )
+
+
+def test_a_reward_that_differs_in_one_group_is_not_silent():
+    assert estimated([0, 1, 2, 2], four(keys={"prompt": [0, 0, 1, 1]})).silent == ()
+
+
+def test_one_group_of_equal_rewards_is_all_there_is():
+    got = estimated([1, 1, 1, 1], four())
+    assert got.zero_spread == 1 and got.spread_groups == 0
+
+
+@pytest.mark.parametrize("combine", ["per_reward", "gdpo"])
+def test_the_reward_of_separate_streams_is_their_weighted_sum(combine):
+    got = estimated([[1, 2], [0, 4], [1, 0], [0, 0]], four(), weights=[1.0, 0.5], combine=combine)
+    assert got.rewards.tolist() == [2, 2, 1, 0]
+
+
+def test_rewards_of_a_failed_row_count_as_zero_and_do_not_disagree():
+    rewards = [[2, 2], [2, 6], [math.nan, 4]]
+    got = estimated(rewards, plain([1, 1, 1]), weights=[1.0, 0.5], kl_weight="ensemble_variance(ddof=0)")
+    # 2 and 1: .25; 2 and 3: .25
+    assert got.kl_weight.tolist() == [0.25, 0.25, 0]
 
 
 # Branching, end to end
@@ -313,42 +337,7 @@ def test_branch_grpo_with_pruning_trains_130_of_the_202_decisions_of_the_papers_
     assert (full.advantages[pruned.loss_mask] == pruned.advantages[pruned.loss_mask]).all()
 
 
-# Mistakes of a user
-
-
-@pytest.mark.parametrize(
-    "blocks, message",
-    [
-        ({"baseline": "group_man"}, "algorithm.baseline: there is no 'group_man'. Did you mean 'group_mean'"),
-        ({"scale": "group_std(dof=1)"}, "algorithm.scale: 'group_std' has no parameter 'dof'. Did you mean 'ddof'"),
-        ({"combine": "sum"}, "algorithm.combine: there is no 'sum'"),
-        ({"shape": ["clamp(limits=5)"]}, "algorithm.shape: 'clamp' has no parameter 'limits'"),
-        ({"credit": "tree"}, "algorithm.credit: there is no 'tree'"),
-        ({"select": ["gfpo"]}, "algorithm.select: 'gfpo' needs the parameter 'count'"),
-        ({"keys": []}, "algorithm.keys: got an empty list, expected at least one"),
-        ({"keys": ["prompt(wait=2)"]}, "algorithm.keys: 'prompt' has no parameter 'wait'"),
-        ({"keys": ["prompt(weight='two')"]}, "algorithm.keys: weight of prompt"),
-    ],
-)
-def test_a_mistake_in_the_recipe_is_found_at_the_start(blocks, message):
-    with pytest.raises(ValueError) as error:
-        AdvantageRecipe.of(Algorithm(**blocks))
-    assert message in str(error.value)
-
-
-def test_a_recipe_knows_the_fields_and_keys_it_needs():
-    recipe = AdvantageRecipe.of(
-        Algorithm(baseline="greedy", credit="top_entropy", select=["drop_truncated"], keys=["prompt", "tree"])
-    )
-    assert recipe.fields == {"greedy_value", "entropy", "truncated"}
-    assert recipe.key_names == ("prompt", "tree")
-    assert AdvantageRecipe.of(Algorithm()).fields == frozenset()
-
-
-def test_every_selector_acts_once_before_the_statistics_or_after_them():
-    recipe = AdvantageRecipe.of(Algorithm(select=["best_worst(best=1, worst=1)", "gfpo(count=2)"]))
-    assert [one.text for one in recipe.before] == ["gfpo(count=2)"]
-    assert [one.text for one in recipe.after] == ["best_worst(best=1, worst=1)"]
+# Inputs
 
 
 def test_blocks_count_in_double_precision():

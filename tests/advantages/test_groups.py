@@ -70,6 +70,25 @@ def test_others_that_are_all_equal_have_exactly_no_spread():
     assert std[0] == 0 and (std[1:] > 0).all()
 
 
+def test_leave_one_out_deviation_keeps_its_digits_at_any_unit_and_offset():
+    # the others of 1, 2, 4, 8 in turn, of which the first is that of 2, 4, 8: mean 14/3, squares 168/9, over 2
+    values = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    key, stat = torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool)
+    wanted = [(84 / 9) ** 0.5, *(float(values[[j for j in range(4) if j != i]].std()) for i in (1, 2, 3))]
+    for unit, offset in ((1, 0), (1, 1e8), (1e-8, 0)):
+        got = groups.others_std(unit * values + offset, key, stat) / unit
+        assert got.tolist() == pytest.approx(wanted, rel=1e-7)
+
+
+def test_fewer_than_two_others_have_no_deviation():
+    key = torch.tensor([0, 1, 1, 2])
+    stat = torch.tensor([True, True, True, False])
+    assert groups.others_std(torch.tensor([3.0, 1.0, 5.0, 2.0]), key, stat).tolist() == [0, 0, 0, 0]
+    # nor has the other of two whose difference is rounded: 1e15 + .1 is 1e15 + .125
+    close = torch.tensor([3e15, 1e15 + 0.1, 1e15 - 7.3], dtype=torch.float64)
+    assert groups.others_std(close, torch.tensor([0, 1, 1]), stat[:3]).tolist() == [0, 0, 0]
+
+
 def test_equal_values_have_exactly_no_spread_in_any_group_size():
     for size in range(1, 50):
         values = torch.full((size,), 0.7, dtype=torch.float64)

@@ -70,6 +70,12 @@ def test_max_variance_works_in_every_group_and_keeps_small_groups_whole():
     ]
 
 
+def test_max_variance_keeps_no_more_than_it_is_asked_for_and_no_less_than_there_is():
+    assert select("max_variance(count=1)", [0, 1]).sum() == 1
+    assert select("max_variance(count=4)", [1, 1, 1]).all() and select("max_variance(count=3)", [1, 1, 1]).all()
+    assert select("max_variance(count=2)", [1, 1, 1]).sum() == 2
+
+
 def test_groups_without_spread_are_dropped():
     made = select("drop_zero_spread", [1, 0.5, 0, 0.5, 7], key=[0, 1, 0, 1, 2])
     assert made.tolist() == [True, False, True, False, False]
@@ -101,6 +107,14 @@ def test_balanced_takes_what_there_is():
 
 
 # Width pruning
+
+
+def test_a_row_that_begins_later_is_no_child_of_another_rows_node():
+    # rows 0 and 2 split after node 0, and row 0 is the better one; row 1 begins where they split
+    node = [[0, 1, 4], [9, 2, 5], [0, 3, 6]]
+    made = decisions(node, decision_mask=torch.tensor([[True] * 3, [False, True, True], [True] * 3]))
+    kept = select("parent_top1", [1, 9, 0], **tree_inputs(made))
+    assert kept.tolist() == [[True] * 3, [True] * 3, [True, True, False]]
 
 
 def tree_inputs(made):

@@ -41,6 +41,12 @@ def test_the_price_of_a_constraint_rises_while_it_is_missed_and_falls_to_zero():
     assert after(rule, state, names=names, round_means=[5.0, math.nan]) == state
 
 
+def test_a_price_changes_one_weight_and_leaves_those_before_and_behind_it():
+    rule = "dual_ascent(by='b', least=1, rate=1)"
+    got = after(rule, weights(7, 1, 5, 6), names=["a", "b", "c", "d"], round_means=[9.0, 0.5, 9.0, 9.0])
+    assert got.values == (7, 1.5, 5, 6)
+
+
 def test_the_smallest_mean_gains_weight():
     got = after("least_first(rate=1)", weights(1, 1, 0), round_means=[math.log(3), 0.0, -9.0])
     assert got.values == pytest.approx((0.5, 1.5, 0))  # 1/3 : 1, of sum 2; weight 0 stays 0

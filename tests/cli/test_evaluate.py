@@ -98,6 +98,14 @@ def test_another_run_may_be_of_another_family_that_draws_its_samples_alike(tmp_p
     assert contestant.config.sampling == config.sampling
 
 
+@pytest.mark.parametrize("name", ["duration", "whisper"])
+def test_a_folder_of_a_model_is_compared_as_it_is_also_where_there_are_no_adapters(name):
+    args, config, chosen = read_source(Evaluate, ["--model.family", name, "--against", "a/model"], "")
+    contestant = opponent(Contestant(args, config, chosen))
+    assert contestant is not None and (contestant.args.run, contestant.config.model.path) == ("", "a/model")
+    assert getattr(contestant.config.model, "lora_rank", 0) == 0
+
+
 @pytest.mark.parametrize(("one", "other"), [("qwen_vl", "sd3"), ("whisper", "duration"), ("whisper", "qwen_vl")])
 def test_a_run_whose_samples_are_drawn_in_another_way_cannot_be_compared(one, other, tmp_path):
     args, config, chosen = read_source(Evaluate, ["--model.family", one, "--against", run_of(tmp_path, other)], "")

@@ -121,3 +121,8 @@ def test_a_model_that_hears_is_asked_with_files_that_are_there(whisper_folder, t
     with pytest.raises(ValueError, match="1 of 1 clips cannot be read.*there is no such file"):
         options = ["--model.family", "whisper", "--model.path", whisper_folder, "--output", tmp_path]
         call("sample", *options, "--prompts", tmp_path / "none.wav")
+
+
+def test_a_limit_below_nothing_is_refused():
+    with pytest.raises(ValueError, match="--limit: got -3, expected a"):
+        call("sample", "--limit", -3, "--prompts", "a")

@@ -33,7 +33,9 @@ def files(tmp_path, monkeypatch):
 
 def test_pictures_in_a_table(files, capsys):
     call("score", "--reward", "jpeg_compressibility", "--reward", "jpeg_incompressibility", "grey.png", "white.png")
-    head, grey, white = (line.split() for line in capsys.readouterr().out.splitlines())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "file       jpeg_compressibility  jpeg_incompressibility", "as wide as the longest name"
+    head, grey, white = map(str.split, lines)
     assert head == ["file", "jpeg_compressibility", "jpeg_incompressibility"]
     assert (grey[0], white[0]) == ("grey.png", "white.png")
     assert float(grey[1]) == -float(grey[2]) < 0

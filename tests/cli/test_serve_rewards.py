@@ -50,6 +50,22 @@ def test_what_it_refuses(options, words):
         main(options)
 
 
+def test_it_says_where_and_serves_until_it_is_stopped(monkeypatch, capsys):
+    class Server:
+        port = 1234
+
+        def __init__(self, app: object, host: str, port: int, drain: float) -> None:
+            self.asked = (host, port, drain)
+
+        def run(self) -> None:
+            assert capsys.readouterr().out == f"ocr: http://{self.asked[0]}:1234\n"
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("mmgrpo.scoring.server.Running", Server)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--reward", "ocr"])
+
+
 @pytest.mark.parametrize("token", ["", "short", "with spaces in the token", "é" * 20])
 def test_a_token_that_protects_nothing_is_refused(token, tmp_path):
     (tmp_path / "token").write_text(token + "\n")

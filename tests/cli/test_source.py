@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.cli.evaluate import Evaluate
-from mmgrpo.cli.source import load_weights, read_source, start
+from mmgrpo.cli.source import checkpoint_of, load_weights, read_source, start
 from mmgrpo.runtime.checkpoint import load_checkpoint
 from tests.cli import quick
 from tests.cli.running import call
@@ -150,3 +150,11 @@ def test_a_model_whose_files_were_changed_is_not_loaded(brief_run, tmp_path):
     weights.write_bytes(content)
     with pytest.raises(ValueError, match=weights.name):
         loaded(copy, "model")
+
+
+@pytest.mark.parametrize("weights", ["best", "-1", "1234567890"])
+def test_a_checkpoint_is_named_by_a_step_of_at_most_nine_digits(weights):
+    assert checkpoint_of(Path("run"), "123456789", None) == Path("run/step-123456789")
+    assert checkpoint_of(Path("run"), "7", None) == Path("run/step-000007")
+    with pytest.raises(ValueError, match=f"or the step of a checkpoint, got '{weights}'"):
+        checkpoint_of(Path("run"), weights, None)

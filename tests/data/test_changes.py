@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.data.changes import CHANGES, Mask, masked
+from mmgrpo.data.changes import CHANGES, Mask, check_changes, masked
 from mmgrpo.registry import bind
+from mmgrpo.runtime.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
 
@@ -50,6 +51,7 @@ def test_bytes_stay_bytes_and_every_frame_hides_the_same():
     hidden = Mask(0.5, level=0.5, patch=2).apply(frames)
     assert hidden.dtype == torch.uint8 and hidden.unique().tolist() == [128, 200]
     assert all(torch.equal(frame, hidden[0]) for frame in hidden)
+    assert Mask(1.0, level=1.0).apply(frames).unique().tolist() == [255]
 
 
 def test_a_mask_is_that_of_its_seed_and_of_the_place_of_its_medium():
@@ -58,6 +60,24 @@ def test_a_mask_is_that_of_its_seed_and_of_the_place_of_its_medium():
     again = masked(changed("mask_patches(patch=2)", asked).media[0], PICTURE.source.pixels)
     other = masked(changed("mask_patches(patch=2)", asked, seed=2).media[0], PICTURE.source.pixels)
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, other)
+
+
+def test_patches_are_of_14_pixels_and_six_in_ten_of_them_black_as_in_papo():
+    assert changed("mask_patches", prompt(PICTURE)).media[0].options["mask"] == Mask(
+        0.6, level=0.0, seed=derive(1, "mask", 0), patch=14, seen=None
+    )
+    assert Mask(0.6, level=0.0) == Mask(0.6, level=0.0, seed=0, patch=14, seen=None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "known"), [(["reference@blank", "policy"], True), (["policy", "policy@blnk"], False)]
+)
+def test_a_score_names_a_change_behind_its_mark(scores, known):
+    if known:
+        check_changes(scores)
+    else:
+        with pytest.raises(ValueError, match="change.*'blnk'"):
+            check_changes(scores)
 
 
 def test_a_change_leaves_text_order_and_other_options():

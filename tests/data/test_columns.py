@@ -108,6 +108,9 @@ def test_an_unknown_form_is_refused_before_anything_is_read(tmp_path):
         ({"audio": "x.wav", "text": "Who speaks?"}, None),
         ({"audio": {"bytes": b"", "path": None}, "text": "Who speaks?", "answer": "c"}, "c"),
         ({"audio": "x.wav", "answer": None, "sentence": "b"}, "b"),
+        ({"text": "Who speaks?", "sentence": "b"}, None),
+        ({"audio": {"bytes": b"", "path": None}, "text": ["b"]}, None),
+        ({"audio_filepath": "y.wav", "audio": "x.wav", "text": "Who speaks?"}, None),
     ],
 )
 def test_the_answer_of_other_projects_is_taken_only_where_the_row_has_none(row, answer):

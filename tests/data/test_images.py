@@ -59,8 +59,14 @@ def test_sixteen_bits_are_scaled_and_not_cut(tmp_path):
     assert read_image(written(tmp_path / "a.png", grey)).pixels[:, 0, 0].tolist() == pytest.approx([40000 / 65535] * 3)
     with pytest.raises(Unreadable, match=r"b\.tif: has float pixels"):
         read_image(written(tmp_path / "b.tif", Pil.fromarray(np.ones((4, 4), np.float32))))
-    with pytest.raises(Unreadable, match=r"c\.tif: got values from 70000 to 70000"):
-        read_image(written(tmp_path / "c.tif", Pil.fromarray(np.full((4, 4), 70000, np.int32))))
+    for level in (-1, 65_536):
+        with pytest.raises(Unreadable, match=rf"c\.tif: got values from {level} to {level}"):
+            read_image(written(tmp_path / "c.tif", Pil.fromarray(np.full((4, 4), level, np.int32))))
+    for levels in ((-1, 5), (5, 65_536)):
+        with pytest.raises(Unreadable, match=f"got values from {levels[0]} to {levels[1]}"):
+            from_pil(Pil.fromarray(np.array([levels], np.int32)))
+    edges = Pil.fromarray(np.array([[0, 65_535]], np.int32))
+    assert read_image(written(tmp_path / "d.tif", edges)).pixels[0].tolist() == [[0.0, 1.0]]
 
 
 def test_a_picture_that_was_taken_sideways_is_turned_upright(tmp_path):
@@ -70,6 +76,22 @@ def test_a_picture_that_was_taken_sideways_is_turned_upright(tmp_path):
     pixels[:, :8] = 255  # the left half becomes the upper half
     seen = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels), exif=exif)).pixels
     assert seen.shape == (3, 16, 8) and bool(seen[:, :8].eq(1).all()) and bool(seen[:, 8:].eq(0).all())
+
+
+def test_a_picture_that_is_mirrored_is_turned_back_and_one_that_says_it_is_upright_is(tmp_path):
+    exif, pixels = Pil.Exif(), np.zeros((2, 4, 3), np.uint8)
+    pixels[:, :1] = 255
+    for orientation, white in ((1, 0), (2, 3)):
+        exif[0x0112] = orientation
+        seen = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels), exif=exif)).pixels[0, 0]
+        assert seen.nonzero().tolist() == [[white]]
+
+
+def test_bytes_without_a_name_are_told_by_their_number():
+    with pytest.raises(Unreadable, match="^2 bytes: cannot be read as a picture"):
+        read_picture(b"no")
+    with pytest.raises(Unreadable, match="^mine: cannot be read as a picture"):
+        read_picture(b"no", "mine")
 
 
 def test_a_file_cut_short_is_named_and_never_shown_in_part(tmp_path):
@@ -169,6 +191,7 @@ def test_beyond_the_limit_the_least_recently_used_is_dropped(tmp_path, decoded):
     nothing = PictureCache(limit=0)
     nothing.read(tmp_path / "a"), nothing.read(tmp_path / "a")
     assert decoded[4:] == ["a", "a"] and nothing.nbytes == 0
+    assert PictureCache().limit == 2**30, "a gibibyte by default"
 
 
 def test_what_cannot_be_read_is_not_kept(tmp_path):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mmgrpo.data.inputs import load
-from mmgrpo.data.media import file_of
+from mmgrpo.data.media import Skipped, file_of
+from mmgrpo.family import family
 from mmgrpo.runtime.config import Config, Data, Eval
-from mmgrpo.types import Media, Text
+from mmgrpo.types import Media, Prompt, Text
+from pipelines.visual.family import VisualFamily
 from tests.toys import toy_policy
 
 
@@ -28,6 +31,56 @@ def test_rows_from_python_replace_the_file_of_their_name_only(tmp_path):
     assert texts(tmp_path, {"heldout": ["b"]}) == (["train of a file"], ["b"])
     assert texts(tmp_path, {"prompts": ["a"], "heldout": ["b"]}) == (["a"], ["b"])
     assert texts(tmp_path, {"prompts": ["a"]}, skip=True) == (["a"], [])
+
+
+@dataclass(frozen=True)
+class Choosy(VisualFamily):
+    """It cannot read what is marked with !, and its model does not accept what is marked with ?."""
+
+    heard: list[Any] = field(default_factory=list)
+
+    def read(self, config, path):
+        return self.readable(config, FILES[path], "a file")
+
+    def readable(self, config, prompts, name):
+        self.heard.append(name)
+        return self.without("!", prompts)
+
+    def accept(self, config, policy, prompts):
+        self.heard.append(policy)
+        return self.without("?", prompts)
+
+    def without(self, mark, prompts):
+        bad = [prompt for prompt in prompts if mark in prompt.text]
+        return [prompt for prompt in prompts if prompt not in bad], [Skipped(one.id, "", mark) for one in bad]
+
+
+FILES = {"train": [Prompt("a", "1"), Prompt("b!", "2")], "heldout": [Prompt("c?", "3")], "x": [Prompt("d", "4")]}
+
+
+def test_a_family_reads_the_files_checks_the_rows_and_accepts_with_its_policy():
+    def make(prompts):
+        made_for.extend(prompt.text for prompt in prompts)
+        return policy
+
+    made_for, policy = [], toy_policy()
+    owner = Choosy(**{name: getattr(family("sd3"), name) for name in ("name", "about", "module", "architectures")})
+    config = replace(Config(), data=Data(train="train", heldout="heldout"), eval=Eval(extra=["x"]))
+    inputs = load(config, owner, make, {"heldout": ["e", "f!", "g?"]})
+    assert inputs.policy is policy and made_for == ["a", "e", "g?", "d"]
+    splits = {"train": inputs.splits.train, "heldout": inputs.splits.heldout, **inputs.splits.extra}
+    texts = {name: [prompt.text for prompt in prompts] for name, prompts in splits.items()}
+    assert texts == {"train": ["a"], "heldout": ["e"], "x": ["d"]}
+    assert [(one.id, one.reason) for one in inputs.skipped] == [("2", "!"), ("prompt-1", "!"), ("prompt-2", "?")]
+    assert owner.heard == ["a file", "heldout", "a file", policy, policy, policy]
+
+
+def test_columns_are_those_of_the_settings_and_evaluation_is_cut_to_its_number(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"caption": "of a file"}')
+    data = Data(train=str(tmp_path / "train.jsonl"), columns="caption=text")
+    config = replace(Config(), data=data, eval=Eval(prompts=1))
+    splits = load(config, None, lambda _: toy_policy(), {"heldout": [{"caption": "b"}, {"caption": "c"}]}).splits
+    assert [prompt.text for prompt in (*splits.train, *splits.heldout)] == ["of a file", "b"]
 
 
 def test_a_medium_is_listed_by_its_file_the_first_of_its_files_or_its_type():

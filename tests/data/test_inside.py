@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 
 import numpy as np
@@ -52,6 +53,63 @@ def test_only_what_may_be_a_medium_is_taken_for_one(tmp_path):
     path = lines(tmp_path, [{"text": picture, "answer": picture, "image": "/9j/4AA.png"}])
     (prompt,) = load_prompts(path)
     assert prompt.text == prompt.answer == picture and prompt.media[0].source == "/9j/4AA.png"
+
+
+def test_what_follows_the_head_of_a_data_uri_is_base64_and_no_other_head():
+    head = "data:image/png;base64,"
+    assert inside.decoded(f"{head}AAAA\nAAAA") == bytes(6)
+    with pytest.raises(Unreadable, match="is no base64"):
+        inside.decoded(f"{head}{head}AAAA")
+
+
+def test_a_column_of_another_name_may_hold_a_picture_in_memory_too():
+    row = {"q": "?", "photo": base64.b64encode(png()).decode()}
+    (prompt,) = as_prompts([row], columns={"problem": "q", "image": "photo"})
+    assert corner(prompt.media[0].source) == RED
+    assert re.fullmatch("memory::[0-9a-f]{24}", prompt.media[0].source)
+
+
+def test_pictures_of_pillow_are_images_wherever_a_row_in_memory_has_them():
+    picture = Pil.new("RGB", (2, 1), "red")
+    blocks = [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]
+    for row in ({"text": "?", "image": picture}, {"messages": [{"role": "user", "content": blocks}]}):
+        (prompt,) = as_prompts([{**row, "audio": None}])
+        assert [medium.source.pixels[:, 0, 0].tolist() for medium in prompt.media] == [RED]
+
+
+def test_a_column_of_another_name_may_hold_a_picture_in_a_file(tmp_path):
+    path = lines(tmp_path, [{"q": "?", "photo": base64.b64encode(png()).decode()}])
+    (prompt,) = load_prompts(path, columns={"problem": "q", "image": "photo"})
+    assert prompt.media[0].source == f"{path}::0:photo" and corner(prompt.media[0].source) == RED
+
+
+def test_samples_have_one_channel_or_several_at_any_rate_from_1_on():
+    for array, shape in (([0.5, 0.25], (1, 2)), ([[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]], (2, 3))):
+        (prompt,) = as_prompts([{"audio": {"array": array, "sampling_rate": 1}, "text": "a"}])
+        assert (prompt.media[0].source.samples.shape, prompt.media[0].source.rate) == (shape, 1)
+
+
+def test_a_data_file_is_not_inside_of_itself_and_a_medium_in_it_has_the_limit_of_its_reader(tmp_path):
+    path = lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}])
+    (prompt,) = load_prompts(path)
+    source, size = prompt.media[0].source, len(png())
+    assert inside.is_inside(source) and not inside.is_inside(str(path)) and not inside.is_inside("a::b")
+    assert inside.container_of(source) == inside.container_of(str(path)) == str(path)
+    assert inside.opened(source, size).read() == inside.opened(source).read() == png()
+    with pytest.raises(Unreadable, match=f"got {size} bytes, expected 1 to {size - 1};"):
+        inside.opened(source, size - 1)
+
+
+def test_a_medium_inside_of_a_file_is_not_looked_for_in_the_root_of_media(tmp_path, monkeypatch):
+    lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}, {"text": "?", "image": "a.png"}])
+    monkeypatch.chdir(tmp_path)
+    within, beside = load_prompts("data.jsonl", media_root="elsewhere")
+    assert (within.media[0].source, beside.media[0].source) == ("data.jsonl::0:image", "elsewhere/a.png")
+
+
+def test_an_option_that_is_null_is_none(tmp_path):
+    (prompt,) = load_prompts(lines(tmp_path, [{"text": "?", "image": {"path": "a.png", "max_pixels": None}}]))
+    assert prompt.media[0].options == {}
 
 
 def test_options_stay_beside_bytes(tmp_path):
@@ -114,6 +172,7 @@ def test_rows_in_memory_may_have_bytes_and_samples(tmp_path):
     )
     assert corner(one.media[0].source) == RED
     assert isinstance(two.media[0].source, Audio) and (two.text, two.answer) == ("", "a word")
+    assert two.media[0].source.samples.dtype == torch.float32, "also of numbers with 64 bits"
     for prompt in (two, three):
         assert read_audio(prompt.media[0]).samples.shape == (1, 800) and prompt.answer == "a word"
 
@@ -123,6 +182,9 @@ def test_rows_in_memory_may_have_bytes_and_samples(tmp_path):
     [
         ({"array": ["a"], "sampling_rate": 16_000}, "'audio.array': got ..a.., expected samples"),
         ({"array": [0.1], "sampling_rate": 0}, "got samples of shape .1. at 0 Hz"),
+        ({"array": [0.1], "sampling_rate": True}, "got samples of shape .1. at true Hz"),
+        ({"array": [0.1], "sampling_rate": 0.5}, "got samples of shape .1. at 0.5 Hz"),
+        ({"array": 0.1, "sampling_rate": 1}, "got samples of shape .. at 1 Hz"),
         ({"array": [[[0.1]]], "sampling_rate": 16_000}, "got samples of shape .1, 1, 1."),
         ({"bytes": 3, "path": None}, "'audio': got bytes of type int"),
         ({"bytes": b"a", "path": 3}, "'audio': got bytes of type bytes, expected those of a file, and its path"),

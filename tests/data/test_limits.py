@@ -46,6 +46,12 @@ def test_anything_else_is_refused_with_the_reason(tmp_path, name, complaint):
     assert len(str(error.value)) < 400
 
 
+def test_a_path_is_shown_up_to_200_characters():
+    for length, shown in ((200, "x" * 200), (201, f"{'x' * 200}…")):
+        with pytest.raises(Unreadable, match=f"^{shown}: there is no such file"):
+            regular_file("x" * length)
+
+
 @pytest.mark.parametrize("size", [(1, 1 << 26), (8_192, 8_192), (1, 1)])
 def test_pictures_of_up_to_64_megapixels_are_decoded(size):
     check_picture_size(*size)

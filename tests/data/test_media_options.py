@@ -57,3 +57,17 @@ def test_what_is_no_number_is_refused(kind, name):
     for value in ("2", True, float("nan"), [2], *([2.0] if name in INTEGERS else [])):
         with pytest.raises(ValueError, match=f"option '{name}': got "):
             options_of({name: value}, kind, "file")
+
+
+def test_a_range_may_be_a_point_and_not_be_turned_round():
+    for kind, low, high in (("video", "start", "end"), ("image", "min_pixels", "max_pixels")):
+        assert options_of({low: 2, high: 2}, kind, "file") == {low: 2, high: 2}
+        with pytest.raises(ValueError, match=f"'{low}' must be at most '{high}', got 3 and 2"):
+            options_of({low: 3, high: 2}, kind, "file")
+
+
+def test_frames_in_files_have_a_rate_at_which_they_were_taken():
+    both = {"fps": 2, "frames": 4}
+    assert options_of(both, "video", ("1.png", "2.png")) == both
+    with pytest.raises(ValueError, match="has both 'fps' and 'frames'"):
+        options_of(both, "video", "a.mp4")

@@ -198,6 +198,7 @@ USER = {"role": "user", "content": "What?"}
         ({"messages": [{"role": "usr", "content": "?"}]}, "turn 1: unknown role 'usr'. Did you mean 'user'"),
         ({"messages": [USER, {"role": "system", "content": "?"}]}, "'messages' must end with a user turn"),
         ({"messages": [{"role": "assistant", "content": "?"}]}, "'messages' must end with a user turn"),
+        ({"messages": [{"role": "system", "content": "?"}], "image": "a"}, "'messages' must end with a user turn"),
         ({"messages": [{"role": "user", "content": " "}]}, "'messages' is empty"),
         ({"messages": [{"role": "user", "content": 3}]}, "turn 1: got .*, expected only 'type' and 'text', a string"),
         ({"messages": [{"role": "user", "content": ["?"]}]}, "turn 1: got \"\\?\", expected an object with 'type'"),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from mmgrpo.data import files
+from mmgrpo.data.files import data_files
 from mmgrpo.data.prompts import PromptOrder, load_prompts, take_batch
 from mmgrpo.types import Prompt
 
@@ -42,7 +45,7 @@ def test_a_line_separator_inside_a_json_string_does_not_end_the_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"text": "b"', "not JSON"),
+        ('{"text": "b"', r"not JSON \(Expecting ',' delimiter at column 13\)"),
         ('["b"]', "got a list, expected one JSON object per line"),
         ('{"caption": "b"}', r"no 'text' \(keys: caption\)"),
         ('{"text": "  "}', "'text' is empty"),
@@ -109,5 +112,33 @@ def test_an_order_of_another_size_is_an_error():
         take_batch([Prompt("a")], PromptOrder(4, 0), 0, 1)
     with pytest.raises(ValueError, match="at least one"):
         PromptOrder(0, 0)
-    with pytest.raises(ValueError, match="counted from zero"):
-        PromptOrder(3, 0).take(-1, 2)
+    for start, count in ((-1, 2), (2, -1)):
+        with pytest.raises(ValueError, match="counted from zero"):
+            PromptOrder(3, 0).take(start, count)
+    assert PromptOrder(1, 0).take(0, 2) == [0, 0]
+
+
+def test_files_of_numbers_are_ascending_and_of_a_bounded_count(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"got \{0\.\.100000\}, expected at most 100,000 ascending numbers"):
+        data_files("a-{0..100000}.tar")
+    monkeypatch.setattr(files, "MAX_SHARDS", 3)
+    assert [str(one) for one in data_files("{08..10}-{1..1}.tar")] == ["08-1.tar", "09-1.tar", "10-1.tar"]
+    with pytest.raises(ValueError, match="expected at most 3 ascending numbers"):
+        data_files("{1..4}.tar")
+    path = written(tmp_path, '{"text": "a"}', name="{1..2}.jsonl")
+    assert data_files(path) == [path], "a file of this name is itself"
+
+
+def test_an_array_is_told_from_lines_by_its_bracket_and_has_a_bounded_size(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf\n [{"text": "a"}]')
+    assert load_prompts(path)[0].text == "a"
+    monkeypatch.setattr(files, "MAX_ARRAY", path.stat().st_size)
+    assert load_prompts(path)[0].text == "a"
+    monkeypatch.setattr(files, "MAX_ARRAY", path.stat().st_size - 1)
+    with pytest.raises(ValueError, match="got an array of 20 bytes, expected at most 19; write JSON lines"):
+        load_prompts(path)
+    monkeypatch.undo()
+    os.truncate(path, 2**31 + 1)
+    with pytest.raises(ValueError, match="got an array of 2,147,483,649 bytes, expected at most 2,147,483,648"):
+        load_prompts(path)

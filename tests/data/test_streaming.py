@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mmgrpo.data import streaming
 from mmgrpo.data.images import PICTURES, PictureCache
@@ -14,7 +15,7 @@ from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.splits import read_splits
 from mmgrpo.data.streaming import Joined, StoredPrompts, decode_ahead, in_blocks, joined
-from mmgrpo.types import Prompt
+from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.hub import load_stored
 from pipelines.reading import filter_readable
 from pipelines.vlm.media import read_image
@@ -133,6 +134,25 @@ def test_pictures_of_the_next_round_are_decoded_ahead_each_by_the_process_that_n
     work()
     wanted = [(prompts[index].media[0].source,) for index in (0, 1)]
     assert list(empty._pixels) == wanted
+
+
+def test_pictures_in_files_are_decoded_ahead_and_nothing_else(tmp_path, cache):
+    empty, work = cache
+    (tmp_path / "a.png").write_bytes(png())
+    media = (Media("audio", "a.wav"), Media("image", Image(torch.zeros(3, 1, 1))))
+    turn = Turn("user", (*media, Media("image", str(tmp_path / "a.png"))))
+    empty.limit = 1000
+    decode_ahead([Prompt("a", turns=(turn,))], [0], rank(0, 1))
+    work()
+    assert len(empty._pixels) == 1
+
+
+def test_parts_are_joined_in_their_order():
+    parts = [[Prompt("a")], [], [Prompt("b"), Prompt("c")], [Prompt("d")]]
+    whole = Joined(parts)
+    assert [one.text for one in whole] == [whole[place].text for place in range(4)] == ["a", "b", "c", "d"]
+    assert (len(whole), whole[-1].text, len(Joined([]))) == (4, "d", 0)
+    assert joined([whole, []]).parts == [whole, []] and joined(parts) == list(whole)
 
 
 def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_path, cache):

@@ -24,6 +24,11 @@ def test_none_and_all_are_dropped_at_the_ends():
     assert all(text.startswith(EMPTY) for text in drop_thoughts(WRITTEN, 1.0))
 
 
+def test_half_are_dropped_by_default_and_only_the_first_thought_of_each():
+    assert drop_thoughts(WRITTEN) == drop_thoughts(WRITTEN, 0.5, seed=0)
+    assert drop_thoughts(["<think>a</think><think>b</think>"], 1.0) == [f"{EMPTY}<think>b</think>"]
+
+
 def test_an_empty_thought_has_the_form_that_is_rewarded():
     (text,) = drop_thoughts(WRITTEN[:1], 1.0)
     assert STYLES["think_answer_loose"](text, Prompt("?"))
@@ -31,7 +36,11 @@ def test_an_empty_thought_has_the_form_that_is_rewarded():
 
 @pytest.mark.parametrize(
     ("completions", "probability", "message"),
-    [(["5"], 0.5, "completion 0: got '5', expected a thought"), (WRITTEN, 1.5, "got probability 1.5, expected 0 to 1")],
+    [
+        (["5"], 0.5, "completion 0: got '5', expected a thought"),
+        (WRITTEN, 1.5, "got probability 1.5, expected 0 to 1"),
+        (WRITTEN, -0.1, "got probability -0.1, expected 0 to 1"),
+    ],
 )
 def test_what_has_no_thought_is_refused(completions, probability, message):
     with pytest.raises(ValueError, match=message):

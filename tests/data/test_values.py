@@ -11,7 +11,7 @@ from mmgrpo.data.media import LONGEST, MAX_FRAME_FILES
 from mmgrpo.data.messages import MAX_ID
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
-from mmgrpo.data.values import MAX_DEPTH, MAX_INTEGER, MAX_LINE, reason_of, shown, text_of
+from mmgrpo.data.values import MAX_DEPTH, MAX_LINE, quoted, reason_of, shown, text_of
 from mmgrpo.types import Prompt
 
 
@@ -34,7 +34,7 @@ def nested(levels):
         (r'{"text": "a\ud800b"}', r"'text': has a lone surrogate \(U\+D800 at character 1\), half of a character"),
         (r'{"text": "a", "meta": {"\udfff": 1}}', r"'meta, a key': has a lone surrogate \(U\+DFFF"),
         ('{"text": "a", "answer": %s}' % ("9" * 5_000), "has a number of too many digits; write it as a string"),
-        ('{"text": "a", "answer": [%s]}' % (MAX_INTEGER + 1), r"'answer\[0\]': got an integer of more than 308 digits"),
+        ('{"text": "a", "answer": [%s]}' % (10**308 + 1), r"'answer\[0\]': got an integer of more than 308 digits"),
         ('{"text": "a", "answer": NaN}', "has NaN, which is not JSON; write null or a string, or leave the key out"),
         ('{"text": "a", "answer": -Infinity}', "has -Infinity, which is not JSON"),
         ('{"text": "a", "answer": 1e999}', "'answer': got inf, expected a finite number"),
@@ -60,9 +60,9 @@ def test_a_row_that_fails_only_later_is_refused_with_its_line_and_key(tmp_path, 
 
 
 def test_the_limits_themselves_are_within(tmp_path):
-    row = {"text": "a", "answer": MAX_INTEGER, "id": "x" * MAX_ID, "video": ["f.png"] * MAX_FRAME_FILES}
+    row = {"text": "a", "answer": 10**308, "id": "x" * MAX_ID, "video": ["f.png"] * MAX_FRAME_FILES}
     assert read(tmp_path, json.dumps(row))[0].id == "x" * MAX_ID
-    assert read(tmp_path, nested(MAX_DEPTH - 1))[0].answer != []
+    assert read(tmp_path, nested(MAX_DEPTH))[0].answer != []
     assert text_of(b"a" * MAX_LINE) == "a" * MAX_LINE
     with pytest.raises(ValueError, match=r"got a line of 16,777,217 bytes, expected at most 16,777,216"):
         text_of(b"a" * (MAX_LINE + 1))
@@ -126,6 +126,8 @@ def test_values_in_errors_are_short_and_whole_characters():
     circle = []
     circle.append(circle)
     assert shown(circle) == "<list>" and shown({"a": object()}) == '{"a": "<object>"}'
+    assert shown("ä" * 118) == f'"{"ä" * 118}"' and shown({("a",): 1, "b": 2}) == '{"b": 2}'
+    assert quoted("x" * 60) == f"'{'x' * 60}'" and quoted("x" * 61) == f"'{'x' * 59}…'"
 
 
 def test_the_reason_of_a_library_is_one_line_of_300_characters():

@@ -45,6 +45,16 @@ def test_nothing_is_extracted(tmp_path):
     assert [file.name for file in tmp_path.rglob("*")] == ["in", "data.tar"]
 
 
+def test_hidden_members_are_none_and_what_lies_beside_an_object_comes_before_it(tmp_path):
+    row = json.dumps({"text": "of the object", "answer": "b", "images": ["x.png"], "meta": {"seg": 1}}).encode()
+    hidden = {"._0001.jpg": b"", "__MACOSX/0001.jpg": b"", "a/._0001.jpg": b""}
+    first = {"0001.txt": b"of the text", "0001.json": row, "0001.cls": b"3", "0001.jpg": png(), "0001.seg": b""}
+    path = shard(tmp_path, {**hidden, **first, **{f"0002{name[4:]}": first[name] for name in reversed(first)}})
+    for prompt, answer in zip(load_prompts(path), ("b", "3"), strict=True):
+        assert (prompt.text, prompt.answer, len(prompt.media)) == ("of the text", answer, 1)
+        assert prompt.meta == {"seg": 1}
+
+
 def test_several_shards_are_one_set(tmp_path):
     for number in range(9, 12):
         shard(tmp_path, {"0001.txt": str(number).encode()}, f"train-{number:03d}.tar")

@@ -74,7 +74,7 @@ def test_a_whole_chain_is_that_of_diffusers(prediction, spacing, offset, to_one,
         torch.testing.assert_close(x, other, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("steps", [7, 30, 50])
+@pytest.mark.parametrize("steps", [7, 15, 30, 50])
 @pytest.mark.parametrize("spacing", ["trailing", "linspace"])
 def test_times_of_any_number_of_steps_are_those_of_diffusers_and_levels_are_theirs(spacing, steps):
     """Also where ``1000 // steps`` is not the distance of two times, by which diffusers' own step would go."""

@@ -128,6 +128,12 @@ def test_a_step_without_noise_has_no_likelihood(text):
         flow_sde(*worked()).kl(transition)
 
 
+def test_one_deterministic_entry_is_enough_to_refuse_a_likelihood():
+    mixed = Transition(real(0, 0)[:, None], real(0, 1)[:, None])
+    with pytest.raises(ValueError, match="log_prob: got a deterministic step"):
+        mixed.log_prob(mixed.mean)
+
+
 def test_the_last_step_of_cps_has_no_likelihood():
     x, output, _, grid = worked()
     transition = cps(x, output, torch.tensor([2]), grid)

@@ -161,6 +161,8 @@ def test_a_fraction_draws_all_steps_equally_often():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"stochastic": (), "trained": (), "branches": ()}, "one entry of stochastic, trained and branches per step"),
+        ({"stochastic": (False,), "trained": (False,), "branches": (1,)}, "trains no step"),
         ({"trained": (True, True)}, "one entry of stochastic, trained and branches per step"),
         ({"trained": (False,) * 4}, "trains no step"),
         ({"trained": (True, False, True, False)}, "trains step 2, which is deterministic"),
@@ -171,6 +173,8 @@ def test_a_fraction_draws_all_steps_equally_often():
         ({"sibling_scale": 0.0}, "sibling_scale > 0"),
         ({"fraction": 0.4}, r"trains int\(2 \* 0.4\) steps of a row"),
         ({"fraction": 1.5}, "raise fraction"),
+        ({"fraction": 0.0}, "raise fraction"),
+        ({"fraction": -1.0}, "raise fraction"),
         ({"fraction": 0.5}, "splits after step 0"),
         ({"jump": 2}, "exactly one stochastic step"),
         ({"tail": "heun"}, "tail solver 'heun'; known: euler, dpmpp_2m"),
@@ -184,6 +188,11 @@ def test_impossible_plans_are_refused_by_name(changes, reason):
         example(**changes)
 
 
+@pytest.mark.parametrize("changes", [{"sibling_scale": 0.5}, {"fraction": 1.0}, {"tail_steps": 2}, {"jump": 1}])
+def test_plans_at_the_edge_of_what_is_possible_are_made(changes):
+    assert example(**changes).rows == 4
+
+
 def test_a_refused_plan_shows_its_arguments():
     with pytest.raises(ValueError, match=r"trains no step.*trained=\(False, False, False, False\)"):
         example(trained=(False,) * 4)
@@ -194,6 +203,7 @@ def test_a_refused_plan_shows_its_arguments():
     [
         ("branch_tree", 20, 12, r"got group_size=12, expected 16; set group_size=16"),
         ("branch_mix(factor=3)", 20, 16, "got group_size=16, expected 81"),
+        ("tree_window(children=2)", 3, 8, "got a window of 3 steps, expected 1 to 2"),
         ("tree_window", 10, 16, "got group_size=16, expected 27"),
         ("one_step_branch(roots=4)", 10, 6, "got group_size=6 with roots=4, expected a multiple of roots"),
         ("branch_tree", 9, 16, r"got noise at steps \[9\], expected it within steps 0 to 7 of 9"),
@@ -289,10 +299,14 @@ def test_depth_pruning_skips_a_window_that_moves_to_its_stop():
     assert skipped(0) == skipped(29) == [9, 10, 11, 12]
     assert skipped(30) == [10, 11, 12, 13]
     assert skipped(150) == skipped(100_000) == [14, 15, 16, 17]
+    text = "branch_tree(prune=2, prune_every=30, prune_stop=4)"  # before the last split, where the window begins
+    assert skipped(0) == skipped(100_000) == [9, 10]
 
 
 def test_branch_trees_give_siblings_correlated_noise():
-    assert one("branch_tree").sibling_scale == 4.0
+    for text in ("branch_tree", "branch_mix"):
+        assert one(text).sibling_scale == 4.0
+        assert one(f"{text}(sibling_scale=0.5)").sibling_scale == 0.5
     assert one("every_step").sibling_scale == math.inf
 
 

@@ -68,6 +68,15 @@ def test_flux_grid_is_that_of_diffusers(steps, tokens):
     torch.testing.assert_close(flux_grid(steps, tokens).levels, scheduler.sigmas, atol=2e-7, rtol=0)
 
 
+@pytest.mark.parametrize("steps", [7, 28, 50])
+def test_levels_are_rounded_to_fp32_once(steps):
+    """At most half of the last bit, 2^-25 below 1, from the formula in double precision."""
+    shift = flux_shift(1024)
+    sigmas = [1 - k * (1 - 1 / steps) / max(1, steps - 1) for k in range(steps)]
+    exact = torch.tensor([*(shift * s / (1 + (shift - 1) * s) for s in sigmas), 0], dtype=torch.float64)
+    torch.testing.assert_close(flux_grid(steps, 1024).levels.double(), exact, rtol=0, atol=2**-25 + 1e-15)
+
+
 def test_the_network_is_given_sigma_and_not_a_truncated_thousandth():
     grid = flow_grid(16)
     step = torch.arange(16)
@@ -131,6 +140,19 @@ def test_leading_ddim_times_are_those_of_stable_diffusion(steps):
     assert grid.levels[-1] == scheduler.final_alpha_cumprod
 
 
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+def test_all_timesteps_are_visited_once_whatever_the_spacing(spacing):
+    grid = ddim_grid(stable_diffusion_alphas(), 1000, spacing, offset=0)
+    assert grid.times.tolist() == list(range(999, -1, -1))
+
+
+def test_there_are_as_many_times_as_steps_and_none_beyond_the_last():
+    # 1000 / 61 in floating point fits into 1000 a 62nd time
+    assert len(ddim_grid(stable_diffusion_alphas(), 61, "trailing").times) == 61
+    # of 1000 leading steps with an offset the first would be at 1000
+    assert ddim_grid(stable_diffusion_alphas(), 1000, "leading", offset=1).times.tolist()[:2] == [999, 999]
+
+
 def test_trailing_ddim_times_start_at_the_last_timestep():
     grid = ddim_grid(stable_diffusion_alphas(), 4, spacing="trailing", clean_end=True)
     assert grid.times.tolist() == [999, 749, 499, 249]
@@ -144,7 +166,8 @@ def test_ddim_times_are_integers_and_levels_grow():
 
 
 def test_levels_that_do_not_fall_to_zero_are_refused():
-    for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.5, 0.1], [1.2, 0.5, 0.0], [1.0]):
+    assert flow(torch.tensor([1.0, 0.0])).steps == 1
+    for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.5, 0.1], [1.2, 0.5, 0.0], [1.0], [0.0]):
         with pytest.raises(ValueError, match="expected at least two that decrease strictly from at most 1 to 0"):
             flow(torch.tensor(levels))
 
@@ -169,9 +192,11 @@ def test_an_exploding_variance_becomes_a_share_of_noise_and_an_angle():
     grid = variance_exploding_grid(torch.tensor([3.0**0.5, 1.0, 0.0]))
     assert grid.levels.tolist() == pytest.approx([0.25, 0.5, 1])  # 1 / (1 + sigma^2)
     assert grid.times.tolist() == pytest.approx([2 / 3, 1 / 2])  # of a right angle: 60 and 45 degrees
-    assert grid.process == "diffusion" and grid.levels[-1] == 1
-    with pytest.raises(ValueError, match="expected at least two that decrease strictly to 0"):
-        variance_exploding_grid(torch.tensor([1.0, 0.3]))
+    assert grid.process == "diffusion" and grid.levels[-1] == 1 and grid.cap == 0.5
+    assert variance_exploding_grid(torch.tensor([1.0, 0.0])).steps == 1
+    for sigmas in ([1.0, 0.3], [0.0], [1.0, 1.0, 0.0], [1.0, 2.0, 0.0], [2.0, 1.0, 1.0, 0.0], [0.0, 0.0]):
+        with pytest.raises(ValueError, match="expected at least two that decrease strictly to 0"):
+            variance_exploding_grid(torch.tensor(sigmas))
 
 
 def test_levels_in_geometric_progression_end_at_zero():
@@ -201,6 +226,12 @@ def test_levels_without_a_shift_are_respaced_evenly_and_move_together():
     assert grid.shift == 1
     torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
     assert {grid.to("meta").levels.device.type, grid.to("meta").times.device.type} == {"meta"}
+
+
+def test_a_grid_of_given_levels_has_no_shift_unless_it_is_told():
+    levels = torch.tensor([1.0, 0.6, 0.0])
+    grid = Grid(levels, levels[:-1], "flow", 0.6)
+    torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
 
 
 def test_a_diffusion_grid_may_visit_every_timestep_and_no_more():

@@ -11,7 +11,7 @@ from mmgrpo.diffusion.kernels import dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid, flow, flow_grid
 from tests.flows import flow_like, real, worked
-from tests.toys import ToyModel
+from tests.toys import ToyConditioning, ToyModel
 
 
 def solver_error(steps: int, second_order: bool) -> float:
@@ -116,3 +116,49 @@ def test_a_step_of_the_solver_takes_the_output_for_what_the_model_predicts(predi
     x = 0.6 * clean + 0.8 * noise
     after = solver.step(x[:, None], output[:, None], torch.tensor([0]), grid)
     assert after.item() == pytest.approx(0.8 * 2 - 0.6, abs=1e-12)
+
+
+class CountingModel(ToyModel):
+    """Predicts x + time + the number of its prompt, in half precision, and keeps the sizes of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def predict(self, network, x, time, conditioning):
+        self.sizes.append(len(x))
+        return (x + (time + conditioning.number)[:, None, None, None]).half()
+
+
+def counting(batch: int) -> tuple[CountingModel, Solver]:
+    model = CountingModel()
+    return model, Solver(model, forward_batch_size=batch, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "gradient", "sizes"), [(2, False, [2, 2, 1]), (5, False, [5]), (4, False, [4, 1]), (2, True, [5])]
+)
+def test_only_forward_passes_without_gradient_are_cut_into_batches(batch, gradient, sizes):
+    """A batch with gradient keeps its activations in any case, and is cut by ``micro_batch_size``."""
+    model, solver = counting(batch)
+    x, step = torch.arange(5.0).view(5, 1, 1, 1), torch.tensor([0, 1, 2, 3, 0])
+    with torch.set_grad_enabled(gradient):
+        output = solver.predict(model.network, x, step, ToyConditioning(torch.arange(5.0) * 10), flow_grid(4, 1.0))
+    assert model.sizes == sizes and output.dtype == torch.float32
+    assert output.flatten().tolist() == [0 + 1, 11 + 0.75, 22 + 0.5, 33 + 0.25, 44 + 1]
+
+
+def test_the_ode_is_solved_from_the_first_step_unless_said_otherwise():
+    # x' = x + t: from 1 at t = 1 by -1/2 each: 1 - (1 + 1) / 2 = 0, then 0 - (0 + 1/2) / 2 = -1/4
+    model, solver = counting(8)
+    one, none = torch.ones(1, 1, 1, 1), ToyConditioning(torch.zeros(1))
+    assert solver.denoise(model.network, one, none, flow_grid(2, 1.0)).item() == -0.25
+    assert solver.denoise(model.network, one, none, flow_grid(2, 1.0), start=1).item() == 1 - 1.5 / 2
+
+
+def test_the_velocity_of_a_drawn_output_is_its_first_half_of_channels():
+    output = torch.arange(48.0).view(2, 6, 4)
+    model, solver = counting(8)
+    assert torch.equal(solver.mean(output), output)
+    model.prediction = "drawn"
+    assert torch.equal(solver.mean(output), output[:, :3])

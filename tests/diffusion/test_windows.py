@@ -41,6 +41,12 @@ def test_a_decaying_window_moves_when_the_released_one_does():
     assert starts_of("sliding_window(size=1, schedule='decay')", range(3), steps=2) == [0, 0, 0]
 
 
+def test_a_decaying_window_stays_a_round_at_the_last_starts():
+    starts = starts_of("sliding_window(size=1, schedule='decay')", range(160))
+    # 10 - 9 s / 23: 2.17 and 1.78 and 1.39 at 20, 21 and 22
+    assert [starts.count(start) for start in (20, 21, 22)] == [2, 1, 1] and starts[-1] == 23
+
+
 def test_an_exponentially_decaying_window_stays_as_its_formula_says():
     starts = starts_of("sliding_window(size=4, interval=25, schedule='exp_decay')", range(520))
     # ceil(25 exp(-0.1 max(s - 13, 0))): 25 up to 13, then 22.6, 20.5, 18.5, 16.8
@@ -51,6 +57,16 @@ def test_random_and_frozen_windows():
     drawn = {where(one("sliding_window(schedule='random')", 10, seed=seed).trained)[0] for seed in range(200)}
     assert drawn == {0, 1, 2, 3, 4, 5}
     assert starts_of("sliding_window(schedule='frozen')", range(0, 600, 100)) == [0] * 6
+
+
+def test_a_random_window_is_that_of_its_seed():
+    drawn = [[one("sliding_window(schedule='random')", 10, seed=seed) for seed in range(20)] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_tail_of_all_steps_stays_on_the_grid():
+    for ratio, tail_steps in ((1.0, 0), (0.99, 21)):
+        assert one(f"sliding_window(size=4, tail_ratio={ratio})", 25, 12).tail_steps == tail_steps
 
 
 def test_flash_follows_the_window_with_fewer_steps():

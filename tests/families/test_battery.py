@@ -21,7 +21,7 @@ from mmgrpo.family import Family, families
 from mmgrpo.runtime.config import Config, config_class
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.reading import build, load_yaml, option_names, read_config, write_yaml
-from mmgrpo.types import Policy, Request, Rollout
+from mmgrpo.types import Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import module
 from tests.families.examples import EXAMPLES
@@ -221,6 +221,96 @@ def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
     option = families()[name].guidance  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=f"^{option}: got 0.5, expected 1"):
         policy_of(name, tiny(name), **{option: 0.5})
+
+
+SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {
+    "sd3": ((16, 8, 8), 4, 64),
+    "flux": ((4, 128, 128), 4, 1 << 30),
+    "stable_diffusion": ((4, 8, 8), 8, 1 << 30),
+    "sdxl": ((4, 8, 8), 8, 1 << 30),
+    "flux_kontext": ((4, 128, 128), 4, 1 << 30),
+    "flux2_klein": ((16, 64, 64), 4, 1 << 30),
+    "sana": ((4, 4, 4), 4, 1 << 30),
+    "qwen_image": ((4, 128, 128), 4, 1 << 30),
+    "qwen_image_edit": ((4, 128, 128), 4, 1 << 30),
+    "z_image": ((4, 512, 512), 4, 2048),
+    "hunyuan_video": ((4, 33, 90, 160), 16, 1 << 30),
+    "skyreels_i2v": ((4, 25, 68, 120), 16, 1 << 30),
+    "ltx_video": ((8, 41, 64, 88), 32, 1 << 30),
+    "ltx_i2v": ((8, 40, 64, 88), 32, 1 << 30),
+    "wan": ((4, 21, 60, 104), 16, 1024),
+    "wan_i2v": ((4, 21, 60, 104), 16, 1024),
+}
+"""Family to the latents of its tiny model by default, and the unit and the most of its sizes in pixels."""
+RATES = {"hunyuan_video": 24, "skyreels_i2v": 24, "ltx_video": 25, "ltx_i2v": 25, "wan": 16, "wan_i2v": 16}
+"""Family to the frames per second of its clips."""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
+    shape, unit, most = SIZES[name]
+    own = module(name).load(tiny(name), height=0, width=0)
+    assert own.latent_shape() == own.shape == shape and own.fps == RATES.get(name, 0)
+    if name in RATES:
+        assert module(name).load(tiny(name), fps=7.5).fps == 7.5
+    for side in ("height", "width"):
+        with pytest.raises(ValueError, match=f"^{side}: got 7 pixels, expected a multiple of {unit}, at most {most}; "):
+            module(name).load(tiny(name), **{side: 7})
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_guidance_doubles_the_evaluations_of_a_row(name, tiny):
+    """By the option that the family names, which therefore has the scale of classifier-free guidance."""
+    option = families()[name].guidance  # type: ignore[attr-defined]
+    for scale, evaluations in ((1.0, 1), (2.0, 2)):
+        assert policy_of(name, tiny(name), **{option: scale}).model.evaluations_per_row == evaluations  # type: ignore[attr-defined]
+
+
+TOLD: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("flux", "flux_kontext"), (0.7, 3.5)),
+    **dict.fromkeys(("flux2_klein", "qwen_image", "qwen_image_edit"), (0.7, 0)),
+    "z_image": (1 - 0.7, 0),
+    "sana": (0.5 * 700, 0),  # the scale of time of the tiny network
+    **dict.fromkeys(("sd3", "ltx_video", "ltx_i2v", "wan", "wan_i2v"), (700, 0)),
+    "hunyuan_video": (700, 6000),
+    "skyreels_i2v": (700, 1000),
+}
+"""Family to the time and the scale of guidance that its network is told at noise level 0.7; 0 for none."""
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_words_are_encoded_in_as_many_tokens_as_are_read(name, tiny):
+    tokens = EXAMPLES[name].model.get("max_sequence_length", 512) + (77 if name == "sd3" else 0)  # those of CLIP
+    model, state = policy_of(name, tiny(name)).model, torch.get_rng_state()  # type: ignore[attr-defined]
+    words, *_ = model.encode(EXAMPLES[name].prompts).tensors
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
+    assert words.shape[:2] == (len(EXAMPLES[name].prompts), tokens)
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"qwen_image_edit"}))  # which counts with the picture
+def test_a_prompt_that_would_be_cut_is_refused_before_it_is_encoded(name, tiny):
+    with pytest.raises(ValueError, match=r"^prompt '.*': has \d+ tokens, expected at most \d+, which "):
+        policy_of(name, tiny(name)).model.architecture.check(Prompt("a " * 600))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_network_is_told_time_and_guidance_in_its_own_units(name, tiny):
+    told, policy = [], policy_of(name, tiny(name))
+
+    def listen(_, given, named):
+        guidance = named.get("guidance")
+        told.append((named.get("timestep", given[1:2]), 0 if guidance is None else guidance))
+
+    policy.network.register_forward_pre_hook(listen, with_kwargs=True)
+    model, prompts = policy.model, EXAMPLES[name].prompts  # type: ignore[attr-defined]
+    x = torch.zeros(len(prompts), *model.latent_shape())
+    with torch.no_grad():
+        model.predict(policy.network, x, torch.full((len(prompts),), 0.7), model.encode(prompts))
+    for time, guidance in told:
+        (time,) = time if isinstance(time, tuple) else (time,)
+        # The tokens of a given frame are at time 0.
+        assert time[time != 0].unique().tolist() == [pytest.approx(TOLD[name][0], rel=1e-6)]
+        assert torch.as_tensor(guidance).unique().tolist() == [TOLD[name][1]]
 
 
 GUIDED = {name: getattr(families()[name], "guidance", "guidance") for name in (*DRAWN, "stable_audio", "flow_speech")}

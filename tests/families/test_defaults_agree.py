@@ -13,6 +13,7 @@ from mmgrpo.family import families, family
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.config import Optim, config_class
 from pipelines.training import Training
+from pipelines.visual.flow import FlowModel
 
 
 def defaults(function: Any) -> dict[str, Any]:
@@ -29,6 +30,21 @@ def test_a_family_is_loaded_by_default_as_its_settings_say(name):
     shared = {key: value for key, value in arguments.items() if key in options and key != "device"}
     assert shared == {key: options[key] for key in shared}
     assert shared or name == "duration"
+
+
+@pytest.mark.parametrize("name", [name for name in families() if hasattr(family(name), "guidance")])
+def test_the_guidance_that_doubles_evaluations_is_the_one_with_a_second_pass(name):
+    """Where ``guidance`` is a number that the network reads, ``true_cfg_scale`` asks it twice."""
+    options = asdict(config_class(family(name).sections)().model)
+    assert family(name).guidance == ("true_cfg_scale" if "true_cfg_scale" in options else "guidance")
+
+
+def test_families_say_whether_they_take_pictures():
+    needs = {name: family(name).pictures for name in families() if getattr(family(name), "pictures", "")}
+    assert needs == {
+        **dict.fromkeys(("ltx_i2v", "skyreels_i2v", "wan_i2v", "qwen_image_edit"), "required"),
+        **dict.fromkeys(("flux_kontext", "flux2_klein"), "optional"),
+    }
 
 
 @pytest.mark.parametrize("name", families())
@@ -51,6 +67,14 @@ def test_a_policy_samples_by_default_as_the_settings_of_language_models_say():
     shared = {renamed.get(key, key): value for key, value in arguments.items() if renamed.get(key, key) in options}
     assert shared == {key: options[key] for key in shared}
     assert {"temperature", "top_p", "search", "evaluation_temperature", "share_prefix", "dtype"} <= shared.keys()
+
+
+def test_a_generator_draws_by_default_as_its_settings_say():
+    made, plain = config_class(family("sd3").sections)(), {one.name: one.default for one in fields(FlowModel)}
+    assert plain["guidance"] == made.model.guidance == 1
+    assert plain["decode_batch_size"] == made.model.decode_batch_size
+    assert plain["levels"] == made.sampling.grid
+    assert (plain["fps"], plain["prediction"]) == (0, "flow")  # pictures, and velocities
 
 
 def test_an_optimizer_of_the_settings_is_adamw_with_its_usual_averages():

@@ -115,7 +115,7 @@ def test_an_evaluation_of_broken_weights_is_an_error_and_never_a_score(value, tm
     with pytest.raises(NotFinite):
         evaluate(
             *(policy, scorers, toy_prompts(2)),
-            **{"samples": 1, "seed": 0, "batch_size": 8, "shown": 0, "accelerator": accelerator},
+            **{"samples": 1, "seed": 0, "batch_size": 8, "shown": 0, "accelerator": accelerator, "title": "t"},
         )
     assert not (tmp_path / "evaluations").exists()
 

@@ -86,10 +86,11 @@ class Other:
 LIBRARY = ["os:abort", "os:_exit", "sys:exit", "shutil:rmtree", "subprocess:run", "builtins:exec", "builtins:print"]
 LIBRARY += ["os.path:join", "posix:abort", "pathlib:Path", "importlib:import_module", "antigravity:fly", "this:s"]
 LOADERS = {
-    "reward": scorer,
-    "parameters": lambda name: scorer(f"{name}(weight=0, path='called')"),
+    "reward": lambda name: scorer(f"{name}(process=False)"),
+    "parameters": lambda name: scorer(f"{name}(weight=0, path='called', process=False)"),
     "renderer": renderer,
 }
+"""A reward's own process, which takes a second to start, refuses with the same words: see the test of one."""
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +117,11 @@ def test_a_function_of_python_itself_is_refused_and_not_imported(load, name):
     assert (module in sys.modules) == imported
 
 
+@pytest.mark.parametrize(("name", "why"), [("os:abort", "is part of Python itself"), ("own:nothing", "expected a fu")])
+def test_a_process_of_its_own_refuses_the_same(name, why):
+    assert why in refusal(scorer, name)
+
+
 def test_every_module_of_python_is_refused_before_it_is_imported():
     before = set(sys.modules)
     for module in sys.stdlib_module_names:
@@ -133,7 +139,7 @@ def test_what_is_no_function_of_prompts_and_outputs_nor_a_renderer_is_not_called
 
 @pytest.mark.parametrize("name", ["Class", "Near", "number"])
 def test_what_is_called_as_a_reward_is_not_a_class_and_not_a_value(name):
-    assert "expected a function of prompts and outputs" in refusal(scorer, f"own:{name}")
+    assert "expected a function of prompts and outputs" in refusal(LOADERS["reward"], f"own:{name}")
 
 
 @pytest.mark.parametrize("name", ["Class", "Near", "unmarked", "wrong", "told", "number", "mark"])
@@ -141,7 +147,9 @@ def test_what_is_not_marked_as_a_renderer_is_not_called(name):
     assert "function annotated to return one: def f() -> Renderer" in refusal(renderer, f"own:{name}")
 
 
-@pytest.mark.parametrize("name", ["best(value=7)", "wrapped", "judge", "bound", "part"])
+@pytest.mark.parametrize(
+    "name", ["best(value=7)", *(f"{name}(process=False)" for name in ("best", "wrapped", "judge", "bound", "part"))]
+)
 def test_functions_and_objects_of_ones_own_are_rewards(name):
     assert list(scorer(f"good:{name}").fn([Prompt("")], [Text("")])) == [7.0]
 
@@ -156,8 +164,8 @@ def test_a_function_of_another_package_is_named_where_it_is_defined(folder, monk
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "offering.py").write_text("from mmgrpo.registry import nearest\nimport mmgrpo.registry\n")
     monkeypatch.syspath_prepend(folder / "elsewhere")
-    assert "is defined elsewhere (mmgrpo.registry); name it there" in refusal(scorer, "offering:nearest")
-    assert "expected a function of prompts and outputs" in refusal(scorer, "offering:mmgrpo")
+    assert "is defined elsewhere (mmgrpo.registry); name it there" in refusal(LOADERS["reward"], "offering:nearest")
+    assert "expected a function of prompts and outputs" in refusal(LOADERS["reward"], "offering:mmgrpo")
 
 
 FULL = os.environ.get("MMGRPO_FAULTS") == "full"

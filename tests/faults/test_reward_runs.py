@@ -125,7 +125,7 @@ def test_an_evaluation_of_what_cannot_be_scored_is_nan_for_each_prompt(reward):
         warnings.simplefilter("ignore")
         found, shown = evaluate(
             toy_policy(), [Scorer("first", first), Scorer("watched", reward, 0.0)], toy_prompts(3),
-            samples=2, seed=0, batch_size=4, shown=1, accelerator=Accelerator(cpu=True),
+            samples=2, seed=0, batch_size=4, shown=1, accelerator=Accelerator(cpu=True), title="t",
         )  # fmt: skip
     assert [math.isnan(value) for value in found.values["watched"]] == [True] * 3
     assert all(math.isfinite(value) for value in found.values["first"])

@@ -1,6 +1,6 @@
 """Which one-line changes of the code no test sees: a seeded sample, each run against the fast tests that run its file.
 
-    python -m tests.mutants --seed 0 --count 200 --report benchmarks/mutants.md
+    python -m tests.mutants --seed 0 --count 200 --each 20 --report benchmarks/mutants.md
 
 Works in a copy of the repository in a temporary folder. Which test runs which line is recorded once
 (``build/mutants.json``), and again where tests or the code that they run have changed.
@@ -19,9 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from tests import ROOT
@@ -32,7 +35,8 @@ from tests.mutants.report import Verdict, equivalent, markdown
 CACHE = ROOT / "build" / "mutants.json"
 """What was recorded; ignored by git."""
 
-TABLES = {"tests/test_defaults.py", "tests/test_docs.py", "tests/families/test_defaults_agree.py"}
+TABLES = {"tests/test_constants.py", "tests/test_defaults.py", "tests/test_docs.py"}
+TABLES |= {"tests/families/test_defaults_agree.py"}
 """They compare tables of all modules with the documentation."""
 
 LEAST_SECONDS = 10.0
@@ -52,13 +56,21 @@ def modules() -> list[str]:
     return [path for path in paths if not LEFT_OUT.search(path)]
 
 
-def sample(seed: int, count: int, found: Sequence[Mutant]) -> list[Mutant]:
-    """``count`` lines drawn without replacement, and one mutant of each."""
+def sample(seed: int, count: int, found: Sequence[Mutant], each: int = 0) -> list[Mutant]:
+    """``count`` lines drawn without replacement, and one mutant of each; then further ones of the folders that have
+    fewer than ``each``.
+    """
     lines: dict[tuple[str, int], list[Mutant]] = {}
     for one in found:
         lines.setdefault((one.file, one.line), []).append(one)
     source = random.Random(seed)
-    chosen = source.sample(sorted(lines), min(count, len(lines)))
+    order = source.sample(sorted(lines), len(lines))
+    drawn = Counter(Path(file).parent for file, _ in order[:count])
+    chosen = order[:count]
+    for file, line in order[count:]:
+        if drawn[Path(file).parent] < each:
+            drawn[Path(file).parent] += 1
+            chosen.append((file, line))
     return [source.choice(lines[place]) for place in chosen]
 
 
@@ -101,13 +113,16 @@ def seen(copy: Path) -> dict[str, Any]:
         print(f"recording which lines {len(record)} test files run", file=sys.stderr)
         written = copy / "lines.json"
         command = ["-m", "pytest", "-q", "-p", "tests.mutants.lines", "--lines-to", str(written), "-m", "not slow"]
-        options = ["-p", "no:cacheprovider", "--timeout", "600", "--tb=short", *record]
-        subprocess.run([sys.executable, *command, *options], cwd=copy, env=environment(copy), stdout=sys.stderr)
-        new = json.loads(written.read_text())
-        for file in record:
-            of_file = {name: test for name, test in new["tests"].items() if name.split("::")[0] == file}
-            known["files"][file] = {"digest": now[file], "tests": of_file}
-        known["modules"] = sorted({*known["modules"], *new["modules"]})
+        options = ["-p", "no:cacheprovider", "--timeout", "600", "--tb=short", "-n", "auto", "--dist", "loadfile"]
+        subprocess.run(
+            [sys.executable, *command, *options, *record], cwd=copy, env=environment(copy), stdout=sys.stderr
+        )
+        known["files"].update({file: {"digest": now[file], "tests": {}} for file in record})
+        for part in copy.glob("linesgw*.json"):
+            new = json.loads(part.read_text())
+            for name, test in new["tests"].items():
+                known["files"][name.split("::")[0]]["tests"][name] = test
+            known["modules"] = sorted({*known["modules"], *new["modules"]})
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     CACHE.write_text(json.dumps({**known, "code": code}))
     return known
@@ -201,6 +216,7 @@ class Worker:
         self.process = subprocess.Popen(
             command, cwd=copy, env=environment(copy), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self.copy = copy
         self.send(libraries)
 
     def send(self, value: Any) -> None:
@@ -214,23 +230,35 @@ class Worker:
         return json.loads(self.process.stdout.readline())
 
 
-def judge(worker: Worker, copy: Path, chosen: Sequence[Mutant], tests: Tests) -> list[Verdict]:
+def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> list[Verdict]:
     """Every mutant's verdict; a test that also fails without a mutant kills nothing."""
     verdicts = {one: Verdict(one, equivalent(one)) for one in chosen}
     waiting, broken = [one for one in chosen if not verdicts[one].reason], set[str]()
+    idle: Queue[Worker] = Queue()
+    for worker in workers:
+        idle.put(worker)
+
+    def verdict(one: Mutant) -> Verdict:
+        limits = {name: limit for name, limit in tests.of(one).items() if name not in broken}
+        if not limits:
+            return Verdict(one)
+        limit = 60 + 10 * sum(tests.seconds[name] for name in limits)
+        worker = idle.get()
+        try:
+            text = one.text((worker.copy / one.file).read_bytes()).hex()
+            answer = worker.ask({"file": one.file, "text": text, "tests": limits, "limit": limit})
+        finally:
+            idle.put(worker)
+        return Verdict(one, "", answer["failed"][0] if answer["failed"] else "", answer["seconds"])
+
     while waiting:
-        for number, one in enumerate(waiting, 1):
-            limits = {name: limit for name, limit in tests.of(one).items() if name not in broken}
-            text = one.text((copy / one.file).read_bytes()).hex()
-            limit = 60 + 10 * sum(tests.seconds[name] for name in limits)
-            answer = {"failed": [], "seconds": 0.0}
-            if limits:
-                answer = worker.ask({"file": one.file, "text": text, "tests": limits, "limit": limit})
-            verdicts[one] = Verdict(one, "", answer["failed"][0] if answer["failed"] else "", answer["seconds"])
-            print(f"{number}/{len(waiting)} {verdicts[one]}", file=sys.stderr, flush=True)
+        with ThreadPoolExecutor(len(workers)) as pool:
+            for number, one in enumerate(pool.map(verdict, waiting), 1):
+                verdicts[one.mutant] = one
+                print(f"{number}/{len(waiting)} {one}", file=sys.stderr, flush=True)
         killers = {v.killer: tests.seconds[v.killer] for v in verdicts.values() if v.killer in tests.seconds}
         job = {"tests": {name: 600.0 for name in tests.ordered(set(killers))}, "limit": 3600, "keep_going": True}
-        fresh = set(worker.ask(job)["failed"]) - broken if killers else set()
+        fresh = set(workers[0].ask(job)["failed"]) - broken if killers else set()
         broken |= fresh
         waiting = [one for one, verdict in verdicts.items() if verdict.killer in fresh]
     return list(verdicts.values())
@@ -239,19 +267,22 @@ def judge(worker: Worker, copy: Path, chosen: Sequence[Mutant], tests: Tests) ->
 def run(options: argparse.Namespace) -> list[Verdict]:
     """Draw the mutants and judge them."""
     files = [file for file in modules() if options.only in file]
-    with copied() as copy:
-        found = [one for file in files for one in mutants(file, (copy / file).read_text(encoding="utf-8"))]
-        chosen = found if options.every else sample(options.seed, options.count, found)
+    with ExitStack() as stack:
+        copies = [stack.enter_context(copied()) for _ in range(options.workers)]
+        found = [one for file in files for one in mutants(file, (copies[0] / file).read_text(encoding="utf-8"))]
+        chosen = found if options.every else sample(options.seed, options.count, found, options.each)
         if options.line:
             chosen = [one for one in found if f"{one.file}:{one.line}" == options.line]
-        known = seen(copy)
-        return judge(Worker(copy, known["modules"]), copy, chosen, Tests(known))
+        known = seen(copies[0])
+        return judge([Worker(copy, known["modules"]) for copy in copies], chosen, Tests(known))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--each", type=int, default=0, help="draw further lines until every folder has as many")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants that are tried at once")
     parser.add_argument("--only", default="", help="part of the path of the files that are changed")
     parser.add_argument("--every", action="store_true", help="try every mutant instead of a sample")
     parser.add_argument("--line", default="", help="try every mutant of a line: path:number")
@@ -262,7 +293,8 @@ def main() -> None:
     verdicts = (
         [Verdict.of(row) for row in json.loads(options.verdicts.read_text())] if options.verdicts else run(options)
     )
-    text = markdown(verdicts, options.seed)
+    drawn = f"SEED={options.seed} COUNT={options.count} EACH={options.each}"
+    text = markdown(verdicts, drawn)
     print(text)
     if options.report:
         options.report.write_text(text, encoding="utf-8")

@@ -2,12 +2,14 @@
 
     python -m pytest -p tests.mutants.lines --lines-to lines.json -m "not slow"
 
-The lines of a fixture that several tests share count for each of them.
+Every process of pytest-xdist writes a file of its own (``linesgw0.json``). The lines of a fixture that several tests
+share count for each of them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -98,7 +100,7 @@ class Plugin:
 
     def pytest_sessionfinish(self) -> None:
         passed = {name: test for name, test in self.tests.items() if name not in self.failed}
-        ours = {*FOLDERS, "tests", "scripts", "conftest", "pytest", "_pytest"}
+        ours = {*FOLDERS, "tests", "scripts", "docs", "conftest", "pytest", "_pytest"}
         modules = [name for name in sys.modules if name.split(".")[0] not in ours and "<" not in name]
         self.target.write_text(json.dumps({"tests": passed, "modules": modules}))
 
@@ -123,6 +125,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    target = config.getoption("--lines-to")
-    if target:
-        config.pluginmanager.register(Plugin(target))
+    target, worker = config.getoption("--lines-to"), os.environ.get("PYTEST_XDIST_WORKER", "")
+    if target and (worker or not config.getoption("numprocesses", None)):
+        config.pluginmanager.register(Plugin(target.with_stem(f"{target.stem}{worker}")))

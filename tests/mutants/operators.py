@@ -30,11 +30,14 @@ BUILT_IN_SUM = {"sum": "max"}
 """Python has no ``mean``."""
 
 SPOKEN = {"print", "warn", "warning", "info", "debug", "error", "log_message"}
-"""Calls whose arguments are prose."""
+"""Calls whose arguments are prose; so are those of a progress bar, ``bar.update(...)``."""
 
-UNSEEN = {"strict", "encoding", "device", "indent", "desc", "unit", "leave"}
+UNSEEN = {"strict", "encoding", "device", "indent", "desc", "unit", "leave", "total"}
 """Keywords whose absence shows only where other code is broken (``zip``), on a machine of another kind, in the white
 space of a JSON file, or in the words of a progress bar."""
+
+LAYOUT = {"min_width", "scale", "height", "lines", "padding", "size", "info", "css_template", "show_progress_on"}
+"""Keywords of Gradio's components (``gr.Row(...)``) by which a page only looks otherwise."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,8 @@ class Sites(ast.NodeVisitor):
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None:
-            if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            # ``return False`` becomes ``return True``, a change of a constant; callers cannot tell None from False.
+            if not (isinstance(node.value, ast.Constant) and (node.value.value is None or node.value.value is False)):
                 self.add("return", node, "return None")
             self.visit(node.value)
 
@@ -199,7 +203,7 @@ class Sites(ast.NodeVisitor):
         """An assertion says what holds anyway."""
 
     def visit_If(self, node: ast.If) -> None:
-        if "TYPE_CHECKING" in ast.unparse(node.test):
+        if "TYPE_CHECKING" in ast.unparse(node.test) or "__name__" in ast.unparse(node.test):
             return
         self.condition(node.test)
         self.visit(node.test)
@@ -288,7 +292,7 @@ class Sites(ast.NodeVisitor):
             before = self.bytes[self.at(node.func) : self.at(node.func, last=True)].decode()
             self.add("function", node.func, before.removesuffix(name) + table[name])
         for keyword in node.keywords:
-            if keyword.arg in UNSEEN:
+            if keyword.arg in UNSEEN or (keyword.arg in LAYOUT and self.base(node) == "gr"):
                 continue
             if keyword.arg is not None:
                 self.dropped(node, keyword)
@@ -305,7 +309,12 @@ class Sites(ast.NodeVisitor):
             stop += behind.index(b",") + 1
         self.append("keyword", keyword.lineno, start, stop, "")
 
-    @staticmethod
-    def spoken(node: ast.Call) -> bool:
+    @classmethod
+    def spoken(cls, node: ast.Call) -> bool:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name in SPOKEN
+        return name in SPOKEN or cls.base(node) == "bar"
+
+    @staticmethod
+    def base(node: ast.Call) -> str:
+        """``a`` of a call ``a.b(...)``."""
+        return getattr(node.func.value, "id", "") if isinstance(node.func, ast.Attribute) else ""

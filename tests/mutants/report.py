@@ -14,13 +14,14 @@ import yaml
 
 from tests.mutants.operators import Mutant
 
-EQUIVALENT = Path(__file__).parent / "equivalent.yaml"
+EQUIVALENT = Path(__file__).parent / "equivalent"
+"""One file of each folder of the code, named by its path with dots."""
 
 
 @cache
 def listed() -> dict[tuple[str, str, str], str]:
     """Mutants that change nothing that a test could see, with the reasons: by file, line text and change."""
-    rows = yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8")) or []
+    rows = [row for file in sorted(EQUIVALENT.glob("*.yaml")) for row in yaml.safe_load(file.read_text("utf-8"))]
     return {(row["file"], row["line"].strip(), row["change"]): row["reason"] for row in rows}
 
 
@@ -89,8 +90,8 @@ def machine() -> str:
         return platform.processor() or platform.machine()
 
 
-def markdown(verdicts: Sequence[Verdict], seed: int) -> str:
-    """The page ``benchmarks/mutants.md``."""
+def markdown(verdicts: Sequence[Verdict], drawn: str) -> str:
+    """The page ``benchmarks/mutants.md``; ``drawn``: how `make mutants` is told which lines to draw."""
     survivors = [verdict.mutant for verdict in verdicts if not verdict.killer and not verdict.reason]
     seconds = [verdict.seconds for verdict in verdicts if not verdict.reason]
     mean = sum(seconds) / max(1, len(seconds))
@@ -101,10 +102,11 @@ def markdown(verdicts: Sequence[Verdict], seed: int) -> str:
         "one small change is made in each (a comparison, a boundary, a constant, a default, a dropped operand, ...). A",
         "mutant is killed when a test fails that passes without it. Texts, annotations, error messages, logging and",
         "`mmgrpo/cli/bench/` (which measures speed) are left out, and so are the makers of random models for tests.",
-        "Mutants that change nothing that a test could see are listed with reasons in `tests/mutants/equivalent.yaml`.",
+        "Mutants that change nothing that a test could see are listed with reasons in `tests/mutants/equivalent/`.",
         "",
-        f"    make mutants SEED={seed} COUNT={len(verdicts)}",
+        f"    make mutants {drawn}",
         "",
+        "Beyond COUNT, lines are drawn until every folder has EACH.",
         f"{machine()}; {mean:.1f} s per mutant on one of them. Intervals are Wilson's, 95 %.",
         "",
         *table(verdicts, "folder", folder),

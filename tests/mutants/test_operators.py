@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from tests import ROOT
+from tests.mutants.__main__ import sample
 from tests.mutants.operators import Mutant, mutants
 from tests.mutants.report import Verdict, listed, markdown, wilson
 
@@ -31,6 +32,8 @@ def changes(source: str, kind: str) -> list[str]:
         ("default", "def f(a=1, b='x', c=None): ...", ["def f(a=2,", "def f(a=1, b='xx',", "c=0): ..."]),
         ("default", "class A:\n    a: int = 1", ["class A:\n    a: int = 2"]),
         ("return", "def f():\n    return a", ["def f():\n    return None"]),
+        ("return", "def f():\n    return False", []),
+        ("constant", "def f():\n    return False", ["def f():\n    return True"]),
         ("statement", "f(a)\nx.y = 1\nz = 1", ["pass\nx.y = 1\nz = 1", "f(a)\npass\nz = 1"]),
         ("statement", "x += 1", ["pass"]),
         ("loop", "for a in b:\n    break", ["for a in b:\n    continue"]),
@@ -39,6 +42,8 @@ def changes(source: str, kind: str) -> list[str]:
         ("slice", "x = a[1:b]", ["x = a[:b]", "x = a[1:]"]),
         ("function", "x = max(a) + b.sum()", ["x = min(a) + b.sum()", "x = max(a) + b.mean()"]),
         ("keyword", "f(a, b=c, d=e)", ["f(a,  d=e)", "f(a, b=c, )"]),
+        ("keyword", "gr.Row(scale=1, visible=a)", ["gr.Row(scale=1, )"]),
+        ("keyword", "f.Row(scale=1)", ["f.Row()"]),
     ],
 )
 def test_each_class_makes_its_changes_and_no_others(kind, source, expected):
@@ -55,9 +60,11 @@ def test_each_class_makes_its_changes_and_no_others(kind, source, expected):
         '"""Prose."""',
         "raise ValueError(f'got {a + 1}')",
         "warnings.warn('a', stacklevel=2)",
+        "bar.update(1)",
         "def f(a: Float[Tensor, 'B 3']) -> int: ...",
         "@dataclass(frozen=True)\nclass A: ...",
         "if TYPE_CHECKING:\n    a = 1",
+        "if __name__ == '__main__':\n    f(1)",
         "x = zip(a, b, strict=True)",
         "Row = Float[Tensor, 3]",
         "def tiny(seed: int = 0):\n    return 1 + seed",
@@ -79,7 +86,7 @@ def test_wilsons_interval_is_the_published_one():
 
 def test_equivalent_mutants_are_outside_of_the_share():
     one = Mutant("mmgrpo/a.py", 1, "constant", 0, 1, "2", "1", "1")
-    page = markdown([Verdict(one, "no reason"), Verdict(one, killer="t"), Verdict(one), Verdict(one, killer="t")], 0)
+    page = markdown([Verdict(one, "no reason"), Verdict(one, killer="t"), Verdict(one), Verdict(one, killer="t")], "")
     assert "| mmgrpo | 4 | 1 | 2 | 1 | 66.7% (21% to 94%) |" in page
     assert page.count("`mmgrpo/a.py:1`") == 1
 
@@ -93,3 +100,15 @@ def test_every_mutant_that_is_listed_as_equivalent_is_one_of_the_code():
         for one in mutants(file, (ROOT / file).read_text(encoding="utf-8"))
     }
     assert sorted(set(listed()) - found) == []
+
+
+def test_further_lines_are_drawn_of_the_folders_that_have_too_few():
+    found = [
+        Mutant(f"{room}/a.py", i, "constant", 0, 1, "2", "1", "1")
+        for room in "ab"
+        for i in range(3 + 97 * (room == "a"))
+    ]
+    drawn = sample(0, 20, found, each=3)
+    assert drawn[:20] == sample(0, 20, found)
+    assert sum(one.file == "b/a.py" for one in drawn) == 3 == len({one.line for one in drawn if one.file == "b/a.py"})
+    assert len({(one.file, one.line) for one in drawn}) == len(drawn) <= 23

@@ -15,6 +15,7 @@ from mmgrpo.runtime.config import config_class
 from mmgrpo.toy import scenes
 from mmgrpo.types import Media, Prompt, Request, Turn
 from pipelines.factory import recognize
+from pipelines.options import ModelOptions
 from pipelines.pretrained import architecture, locate, read_network
 from pipelines.training import PLAIN, FrozenCopy, Training
 
@@ -142,7 +143,10 @@ def test_settings_reach_the_policy(policy, kind, words):
     config.model.path, config.model.height, config.model.width = words, 16, 16
     config.model.forget_encoders = True
     prompts = [Prompt("a red circle", "0")]
-    made = family("sd3").policy(config, "cpu", prompts, training=True)
+    config.model.gradient_checkpointing = True
+    made = family("sd3").policy(config, "cpu", prompts)
+    assert made.model.training.gradient_checkpointing
+    assert not family("sd3").policy(config, "cpu", prompts, training=False).model.training.gradient_checkpointing
     assert isinstance(made, kind) and made.grid.steps == 5 and made.evaluation_grid.steps == 7
     # 2 t / (1 + t) at t = 4/5
     assert made.grid.levels[1].item() == pytest.approx(1.6 / 1.8) and made.solver.forward_batch_size == 5
@@ -279,6 +283,16 @@ def test_the_precision_of_storage_is_full_where_the_network_itself_trains():
     assert Training(dtype="bfloat16", lora_rank=4).storage_dtype == torch.bfloat16
     assert Training(dtype="bfloat16").compute_dtype == torch.bfloat16
     assert not PLAIN.adapters and Training(lora_rank=1).adapters
+
+
+def test_options_of_a_run_are_those_of_its_training():
+    options = ModelOptions(lora_rank=2, lora_alpha=3.0, lora_targets=["a", "b"], dtype="float16", allow_pickle=True)
+    made = Training.of(options, seed=5, device="cuda", weights="saved")
+    assert made == Training(2, 3.0, ("a", "b"), 5, "saved", False, "float16", "cuda", True)
+    for checkpointing, training in ((True, True), (True, False), (False, True), (False, False)):
+        asked = Training.of(ModelOptions(gradient_checkpointing=checkpointing), seed=0, device="cpu", training=training)
+        assert asked == Training(gradient_checkpointing=checkpointing and training)
+    assert Training.of(ModelOptions(gradient_checkpointing=True), seed=0, device="cpu").gradient_checkpointing
 
 
 # Texts and media of a command line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import pytest
 import torch
 
@@ -134,3 +136,15 @@ def test_a_sound_that_av_reads_has_the_same_limits(tmp_path):
         container.mux(stream.encode())
     with pytest.raises(Unreadable, match=r"a\.mkv: got a rate of 400000 Hz"):
         read_audio(Media("audio", str(tmp_path / "a.mkv")))
+
+
+def test_the_beginning_of_a_file_or_of_its_content_has_so_many_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abcdef")
+    for file in (str(tmp_path / "a"), BytesIO(b"abcdef")):
+        assert containers.beginning(file, 4) == b"abcd" and containers.beginning(file, 9) == b"abcdef"
+
+
+def test_a_file_in_memory_is_read_from_its_beginning_again():
+    file = BytesIO(b"abc")
+    file.read()
+    assert containers.rewound(file) is file and file.read() == b"abc" and containers.rewound("a.mp4") == "a.mp4"

@@ -6,8 +6,9 @@ import pytest
 import torch
 from PIL import Image as Pil
 
+from mmgrpo.data.media import Skipped
 from mmgrpo.types import Image, Media, Prompt, Turn
-from pipelines.reading import filter_readable
+from pipelines.reading import check_skip_limit, filter_readable, same_medium
 from pipelines.vlm.media import measure
 
 
@@ -46,3 +47,23 @@ def test_a_file_that_many_prompts_show_is_opened_once():
 def test_a_wrong_program_is_no_unreadable_file():
     with pytest.raises(ZeroDivisionError):
         filter_readable([showing("a", Media("image", "good.png"))], lambda media: 1 / 0)
+
+
+def test_media_are_equal_by_kind_source_and_options_in_any_order():
+    first, second = Image(torch.zeros(3, 2, 2)), Image(torch.zeros(3, 2, 2))
+    assert same_medium(Media("image", first)) == same_medium(Media("image", first))
+    assert same_medium(Media("image", first)) != same_medium(Media("image", second))
+    one, other = Media("video", "a", {"start": 1, "end": 2}), Media("video", "a", {"end": 2, "start": 1})
+    assert same_medium(one) == same_medium(other) != same_medium(Media("video", "a", {"end": 2}))
+    assert same_medium(Media("image", "a")) != same_medium(Media("audio", "a"))
+    assert same_medium(Media("video", ("a", "b"))) == same_medium(Media("video", ("a", "b")))
+
+
+def test_a_file_may_lack_the_fraction_of_the_limit_but_not_all_of_it():
+    one = Skipped("0", "", "is silent")
+    check_skip_limit([], 0, 0.0, "a.jsonl", "cannot be read")
+    check_skip_limit([one], 4, 0.25, "a.jsonl", "cannot be read")
+    check_skip_limit([one] * 3, 4, 1.0, "a.jsonl", "cannot be read")
+    for skipped, of, limit in (([one], 4, 0.24), ([one] * 4, 4, 1.0), ([one], 1, 1.0)):
+        with pytest.raises(ValueError, match=f"a.jsonl: {len(skipped)} of {of} cannot be read, more than"):
+            check_skip_limit(skipped, of, limit, "a.jsonl", "cannot be read")

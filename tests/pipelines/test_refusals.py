@@ -209,9 +209,9 @@ def test_a_network_of_durations_says_that_it_is_one(tmp_path):
 
 
 class Tokens:
-    """A tokenizer with three tokens of its own."""
+    """A tokenizer with four tokens of its own; an unknown one is the end, as Whisper's, which is no language either."""
 
-    unk_token, unk_token_id = "<unk>", 9
+    unk_token, unk_token_id = "<|endoftext|>", 9
     known = {"<|startoftranscript|>": 1, "<|en|>": 2, "<|transcribe|>": 3, "<|notimestamps|>": 4}  # noqa: RUF012
 
     def convert_tokens_to_ids(self, token: str) -> int:
@@ -222,7 +222,8 @@ def test_the_prefix_of_a_transcript_names_language_and_task_where_the_model_has_
     several, one = SimpleNamespace(is_multilingual=True), SimpleNamespace()
     assert whisper.prefix_ids(Tokens(), several, "en", "transcribe") == (1, 2, 3, 4)
     assert whisper.prefix_ids(Tokens(), one, "xx", "nothing") == (1, 4)
-    for language, task, missing in (("xx", "transcribe", "<|xx|>"), ("en", "translate", "<|translate|>")):
+    absent = (("xx", "transcribe", "<|xx|>"), ("en", "translate", "<|translate|>"), ("endoftext", "x", "<|endoftext|>"))
+    for language, task, missing in absent:
         with pytest.raises(ValueError, match="the tokenizer of this Whisper has no .*; choose another") as error:
             whisper.prefix_ids(Tokens(), several, language, task)
         assert missing in str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from io import BytesIO
 
 import numpy as np
@@ -12,12 +13,22 @@ import soundfile
 import torch
 
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.prompts import load_prompts
 from mmgrpo.evaluation import Shown, annotate
+from mmgrpo.family import family
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.completions import completions_html
 from mmgrpo.rewards import scorer
-from mmgrpo.types import Audio, Media, Prompt, Text, Turn
-from pipelines.samples import SMALL, small_sound, sound_of, write_completions_page, write_speech, write_texts
+from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
+from pipelines.samples import (
+    SMALL,
+    small_sound,
+    sound_of,
+    write_completions_page,
+    write_speech,
+    write_texts,
+    write_waves,
+)
 
 HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
 
@@ -92,3 +103,35 @@ def test_a_page_of_hostile_prompts_and_completions_is_inert(tmp_path):
     shown = Shown([prompt] * 2, [Text(bad), Text(bad)], [{bad: 0.5}] * 2)
     html = write_completions_page(tmp_path, {"before": shown, "": shown}, 2, write_texts).read_text()
     assert "<script" not in html and "<img" not in html and html.count("&lt;script&gt;alert(1)") >= 12
+
+
+@pytest.mark.parametrize("name", ["qwen_vl", "whisper", "flow_speech"])
+def test_media_of_a_page_are_small_pictures_strips_and_sounds(name):
+    shown = family(name).displayed
+    picture = shown(Media("image", Image(torch.zeros(3, 40, 20))))
+    assert picture.size == (20, 40) and picture.getpixel((0, 0)) == (0, 0, 0)
+    strip = shown(Media("video", Video(torch.zeros(20, 3, 40, 20), 4.0)))
+    assert strip.width > 2 * 20 and strip.height == 40
+    assert shown(HUM).suffix == ".ogg" and shown(Media("audio", HUM)).suffix == ".ogg"
+
+
+def test_a_sound_inside_a_data_file_is_written_anew(tmp_path):
+    """Its place has the suffix of a sound and is no file."""
+    content = BytesIO()
+    soundfile.write(content, HUM.samples[0, :800].numpy(), 16_000, format="WAV")
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for file, data in (("0.json", b'{"text": "a"}'), ("0.wav", content.getvalue())):
+            entry = tarfile.TarInfo(file)
+            entry.size = len(data)
+            archive.addfile(entry, BytesIO(data))
+    [prompt] = load_prompts(tmp_path / "a.tar")
+    [medium] = prompt.media
+    assert medium.source.endswith(".wav") and sound_of(medium).suffix == ".ogg"
+
+
+def test_sounds_are_written_as_waves_and_nothing_else_is(tmp_path):
+    shown = Shown([Prompt("a", "a")] * 2, [Text("x"), HUM], [{}, {}])
+    write_waves(tmp_path / "waves", shown)
+    assert [file.name for file in (tmp_path / "waves").iterdir()] == ["001.wav"]
+    samples, rate = soundfile.read(tmp_path / "waves" / "001.wav")
+    assert rate == 16_000 and len(samples) == 16_000

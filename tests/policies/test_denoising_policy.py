@@ -1,6 +1,9 @@
+import itertools
+
 import pytest
 import torch
 
+from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.objectives.owners import owned
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request, Rollout
@@ -170,3 +173,90 @@ def test_a_request_draws_the_same_samples_whatever_was_drawn_before(plan):
     torch.testing.assert_close(again.decisions.log_probs, first.decisions.log_probs, rtol=0, atol=0, equal_nan=True)
     for one, other in zip(first.outputs, again.outputs, strict=True):
         assert torch.equal(one.pixels, other.pixels)
+
+
+def test_groups_are_numbered_by_slot_and_plan_and_trees_by_their_root():
+    policy = toy_policy("one_step_branch(draw='all', roots=2)", steps=4)
+    made = policy.rollout(Request(toy_prompts(2), [3, 5], 4, seed=5))
+    # two plans: groups 2 slot + plan; two roots: trees 2 group + root
+    assert made.decisions.keys["prompt"].tolist() == [6] * 4 + [10] * 4 + [7] * 4 + [11] * 4
+    assert made.decisions.keys["tree"].tolist() == [
+        *[12, 12, 13, 13, 20, 20, 21, 21],
+        *[14, 14, 15, 15, 22, 22, 23, 23],
+    ]
+    assert [prompt.id for prompt in made.prompts] == [toy_prompts(2)[i].id for i in (0, 1, 0, 1) for _ in range(4)]
+    assert made.decisions.node.min() == 0
+    # no decision of one plan is one of the other
+    assert torch.equal(owned(made.decisions), made.decisions.loss_mask) and made.decisions.loss_mask.sum() == 16
+
+
+def test_evaluations_are_counted_with_guidance():
+    policy = toy_policy("one_step_branch(intervals=[1,2])", steps=8)
+    once = rollout(policy).evaluations
+    policy.model.evaluations_per_row = 2
+    assert rollout(policy).evaluations == 2 * once
+
+
+def test_a_preview_is_the_ode_on_the_coarser_grid():
+    """From the state after the branch at step 0: points 1, 3, 5, 7 and 8 of the grid, by Euler's steps."""
+    policy = toy_policy("one_step_branch(first=0.125, intervals=[1,2])", steps=8)
+    made = rollout(policy, prompts=1)
+    [walk] = made.steps.walks
+    x, number = walk.states[walk.target[:, 0]], policy.model.encode(made.prompts).number
+    points = policy.grid.levels[[1, 3, 5, 7, 8]]
+    for now, then in itertools.pairwise(points):
+        with torch.no_grad():
+            x = x + policy.network(x, now.expand(4), number) * (then - now)
+    got = torch.stack([output.pixels for output in made.previews["interval2"]])
+    torch.testing.assert_close(got, x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(5, [5, 5, 2]), (4, [4, 4, 4]), (12, [12]), (11, [11, 1])])
+def test_parts_hold_as_many_states_as_the_limit_and_the_rest(limit, sizes):
+    made = rollout(toy_policy("every_step", steps=4), prompts=1)  # 3 decisions of 4 rows, each from a state of its own
+    assert [len(part.rows) for part in made.steps.split(made.decisions.loss_mask, limit)] == sizes
+    assert list(made.steps.split(torch.zeros_like(made.decisions.loss_mask), limit)) == []
+
+
+def test_a_walk_of_which_nothing_is_trained_hides_none_behind_it():
+    made = rollout(toy_policy("one_step_branch(draw='all')", steps=6), prompts=1)  # three plans of four rows
+    only = made.decisions.loss_mask & (torch.arange(12) >= 4)[:, None]
+    parts = list(made.steps.split(only, 1000))
+    assert [part.walk for part in parts] == [1, 2]
+    assert [part.rows.tolist() for part in parts] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [part.positions.tolist() for part in parts] == [[1] * 4, [2] * 4]
+    # stored are the noise, the state before the branch where it is another one, and the four behind it
+    assert [len(walk.states) for walk in made.steps.walks] == [1 + 4, 1 + 1 + 4, 1 + 1 + 4]
+
+
+def test_a_kernels_own_std_is_one_a_step():
+    assert toy_policy().fields == {"std", "level", "dt"} <= toy_policy().provides
+
+
+@pytest.mark.parametrize(
+    ("plan", "round", "states"),
+    [("every_step", 0, 4 + 3 * 4), ("sliding_window(size=2, interval=1)", 1, 1 + 1 + 4 + 4)],
+)
+def test_a_state_between_two_decisions_is_stored_once(plan, round, states):
+    made = toy_policy(plan, steps=4).rollout(Request(toy_prompts(1), [0], 4, 5, round=round))
+    assert [len(walk.states) for walk in made.steps.walks] == [states]
+
+
+class Diffuses(ToyModel):
+    """The toy as a network that predicts the noise of a diffusion process."""
+
+    prediction = "epsilon"
+
+    def grid(self, steps: int) -> Grid:
+        return Grid(torch.linspace(0.2, 0.9, steps + 1), torch.arange(steps), "diffusion", 0.5)
+
+
+@pytest.mark.parametrize("plan", ["every_step", "one_step_branch"])
+def test_a_diffusion_process_is_sampled_and_scored_as_a_flow_is(plan):
+    policy = DenoisingPolicy(
+        Diffuses(), steps=4, kernel_text="ddim", plan=plan, evaluation_steps=4, forward_batch_size=64
+    )
+    made = rollout(policy)
+    gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
+    assert len(gap) > 0 and gap.abs().max() <= 1e-6
+    assert len(policy.sample(Request(toy_prompts(2), [0, 1], 2, 5))) == 4

@@ -44,6 +44,33 @@ def test_a_group_that_has_ended_does_not_differ():
     assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
+def test_a_last_group_of_which_all_have_ended_does_not_differ():
+    going = torch.tensor([[0.5, 0.5], [0.125, 0.875]]).log()
+    found = group_divergence(going, torch.tensor([0, 0]), torch.tensor([2, 3]))
+    alone = group_divergence(going, torch.tensor([0, 0]), torch.tensor([2]))
+    assert found.tolist() == pytest.approx([alone.item(), 0.0], abs=1e-6) and alone > 0.1
+
+
+def test_a_difference_counts_up_to_eleven_on_either_side():
+    # log-probs of -40 and 0 for the first token: 20 from their mean on either side; the second is -1e-17 for both
+    certain, never = torch.tensor([0.0, -40.0]), torch.tensor([-40.0, 0.0])
+    found = group_divergence(torch.stack([certain, never]), torch.tensor([0, 0]), torch.tensor([2]))
+    assert found.item() == pytest.approx(k3(11) + k3(-11), rel=1e-6)
+
+
+def test_each_difference_is_bounded_by_itself():
+    # one token, of log-probs 0, 0, -39 with the mean -13: differences -13, -13 and 26
+    found = group_divergence(torch.tensor([[0.0], [0.0], [-39.0]]), torch.tensor([0, 0, 0]), torch.tensor([3]))
+    assert found.item() == pytest.approx((2 * k3(-11) + k3(11)) / 3, rel=1e-6)
+
+
+def test_a_token_that_one_member_cannot_say_is_left_out():
+    whole = torch.tensor([[0.5, 0.5], [0.125, 0.875]]).log()
+    more = torch.cat([whole, torch.tensor([[0.0], [0.5]]).log()], 1)
+    group, sizes = torch.tensor([0, 0]), torch.tensor([2])
+    assert group_divergence(more, group, sizes).item() == pytest.approx(group_divergence(whole, group, sizes).item())
+
+
 def test_a_rollout_records_the_divergence_of_its_groups():
     """Against the distributions of each row on its own; some rows end early."""
     policy = token_policy(divergence=True)

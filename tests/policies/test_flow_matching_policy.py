@@ -120,6 +120,48 @@ def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
     assert max(line["ratio/first_minus_one"] for line in lines) <= 1e-5
 
 
+def test_the_reference_is_the_network_before_training_and_its_velocity_gap_the_squared_distance():
+    made = policy(error="weighted")
+    drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
+    with torch.no_grad():
+        made.network.outer.bias += 0.1
+    torch.testing.assert_close(rescored(made, drawn, name="reference_log_probs"), drawn.decisions.log_probs)
+    gap = rescored(made, drawn, limit=5, name="reference_velocity_gap")
+    torch.testing.assert_close(gap, torch.full_like(gap, 0.01), rtol=1e-4, atol=0)
+    [part] = drawn.steps.split(drawn.decisions.loss_mask, 100)
+    assert made.score(drawn, part, frozenset({"log_probs"})).keys() == {"log_probs"}
+    made.keep_reference()
+
+
+def test_a_part_holds_at_most_as_many_draws_as_the_limit_and_each_draw_once():
+    drawn = policy().rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
+    parts = list(drawn.steps.split(drawn.decisions.loss_mask, 5))
+    assert [len(part.rows) for part in parts] == [5, 5, 5, 5, 4]
+    pairs = [pair for part in parts for pair in zip(part.rows.tolist(), part.positions.tolist(), strict=True)]
+    assert pairs == [(row, position) for row in range(8) for position in range(3)]
+    assert drawn.decisions.keys["prompt"].tolist() == [0] * 4 + [1] * 4
+    assert drawn.decisions.node.flatten().tolist() == list(range(24))
+
+
+def test_an_error_of_zero_has_a_finite_gradient():
+    gap = torch.zeros(1, 2, requires_grad=True)
+    error = self_normalized_error(gap, torch.tensor([0.5]))
+    error.sum().backward()
+    assert error.item() == 0 and gap.grad.tolist() == [[0, 0]]
+    # the divisor is at least 1e-5: .5 * 1e-12 / 1e-5
+    small = self_normalized_error(torch.full((1, 2), 1e-6), torch.tensor([0.5]))
+    assert small.item() == pytest.approx(5e-8)
+
+
+def test_from_one_draw_to_one_of_every_step_is_possible_and_none_is_not():
+    for draws in (1, 6):
+        drawn = policy(draws=draws).rollout(Request(toy_prompts(1), [0], 2, seed=5))
+        assert drawn.decisions.log_probs.shape == (2, draws)
+        assert sorted(drawn.steps.step[0].tolist()) == sorted(set(drawn.steps.step[0].tolist()))
+    with pytest.raises(ValueError, match=r"draws must lie between 1 and sampling\.steps=6, got 0"):
+        policy(draws=0)
+
+
 def test_draws_beyond_the_steps_are_refused():
     with pytest.raises(ValueError, match=r"draws must lie between 1 and sampling\.steps=6, got 7"):
         policy(draws=7)

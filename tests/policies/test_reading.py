@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from mmgrpo.objectives.reading import diffro
-from mmgrpo.policies.reading import gumbel_given_argmax, straight_through
+from mmgrpo.policies.reading import Reading, gumbel_given_argmax, straight_through
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
@@ -56,6 +56,7 @@ def test_what_is_read_is_one_token_with_the_gradient_of_the_softmax():
     speech[0, 0, 1].backward()
     # softmax([0, 2])[1] = .8808; its derivative by the second value is .8808 x .1192 / .5
     assert perturbed.grad is not None and perturbed.grad[0, 0].tolist() == pytest.approx([-0.20999, 0.20999], abs=1e-5)
+    assert Reading(Bag(), torch.arange(2)).temperature == 1
 
 
 def test_the_term_is_for_samples_of_positive_advantage():

@@ -14,10 +14,13 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.evaluation import Shown
-from mmgrpo.report.completions import completions_html, strip, thumbnail, words, write_completions
+from mmgrpo.report.audio_player import Sound
+from mmgrpo.report.cards import sections
+from mmgrpo.report.completions import completions_html, strip, thumbnail, words, write_completions, write_sounds
 from mmgrpo.report.html import write_report
-from mmgrpo.report.thumbnails import SIDE, boxed_picture, enlarge, enlarged_width
-from mmgrpo.types import Image, Media, Prompt, Text, Turn
+from mmgrpo.report.media import MediaFolder, picture_uri
+from mmgrpo.report.thumbnails import PREDICTION, REFERENCE, SIDE, boxed_picture, enlarge, enlarged_width
+from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn
 
 PICTURE = Pil.new("RGB", (400, 200), "blue")
 
@@ -187,3 +190,43 @@ def test_small_pictures_are_shown_larger_pixel_by_pixel(tmp_path):
     write_completions(tmp_path / "after", shown(["a"]), [[small, large]])
     assert re.findall(r'<img( width="\d+")? alt', completions_html(tmp_path)) == [' width="192"', ""]
     assert SIDE == 160
+
+
+def test_sounds_and_transcripts_are_written_where_there_are_some(tmp_path):
+    sound = Audio(torch.zeros(1, 800), 1600)
+    heard = Shown([Prompt("say it", id="a")], [sound], [{}])
+    write_sounds(tmp_path / "bare", heard, [Sound(b"x", ".wav")])
+    write_sounds(
+        tmp_path / "all", heard, [Sound(b"x", ".wav")], [[PICTURE]], [[("equal", "it", "it")]], transcripts=["it"]
+    )
+    (bare,), (whole,) = rows(tmp_path / "bare.jsonl"), rows(tmp_path / "all.jsonl")
+    assert (bare["media"], bare["aligned"], bare["completion"], bare["seconds"]) == ([], [], "", 0.5)
+    assert (whole["media"], whole["aligned"]) == (["all/000-0.jpg"], [["equal", "it", "it"]])
+    assert (whole["completion"], whole["sound"]) == ("it", "all/000-said.wav")
+    write_completions(tmp_path / "text", shown(["it"]), [[]], aligned=[[("equal", "it", "it")]])
+    assert rows(tmp_path / "text.jsonl")[0]["aligned"] == [["equal", "it", "it"]]
+
+
+def test_a_card_has_the_sides_that_there_are_and_says_what_cannot_be_seen(tmp_path):
+    first = Prompt("one", id="a", task="t", answer={"wo": "dr\u00fcben"}, meta={"voice": "x"})
+    heard = Prompt("two", id="b", task="t", meta={"voice": "x"})
+    write_completions(tmp_path / "before", shown(["1"], [first]), [[]])
+    write_completions(tmp_path / "after", shown(["2"], [heard]), [[Sound(b"x", ".wav")]])
+    (section,) = sections(MediaFolder(tmp_path))
+    one, two = (card for cards in section.groups.values() for card in cards)
+    assert [[side.title for side in card.sides] for card in (one, two)] == [["before"], ["after"]]
+    assert one.reference == '{"wo": "dr\u00fcben"}' and two.reference is None
+    assert (one.facts, two.facts) == (["t"], ["t", "voice x"])
+    assert (section.count, section.total, section.aligned, section.box_colours) == (2, 2, False, {})
+
+
+def test_the_first_picture_of_a_completion_has_its_boxes(tmp_path):
+    boxes = [{"gold": [(0.1, 0.1, 0.9, 0.9)], "said": []}]
+    write_completions(tmp_path / "after", shown(["a"]), [[PICTURE, PICTURE]], boxes)
+    (section,) = sections(MediaFolder(tmp_path))
+    ((card,),) = section.groups.values()
+    boxed, plain = card.sides[0].media
+    content = (tmp_path / "after" / "000-1.jpg").read_bytes()
+    assert plain.uri == picture_uri(content, "image/jpeg") != boxed.uri and card.media == []
+    assert section.box_colours == {"reference": REFERENCE, "prediction": PREDICTION}
+    assert picture_uri(b"") == "data:image/png;base64,"

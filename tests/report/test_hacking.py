@@ -12,6 +12,7 @@ import pytest
 from mmgrpo.report.hacking import FEWEST, Measured, alarms, paired_interval, student_quantile
 from mmgrpo.report.html import write_report
 from mmgrpo.report.run_folder import print_alarms, read_run
+from mmgrpo.report.statistics import Interval
 from mmgrpo.report.tables import correlation_table
 
 TRAINED = {"trained": 1.0}
@@ -92,6 +93,23 @@ def test_prompts_that_could_not_be_scored_are_left_out_and_too_few_raise_nothing
     assert alarms(parted) == [] and alarms([]) == []
 
 
+def test_of_several_trained_rewards_the_one_that_rose_most_clearly_is_named():
+    """Both rise by a quarter: the first by 0 or 1/2, the second by 1/8 or 3/8."""
+    apart = np.tile([-1.0, 1.0], 8)
+    for order in (("noisy", "clear"), ("clear", "noisy")):
+        rises = {"noisy": RAMP + 0.25 + apart / 4, "clear": RAMP + 0.25 + apart / 8}
+        directions = dict.fromkeys(order, 1.0)
+        start = Measured(0, {**dict.fromkeys(order, RAMP), "held": RAMP}, directions)
+        end = Measured(1, {**rises, "held": RAMP - 0.5}, directions, final=True)
+        assert [alarm.trained for alarm in alarms([start, end])] == ["clear"]
+
+
+@pytest.mark.parametrize(("rise", "fall", "steps"), [(0.5, 0.5, [1]), (0.5, 0.0, []), (0.0, 0.5, [])])
+def test_what_stays_exactly_the_same_has_not_parted(rise, fall, steps):
+    both = [measured(0, RAMP, RAMP), measured(1, RAMP + rise, RAMP - fall, final=True)]
+    assert [alarm.step for alarm in alarms(both)] == steps
+
+
 # How sure
 
 
@@ -131,6 +149,8 @@ def test_the_interval_is_students():
     assert found.high - 5 == pytest.approx(3.355 * math.sqrt(7.5) / 3, rel=2e-3)
     assert 5 - found.low == pytest.approx(found.high - 5)
     assert paired_interval(np.zeros(9), np.zeros(8)) is None
+    assert paired_interval(np.zeros(9), np.arange(1, 10)) == paired_interval(np.zeros(9), np.arange(1, 10), error=0.05)
+    assert paired_interval(np.zeros(9, bool), np.ones(9, bool)) == Interval(1.0, 1.0, 1.0, 9)
 
 
 def simulated(seed, fall, evaluations=10, prompts=40):

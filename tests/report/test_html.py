@@ -78,6 +78,8 @@ def test_the_report_states_the_result_with_its_uncertainty(html):
     assert '<span class="bad">−0.200</span> <small>−0.300 to −0.100</small>' in html
     assert "1 h 2 min" in html and "4 of 4" in html
     assert "has not finished" not in html
+    assert "during the run" in html and "prompts of further files" not in html, "no empty grids"
+    assert "Error rates of whole files" not in html and "Correlation of rewards" not in html, "no empty tables"
 
 
 def test_a_difference_that_may_be_zero_has_no_colour(tmp_path):

@@ -171,6 +171,11 @@ def test_what_is_long_is_thinned_and_averaged_over_a_tenth():
     values = np.zeros(40)
     values[20] = 1.0
     np.testing.assert_allclose(running_mean(values)[17:24], [0, 0.2, 0.2, 0.2, 0.2, 0.2, 0])
+    assert np.flatnonzero(running_mean(np.arange(200) == 100)).tolist() == list(range(90, 111))
+
+
+def test_a_grid_may_have_one_column():
+    assert sample_grid([Image(torch.zeros(3, 2, 2))] * 2, ["", ""], columns=1, tile=48).width == 48 + 2 * 4
 
 
 def test_a_grid_of_nothing_or_of_words_is_an_error():

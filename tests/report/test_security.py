@@ -247,6 +247,8 @@ def test_a_run_that_is_itself_behind_a_link_is_read(tmp_path):
         ({"aligned": [["other", "a", "b"]]}, r"\[kind, reference, hypothesis\]"),
         ({"aligned": [["equal", "a"]]}, r"\[kind, reference, hypothesis\]"),
         ({"boxes": {"gold": [[0, 0, 1, "x"]]}}, r"expected lists of \[left, top, right, bottom\]"),
+        ({"boxes": {"gold": [[0, 0, 1]]}}, r"expected lists of \[left, top, right, bottom\]"),
+        ({"boxes": {"gold": 3}}, r"expected lists of \[left, top, right, bottom\]"),
         ({"boxes": [[0, 0, 1, 1]]}, r"expected lists of \[left, top, right, bottom\]"),
     ],
 )

@@ -10,6 +10,7 @@ from mmgrpo.report.statistics import (
     best_of,
     bootstrap_mean,
     bootstrap_ratio,
+    draws,
     paired_difference,
     paired_ratio_difference,
     per_prompt,
@@ -66,6 +67,13 @@ def test_a_paired_difference_is_the_mean_of_the_differences():
     after = before + np.array([1.0, 2.0, 6.0])
     assert paired_difference(before, after) == bootstrap_mean([1.0, 2.0, 6.0])
     assert paired_difference(before, after, seed=5, resamples=10) == bootstrap_mean([1.0, 2.0, 6.0], 10, 5)
+    assert paired_difference(np.array([False, False]), np.array([True, True])) == Interval(1.0, 1.0, 1.0, 2)
+
+
+def test_there_are_as_many_resamples_as_asked_for_each_of_all_prompts():
+    for size, resamples in ((3, 10), (2_000_000, 3)):  # the second in blocks of two
+        assert sum(len(rows) for rows in draws(size, resamples, 0)) == resamples
+    assert next(draws(3, 10, 0)).shape == (10, 3)
 
 
 def test_values_are_averaged_per_prompt_first():

@@ -23,6 +23,7 @@ from tests.trees import plain
 
 def length(prompts, outputs):
     """A reward of the test: the number of letters; NaN for none."""
+    assert prompts, "nothing is scored where nothing is asked"
     return [float(len(output.text)) or math.nan for output in outputs]
 
 
@@ -43,6 +44,13 @@ def test_rows_of_other_tasks_are_worth_nothing_and_are_not_scored():
 def test_what_cannot_be_asked_is_refused():
     with pytest.raises(ValueError, match="tasks: got 'open', expected a list of names"):
         check("open", "task")
+    for wrong in ([], [""], ["open", ""], [3], ["open", 3]):
+        with pytest.raises(ValueError, match="tasks: got .*, expected a list of names"):
+            check(wrong, "task")
+    with pytest.raises(ValueError, match="expected one without a weight that does not read the rollout"):
+        check(["open"], "token_entropy(target=1.5)")
+    with pytest.raises(ValueError, match="tusk"):
+        scorer("by_task(tasks=['open'], reward='tusk')")
     with pytest.raises(ValueError, match="expected one without a weight that does not read the rollout"):
         check(["open"], "task(weight=2)")
     with pytest.raises(ValueError, match="tusk"):

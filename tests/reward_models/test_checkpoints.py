@@ -57,9 +57,38 @@ def test_keys_that_do_not_fit_are_named(tensors, message):
         load_exactly(nn.Linear(2, 1), tensors, "f", "r", lambda key: key.removeprefix("old."))
 
 
-def test_many_wrong_keys_are_counted():
-    with pytest.raises(ValueError, match="unexpected: 0, 1, 2, 3, 4 and 2 more"):
-        load_exactly(nn.Identity(), {str(n): torch.ones(1) for n in range(7)}, "f", "r")
+@pytest.mark.parametrize(
+    ("count", "named"), [(5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more"), (7, "0, 1, 2, 3, 4 and 2 more")]
+)
+def test_of_many_wrong_keys_five_are_named(count, named):
+    with pytest.raises(ValueError, match=rf"\(unexpected: {named}\)"):
+        load_exactly(nn.Identity(), {str(n): torch.ones(1) for n in range(count)}, "f", "r")
+
+
+def test_of_a_folder_five_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no file head.pt; it contains nothing$"):
+        weight_file(str(tmp_path), "head.pt", "r")
+    for number in range(7):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(FileNotFoundError, match="it contains 0.txt, 1.txt, 2.txt, 3.txt, 4.txt$"):
+        weight_file(str(tmp_path), "head.pt", "r")
+
+
+@pytest.mark.parametrize(
+    "content", [torch.ones(2), [torch.ones(2)], {"weight": torch.ones(2), "step": 3}, {"state_dict": [1]}]
+)
+def test_a_file_of_something_else_than_tensors_by_name_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "odd.pt")
+    with pytest.raises(ValueError, match="r: .*odd.pt: got a (Tensor|list|dict), expected tensors by name"):
+        read_tensors(tmp_path / "odd.pt", "r", allow_pickle=True)
+
+
+def test_a_pickle_is_read_onto_the_cpu_and_for_its_tensors_only(folder, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(torch, "load", lambda file, **given: seen.update(given) or {})
+    assert read_tensors(folder / "plain.pt", "r", allow_pickle=True) == {}
+    assert seen == {"map_location": "cpu", "weights_only": True}
+    assert read_tensors(folder / "model.safetensors", "r", allow_pickle=True)["bias"] == 3, "which is no pickle"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "plain.pt"])
@@ -82,8 +111,9 @@ def test_of_a_pickle_only_tensors_are_read(folder):
 def test_missing_weights_are_named(folder):
     with pytest.raises(FileNotFoundError, match=r"has no file head.pt; it contains inside.pt, model.safetensors"):
         weight_file(str(folder), "head.pt", "r")
-    with pytest.raises(FileNotFoundError, match="r: weights: there is no folder"):
-        weight_file(str(folder / "gone"), "head.pt", "r")
+    for nowhere in (str(folder / "gone"), "gone", "./gone", ".gone/a", "~/gone", "/gone", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match="r: weights: there is no folder"):
+            weight_file(nowhere, "head.pt", "r")
     with pytest.raises(FileNotFoundError, match="someone/scorer is not on this machine"):
         weight_file("someone/scorer", "head.pt", "r")
     with pytest.raises(FileNotFoundError, match="r: weights: there is no file"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +74,7 @@ def test_the_convolutions_have_the_published_sizes():
     assert sizes[0] == (2, 64, (1, 1)) and sizes[-1] == (256, 256, (2, 2))
     assert sizes[1:-1] == [(64, 64, (2, 1)), (64, 128, (2, 1)), (128, 256, (2, 1)), (256, 256, (2, 1))]
     assert {(layer.kernel_size, layer.padding) for layer in layers} == {((3, 3), (0, 1))}
+    assert {one.negative_slope for one in module.DistillMos().cnn if isinstance(one, nn.LeakyReLU)} == {0.1}
     # 161 bands: 159, and (n - 3) // 2 + 1 five times, 4 at last; 768 frames are halved once
     with torch.device("meta"):
         made = module.DistillMos().cnn(torch.empty(1, 2, 161, WINDOW // 160))
@@ -108,6 +111,13 @@ def test_weights_are_read_under_the_names_of_the_package(network, tmp_path, monk
     monkeypatch.setattr(module, "weights_folder", lambda *asked: {("distillmos", "x", "distillmos"): tmp_path}[asked])
     read = module._network.__wrapped__("x")
     assert all(torch.equal(value, whole.state_dict()[key]) for key, value in read.state_dict().items())
+
+
+def test_weights_are_tensors_and_no_program(tmp_path, monkeypatch):
+    torch.save({"model": SimpleNamespace()}, tmp_path / "distill_mos_v7.pt")
+    monkeypatch.setattr(module, "weights_folder", lambda *_: tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match="SimpleNamespace"):
+        module._network.__wrapped__("x")
 
 
 def test_each_sound_is_scored_by_the_network_at_16_khz(monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Video
+from reward_models.frames import check
 from reward_models.rules.jpeg import jpeg_incompressibility
 
 ASKED = Prompt("noise", "0")
@@ -71,7 +72,10 @@ def test_a_frame_that_cannot_be_scored_makes_the_clip_invalid():
     [
         ("frames(reward='jpeg_incompresibility')", "there is no 'jpeg_incompresibility'.*jpeg_incompressibility"),
         ("frames(reward='ocr', reduce='median')", "reduce: got 'median', expected one of mean, min, max, first"),
-        ("frames(reward='ocr', every=0)", "every: got 0, expected a whole number of at least 1"),
+        *(
+            (f"frames(reward='ocr', every={n})", f"every: got {n}, expected a whole number of at")
+            for n in (0, True, 1.5)
+        ),
         ("frames(reward='ocr(weight=2)')", r"expected no weight in it; write frames\(weight=2.0"),
         ("frames(reward='ocr', log_as='a b')", "log_as 'a b', expected letters"),
     ],
@@ -79,6 +83,7 @@ def test_a_frame_that_cannot_be_scored_makes_the_clip_invalid():
 def test_wrong_parameters_are_refused_before_a_run_starts(spec, message):
     with pytest.raises(ValueError, match=message):
         scorer(spec)
+    check("ocr")
 
 
 def test_a_picture_is_refused_with_what_to_do():

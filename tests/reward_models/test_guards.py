@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,11 +38,11 @@ def test_a_picture_is_enlarged_until_its_shorter_side_has_128_pixels(size, facto
 
 
 def test_agreement_is_one_minus_the_distance_over_the_length_without_case_and_spaces(monkeypatch):
-    texts = iter([("HEL", "lo"), (), ("hallo you",), ("x" * 40,)])
+    texts = iter([("HEL", "lo"), (), None, ("hallo you",), ("x" * 40,)])
     monkeypatch.setattr(ocr, "_engine", lambda: lambda pixels: SimpleNamespace(txts=next(texts)))
     prompt, picture = Prompt("a sign", "a", answer="Hel lo"), Image(torch.zeros(3, 128, 128))
-    # equal; nothing read; one letter changed and three too many of five; more wrong than there is
-    assert ocr.ocr([prompt] * 4, [picture] * 4) == pytest.approx([1.0, 0.0, 1 - 4 / 5, 0.0])
+    # equal; nothing read, twice; one letter changed and three too many of five; more wrong than there is
+    assert ocr.ocr([prompt] * 5, [picture] * 5) == pytest.approx([1.0, 0.0, 0.0, 1 - 4 / 5, 0.0])
     broken = Image(torch.full((3, 8, 8), math.nan))
     assert math.isnan(ocr.ocr([prompt], [broken])[0])
     with pytest.raises(TypeError, match="ocr: got an output of kind Text, expected an Image"):
@@ -50,6 +51,11 @@ def test_agreement_is_one_minus_the_distance_over_the_length_without_case_and_sp
     for nothing in (None, " ", 3):
         with pytest.raises(ValueError, match="ocr: prompt 'a' .* expected the text to render"):
             ocr.target_text(Prompt("a", "a", answer=nothing))
+
+
+def test_the_engine_says_nothing_but_errors(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rapidocr", SimpleNamespace(RapidOCR=lambda params: params))
+    assert ocr._engine.__wrapped__() == {"Global.log_level": "error"}
 
 
 # Actions on a screen

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn
 from pipelines.vlm import causal_lm
 from reward_models import last_hidden as module
 from reward_models.evaluation.comparison import FIRST, Comparison
 from reward_models.last_hidden import last_hidden
+from reward_models.pixels import to_pil
 from reward_models.preference import preference, save
 from reward_models.preference_training import train
 
@@ -65,6 +69,60 @@ def test_pictures_of_the_prompt_come_before_the_one_that_is_judged(monkeypatch):
     assert last_hidden([prompt], [light], model="some/vlm").tolist() == [[2.0]]  # the third token is padding
     parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "lighter"}]
     assert shown == [[{"role": "user", "content": parts}], [0, 255]]
+
+
+class Words:
+    """A processor without a template that keeps what it is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def __call__(self, **given):
+        self.given.append(given)
+        return SimpleNamespace(to=lambda device: {"attention_mask": torch.ones(1, 1)})
+
+
+def test_a_text_comes_without_pictures_and_a_picture_may_be_a_file(tmp_path):
+    processor, states = Words(), SimpleNamespace(last_hidden_state=torch.ones(1, 1, 1))
+    module.state(processor, lambda **_: states, Prompt("a"), Text("b"), "cpu")
+    assert processor.given == [{"text": ["a\nb"], "return_tensors": "pt"}]
+    to_pil(Image(torch.ones(3, 2, 5))).save(tmp_path / "white.png")
+    asked = Prompt("a", turns=(Turn("user", (Media("image", str(tmp_path / "white.png")), "a")),))
+    module.state(processor, lambda **_: states, asked, Text("b"), "cpu")
+    assert [picture.size for picture in processor.given[1]["images"]] == [(5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "pictures", "turns"),
+    [
+        ("b", 0, [("user", "a"), ("assistant", "b")]),
+        ("", 0, [("user", "a")]),
+        ("", 1, [("user", [{"type": "image"}, {"type": "text", "text": "a"}])]),
+        (
+            "b",
+            1,
+            [
+                ("user", [{"type": "image"}, {"type": "text", "text": "a"}]),
+                ("assistant", [{"type": "text", "text": "b"}]),
+            ],
+        ),
+    ],
+)
+def test_turns_are_texts_or_lists_of_parts_where_there_are_pictures(answer, pictures, turns):
+    processor = SimpleNamespace(chat_template="template", apply_chat_template=lambda turns, tokenize: turns)
+    found: Any = module._conversation(processor, "a", answer, pictures)
+    assert [(turn["role"], turn["content"]) for turn in found] == turns
+
+
+def test_weights_are_frozen_and_read_from_safetensors_only(folder, tmp_path):
+    _, network = module.load_frozen(folder, "cpu")
+    assert not network.training and not any(one.requires_grad for one in network.parameters())
+    place = tmp_path / "lm"
+    shutil.copytree(folder, place)
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has its weights in pytorch_model.bin only, a pickle"):
+        last_hidden([Prompt("a")], [Text("b")], model=str(place))
 
 
 def test_what_it_cannot_look_at_is_refused(folder):

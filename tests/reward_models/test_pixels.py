@@ -8,7 +8,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.types import Image, Text
-from reward_models.pixels import centre_crop, from_pil, normalized, padded_longest, pictures, to_pil
+from reward_models.pixels import centre_crop, from_pil, normalized, padded_longest, pictures, stretched, to_pil
 
 
 def ramp(height, width):
@@ -21,6 +21,8 @@ def ramp(height, width):
 def test_a_picture_of_eight_bits_is_unchanged_by_pillow_and_back():
     pixels = torch.arange(3 * 4 * 5).reshape(3, 4, 5).float() * 4 / 255
     assert torch.equal(from_pil(to_pil(Image(pixels))), pixels)
+    beyond = torch.tensor([-0.5, 0.5, 1.5])[:, None, None].expand(3, 1, 2)
+    assert (from_pil(to_pil(Image(beyond))) * 255).flatten(1).tolist() == [[0, 0], [128, 128], [255, 255]]
 
 
 def test_the_middle_of_a_wide_picture_is_cut_out():
@@ -41,10 +43,22 @@ def test_the_crop_is_that_of_pillow_for_odd_sizes(size):
 
 def test_the_longest_side_is_resized_and_the_rest_is_black():
     white = Image(torch.ones(3, 4, 8))
-    padded = padded_longest(white, 16)
+    padded = padded_longest(white, 16, True)
     assert padded.shape == (3, 16, 16)
     assert (padded[:, 4:12] - 1).abs().max() < 1e-5 and padded[:, :4].abs().max() == padded[:, 12:].abs().max() == 0
-    assert (padded_longest(Image(torch.ones(3, 8, 4)), 16)[:, :, 4:12] - 1).abs().max() < 1e-5
+    assert (padded_longest(Image(torch.ones(3, 8, 4)), 16, True)[:, :, 4:12] - 1).abs().max() < 1e-5
+    wide, high = (
+        padded_longest(Image(torch.ones(3, 4, 15)), 15, True),
+        padded_longest(Image(torch.ones(3, 15, 4)), 15, True),
+    )
+    assert wide[0, :, 7].round().tolist() == high[0, 7].round().tolist() == [0] * 5 + [1] * 4 + [0] * 6
+    assert wide.shape == high.shape == (3, 15, 15)
+
+
+def test_a_stretched_picture_has_the_height_and_width_that_are_asked_for():
+    image = ramp(4, 8)
+    expected = from_pil(to_pil(image).resize((6, 2), Pil.Resampling.BILINEAR))
+    assert torch.equal(stretched(image, (2, 6), Pil.Resampling.BILINEAR), expected) and expected.shape == (3, 2, 6)
 
 
 def test_antialiasing_averages_what_a_smaller_picture_cannot_show():
@@ -60,7 +74,8 @@ def test_normalization_by_channel():
 
 
 def test_only_pictures_are_taken_and_broken_ones_have_no_value():
-    broken = Image(torch.full((3, 2, 2), float("nan")))
-    assert pictures([ramp(2, 2), broken], "r")[1] is None
+    whole, broken = ramp(2, 2), ramp(2, 2)
+    broken.pixels[1, 1, 0] = float("nan")
+    assert pictures([whole, broken, whole], "r") == [whole, None, whole]
     with pytest.raises(TypeError, match="r: got an output of kind Text, expected an Image"):
         pictures([Text("a")], "r")

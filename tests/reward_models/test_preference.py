@@ -12,13 +12,14 @@ import torch
 
 from mmgrpo.rewards import scorer
 from mmgrpo.toy import scenes
-from mmgrpo.types import Image, Prompt, Text
+from mmgrpo.types import Image, Prompt, Text, Video
 from reward_models import preference as preference_module
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
 from reward_models.preference import Description, PreferenceModel, RewardHead, last_token, load, preference, save
 from reward_models.preference_training import bradley_terry, bradley_terry_ties, examples, train
 
 SIGMOID = torch.sigmoid
+NAN = pytest.approx(math.nan, nan_ok=True)
 
 
 # ---- losses
@@ -62,6 +63,7 @@ def test_the_head_is_two_layers_with_a_silu():
     for linear in (head.layers[0], head.layers[2]):
         torch.nn.init.ones_(linear.weight)
         torch.nn.init.zeros_(linear.bias)
+    assert [tuple(linear.weight.shape) for linear in (head.layers[0], head.layers[2])] == [(2, 2), (1, 2)]
     expected = 2 * 3 * float(SIGMOID(torch.tensor(3.0)))
     assert float(head(torch.tensor([[1.0, 2.0]])).detach()) == pytest.approx(expected)
 
@@ -134,6 +136,22 @@ def test_regression_fits_ratings_and_needs_them():
         train(PAIRS, f"{HERE}:brightness", loss="hinge")
 
 
+def test_embeddings_of_pictures_and_texts_are_joined_with_their_product(monkeypatch):
+    pair = torch.tensor([[1.0, 2.0]]).double().requires_grad_(), torch.tensor([[3.0, 4.0]]).double()
+    monkeypatch.setattr(preference_module, "load_object", lambda name, what: lambda prompts, outputs, device: pair)
+    made = preference_module.frozen_features("a:b", {}, [Prompt("a")], [LIGHT], "cpu")
+    assert made.tolist() == [[1, 2, 3, 4, 3, 8]] and made.dtype == torch.float32 and not made.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("made", "shape"), [([[1.0, 2.0]], "list"), (torch.ones(2, 3), r"\[2, 3\]"), (torch.ones(1), r"\[1\]")]
+)
+def test_features_are_a_row_for_each_output(made, shape, monkeypatch):
+    monkeypatch.setattr(preference_module, "load_object", lambda name, what: lambda prompts, outputs, device: made)
+    with pytest.raises(ValueError, match=rf"features 'a:b': got {shape}, expected a tensor \[1, width\]"):
+        preference_module.frozen_features("a:b", {}, [Prompt("a")], [LIGHT], "cpu")
+
+
 def test_features_of_a_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"features '.*:wrong_shape': got \[6, 2, 2\], expected a tensor \[6, width\]"):
         train(PAIRS, f"{HERE}:wrong_shape", epochs=1)
@@ -175,6 +193,10 @@ def test_a_folder_that_is_no_head_is_named(folder):
     prompt, shown = [Prompt("a red circle")], [LIGHT]
     with pytest.raises(FileNotFoundError, match="gone has no preference.json; expected a folder that"):
         preference(prompt, shown, str(folder / "gone"))
+    (folder.parent / "bare").mkdir()
+    (folder.parent / "bare" / "preference.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="bare has no model.safetensors; expected a folder that"):
+        preference(prompt, shown, str(folder.parent / "bare"))
     description = json.loads((folder / "preference.json").read_text())
     for change, message in (({"hidden": 7}, "does not fit the model"), ({"wide": 1}, "preference.json: .*wide")):
         (folder / "preference.json").write_text(json.dumps(description | change))
@@ -218,6 +240,12 @@ def test_pictures_are_scored_in_batches_and_pairs_know_who_won(monkeypatch):
     model: Any = Model()
     scores = preference_module.scores_of(model, [Prompt("a")] * 5, outputs, "cpu")
     assert scores == [-0.5, 0.0, 0.5, 1.0, 1.5] and sizes == [2, 2, 1]
+    sizes.clear()
+    holed = LIGHT.pixels.clone()
+    holed[2, 3, 3] = math.inf
+    mixed = [outputs[3], Image(holed), Video(torch.stack([LIGHT.pixels, holed]), 2.0), outputs[4]]
+    assert preference_module.scores_of(model, [Prompt("a")] * 4, mixed, "cpu") == [1.0, NAN, NAN, 1.5] and sizes == [2]
+    sizes[:] = [2, 2, 1]
     some = [Comparison(Prompt("a"), tuple(outputs[:3]), (0.0, 1.0, 1.0), "row 1") for _ in range(3)]
     made = examples(model, some, "cpu", batch=2)
     assert made.human.tolist() == [1.0, 1.0, 0.0] * 3 and made.ratings is None
@@ -226,3 +254,9 @@ def test_pictures_are_scored_in_batches_and_pairs_know_who_won(monkeypatch):
         [1, 2, 2, 4, 5, 5, 7, 8, 8],
     )
     assert sizes[3:] == [6, 3]
+
+
+def test_what_a_description_does_not_say():
+    said = Description()
+    assert (said.width, said.hidden, said.mean, said.std) == (128, 128, 0, 1)
+    assert PreferenceModel(said).tower is not None and PreferenceModel(Description("a:b")).tower is None

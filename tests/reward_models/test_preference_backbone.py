@@ -7,10 +7,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 
 from mmgrpo.cli import train_reward
 from mmgrpo.types import Image, Prompt, Text
 from pipelines.vlm import causal_lm, smolvlm_tiny
+from reward_models import preference_backbone
 from reward_models.evaluation.comparison import FIRST, Comparison
 from reward_models.last_hidden import ADAPTERS, add_adapters, last_hidden, load_frozen, state
 from reward_models.pixels import to_pil
@@ -35,6 +37,45 @@ def test_adapters_of_b_zero_leave_the_network_as_it_is_and_they_alone_are_traine
     assert len(trained) == 2 * linear
 
 
+def test_an_adapter_adds_twice_its_product():
+    """x = (1, 1) and three columns of ones: A x = 2 in each, B A x = 6, twice that is 12."""
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    x = torch.ones(1, 2)
+    before = network(x)
+    for weight in add_adapters(network, 3).values():
+        torch.nn.init.ones_(weight)
+    assert (network(x) - before).tolist() == [[pytest.approx(12)] * 2]
+
+
+def test_a_step_is_over_the_mean_of_its_pairs(folder, monkeypatch):
+    """The gradient of the head's last bias and weights, of losses that are written out."""
+    three = Comparison(Prompt("how many"), (YES, NO, Text("the blue is 2")), (1.0, 3.0, 2.0), "1")
+    tie = Comparison(Prompt("how many"), (YES, NO), (1.0, 1.0), "2")
+    steps = []
+
+    def descend(weights, rows, backward, *settings):
+        steps.append((rows, *settings))
+        steps.append(backward(torch.tensor([0, 2, 3])))
+        steps.append([weight.grad for weight in weights[-4:]])
+        steps.append([weight.detach().clone() for weight in weights[-4:]])
+
+    monkeypatch.setattr(preference_backbone, "descend", descend)
+    model, adapters = train_backbone([three, tie], LAST_HIDDEN, {"model": folder}, 2, hidden=5, lr=0.1)
+    (first, mean, found, (w, b, v, c)) = steps
+    assert first == (4, 1, 0.1, 64, 1e-2) and len(adapters) > 0
+    assert not any(one.requires_grad for one in (*model.parameters(), *adapters.values()))
+    hidden = last_hidden([Prompt("how many")] * 3, [*three.candidates], model=folder)
+    for weight in (w, b, v, c):
+        weight.requires_grad_()
+    a, no, middle = ((functional.silu(hidden @ w.T + b) @ v.T + c)[:, 0]).unbind()
+    tied = (functional.softplus(a - no) + functional.softplus(no - a)) / 2
+    expected = (functional.softplus(no - a) + functional.softplus(no - middle) + tied) / 3
+    assert mean == pytest.approx(expected.item(), rel=1e-4)
+    expected.backward()
+    for weight, gradient in zip((w, b, v), found, strict=False):
+        torch.testing.assert_close(gradient, weight.grad, rtol=1e-3, atol=1e-5)
+
+
 def test_a_trained_backbone_is_served_from_its_folder_wherever_that_lies(folder, tmp_path):
     one = Comparison(Prompt("how many"), (YES, NO), FIRST, "1")
     model, adapters = train_backbone([one], LAST_HIDDEN, {"model": folder}, 2, epochs=30, lr=0.01, batch=1)
@@ -46,20 +87,23 @@ def test_a_trained_backbone_is_served_from_its_folder_wherever_that_lies(folder,
     assert (good, bad) == pytest.approx((1.0, -1.0), abs=1e-4), "standardized over the two outputs of the training set"
     frozen = last_hidden([Prompt("how many")], [YES], model=folder)
     tuned = last_hidden([Prompt("how many")], [YES], model=folder, adapters=str(place / ADAPTERS))
-    assert not torch.allclose(frozen, tuned, atol=1e-3)
+    assert not torch.allclose(frozen, tuned, atol=1e-3) and not tuned.requires_grad
 
 
 def test_adapters_of_another_model_are_refused(folder, tmp_path):
     file = tmp_path / ADAPTERS
-    save_file({"layers.0.mlp.lora_A.default.weight": torch.ones(2, 3)}, file)
-    with pytest.raises(ValueError, match="its adapters do not fit the model"):
-        last_hidden([Prompt("a")], [YES], model=folder, adapters=str(file))
+    for name in ("layers.0.mlp.lora_A.default.weight", "layers.0.mlp.weight"):
+        save_file({name: torch.ones(2, 3)}, file)
+        with pytest.raises(ValueError, match="its adapters do not fit the model"):
+            last_hidden([Prompt("a")], [YES], model=folder, adapters=str(file))
 
 
 def test_other_features_stay_frozen(folder):
     one = Comparison(Prompt("how many"), (YES, NO), FIRST, "1")
     with pytest.raises(ValueError, match="got 2 with features 'a:b' and loss 'bradley_terry', expected reward_models"):
         train_backbone([one], "a:b", {"model": folder}, 2)
+    with pytest.raises(ValueError, match=r"got 2 with features .* and loss 'regression', expected reward_models"):
+        train_backbone([one], LAST_HIDDEN, {"model": folder}, 2, loss="regression")
 
 
 def test_a_vision_language_model_is_trained_by_the_command_and_looks_at_pictures(tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import math
+import pickle
+import sys
 import zipfile
 from types import SimpleNamespace
 
@@ -74,6 +77,22 @@ def test_a_recognizer_is_frozen_and_of_full_precision(random_whisper):
     assert not random_whisper.network.training and random_whisper.network.generation_config.max_new_tokens is None
 
 
+def test_a_transcript_has_no_marks(random_whisper, monkeypatch):
+    ids = random_whisper.processor.tokenizer(" ab").input_ids  # with those of the start and the end
+    monkeypatch.setattr(random_whisper.network, "generate", lambda **_: torch.tensor([ids]))
+    assert random_whisper.transcribe(tone(0.5, 0.7).samples[0].numpy(), "ab") == "ab"
+
+
+def test_a_checkpoint_in_half_precision_and_with_a_limit_of_its_own_is_read_without_them(random_whisper, tmp_path):
+    halved = copy.deepcopy(random_whisper.network).half()
+    halved.generation_config.max_new_tokens = 7
+    halved.save_pretrained(tmp_path)
+    random_whisper.processor.save_pretrained(tmp_path)
+    network = recognizer.recognizer.__wrapped__(str(tmp_path)).network
+    assert {one.dtype for one in network.parameters()} == {torch.float32}
+    assert network.generation_config.max_new_tokens is None
+
+
 # What rewards make of transcripts
 
 
@@ -86,6 +105,9 @@ class Hears:
     def transcribe(self, samples: np.ndarray, text: str) -> str:
         self.asked.append((len(samples), text))
         return self.text
+
+    def log_prob(self, samples: np.ndarray, text: str) -> float:
+        return -float(len(text))
 
 
 @pytest.fixture
@@ -114,6 +136,12 @@ def test_a_sound_longer_than_the_window_is_not_scored(hears, reward):
     short, long = tone(30.0), Audio(torch.cat([tone(30.0).samples, torch.full((1, 1), 0.1)], 1), RATE)
     assert reward([prompt], [short]) == [0.0] and math.isnan(reward([prompt], [long])[0])
     assert [length for length, _ in hears.asked] == [30 * RATE]
+
+
+def test_the_likelihood_of_a_text_is_the_recognizers_and_of_a_sound_beyond_the_window_none(hears):
+    prompts, long = [Prompt("red", "a"), Prompt("green", "b")], torch.cat([tone(30.0).samples, torch.ones(1, 1) / 9], 1)
+    assert recognizer.spoken_log_prob(prompts, [tone(0.1), tone(30.0)]) == [-3.0, -5.0]
+    assert math.isnan(recognizer.spoken_log_prob(prompts[:1], [Audio(long, RATE)])[0])
 
 
 def test_transcripts_of_what_cannot_be_heard_are_empty(hears):
@@ -174,6 +202,23 @@ def test_the_embedding_of_a_sound_is_the_mean_of_those_of_its_parts_and_of_norm_
     assert encoder.bank.shape == (201, 40)
 
 
+def test_mel_bands_are_slaneys_from_0_to_8000_hertz():
+    """40 triangles at equal distances in mel, which up to 1 kHz is linear (200/3 Hz), and of area 1."""
+    bank = random_speaker().bank
+    width = (15 + 27 * math.log(8) / math.log(6.4)) / 41 * 200 / 3  # 73.6 Hz
+    assert bank[1, 0].item() == pytest.approx(40 / width / width, rel=1e-4)  # 40 Hz, on the way to 1 / width
+    assert bank[:, 39].nonzero().max() == 199
+
+
+def test_a_voice_of_one_sample_is_padded_with_silence(monkeypatch):
+    encoder = random_speaker()
+    monkeypatch.setattr(speaker, "encoder_of", lambda *given: encoder)
+    monkeypatch.setattr(speaker, "reference_embedding", lambda *given: encoder.embed(np.ones(1, np.float32)))
+    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    one = Audio(torch.full((1, 1), 0.5), RATE)
+    assert speaker.speaker_similarity([Prompt("a", "a")], [one], reference="a.wav") == [pytest.approx(1.0)]
+
+
 def test_a_quiet_sound_is_amplified_and_a_loud_one_left_as_it_is():
     encoder = random_speaker()
     heard = []
@@ -224,16 +269,29 @@ def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_lo
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("resemblyzer/pretrained.pt", content.getvalue())
     monkeypatch.setattr(speaker, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
-    monkeypatch.setattr(speaker, "checked_tensors", lambda file, sha256: file)  # of other numbers than the real
-    monkeypatch.setattr(speaker, "CACHE", tmp_path / "cache")
+    checked = []
+    monkeypatch.setattr(speaker, "checked_tensors", lambda file, sha256: checked.append(file) or file)
+    monkeypatch.setattr(speaker, "CACHE", tmp_path / "new" / "cache")
     speaker.speaker_encoder.cache_clear()
     loaded = speaker.speaker_encoder(str(wheel))
     speaker.speaker_encoder.cache_clear()
     assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
     assert not loaded.training and not any(one.requires_grad for one in loaded.parameters())
+    assert checked[0].is_relative_to(tmp_path / "new" / "cache"), "where it can be renamed"
     wheel.unlink()  # no longer needed
-    file = speaker.encoder_file(tmp_path / "cache")
+    file = speaker.encoder_file(tmp_path / "new" / "cache")
     assert [one.name for one in file.parent.iterdir()] == ["speaker_encoder.safetensors"]
+
+
+def test_weights_of_a_wheel_are_tensors_and_no_program(monkeypatch, tmp_path):
+    content, wheel = io.BytesIO(), tmp_path / "Resemblyzer-0.1.4-py3-none-any.whl"
+    torch.save({"model_state": SimpleNamespace()}, content)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("resemblyzer/pretrained.pt", content.getvalue())
+    monkeypatch.setattr(speaker, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    (tmp_path / "cache").mkdir()  # of an earlier attempt
+    with pytest.raises(pickle.UnpicklingError, match="SimpleNamespace"):
+        speaker.encoder_file(tmp_path / "cache", wheel)
 
 
 # Opinion scores
@@ -291,13 +349,14 @@ def test_the_network_of_opinions_runs_on_one_thread_from_the_files_of_its_packag
     asked = []
     options = SimpleNamespace(intra_op_num_threads=0)
     runtime = SimpleNamespace(
-        SessionOptions=lambda: options, InferenceSession=lambda *given, **more: asked.append(given)
+        SessionOptions=lambda: options, InferenceSession=lambda *given, **more: asked.append((*given, more))
     )
     monkeypatch.setattr(dnsmos, "import_library", lambda name: runtime)
     origin = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name: origin if name == "speechmos" else None)
     dnsmos._session.__wrapped__()
-    assert asked == [(str(tmp_path / "dnsmos_models" / "sig_bak_ovr.onnx"), options)]
+    cpu = {"providers": ["CPUExecutionProvider"]}
+    assert asked == [(str(tmp_path / "dnsmos_models" / "sig_bak_ovr.onnx"), options, cpu)]
     assert options.intra_op_num_threads == 1
     origin.origin = None
     with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
@@ -310,6 +369,12 @@ def test_dnsmos_without_files_on_disk_is_told(monkeypatch):
         monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name, spec=spec: spec)
         with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
             dnsmos._session.__wrapped__()
+
+
+def test_dnsmos_without_its_package_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "speechmos", None)
+    with pytest.raises(ModuleNotFoundError, match="rewards of sounds need the package 'speechmos'"):
+        dnsmos._session.__wrapped__()
 
 
 @pytest.mark.parametrize("path", ["nowhere", "a/b/c"])

@@ -59,7 +59,7 @@ def test_errors_and_likelihood_are_joined_by_the_harmonic_mean_of_the_paper(judg
 
 
 def test_a_length_is_compared_with_the_median_of_its_own_group():
-    prompts = [Prompt("a", "0")] * 3 + [Prompt("b", "1")] * 2
+    prompts = [Prompt("a", id) for id in "00011"]
     sounds = [hum(1), hum(2), hum(6), hum(4), Audio(torch.zeros(1, 0), RATE)]
     *values, empty = group_length(prompts, sounds)
     assert values == pytest.approx([-0.5, 0, -2, 0]) and math.isnan(empty)
@@ -73,6 +73,8 @@ def test_a_length_is_right_within_the_window_of_the_text(seconds, value):
     prompt = Prompt("a" * 10 + " " + "b" * 20)  # 30 characters, 2 s
     assert length_window([prompt], [hum(seconds)]) == [value]
     assert math.isnan(length_window([prompt], [Audio(torch.zeros(1, 0), RATE)])[0])
+    short = [hum(1 / 15), hum(2 / 15)]  # of one character, and at least that of none
+    assert length_window([Prompt("a")] * 2, short) == length_window([Prompt("")] * 2, short) == [1, 0]
 
 
 def test_the_entropy_of_tokens_costs_only_above_the_target_and_padding_does_not_count():

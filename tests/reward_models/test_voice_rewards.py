@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.rewards import scorer
-from mmgrpo.types import Audio, Prompt, Text
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from pipelines.speech import whisper
 from pipelines.speech.whisper_weights import CACHE
 from reward_models.speech import recognizer, sounds, speaker
@@ -135,6 +135,51 @@ def test_channels_are_averaged_and_rates_changed():
     assert sounds.waveform(stereo, 8_000) is None  # the two cancel
     resampled = sounds.waveform(hum(1.0), 16_000)
     assert resampled is not None and len(resampled) == 16_000 and resampled.dtype == np.float32
+
+
+def test_a_voice_in_memory_is_no_file_and_the_first_sound_of_a_prompt_is_its_voice():
+    def asked(*sources) -> Prompt:
+        return Prompt("a", "a", turns=(Turn("user", tuple(Media(kind, one) for kind, one in sources)),))
+
+    files = asked(("image", "a.png"), ("audio", "a.wav"), ("audio", "b.wav"))
+    assert speaker.reference_file(files, "") == "a.wav" and speaker.reference_file(files, "c.wav") == "c.wav"
+    for prompt in (asked(("image", "a.png")), asked(("audio", hum(0.1)))):
+        with pytest.raises(ValueError, match="prompt 'a' .* has no recording of a voice"):
+            speaker.reference_file(prompt, "")
+
+
+def test_a_sound_is_silent_below_a_ten_thousandth_and_too_loud_above_1():
+    def level(peak: float) -> Audio:
+        return Audio(torch.full((1, 8), peak), 8_000)
+
+    heard = {peak: sounds.waveform(level(peak), 8_000) is not None for peak in (0.9e-4, 1e-4, 1.5e-4, 1.0)}
+    assert heard == {0.9e-4: False, 1e-4: True, 1.5e-4: True, 1.0: True}
+    assert seconds([PROMPT], [level(1.0)]) == [0.001]
+    with pytest.raises(ValueError, match="samples up to 1.001, expected"):
+        seconds([PROMPT], [level(-1.001)])
+
+
+def test_what_resampling_adds_to_full_scale_is_cut_off():
+    square = Audio(torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0]).repeat(100)[None], 8_000)
+    soxr = pytest.importorskip("soxr")
+    assert np.abs(soxr.resample(square.samples[0].numpy(), 8_000, 16_000)).max() > 1.05
+    wave = sounds.waveform(square, 16_000)
+    assert (wave.max(), wave.min()) == (1.0, -1.0)
+
+
+def test_the_oldest_scores_are_dropped_first(monkeypatch):
+    monkeypatch.setattr(sounds, "_cache", {})
+    monkeypatch.setattr(sounds, "CACHE_SIZE", 2)
+    given = [hum(0.1, loud=loud) for loud in (0.1, 0.2, 0.3)]
+    score = {"rate": 8_000, "reward": "length", "prompt_key": lambda prompt: ""}
+    values = sounds.score_sounds([PROMPT] * 3, given, lambda samples, _: float(samples.max() > 0.15), **score)
+    assert values == [0.0, 1.0, 1.0] and list(sounds._cache.values()) == [1.0, 1.0]
+
+
+def test_a_text_without_units_has_no_rate_and_bounds_are_above_0():
+    assert math.isnan(words_a_second([Prompt("1 2 3", "digits")], [hum(1.0)], unit="syllables")[0])
+    with pytest.raises(ValueError, match="got low=0 and high=2, expected 0 < low <= high"):
+        speaking_rate([PROMPT], [hum(1.0)], low=0, high=2)
 
 
 @needs_dnsmos

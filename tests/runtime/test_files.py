@@ -50,3 +50,15 @@ def test_the_temporary_file_lies_beside_its_target_so_that_the_rename_stays_on_o
     monkeypatch.setattr(os, "replace", watched)
     write_bytes(tmp_path / "deep" / "a.txt", b"new")
     assert renamed == [(str(tmp_path / "deep"), str(tmp_path / "deep"))]
+
+
+def test_the_whole_content_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+    sizes, fsync = [], os.fsync
+
+    def note(descriptor):
+        sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_bytes(tmp_path / "a.txt", b"new")
+    assert sizes == [3]

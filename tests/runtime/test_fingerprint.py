@@ -88,3 +88,7 @@ def test_of_a_large_parameter_some_values_count_and_of_others_all():
     assert all(changed(SAMPLED, place) for place in (0, 1, SAMPLED - 1))
     assert changed(2 * SAMPLED, 0) and not changed(2 * SAMPLED, 1) and changed(2 * SAMPLED, 2)
     assert changed(SAMPLED + 1, 0) and not changed(SAMPLED + 1, 1)
+
+
+def test_a_prompt_with_half_a_character_has_a_fingerprint_too():
+    assert of_prompts([Prompt("\ud800")]) != of_prompts([Prompt("\ud801")])

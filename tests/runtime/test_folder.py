@@ -10,6 +10,7 @@ import pytest
 from accelerate import Accelerator
 
 from mmgrpo.api import PLAIN
+from mmgrpo.data.media import Skipped
 from mmgrpo.runtime.config import config_class
 from mmgrpo.runtime.folder import claimed, discard_replaced, open_folder, refuse_folder, replaced
 from mmgrpo.runtime.identity import Identity
@@ -239,3 +240,46 @@ def test_the_summary_of_a_finished_run_is_renamed_where_it_goes_on(steps, kept, 
     (folder / "summary.json").write_text('{"steps": 4}')
     start(config(tmp_path, steps=steps, resume=True))
     assert [path.name for path in folder.glob("summary*")] == [kept]
+
+
+def test_an_interrupted_removal_can_be_repeated_since_the_marker_goes_last(tmp_path, monkeypatch):
+    folder, removed = a_run(tmp_path), []
+    start(config(tmp_path, overwrite=True))
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path, **options: (removed.append(path.name), unlink(path, **options)))
+    discard_replaced(folder)
+    assert len(removed) > 10 and removed[-1] == "run.json" and removed.count("run.json") == 2  # and the model's
+
+
+def test_prompts_that_are_left_out_are_listed_as_they_are(tmp_path, capsys):
+    settings = config(tmp_path)
+    lines = [Skipped("3", "ä.png", "no picture")]
+    accelerator = Accelerator(cpu=True)
+    with claimed(settings, accelerator):
+        open_folder(settings, INPUTS, lines, accelerator)
+    text = (tmp_path / "demo" / "skipped.jsonl").read_text(encoding="utf-8")
+    assert '"ä.png"' in text and text.count("\n") == 1
+    assert "1 prompts are skipped and listed in" in capsys.readouterr().out
+
+
+def test_a_process_that_is_not_the_main_one_neither_locks_nor_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(Accelerator, "is_main_process", False)
+    settings, accelerator = config(tmp_path), Accelerator(cpu=True)
+    with claimed(settings, accelerator):
+        assert open_folder(settings, INPUTS, [], accelerator) is None
+        assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(Accelerator, "is_main_process", True)
+    identity = start(settings)
+    monkeypatch.setattr(Accelerator, "is_main_process", False)
+    assert open_folder(settings, INPUTS, [], accelerator) == identity, "what the main process wrote is read"
+
+
+def test_a_users_file_that_the_new_run_has_too_stays_in_the_old_one_which_is_told(tmp_path, capsys):
+    folder = a_run(tmp_path)
+    write(folder, {"notes.txt"})
+    start(config(tmp_path, overwrite=True))
+    (folder / "notes.txt").write_text("of the new run")
+    discard_replaced(folder)
+    (aside,) = replaced(folder)
+    assert tree(aside) == {"notes.txt": b"notes.txt"} and (folder / "notes.txt").read_text() == "of the new run"
+    assert "keeps files that the replaced run did not write, but this one did" in capsys.readouterr().out

@@ -135,3 +135,29 @@ def test_draws_are_joined_with_all_that_they_have():
     assert made.origin.tolist() == [OWN, REFERENCE, REFERENCE] and made.keys["prompt"].tolist() == [7, 8, 8]
     assert made.fields["std"].tolist() == [[1.5, 0], [1.5, 1.5], [1.5, 0.5]]
     assert made.fields["truncated"].tolist() == [0, 1, 1]
+
+
+def test_a_rank_works_on_its_part_of_what_divides_evenly(on_both):
+    parts = on_both(lambda rank: distributed.RankSlice.of(6, rank, "prompts"))
+    assert [(part.start, part.stop) for part in parts] == [(0, 3), (3, 6)]
+    with pytest.raises(ValueError, match="prompts must divide evenly among 2 processes, got 5; use a multiple of 2"):
+        on_both(lambda rank: distributed.RankSlice.of(5, rank, "prompts"))
+
+
+def test_alone_everything_is_ones_own():
+    alone, rows = Accelerator(cpu=True), torch.tensor([[1.0], [2.0]])
+    part = distributed.RankSlice.of(5, alone, "prompts")
+    assert (part.start, part.stop) == (0, 5)
+    assert distributed.gather_rows(rows, alone) is rows and distributed.sum_over_ranks(rows, alone) is rows
+    assert distributed.gather_texts(("a", ""), alone) == ["a", ""] and distributed.row_counts(rows, alone) == [2]
+    assert distributed.largest(-2.5, alone) == -2.5
+    assert distributed.sum_by_name({"a": 1.0, "c": 9.0}, ["b", "a"], alone) == {"b": 0, "a": 1}
+    [reached, other] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    reached.grad = torch.tensor([1.0, 2.0])
+    distributed.sum_gradients(iter([reached, other]), alone)
+    assert (reached.grad.tolist(), other.grad.tolist()) == ([1, 2], [0, 0])
+    one = decisions(1)
+    assert distributed.join_decisions([one]) is one
+    made = distributed.gather_decisions(one, alone, 2)
+    assert made.node.tolist() == [[2 * distributed.NODES_PER_RANK + n for n in row] for row in one.node.tolist()]
+    assert distributed.pad_decisions(one, 3).log_probs.tolist() == [[-2, -2, 0], [-2, -1, 0]]

@@ -79,3 +79,75 @@ def test_a_file_that_its_holder_removes_while_another_waits_is_not_the_lock(tmp_
     monkeypatch.setattr(module.fcntl, "flock", slow)
     with lock(path, "demo"), pytest.raises(OSError, match="in use"), lock(path, "demo"):
         raise AssertionError
+
+
+def test_no_file_stays_open_after_a_lock_or_its_refusal(tmp_path, monkeypatch):
+    opened, open_file = [], os.open
+
+    def noted(*given):
+        opened.append(open_file(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", noted)
+    with lock(tmp_path / "a", "demo"), pytest.raises(OSError, match="in use"), lock(tmp_path / "a", "demo"):
+        raise AssertionError
+    assert len(opened) == 2
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_a_lock_leaves_the_folders_that_were_there_and_removes_its_own_unless_they_are_used(tmp_path):
+    with lock(tmp_path / "a" / "b" / ".lock", "demo"):
+        pass
+    assert tmp_path.is_dir() and not (tmp_path / "a").exists()
+    with lock(tmp_path / "a" / "b" / ".lock", "demo"):
+        (tmp_path / "a" / "kept").touch()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_an_owner_that_cannot_be_read_is_told_as_unknown(content, tmp_path):
+    path = tmp_path / "a"
+    with lock(path, "demo"):
+        path.write_text(content)
+        with pytest.raises(OSError, match=r"demo is in use by process \? on \? since \?; wait"), lock(path, "demo"):
+            raise AssertionError
+
+
+def test_a_lock_says_who_holds_it_since_when_and_nothing_of_an_earlier_holder(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("x" * 500)
+    with lock(path, "demo"):
+        owner = json.loads(path.read_text())
+        assert owner.keys() == {"host", "process", "since"} and owner["host"] == socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("owner", "alive"),
+    [
+        ({}, False),
+        ({"process": "1"}, True),
+        ({"host": socket.gethostname()}, True),
+        ({"host": socket.gethostname(), "process": "x"}, True),
+    ],
+)
+def test_whoever_may_still_run_holds_the_lock(owner, alive):
+    assert module._is_alive(owner) == alive
+
+
+def test_a_file_that_another_has_put_in_its_place_meanwhile_is_the_lock(tmp_path, monkeypatch):
+    path = tmp_path / ".demo.lock"
+    flock, first = fcntl.flock, []
+
+    def slow(descriptor, operation):
+        if not first:
+            first.append(descriptor)
+            path.rename(tmp_path / "old")
+            path.touch()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(module.fcntl, "flock", slow)
+    with lock(path, "demo"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+        assert (tmp_path / "old").read_text() == ""

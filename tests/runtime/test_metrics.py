@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import os
+import resource
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,3 +106,37 @@ def test_a_log_makes_the_folders_that_it_needs(tmp_path):
 def test_memory_is_that_of_the_process_on_a_cpu_in_gib():
     # torch alone takes more than 50 MiB, and no test machine has 10 TiB.
     assert 0.05 < peak_memory_gib(torch.device("cpu")) < 10_000
+
+
+def test_memory_is_in_gib_on_a_gpu_as_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=2 * 2**20))  # in KiB
+    assert peak_memory_gib(torch.device("cuda:1")) == 3 and peak_memory_gib(torch.device("cpu")) == 2
+
+
+def test_lines_of_another_run_are_refused(tmp_path):
+    with MetricsLog(tmp_path, run="a") as log:
+        log.write(1, {})
+    assert read_metrics(log.path) == [{"step": 1, "run": "a"}]
+    MetricsLog(tmp_path, run="a").close(), MetricsLog(tmp_path).close()
+    with pytest.raises(ValueError, match="got lines of run a, expected b as the folder; move it away"):
+        MetricsLog(tmp_path, run="b")
+
+
+def test_lines_that_are_missing_before_a_resumed_step_are_told(tmp_path, capsys):
+    with MetricsLog(tmp_path) as log:
+        for step in (1, 4, 5):
+            log.write(step, {})
+        log.truncate(1)
+        assert capsys.readouterr().out == ""
+        log.write(4, {})
+        log.truncate(4)
+    assert "the lines of 2 steps are lost, from step 2 on" in capsys.readouterr().out
+
+
+def test_a_log_is_flushed_to_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    with MetricsLog(tmp_path) as log:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+        log.flush()
+    assert flushed == [log.path.stat().st_ino]

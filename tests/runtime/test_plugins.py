@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import pytest
 
@@ -145,6 +146,7 @@ REWARD = "def best(prompts, outputs):\n    return [{} for _ in outputs]\n"
         ("mmgrpo/rewards.py", "mmgrpo.rewards"),
         ("math.py", "math"),
         ("mine/__init__.py", "mine"),
+        ("folder_of_mine/reward.py", "folder_of_mine.reward"),
     ],
 )
 def test_a_file_of_the_working_directory_is_found_whatever_it_is_called(file, module, tmp_path, monkeypatch):
@@ -202,3 +204,50 @@ def test_what_a_file_needs_and_is_not_there_is_an_error_that_says_so(tmp_path, m
         ValueError, match="'nowhere:best' needs the module 'nowhere', which .* into the working directory"
     ):
         scorer("nowhere:best(process=False)")
+
+
+@runtime_checkable
+class Greeter(Protocol):
+    """What greets."""
+
+    name: str
+
+    def greet(self) -> str: ...
+
+
+def test_an_object_or_a_class_of_ones_own_is_one_where_it_has_all_that_it_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "class Friend:\n    name = 'a'\n    def greet(self):\n        return 'hello'\n"
+        "class Stranger:\n    name = 'b'\nFRIEND = Friend()\n"
+    )
+    made, given = (plugins.load_instance(f"own:{name}", "a test", Greeter) for name in ("Friend", "FRIEND"))
+    assert made.greet() == given.greet() == "hello" and made is not given
+    with pytest.raises(ValueError, match="a test: 'own:Stranger': got a type, expected a Greeter, which also has gree"):
+        plugins.load_instance("own:Stranger", "a test", Greeter)
+
+
+def test_a_model_of_the_package_index_is_made_by_its_function(tmp_path, monkeypatch, fresh):
+    (tmp_path / "weights_package.py").write_text("def tiny():\n    return '/models/tiny'\n")
+    write_entry_points(tmp_path, "weights", "[mmgrpo.weights]\ntiny = weights_package:tiny\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.locate("pypi:tiny") == "/models/tiny"
+    sys.modules.pop("weights_package", None)
+
+
+def test_an_error_inside_of_an_installed_module_stays_what_it_is(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("from math import no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        plugins.load_object("broken_package:reward", "a test", own=False)
+
+
+def test_a_file_of_the_working_directory_that_is_the_installed_one_is_imported_as_such(monkeypatch):
+    monkeypatch.chdir(Path(plugins.__file__).parents[2])
+    assert plugins.load_object("mmgrpo.registry:nearest", "a test") is nearest
+
+
+def test_a_package_that_is_gone_or_has_no_file_of_its_own_has_no_folder(package, tmp_path):
+    (tmp_path / "namespace_package").mkdir()
+    write_entry_points(tmp_path, "odd", "[mmgrpo.families]\ngone = gone_package:F\nspace = namespace_package:F\n")
+    assert plugins.packages()["greeting"] == package and not {"gone", "space"} & plugins.packages().keys()

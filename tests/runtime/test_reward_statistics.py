@@ -47,3 +47,8 @@ def test_without_spread_there_is_no_correlation_and_previews_and_many_rewards_ar
     assert correlations(scores([1.0] * 6, [0.0] * 6), ["a", "a@half"], KEY) == {}
     many = [str(number) for number in range(MOST + 3)]
     assert len(correlations(scores(*[[0.0] * 6] * len(many)), many, KEY)) == MOST * (MOST - 1) / 2
+
+
+def test_what_one_of_both_could_not_score_has_no_part_in_their_disagreement():
+    made = scores([0.0, 1, 9, 0, 1, 9], [1.0, 0, 9, 1, 0, 9], invalid=[(2, 0), (5, 1)])
+    assert correlations(made, ["a", "b"], KEY)["correlation/a/b"] == pytest.approx(-1)

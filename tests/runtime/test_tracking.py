@@ -96,3 +96,20 @@ def test_a_run_has_its_own_name_in_a_tracker(monkeypatch):
     assert asked["project"] == "mmgrpo"
     assert asked["init_kwargs"]["wandb"] == {"name": "mine"}
     assert asked["init_kwargs"]["tensorboard"] == {"purge_step": 5}
+
+
+def test_a_tracker_that_takes_no_pictures_is_sent_none(tmp_path, kept, monkeypatch):
+    monkeypatch.delattr(Kept, "log_images")
+    made = Accelerator(cpu=True, log_with=[kept])
+    tracking.begin(made, Config(trackers=["tensorboard"]), 0)
+    Image.new("RGB", (6, 4)).save(tmp_path / "after.png")
+    tracking.send_evaluation(made, "after", Evaluation({"right": [1.0]}), tmp_path / "after.png", 3)
+    assert kept.values == [(3, {"eval/right": 1.0})]
+
+
+@pytest.mark.parametrize(("trackers", "started"), [([], False), (["tensorboard"], True)])
+def test_trackers_are_started_where_there_are_some(trackers, started, monkeypatch):
+    made, asked = Accelerator(cpu=True), []
+    monkeypatch.setattr(made, "init_trackers", lambda project, **rest: asked.append(project))
+    tracking.begin(made, Config(trackers=trackers), 0)
+    assert bool(asked) == started

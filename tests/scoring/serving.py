@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.scoring.batching import Batches
+from mmgrpo.scoring.batching import Batches, Joining
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.server import Running, application
 from mmgrpo.types import Image, Output, Prompt
@@ -35,7 +35,8 @@ def pictures(count: int, size: int = 8, seed: int = 0) -> list[Image]:
 
 
 def batches(name: str, function: Callable[..., Any], manifest: Manifest | None = TEXTS, **options: Any) -> Batches:
-    return Batches(name, lambda: function, manifest, **{"timeout": 60.0, **options})
+    settings = {"timeout": 60.0, "joining": Joining(0, 0.0), "waiting": 256, **options}
+    return Batches(name, lambda: function, manifest, **settings)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -156,3 +157,24 @@ def test_cache_is_a_parameter_of_every_reward(tmp_path):
     for wrong in ("''", "1", "None"):
         with pytest.raises(ValueError, match="expected True, False or the path of a file"):
             scorer(f"jpeg_compressibility(cache={wrong})")
+
+
+def test_a_table_of_another_kind_is_no_cache(tmp_path):
+    with sqlite3.connect(tmp_path / "scores.sqlite") as connection:
+        connection.execute("CREATE TABLE scores (score REAL)")
+    with pytest.raises(ValueError, match="got no cache of scores"):
+        Cached(Lengths(), {}, tmp_path / "scores.sqlite")
+
+
+def test_a_cache_may_be_asked_by_any_thread(tmp_path):
+    reward = Cached(Lengths(), {}, tmp_path / "scores.sqlite")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(values, reward, ("p", "abc")).result() == values(reward, ("p", "abc"))
+
+
+def test_a_cache_ends_the_process_of_its_reward_if_there_is_one():
+    closed, function = [], Lengths()
+    Cached(function, {}).close()
+    function.close = lambda: closed.append(True)
+    Cached(function, {}).close()
+    assert closed == [True]

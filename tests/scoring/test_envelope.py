@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import pickle
 import random
 import struct
@@ -232,3 +233,92 @@ def test_one_medium_that_is_sent_once_and_named_often_is_counted_as_often():
         read(FRAMES, frames(several, medium), Limits(decoded=143))
     with pytest.raises(TooLarge, match="outputs: got 3, expected at most 2 in one request"):
         read(FRAMES, frames(several, medium), Limits(outputs=2))
+
+
+def test_an_answer_may_be_yes_and_a_number_may_be_whole():
+    asked = body(video=1, fps=2)
+    asked["prompts"][0]["answer"] = True
+    (request,) = [read(FRAMES, frames(asked, save({"": torch.zeros(2, 3, 1, 1)})), LIMITS)]
+    assert request.prompts[0].answer is True and request.outputs[0].fps == 2.0
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "words"),
+    [
+        (body(video=1, fps="8"), (), "outputs[0].fps: got '8' (str), expected int or float"),
+        (body(video=1, fps=math.inf), (), "outputs[0].fps: got inf, expected a positive number"),
+        (body(video=1, fps=-1), (), "outputs[0].fps: got -1.0, expected a positive number"),
+        (body(video=1, fps=1), (save({"": torch.zeros(3, 2, 2)}),), "[3, 2, 2], expected [frames, 3, height, width]"),
+        (body(video=1, fps=1), (save({"": torch.zeros(2, 1, 2, 2)}),), "[2, 1, 2, 2], expected [frames, 3, height"),
+        (body(image=1), (save({"": torch.zeros(2, 3, 2, 2)}),), "[2, 3, 2, 2], expected [3, height, width]"),
+        (body(image=1), (save({"": torch.zeros(3, 2, 0)}),), "[3, 2, 0], expected [3, height, width]"),
+        (body(audio=1, rate=1), (save({"": torch.zeros(0, 2)}),), "[0, 2], expected [channels, samples]"),
+        (body(audio=1, rate=-3), (), "outputs[0].rate: got -3, expected a positive number"),
+        (
+            body(video=[1, 2], fps=1),
+            (save({"": torch.zeros(3, 2, 2)}), save({"": torch.zeros(3, 2, 1)})),
+            "outputs[0].video: got 2 frames, expected at least one, and all of one size",
+        ),
+        (body(image=2), (b"x",), "outputs[0].image: got '2' (int), expected the number of a frame, 1 to 1"),
+        (body(image=True), (b"x",), "outputs[0].image: got 'True' (bool), expected the number of a frame"),
+        (body(text="a", seen=[3]), (), "outputs[0].seen: got '[3]' (list), expected a list of [height, width]"),
+        (body(text="a", seen=[[1, 2.0]]), (), "outputs[0].seen: got '[[1, 2.0]]' (list)"),
+        (body(text="a", seen=[[1, 2], [1, 2, 3]]), (), "outputs[0].seen: got '[[1, 2], [1, 2, 3]]' (list)"),
+        (body(tokens=3), (), "outputs[0]: got the fields ['tokens'], expected an output"),
+        (body(image=1, fps=1), (b"x",), "outputs[0]: got the fields ['fps', 'image'], expected an output"),
+        (body(text="a", truncated=1), (), "outputs[0].truncated: got '1' (int), expected bool"),
+        (broken(outputs=[{"id": "0", "prompt": -1, "text": "b"}]), (), "outputs[0].prompt: got -1, expected 0 to 0"),
+        (broken(outputs=[{"id": "0", "prompt": 1, "text": "b"}]), (), "outputs[0].prompt: got 1, expected 0 to 0"),
+    ],
+)
+def test_further_malformed_requests(content, media, words):
+    with pytest.raises(Malformed) as error:
+        read(FRAMES, frames(content, *media), LIMITS)
+    assert words in str(error.value)
+
+
+def test_what_is_not_said_of_a_prompt_or_a_text_is_empty():
+    request = read(JSON, json.dumps(body()).encode(), LIMITS)
+    assert request.prompts == [Prompt("a")] and request.outputs == [Text("b")]
+
+
+def test_media_are_as_large_as_the_limits_and_no_larger():
+    picture, sound = save({"": torch.zeros(3, 2, 3)}), save({"": torch.zeros(2, 5)})
+    for content, medium, exact, less in (
+        (body(image=1), picture, Limits(pixels=6, decoded=72), Limits(decoded=71)),
+        (body(image=1), png(np.zeros((2, 3, 3), np.uint8)), Limits(pixels=6, decoded=72), Limits(pixels=5)),
+        (body(audio=1, rate=9), sound, Limits(decoded=40), Limits(decoded=39)),
+    ):
+        assert read(FRAMES, frames(content, medium), exact).outputs
+        with pytest.raises(TooLarge):
+            read(FRAMES, frames(content, medium), less)
+    several = body()
+    several["outputs"] = 2 * several["outputs"]
+    several["outputs"][1] = {**several["outputs"][1], "id": "1"}
+    assert len(read(FRAMES, frames(several), Limits(outputs=2)).ids) == 2
+
+
+def test_a_sound_that_grows_when_it_is_unpacked_is_read_up_to_the_limit():
+    soundfile = pytest.importorskip("soundfile")
+    stream = io.BytesIO()
+    soundfile.write(stream, np.zeros((1000, 2), np.int16), 8000, format="FLAC", subtype="PCM_16")
+    request = frames(body(audio=1, rate=8000), stream.getvalue())
+    assert read(FRAMES, request, Limits(decoded=8000)).outputs[0].samples.shape == (2, 1000)
+    with pytest.raises(TooLarge, match="got over 7,999 bytes of decoded media"):
+        read(FRAMES, request, Limits(decoded=7999))
+
+
+def test_frames_of_an_impossible_length_are_told():
+    for content in (b"\0\0\0", (5).to_bytes(8, "big") + b"1234"):
+        with pytest.raises(Malformed, match=f"a frame: got {len(content)} bytes, expected its length in 8 bytes"):
+            read(FRAMES, content, LIMITS)
+    with pytest.raises(Malformed, match="got an empty body, expected frames"):
+        read(FRAMES, b"", LIMITS)
+
+
+def test_a_medium_is_a_text_in_json_and_a_number_in_frames():
+    for content_type, medium in ((JSON, 1), (FRAMES, "AAAA")):
+        content = json.dumps(body(image=medium)).encode()
+        request = content if content_type == JSON else len(content).to_bytes(8, "big") + content
+        with pytest.raises(Malformed, match=f"image: got '{medium}'"):
+            read(content_type, request, LIMITS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from math import inf
 
 import pytest
 
 from mmgrpo.rewards import RewardEntry
-from mmgrpo.scoring.manifest import Manifest, absent, obstacle
+from mmgrpo.scoring.manifest import Manifest, absent, cached_on_hub, obstacle
 from reward_models import REWARDS
 
 PICTURE = Manifest(("Image",))
@@ -65,3 +66,34 @@ def test_missing_weights_are_found_without_downloading(tmp_path, monkeypatch):
     assert absent("pypi:anything", ()) == ""
     weights = dataclasses.replace(PICTURE, weights={"someone/scorer": ("other.pt",)}, licence="MIT")
     assert obstacle(weights) == "downloads someone/scorer from the hub at its first use"
+
+
+def test_the_cache_of_the_hub_is_where_its_variables_say(tmp_path, monkeypatch):
+    def snapshot(cache, age):
+        folder = cache / "models--a--b" / "snapshots" / f"{age}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 - age, 1000 - age))
+        return folder
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    assert cached_on_hub("a/b") is None
+    for variable, value, cache in (
+        (None, "", tmp_path / ".cache" / "huggingface" / "hub"),
+        ("HF_HOME", "~/home", tmp_path / "home" / "hub"),
+        ("HF_HUB_CACHE", "~/cache", tmp_path / "cache"),
+    ):
+        if variable:
+            monkeypatch.setenv(variable, value)
+        newest, _ = snapshot(cache, 1), snapshot(cache, 2)
+        assert cached_on_hub("a/b") == newest
+    (newest / "config.json").touch()
+    assert absent("a/b", ("config.json",)) == absent("a/b", ()) == ""
+    assert absent("a/b", ("config.json", "weights")) == "downloads a/b from the hub at its first use"
+
+
+@pytest.mark.parametrize("source", ["./a", "/a", "~/a", "a", "a/b/c"])
+def test_what_cannot_be_a_hub_id_is_a_folder(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert absent(source, ()).startswith("there is no folder ")

@@ -188,3 +188,8 @@ def test_a_task_in_the_background_has_its_result_or_its_error():
 
     with pytest.raises(SystemExit):
         begin(exits)()
+
+
+def test_nobody_who_ends_the_program_waits_for_a_task():
+    ended = begin(lambda: threading.current_thread().daemon)
+    assert ended() is True

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mmgrpo.scoring import RewardScores, Scorer, mean_of_valid, score_outputs
-from mmgrpo.scoring.call import call_reward, column
-from mmgrpo.types import Image, Prompt, Text
+from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
+from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, in_words
+from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]
 OUTPUTS = [Text("a"), Text("bb"), Text("ccc")]
@@ -103,3 +107,172 @@ def test_a_reward_counts_once_unless_told_otherwise():
 
 def test_a_whole_number_beyond_all_floats_is_infinite_with_its_sign():
     assert column([10**400, -(10**400), 3], 3) == [math.inf, -math.inf, 3.0]
+
+
+def test_a_reward_of_this_process_is_called_by_whoever_waits_and_one_elsewhere_at_once():
+    threads = {}
+
+    def note(name):
+        return lambda prompts, outputs: (threads.update({name: threading.current_thread()}), [1.0])[1]
+
+    begun = threading.Event()
+
+    def far(prompts, outputs):
+        begun.set()
+        return note("far")(prompts, outputs)
+
+    finish = begin_scoring([Scorer("near", note("near")), Scorer("far", far, elsewhere=True)], PROMPTS[:1], OUTPUTS[:1])
+    assert begun.wait(30) and "near" not in threads
+    assert finish().values.tolist() == [[1, 1]]
+    assert threads["near"] is threading.current_thread() is not threads["far"]
+
+
+def test_a_reward_without_weight_warns_once_for_each_reason_and_name():
+    def failing(reason):
+        def reward(prompts, outputs):
+            raise OSError(reason)
+
+        return reward
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, reason in (("x", "once"), ("x", "once"), ("x", "twice"), ("y", "once"), ("y", "once")):
+            [first, *_] = column_or_nan(f"warned {name}", failing(reason), PROMPTS, OUTPUTS)
+            assert math.isnan(first)
+    assert [str(one.message).partition(" has")[0] for one in caught] == [
+        *2 * ["reward 'warned x'"],
+        "reward 'warned y'",
+    ]
+    assert "could not score a batch of 3 outputs; the run goes on without these values: OSError: once" in str(
+        caught[0].message
+    )
+
+
+def test_a_device_that_was_set_before_is_set_afterwards_and_none_is_set_where_none_was():
+    def moves(prompts, outputs):
+        torch.set_default_device("meta")
+        return [1.0]
+
+    def comes_home(prompts, outputs):
+        torch.set_default_device("cpu")
+        return [1.0]
+
+    call_reward(moves, PROMPTS[:1], OUTPUTS[:1])
+    assert torch.utils._device.CURRENT_DEVICE is None, "not the CPU by name, which slows every call of torch"
+    torch.set_default_device("meta")
+    try:
+        call_reward(comes_home, PROMPTS[:1], OUTPUTS[:1])
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    "value", [np.complex64(1), np.str_("1"), np.array([1.0]), np.array("1"), torch.tensor([1.0]), "1", None, 1j]
+)
+def test_what_is_no_real_number_is_refused_also_where_python_would_convert_it(value):
+    with pytest.raises(ValueError, match=r"for output 1, expected a real number"):
+        score_outputs([Scorer("odd", lambda p, o: [0.5, value, 1.0])], PROMPTS, OUTPUTS)
+
+
+def test_prompts_are_copied_with_their_media_unless_the_reward_is_trusted():
+    picture, seen = Image(torch.zeros(3, 1, 1)), []
+    shown = Prompt("p", answer=[1, (2, [3])], turns=(Turn("user", (Media("image", picture),)),))
+
+    def note(prompts, outputs):
+        seen.append((prompts[0].media[0].source.pixels, prompts[0].answer))
+        return [1.0]
+
+    for trusted in (False, True):
+        call_reward(note, [shown], OUTPUTS[:1], trusted)
+    (own, answer), (same, other) = seen
+    assert own is not picture.pixels and same is picture.pixels
+    for one in (answer, other):  # what Python alone could change is copied for all
+        assert one == shown.answer and one is not shown.answer and one[1][1] is not shown.answer[1][1]
+
+
+def test_a_picture_that_was_made_for_inference_can_be_scored():
+    with torch.inference_mode():
+        picture = Image(torch.ones(3, 1, 1))
+    assert call_reward(lambda p, o: [float(o[0].pixels.sum())], PROMPTS[:1], [picture], True) == [3.0]
+
+
+def test_a_trusted_reward_that_changes_what_it_is_given_is_an_error():
+    def changes(prompts, outputs):
+        outputs[0].pixels.add_(1)
+        return [1.0]
+
+    picture = Image(torch.zeros(3, 1, 1))
+    with pytest.raises(RewardFailure, match="it changed its outputs in place"):
+        call_reward(changes, PROMPTS[:1], [picture], True)
+    assert call_reward(changes, PROMPTS[:1], [Image(torch.zeros(3, 1, 1))]) == [1.0]
+
+
+def test_a_failure_without_prompts_is_told_without_one():
+    def broken(prompts, outputs):
+        raise OSError("gone")
+
+    with pytest.raises(RuntimeError, match="reward 'far' failed on a batch of 0 outputs: OSError: gone"):
+        score_outputs([Scorer("far", broken)], [], [])
+
+
+def test_a_reward_that_changes_the_folder_changes_it_for_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call_reward(lambda p, o: [os.chdir("/"), 1.0][1:], PROMPTS[:1], OUTPUTS[:1]) == [1.0]
+    assert Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, False)])
+def test_kernels_are_as_deterministic_afterwards_as_before(flags):
+    def changes(prompts, outputs):
+        torch.use_deterministic_algorithms(not flags[0], warn_only=not flags[1])
+        return [1.0]
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+        call_reward(changes, PROMPTS[:1], OUTPUTS[:1])
+        after = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        assert after == flags
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([1j] * 3),
+        np.array([1j] * 3),
+        np.array(["a"] * 3),
+        torch.zeros(3, 1),
+        np.zeros((3, 1)),
+        np.zeros(()),
+    ],
+)
+def test_an_array_holds_one_real_number_for_each_output(values):
+    with pytest.raises(ValueError, match=r"expected one real number for each of the 3 outputs: shape \[3\]"):
+        score_outputs([Scorer("odd", lambda p, o: values)], PROMPTS, OUTPUTS)
+    mixed = np.array([1, True, 0.5], dtype=object)
+    assert score_outputs([Scorer("odd", lambda p, o: mixed)], PROMPTS, OUTPUTS).values[:, 0].tolist() == [1, 1, 0.5]
+
+
+def test_an_error_that_cannot_say_what_it_is_has_its_name():
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    class Long(Exception):
+        def __str__(self) -> str:
+            return "x" * 3000
+
+    assert in_words(OSError("gone")) == "OSError: gone"
+    assert in_words(RewardFailure("it closed stdout")) == "it closed stdout"
+    assert in_words(Silent()).endswith(("Silent", "<exception str() failed>")) and len(in_words(Long())) == 2000
+
+
+def test_an_error_without_any_text_of_its_own_is_told(monkeypatch):
+    def fails(error):
+        raise RuntimeError
+
+    monkeypatch.setattr("traceback.format_exception_only", fails)
+    assert in_words(OSError("gone")) == "OSError"

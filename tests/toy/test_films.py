@@ -126,6 +126,13 @@ def test_a_direction_is_none_of_the_others(name):
         assert values == {way: float(way == wanted) for way in ways}
 
 
+@pytest.mark.parametrize("name", ["film_direction", "film_speed", "film_all"])
+def test_every_object_has_to_move_its_way(name):
+    sentence = "a red circle moves left and a blue square moves right"
+    assert judge(name, sentence, sentence) == 1
+    assert judge(name, sentence, "a red circle moves left and a blue square moves left") == 0
+
+
 @pytest.mark.parametrize(("wanted", "other"), [("slowly", "fast"), ("fast", "slowly")])
 def test_a_speed_is_told_from_the_other(wanted, other):
     sentence, shown = f"a red circle moves left {wanted}", f"a red circle moves left {other}"
@@ -146,6 +153,10 @@ def test_a_count_is_the_number_of_objects_in_every_frame():
     both = "a red circle moves left and a blue square moves left"
     assert judge("film_count", "two red circles move left", both) == 1
     assert judge("film_all", "two red circles move left", both) == 0
+    left = "a red circle moves left"
+    for end, value in ((3, 1), (2, 0)):
+        more = joined((left, 0, end), ("two red circles move left", end, 4))
+        assert judge("film_count", left, more) == value
 
 
 def test_an_object_that_becomes_another_is_not_the_same():
@@ -277,3 +288,30 @@ def test_a_sentence_says_how_many_of_what():
     assert parse("two red circles move left").objects == (Actor(1, "red", "circle", "left"),) * 2
     kinds = {prompt(film).task for film in ALL}
     assert kinds == set(KINDS)
+
+
+def test_of_two_in_order_one_ends_where_the_other_begins_and_neither_moves():
+    casts = [cast(parse("a red circle then a green square"), np.random.default_rng(seed)) for seed in range(60)]
+    assert {(one.first, one.end, other.first, other.end) for one, other in casts} == {
+        (0, change, change, FRAMES) for change in (1, 2, 3)
+    }
+    assert {mover.speed for both in casts for mover in both} == {0}
+    assert {place for both in casts for mover in both for place in mover.start} == {3, 4, 5, 6}
+    assert {(one.colour, other.colour) for one, other in casts} == {("red", "green")}
+
+
+def test_one_is_in_the_middle_and_two_have_a_lane_each():
+    def starts(sentence, axis):
+        return {tuple(m.start[axis] for m in cast(parse(sentence), np.random.default_rng(seed))) for seed in range(60)}
+
+    assert starts("a red circle moves up", 0) == {(lane,) for lane in (3, 4, 5, 6)}
+    assert starts("two red circles move left", 1) == {(0, 9), (9, 0)}
+    assert starts("a red circle moves right fast", 0) == {(0,)} and starts("a red circle moves left fast", 0) == {(9,)}
+    assert starts("a red circle moves down slowly", 1) == {(place,) for place in range(7)}
+    assert starts("a red circle moves up slowly", 1) == {(place,) for place in range(3, 10)}
+
+
+def test_a_clip_is_two_seconds_of_levels_from_0_to_1():
+    shown = clip(parse("a blue square moves up fast"), 0)
+    assert shown.fps == 2.0 and shown.frames.shape == (4, 3, 16, 16)
+    assert (shown.frames.amax().item(), shown.frames[:, 0].amin().item()) == (1.0, pytest.approx(35 / 255))

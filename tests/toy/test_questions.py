@@ -269,3 +269,11 @@ def test_open_questions_of_easy_vqa_become_the_same_rows(tmp_path):
     assert not {row["meta"]["picture"] for row in parts["tune"]} & {row["meta"]["picture"] for row in parts["heldout"]}
     first = parts["train"][0]["messages"][0]["content"][0]
     assert first["type"] == "image" and (folder / first["image"]).is_file()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("gap", "touch"), [(-1, True), (0, True), (1, False)])
+def test_shapes_touch_where_they_share_an_edge(axis, gap, touch):
+    beside, way = (16 + gap, 0) if axis == 0 else (0, 16 + gap), next(iter(clips.WAYS))
+    one, two = (clips.Mover("red", "circle", 16, start, way, 4, 0, 1) for start in ((0, 0), beside))
+    assert clips._touch(one, two) == clips._touch(two, one) == touch

@@ -287,3 +287,14 @@ def test_a_sentence_says_how_many_of_what():
     assert parse("two red circles") == Scene((Thing(2, "red", "circle"),))
     assert parse("two red circles and a blue square").objects == (("red", "circle"),) * 2 + (("blue", "square"),)
     assert prompt(parse("two red circles")).task == "many"
+
+
+@pytest.mark.parametrize(("word", "width"), [("a", 11), ("go", 17), ("cat", 23), ("tree", 29)])
+@pytest.mark.parametrize(("place", "middle"), [("top", 8), ("centre", 16), ("bottom", 24), ("", 16)])
+def test_a_word_is_twelve_pixels_high_and_six_wide_a_letter(word, width, place, middle):
+    scene = Scene((Thing(1, "red", word),), place)
+    boxes = [scenes.layout(scene, np.random.default_rng(seed))[0] for seed in range(30)]
+    assert {box[2:] for box in boxes} == {(width, 12)}
+    assert {top + 6 - middle for _, top, *_ in boxes} == {-1, 0, 1}
+    lefts = {min(16 + shift - width // 2, 32 - width) for shift in (-1, 0, 1)}
+    assert {left for left, *_ in boxes} == lefts

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmgrpo.cli.options import options, words
 from mmgrpo.registry import nearest
-from mmgrpo.runtime.ranges import check_ranges
 
 BENCHMARKS = ("visual", "vlm", "speech", "rewards")
 """Modules with the options of a benchmark (``Args``) and the function ``run``."""
@@ -28,20 +28,17 @@ BENCHMARKS = ("visual", "vlm", "speech", "rewards")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark that the first argument names."""
-    import tyro
-
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    name, *options = arguments if arguments and not arguments[0].startswith("-") else ["visual", *arguments]
+    given = words(arguments)
+    name, *rest = given if given and not given[0].startswith("-") else ["visual", *given]
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark '{name}'.{nearest(name, BENCHMARKS)}")
     module = importlib.import_module(f"mmgrpo.cli.bench.{name}")
-    args = tyro.cli(module.Args, args=options, description=__doc__, prog=f"{sys.argv[0]} {name}")
-    check_ranges(args, "the command line", "--", option=True)
+    args = options(module.Args, rest, __doc__, f"{sys.argv[0]} {name}")
 
     import torch
 
     torch.set_num_threads(args.threads)
-    module.run(args, machine(args.threads), shlex.join(["mmgrpo", "bench", *arguments]))
+    module.run(args, machine(args.threads), shlex.join(["mmgrpo", "bench", *given]))
 
 
 def machine(threads: int) -> str:

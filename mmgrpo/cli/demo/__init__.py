@@ -12,15 +12,14 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
 
-from mmgrpo.cli.errors import enter
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, THREADS, check_ranges, within
+from mmgrpo.cli.options import options
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, THREADS, within
 
 
 @dataclass
@@ -59,8 +58,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve the demo until it is interrupted."""
-    args = tyro.cli(Args, args=sys.argv[1:] if arguments is None else arguments, description=__doc__)
-    check_ranges(args, "the command line", "--", option=True)
+    args = options(Args, arguments, __doc__)
     try:
         import gradio  # noqa: F401
     except ImportError as error:
@@ -68,7 +66,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.demo.app import serve
 
     serve(args)
-
-
-if __name__ == "__main__":
-    enter(main)

@@ -142,7 +142,7 @@ def tab(opened: Opened) -> None:
     def show(names: list[str], metric: str | None, axis: str, percent: Number) -> Any:
         return overview(shelf, names, metric, axis, percent, 0)
 
-    def first(names: list[str], metric: str | None, axis: str, percent: Number) -> Any:
+    def first(names: list[str] | None, metric: str | None, axis: str, percent: Number) -> Any:
         # The page may have been built before runs that another visitor has found.
         names = [name for name in names or () if name in opened.runs]
         return gr.Dropdown(list(opened.runs), value=names), *overview(shelf, names, metric, axis, percent, 0)
@@ -163,7 +163,7 @@ def tab(opened: Opened) -> None:
             looks, moments[number - 1] if moments else ""
         )
 
-    def look_again(names: list[str]) -> Any:
+    def look_again(names: list[str] | None) -> Any:
         new = later_runs(opened.runs, opened.folders)
         opened.runs = {**opened.runs, **new}
         gr.Info(

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import tyro
 
-from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import options, words
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 
 
@@ -48,17 +48,14 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the recipe; what must be decided first goes to standard error too."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    end = words.index("--") if "--" in words else len(words)
-    from mmgrpo.runtime.ranges import check_ranges
-
-    args = tyro.cli(Args, args=words[:end], description=__doc__)
-    check_ranges(args, "the command line", "--", option=True)
+    given = words(arguments)
+    end = given.index("--") if "--" in given else len(given)
+    args = options(Args, given[:end], __doc__)
     from mmgrpo.cli.migrate.recipe import recipe_of
     from mmgrpo.runtime.files import write_text
 
     text, warnings = recipe_of(
-        args.project, args.file, words[end + 1 :], args.family, processes=args.processes, rows=args.rows
+        args.project, args.file, given[end + 1 :], args.family, processes=args.processes, rows=args.rows
     )
     if args.output:
         write_text(Path(args.output), text)
@@ -67,7 +64,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(text, end="")
     for warning in warnings:
         print(f"(!) {warning}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    enter(main)

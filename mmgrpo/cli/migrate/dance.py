@@ -52,7 +52,7 @@ def dance_sampling(draft: Draft) -> None:
     draft.set("sampling.kernel", f"dance(eta={draft.number('eta')})", "eta")
     draft.set("sampling.grid", f"shifted_linspace(shift={float(draft.number('shift'))})", "shift")
     same = "use_same_noise" if draft.given("use_same_noise") else "init_same_noise"
-    fraction = draft.number("timestep_fraction", 0, 1)
+    fraction = draft.fraction("timestep_fraction")
     plan = f"random_subset(fraction={fraction}, shared_noise={draft[same]})"
     draft.set("sampling.plan", plan, "timestep_fraction", same)
     draft.set("model.height", draft.count("h"), "h")
@@ -61,7 +61,7 @@ def dance_sampling(draft: Draft) -> None:
         draft.set("model.frames", draft.count("t"), "t")
         if draft[key := "fps"] is not None:
             draft.set("model.fps", float(draft.number(key)), key)
-    elif draft.given("t"):
+    else:
         draft.leave("t", "a picture has no frames")
     fixed = {"qwen_image": 1.0, "qwen_image_edit": 1.0, "flux": 3.5, "hunyuan_video": 6.018}
     guidance = draft["cfg_infer"]
@@ -102,7 +102,7 @@ def dance_batch(draft: Draft) -> None:
         draft.set("steps", draft.count("max_train_steps") * updates, "max_train_steps", note=note)
     draft.set("save_every", draft.count("checkpointing_steps") * updates, "checkpointing_steps", note=note)
     if draft["use_ema"]:
-        draft.set("optim.ema", draft.number("ema_decay", 0, 1), "use_ema", "ema_decay")
+        draft.set("optim.ema", draft.fraction("ema_decay"), "use_ema", "ema_decay")
         draft.set("optim.ema_every", updates, "use_ema", note="once an iteration")
 
 

@@ -68,6 +68,10 @@ class Draft:
             )
         return value
 
+    def fraction(self, key: str) -> Any:
+        """A number in [0, 1]; ValueError for anything else."""
+        return self.number(key, 0, 1)
+
     def count(self, key: str, low: int = 1) -> int:
         """A whole number of at least ``low``; ValueError for anything else."""
         value = self.number(key, low)

@@ -46,13 +46,10 @@ def family_of_flow_grpo(source: Source) -> str:
 def clipped(draft: Draft, low: tuple[str, ...], high: tuple[str, ...]) -> Blocks:
     """The clipped ratio, and the limit of advantages."""
     first, second = draft.number(low[0]), draft.number(high[0])
-    limit = draft.number("train.adv_clip_max" if low[0].startswith("train.") else "adv_clip_max")
+    limit = "train.adv_clip_max" if low[0].startswith("train.") else "adv_clip_max"
     return {
         "objective": (f"ppo(low={first}, high={second})", tuple(dict.fromkeys((*low, *high)))),
-        "shape": (
-            [f"clamp(limit={limit})"],
-            ("train.adv_clip_max" if low[0].startswith("train.") else "adv_clip_max",),
-        ),
+        "shape": ([f"clamp(limit={draft.number(limit)})"], (limit,)),
     }
 
 
@@ -82,7 +79,7 @@ def flow_sampling(draft: Draft) -> None:
     kernel = f"cps(a={level})" if kind == "cps" else f"flow_sde(a={level})"
     draft.set("sampling.kernel", kernel, "sample.noise_level", "sample.sde_type")
     shared = draft["sample.same_latent"]
-    size = draft.count("sample.train_num_steps", 0) if draft.given("sample.train_num_steps") else 0
+    size = draft.count("sample.train_num_steps", 0)
     if draft.given("sample.sde_window_size"):
         size = draft.count("sample.sde_window_size", 0)
     of = ("sample.sde_window_size", "sample.sde_window_range", "sample.same_latent")
@@ -100,7 +97,7 @@ def flow_sampling(draft: Draft) -> None:
             draft.warn(f"the window begins at step {ends[0]} there at the earliest, at step 0 here", of[1])
     else:
         draft.set("sampling.plan", f"every_step(shared_noise={shared})", "sample.same_latent")
-        fraction = draft.number("train.timestep_fraction", 0, 1)
+        fraction = draft.fraction("train.timestep_fraction")
         if int(steps * fraction) >= steps:
             draft.warn(
                 "timestep_fraction 1 trains the last step too, which is always deterministic here",

@@ -129,7 +129,7 @@ def advantages(draft: Draft) -> Blocks:
         if gdpo:
             blocks["scale"] = ("group_std(ddof=1, eps=1e-4)", of)
     blocks["combine"] = (f"gdpo(ddof=1, eps={1e-8 if swift else 1e-4})" if gdpo else "weighted_sum", of)
-    share = draft.number("top_entropy_quantile", 0, 1)
+    share = draft.fraction("top_entropy_quantile")
     credit = f"top_entropy(fraction={share})" if share < 1 else "broadcast"
     return {**blocks, "credit": (credit, ("top_entropy_quantile",))}
 

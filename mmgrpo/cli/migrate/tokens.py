@@ -96,7 +96,7 @@ def warmup(draft: Draft) -> None:
     of = [key for key in ("warmup_steps", "warmup_ratio") if key in draft.table.rows]
     value = draft.number("warmup_steps")
     if "warmup_ratio" in of and not value:
-        value = draft.number("warmup_ratio", 0, 1)
+        value = draft.fraction("warmup_ratio")
     if not 0 < value < 1:
         draft.set("optim.warmup", round(value), *of)
     elif "steps" in draft.settings:
@@ -114,7 +114,7 @@ def saving(draft: Draft) -> None:
             draft.left["save_steps"] = "a fraction of the steps"
         else:
             draft.set("save_every", draft.count("save_steps"), "save_steps", "save_strategy")
-    elif draft.given("save_strategy"):
+    else:
         draft.leave("save_strategy", "checkpoints are written every save_every steps, and at the end in any case")
     if draft["save_total_limit"] is not None:
         draft.set("keep", draft.count("save_total_limit"), "save_total_limit")
@@ -130,7 +130,7 @@ def precision(draft: Draft) -> None:
     key = "torch_dtype" if "torch_dtype" in draft.table.rows else "dtype"
     half = draft["fp16"] is True
     bf16 = draft["bf16"] if draft["bf16"] is not None else not half
-    dtype = str(draft[key] or "").removeprefix("torch.")
+    dtype = str(draft[key]).removeprefix("torch.")
     names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"}
     if names.get(dtype) and not draft.given("bf16", "fp16"):
         value = names[dtype]
@@ -151,7 +151,7 @@ def lora(draft: Draft) -> None:
     draft.set("model.lora_rank", draft.count(rank), rank, switch)
     draft.set("model.lora_alpha", float(draft.number("lora_alpha")), "lora_alpha")
     names = draft[targets]
-    names = [names] if isinstance(names, str) else names or []
+    names = [names] if isinstance(names, str) else names
     if names and names not in (["all-linear"], ["all-router"]):
         draft.set("model.lora_targets", [str(name) for name in names], targets)
     elif names:
@@ -220,7 +220,6 @@ def rewards(draft: Draft) -> None:
                 f"module:function of (prompts, outputs), weight {weight} (docs/extending.md)"
             )
     of = ("reward_funcs", "reward_weights")
-    draft.mentioned |= {*of}
     if found:
         draft.set(
             "rewards",
@@ -291,7 +290,7 @@ def name(draft: Draft) -> None:
     """The name of the run, which is one plain component of a path here."""
     for key in ("run_name", "trainer.experiment_name"):
         if key in draft.table.rows and (given := draft[key]):
-            plain = re.sub(r"[/\\\x00-\x1f\x7f]+", "-", str(given)).lstrip("-.") or "run"
+            plain = re.sub(r"[/\\\x00-\x1f\x7f]+", "-", str(given)).lstrip("-.")
             draft.set("name", plain if plain in PATH_COMPONENT else "run", key)
 
 
@@ -338,7 +337,7 @@ def swift_data(draft: Draft) -> None:
             draft.warn("no data set is named: set data.train (docs/data.md)", key)
         if places[1:]:
             draft.set("data.extra_train" if ours == "data.train" else "eval.extra", places[1:], key)
-    if draft.number("split_dataset_ratio", 0, 1):
+    if draft.fraction("split_dataset_ratio"):
         draft.warn(
             "held-out rows are a file of their own here: split the data, and set data.heldout", "split_dataset_ratio"
         )

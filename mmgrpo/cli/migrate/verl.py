@@ -259,7 +259,7 @@ def steps(draft: Draft) -> None:
     of = (f"{optim}lr_warmup_steps", ratio)
     if warm is not None and warm > 0:
         draft.set("optim.warmup", draft.count(of[0]) * a_round, *of, note=note)
-    elif (share := draft.number(ratio, 0, 1)) and "steps" in draft.settings:
+    elif (share := draft.fraction(ratio)) and "steps" in draft.settings:
         draft.set("optim.warmup", round(share * draft.settings["steps"].value), *of)
     elif share:
         draft.warn(f"the warm-up is {share} of the steps, whose number is not known: set optim.warmup", *of)
@@ -323,10 +323,9 @@ def rewards(draft: Draft) -> None:
     """The reward function, of which those of EasyR1's examples for mathematics are known."""
     easy = draft.table.project == "EasyR1"
     key = "worker.reward.reward_function" if easy else "custom_reward_function.path"
-    function, kwargs = draft[key], {}
-    if easy:
-        kwargs = draft["worker.reward.reward_function_kwargs"] or {}
-    if easy and function and str(function).endswith("math.py:compute_score"):
+    function = draft[key]
+    if easy and str(function).endswith("math.py:compute_score"):
+        kwargs = draft["worker.reward.reward_function_kwargs"]
         share = kwargs.get("format_weight", 0.1) if isinstance(kwargs, dict) else 0.1
         text = [f"task(weight={1 - share:g}, tags=False)", f"format(weight={share:g}, style='boxed')"]
         draft.set("rewards", text, key, note="rows need a column task: math")

@@ -75,7 +75,7 @@ def halves(cluster: Int[np.ndarray, "N"], seed: int = 0) -> np.ndarray:
     """True for the pairs of a random half of the clusters [N]; no cluster is in both halves."""
     names, place = np.unique(cluster, return_inverse=True)
     chosen = np.random.default_rng(seed).permutation(len(names)) < (len(names) + 1) // 2
-    return chosen[place] if len(names) else np.zeros(0, bool)
+    return chosen[place]
 
 
 def mean_credit(credit: Values) -> float:

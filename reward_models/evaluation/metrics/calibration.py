@@ -33,9 +33,7 @@ def fit_beta(won: Wins, difference: Probabilities, largest: float = 1e6) -> floa
         return 0.0
     if (np.where(won, difference, -difference) >= 0).all():
         return largest
-    low, high = 0.0, 1.0
-    while slope(high) > 0 and high < largest:
-        low, high = high, 2 * high
+    low, high = 0.0, largest
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) > 0 else (low, middle)
@@ -81,5 +79,5 @@ def brier(won: Wins, p: Probabilities) -> float:
 
 def log_loss(won: Wins, p: Probabilities) -> float:
     """Mean of -log P(what happened), in nats, with p cut to [1e-12, 1 - 1e-12]; log 2 for a coin."""
-    likelihood = np.clip(np.where(won, p, 1 - p), 1e-12, 1.0)
+    likelihood = np.maximum(np.where(won, p, 1 - p), 1e-12)
     return float(-np.log(likelihood).mean()) if len(p) else float("nan")

@@ -61,7 +61,7 @@ def pearson(x: Float[np.ndarray, "N"], y: Float[np.ndarray, "N"]) -> float:
     NaN where one side is constant."""
     x, y = x - x.mean(), y - y.mean()
     product = (x @ x) * (y @ y)
-    return float(x @ y / product**0.5) if product > 0 else float("nan")
+    return float(x @ y / product**0.5) if product else float("nan")
 
 
 def spearman(x: Float[np.ndarray, "N"], y: Float[np.ndarray, "N"]) -> float:

@@ -71,7 +71,7 @@ def ties_score(
     of_several = np.array([margins[1][key] for key in both])
     smaller = np.minimum(of_several, [margins[0][key] for key in both])
     with np.errstate(divide="ignore", invalid="ignore"):
-        closeness = np.nan_to_num(np.tanh(smaller / spread - 1), nan=0.0)
+        closeness = np.nan_to_num(np.tanh(smaller / spread - 1))
     return float(
         0.3 * (accuracy[0] + accuracy[1])
         + 0.2 * (of_several > spread).mean()

@@ -68,6 +68,9 @@ def test_the_head_says_what_is_opened_and_what_is_left_out():
     text = header(Opened(runs, painters().pairs, Path("v"), "cuda:0"))
     assert "8 runs: run0, run1, run2, run3, run4, run5 and 2 more; a; 5 embedded models. Device: cuda:0." in text
     assert "not opened" not in text and "no run;" in header(painters())
+    for count, words in ((1, "1 run: run0;"), (2, "2 runs: run0, run1;"), (6, "run4, run5;"), (7, "run5 and 1 more;")):
+        few = dict(list(runs.items())[:count])
+        assert words in header(Opened(few, {"run0": painters().pairs["a"]}, Path("v"))), "a run is named once"
     text = header(Opened({EVIL: Path("/")}, {}, Path("v"), left_out={EVIL: EVIL}))
     assert "1 run: " in text and "1 run not opened or only in part" in text
     assert text.count("onerror") == 3 and "<img" not in text

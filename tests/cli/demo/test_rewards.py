@@ -206,6 +206,7 @@ def test_the_verdict_names_rewards_that_rose():
     after = [scoring.Score("a", 0.6), scoring.Score("b", 0.5), scoring.Score("c", 0.4), scoring.Score("d", 0.4)]
     effects = [scoring.effect(*pair) for pair in zip(before, after, strict=True)]
     assert effects == ["rose", "unchanged", "fell", scoring.FAILED]
+    assert scoring.effect(after[3], before[3]) == scoring.FAILED
     assert scoring.verdict("blur", before, after).startswith("a rose under blur")
     assert scoring.verdict("blur", before[1:3], after[1:3]) == "No reward rose under blur. b did not notice it."
     assert scoring.verdict("blur", before[3:], after[3:]) == "No chosen reward could score both."

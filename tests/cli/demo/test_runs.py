@@ -118,6 +118,9 @@ def test_only_settings_that_differ_are_listed_by_flat_names(tmp_path):
         "optim.ema": ["0", "–"],
         "rewards": ["[x, y]", "[x, z]"],
     }
+    third = read_look("c", write_run(tmp_path / "c", config="seed: 0\noptim: {}\nrewards: [x, y]\n"))
+    assert runs_read.differences([first, third])["optim"] == ["–", "{}"]
+    assert "Choose two" in runs_html.differences_html([first, Look("gone", tmp_path / "gone", None)])
     assert "Choose two" in runs_html.differences_html([first])
     assert "are equal" in runs_html.differences_html([first, first])
 
@@ -188,6 +191,14 @@ def test_a_run_is_read_again_only_after_it_was_written(tmp_path, monkeypatch):
     assert second.run.last_step == 5
     (folder / "summary.json").write_text('{"eval": {}, "seconds": 3}')
     assert not reader.look("a", folder).running
+
+
+def test_of_many_runs_the_ones_looked_at_last_are_kept(tmp_path):
+    folders, reader = [write_run(tmp_path / str(number)) for number in range(runs_read.KEPT + 1)], Reader()
+    first, second, *_ = [reader.look(folder.name, folder) for folder in folders[:-1]]
+    assert reader.look("0", folders[0]) is first
+    reader.look(folders[-1].name, folders[-1])
+    assert reader.look("0", folders[0]) is first and reader.look("1", folders[1]) is not second
 
 
 def test_the_timer_runs_while_a_chosen_run_is_unfinished(tmp_path):

@@ -104,6 +104,15 @@ def test_a_text_with_marks_of_the_model_or_without_words_is_refused(folder, text
         loaded(folder, begin="<|sos|>").encode([Prompt(text, "7")])
 
 
+def test_padding_is_the_tokenizers_or_an_end(folder):
+    model = loaded(folder)
+    assert model.pad_id == model.tokenizer.pad_token_id not in model.end_ids
+    assert (model.dtype, model.checkpointing, model.frozen_media) == (torch.float32, False, True)
+    model.tokenizer.pad_token = None
+    model.__post_init__()
+    assert model.pad_id == min(model.end_ids)
+
+
 # Checkpoints and vocoders
 
 

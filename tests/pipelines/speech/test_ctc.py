@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,37 @@ def test_the_answer_of_a_row_is_no_member_of_a_group(folders):
     config = replace(config, model=replace(config.model, path=folders["wavlm"]))
     with pytest.raises(ValueError, match="data.reference_in_group: got true, expected false with family 'ctc'"):
         family("ctc").policy(config, "cpu")
+
+
+class Frames(torch.nn.Module):
+    """Four frames for every clip, of which those with an attention mask have as many as it says."""
+
+    def forward(self, **clip: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=torch.arange(8.0).view(1, 4, 2))
+
+    def _get_output_attention_mask(self, mask: Tensor, target_length: int) -> Tensor:
+        assert target_length == 4
+        return torch.arange(4)[None] < mask.sum()
+
+
+@pytest.mark.parametrize(("checkpointing", "grad"), [(True, True), (True, False), (False, True), (False, False)])
+def test_frames_that_are_not_of_the_clip_are_left_out_and_layers_are_checkpointed_with_gradients(
+    checkpointing, grad, monkeypatch
+):
+    asked: list[bool] = []
+    monkeypatch.setattr(ctc, "checkpoint_layers", lambda network, enabled: asked.append(enabled))
+    model = object.__new__(ctc.Ctc)
+    model.network, model.checkpointing = Frames(), checkpointing
+    model.dtype, model.device = torch.float32, torch.device("cpu")
+    with torch.set_grad_enabled(grad):
+        masked = model.logits(model.network, {"input_features": torch.ones(1), "attention_mask": torch.ones(1, 3)})
+        whole = model.logits(model.network, {"input_values": torch.ones(1)})
+    assert masked.tolist() == [[0, 1], [2, 3], [4, 5]] and len(whole) == 4
+    assert asked == [checkpointing and grad] * 2
+    plain = model.logits(lambda **_: SimpleNamespace(logits=torch.zeros(1, 4, 2)), {"attention_mask": torch.ones(1, 3)})
+    assert len(plain) == 3  # the model's own network knows the mask
+    model.network = torch.nn.Identity()
+    assert len(model.logits(Frames(), {"attention_mask": torch.ones(1, 3)})) == 4
 
 
 def test_a_sound_of_another_rate_is_resampled(folders):

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import huggingface_hub
 import pytest
 import torch
 
+from pipelines.speech.f5_checkpoint import located
 from pipelines.speech.f5_network import (
     Attention,
     F5Network,
     F5Shape,
+    InputEmbedding,
     ResponseNorm,
     Rotary,
+    TextBlock,
     TextEmbedding,
     TimeEmbedding,
+    modulated,
+    positions,
     rotated,
 )
 from tests.flows import seeded
@@ -67,6 +73,8 @@ def test_the_published_base_model_has_its_names_and_sizes():
     }
     assert {name: parameters.get(name) for name in published} == published
     assert not any("proj_out_ln_sig" in name for name in parameters)
+    assert len(base.text_embed.text_blocks) == 4 and len(base.transformer_blocks) == 22
+    assert (base.shape.rotates_all, base.shape.masks_text, base.shape.spread) == (True, True, False)
     count = sum(value.numel() for value in base.parameters())
     assert count / 1e6 == pytest.approx(335.8, abs=2)  # the paper's figure, which leaves the vocabulary open
 
@@ -155,11 +163,130 @@ def test_text_that_is_longer_than_the_frames_is_cut_to_them():
 
 
 def test_recomputed_activations_have_the_same_gradient():
-    gradients = []
+    gradients, passes = [], []
     for recomputes in (False, True):
         net = network()
         if recomputes:
             net.enable_gradient_checkpointing()
-        net(*inputs(10), torch.tensor([10])).square().sum().backward()
+        net.transformer_blocks[0].register_forward_pre_hook(lambda *_: passes.append(0))
+        output = net(*inputs(10), torch.tensor([10]))
+        output.square().sum().backward()
         gradients.append(net.transformer_blocks[0].attn.to_q.weight.grad)  # type: ignore[union-attr]
+        assert len(passes) == 1 + 2 * recomputes
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+# Formulas
+
+
+def linear(state: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    return state[f"{name}.weight"] @ x + state[f"{name}.bias"]
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()) / (x.var(correction=0) + 1e-6).sqrt()
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + torch.erf(x / 2**0.5)) / 2
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-x).exp())
+
+
+def middle(state: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    """A convolution in groups of a single frame, of which only the middle tap reads something."""
+    taps = state[f"{name}.weight"]
+    taps = taps[:, :, taps.shape[-1] // 2]
+    parts = x.view(-1, taps.shape[1]).repeat_interleave(len(taps) // (len(x) // taps.shape[1]), 0)
+    return (taps * parts).sum(1) + state[f"{name}.bias"]
+
+
+def test_a_single_frame_is_what_the_formulas_say():
+    """Attention of one frame is its value, and a convolution its middle tap."""
+    net = network()
+    state = {name: value.double() for name, value in net.state_dict().items()}
+    x, reference, _, _ = (one[0].double() for one in inputs(1))
+    x, reference = x[0], torch.linspace(-1, 1, 6).double()
+    angles = 1000 * 0.25 * 10_000 ** (-torch.arange(128).double() / 127)
+    time = linear(state, "time_embed.time_mlp.0", torch.cat([angles.sin(), angles.cos()]))
+    time = silu(linear(state, "time_embed.time_mlp.2", silu(time)))  # silu of the modulations
+    words = state["text_embed.text_embed.weight"][1 + 7] + torch.tensor([1.0] * 4 + [0.0] * 4)  # cos 0 and sin 0
+    for name in ("text_embed.text_blocks.0", "text_embed.text_blocks.1"):
+        y = normalized(middle(state, f"{name}.dwconv", words)) * state[f"{name}.norm.weight"]
+        y = gelu(linear(state, f"{name}.pwconv1", y + state[f"{name}.norm.bias"]))
+        response = y * y.abs() / (y.abs().mean() + 1e-6)
+        y = state[f"{name}.grn.gamma"][0, 0] * response + state[f"{name}.grn.beta"][0, 0] + y
+        words = words + linear(state, f"{name}.pwconv2", y)
+    h = linear(state, "input_embed.proj", torch.cat([x, reference, words]))
+    y = h
+    for number in (0, 2):
+        y = middle(state, f"input_embed.conv_pos_embed.conv1d.{number}", y)
+        y = y * (1 + y.exp()).log().tanh()  # mish
+    h = h + y
+    for name in ("transformer_blocks.0", "transformer_blocks.1"):
+        shift, scale, gate, shift_2, scale_2, gate_2 = linear(state, f"{name}.attn_norm.linear", time).chunk(6)
+        values = linear(state, f"{name}.attn.to_v", normalized(h) * (1 + scale) + shift)
+        h = h + gate * linear(state, f"{name}.attn.to_out.0", values)
+        y = linear(state, f"{name}.ff.ff.0.0", normalized(h) * (1 + scale_2) + shift_2)
+        y = y / 2 * (1 + (math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)).tanh())
+        h = h + gate_2 * linear(state, f"{name}.ff.ff.2", y)
+    scale, shift = linear(state, "norm_out.linear", time).chunk(2)
+    wanted = linear(state, "proj_out", normalized(h) * (1 + scale) + shift)
+    given = (x.float()[None, None], reference.float()[None, None], torch.tensor([[7]]), torch.tensor([0.25]))
+    torch.testing.assert_close(net(*given, torch.tensor([1]))[0, 0].double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_are_cosines_then_sines_and_rotary_frequencies_come_in_pairs():
+    wanted = [[1, 1, 0, 0], *([math.cos(n), math.cos(n / 100), math.sin(n), math.sin(n / 100)] for n in (1, 2))]
+    torch.testing.assert_close(positions(3, 4), torch.tensor(wanted))
+    torch.testing.assert_close(Rotary(8)(3)[2], torch.tensor([2, 2, 0.2, 0.2, 0.02, 0.02, 0.002, 0.002]))
+
+
+def test_text_without_blocks_has_no_positions_and_the_filler_is_zero_where_it_is_masked():
+    text, real = torch.tensor([[4, 5, -1, -1]]), torch.ones(1, 6, dtype=torch.bool)
+    plain = TextEmbedding(replace(SMALL, text_layers=0))
+    rows = plain.text_embed.weight
+    assert torch.equal(plain(text, real, False)[0], rows[[5, 6, 0, 0, 0, 0]])
+    assert torch.equal(plain(text, real, True)[0], rows[[0] * 6])
+    behind = [network(replace(SMALL, masks_text=masks)).text_embed(text, real, False)[0, 2:] for masks in (True, False)]
+    assert not behind[0].any() and behind[1].all()
+
+
+def test_norms_take_small_values_as_noise():
+    """A variance of 1e-6 is halved by the 1e-6 that is added to it."""
+    small, none = torch.tensor([[[1e-3, -1e-3]]]), torch.zeros(1, 2)
+    torch.testing.assert_close(modulated(small, none, none), torch.tensor([[[0.5**0.5, -(0.5**0.5)]]]))
+    assert TextBlock(2, 2).norm.eps == 1e-6
+    response = ResponseNorm(1)
+    torch.nn.init.ones_(response.gamma)
+    tiny = response(torch.full((1, 1, 1), 1e-6), torch.ones(1, 1, dtype=torch.bool))
+    assert tiny.item() == pytest.approx(1.5e-6)
+
+
+def test_what_lies_beyond_a_row_does_not_reach_its_convolutions():
+    shape = replace(SMALL, width=16)
+    embedding = InputEmbedding(shape)
+    x, reference, text = (torch.randn(1, 4, size, generator=seeded(n)) for n, size in enumerate((6, 6, 8)))
+    real = torch.tensor([[True, True, False, False]])
+    whole = embedding(x, reference, text, real)
+    alone = embedding(x[:, :2], reference[:, :2], text[:, :2], real[:, :2])
+    torch.testing.assert_close(whole[:, :2], alone)
+    assert not whole[:, 2:].any()
+
+
+@pytest.mark.parametrize("folder", ["", "F5TTS_v1_Base"])
+def test_of_a_repository_only_the_weights_and_the_vocabulary_are_downloaded(folder, tmp_path, monkeypatch):
+    asked, chosen = [], tmp_path / folder
+    chosen.mkdir(exist_ok=True)
+    (chosen / "model.safetensors").write_bytes(b"")
+    (chosen / "vocab.txt").write_text("a")
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, [pattern.removeprefix(f"{folder}/" if folder else "") for pattern in allow_patterns]))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert located("SWivid/F5-TTS", folder) == chosen
+    assert asked == [("SWivid/F5-TTS", ["*.safetensors", "vocab.txt"])]

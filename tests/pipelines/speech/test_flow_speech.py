@@ -16,8 +16,9 @@ from mmgrpo.api import train
 from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Media, Output, Prompt, Request, Turn
 from pipelines import speech
+from pipelines.speech import flow_speech
 from pipelines.speech.families import FAMILIES
-from pipelines.speech.flow_speech import FlowSpeech, load, tiny
+from pipelines.speech.flow_speech import FlowSpeech, load, seconds_of, spelled, spoken_before, tiny
 from pipelines.training import Training
 from tests.flows import seeded
 
@@ -148,6 +149,97 @@ def test_a_row_that_cannot_be_spoken_is_named(folder, prompt, message):
         load(folder, seconds=2.0).check(prompt)
 
 
+def test_what_a_row_may_state_is_as_long_as_the_model_speaks_and_not_longer(folder):
+    model = load(folder, seconds=1.0)
+    most = round(24_000 / 256)  # 94 frames
+    assert model.latent_shape() == (16, most)
+    frame = 256 / 24_000
+    assert model.utterance(Prompt("hi", "a", meta={"seconds": most * frame}))[2] == most
+    assert model.utterance(Prompt("hi", "a", meta={"seconds": frame}))[2] == 1
+    for seconds in ((most + 1) * frame, frame / 3):
+        with pytest.raises(ValueError, match="expected some speech and at most model.seconds=1 s together"):
+            model.check(Prompt("hi", "a", meta={"seconds": seconds}))
+    two = replace(spoken("hi"), turns=(Turn("user", spoken("hi").media * 2),))
+    with pytest.raises(ValueError, match="got 2 clips and the reference_text 'la la.', expected one"):
+        model.check(two)
+
+
+@pytest.mark.parametrize("seconds", [True, "1", -0.1, 3600.5, float("nan")])
+def test_seconds_are_a_number_of_at_most_an_hour(seconds):
+    with pytest.raises(ValueError, match="prompt 'a': seconds: got .*, expected a positive number, or no such key"):
+        seconds_of(Prompt("hi", "a", meta={"seconds": seconds}))
+    assert [seconds_of(Prompt("", "", meta={"seconds": one})) for one in (0, 2, 3600)] == [0, 2, 3600]
+    assert seconds_of(Prompt("hi", "a")) == 0
+
+
+def test_a_transcript_ends_with_a_full_stop_unless_it_ends_with_a_mark_and_is_spelled_as_the_vocabulary():
+    def before(text: object) -> str:
+        return spoken_before(Prompt("hi", "a", meta={"reference_text": text}))
+
+    assert [before(f"la{mark}") for mark in ".!?,:"] == [f"la{mark}" for mark in ".!?,:"]
+    assert (before("la"), before(""), before(None), before(7)) == ("la.", "", "", "7.")
+    assert spoken_before(Prompt("hi", "a")) == ""
+    assert spelled(" a;\n b \u201cc\u201d \u2018d\u2019 ") == "a, b \"c\" 'd'"
+
+
+def test_references_in_files_are_read_once_and_the_oldest_is_forgotten(folder, tmp_path, monkeypatch):
+    import soundfile
+
+    model, read = load(folder), []
+    original = flow_speech.read_audio
+    monkeypatch.setattr(flow_speech, "KEPT", 2)
+    monkeypatch.setattr(flow_speech, "read_audio", lambda clip, **given: read.append(given) or original(clip, **given))
+
+    def filed(name: str) -> Prompt:
+        file = tmp_path / f"{name}.wav"
+        soundfile.write(file, spoken("hi").media[0].source.samples[0].numpy(), 24_000)
+        picture = Media("image", "none.png")
+        return replace(spoken("hi"), turns=(Turn("user", (picture, Media("audio", str(file)), "hi")),))
+
+    a, b, c = (filed(name) for name in "abc")
+    for prompt in (a, b, a, c):  # c takes the place of a, and not of b
+        model.check(prompt)
+    assert len(read) == 3 and read[0] == {"max_seconds": 20.0}
+    model.check(b)
+    assert len(read) == 3 and len(model.spectrograms) == 2
+    model.check(a)
+    assert len(read) == 4
+    short, long = spoken("hi", seconds=0.25), spoken("hi", seconds=0.5)
+    assert model.utterance(short)[1].shape[1] < model.utterance(long)[1].shape[1]  # sounds in memory have no name
+
+
+def test_a_model_speaks_by_default_as_the_settings_say_and_without_guidance(folder):
+    options, model = config_class(FAMILY.sections)().model, load(folder)
+    assert (model.seconds, model.pace) == (options.seconds, options.pace) == (20.0, 15.0)
+    assert model.guidance == 1.0 and model.levels == "checkpoint" and model.evaluations_per_row == 1
+
+
+def test_a_sound_that_is_too_loud_is_scaled_and_another_is_as_the_vocoder_makes_it(folder):
+    class Constant:
+        def sound(self, mel: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([0.25, -0.5]) * mel.mean()
+
+    model = load(folder)
+    model.voice = Constant()
+    given = model.encode([Prompt("hi", "a"), Prompt("hi", "b")])
+    latents = torch.ones(2, *model.latent_shape()) * torch.tensor([1.0, 4.0])[:, None, None]
+    first, second = model.decode(latents, given)
+    assert first.samples.tolist() == [[0.25, -0.5]] and second.samples.tolist() == [[0.5, -1.0]]
+    assert [part.tolist() for part in (given.given, given.gain)] == [[0, 0], [1.0, 1.0]]
+    taken = given.take(torch.tensor([1, 1, 0]))
+    assert all(
+        torch.equal(new, old[[1, 1, 0]]) for new, old in zip(vars(taken).values(), vars(given).values(), strict=True)
+    )
+
+
+def test_shorter_rows_are_padded_by_no_character_and_no_sound(folder):
+    model = load(folder)
+    given = model.encode([spoken("hello"), Prompt("hi", "b")])
+    assert given.text[1].tolist() == [model.characters[c] for c in "hi"] + [-1] * (len("la la. hello") - 2)
+    assert given.given.tolist() == [47, 0] and not given.reference[0, :, 47:].any() and not given.reference[1].any()
+    assert given.reference.shape == (2, *model.latent_shape()) and given.reference[0, :, 46].any()
+
+
 # ---- the velocity
 
 
@@ -178,6 +270,22 @@ def test_guidance_is_f5s_with_its_strength_plus_one(folder):
         got = guided.predict(guided.network, x, sigma, given)
     torch.testing.assert_close(got[..., :length], pred[..., :length] + 2 * (pred[..., :length] - null))
     assert (got - pred).abs().max() > 1e-3
+
+
+def test_guidance_leaves_the_drawn_std_to_the_branch_with_text_and_none_evaluates_once(folder):
+    """F5R-TTS draws around the guided velocity."""
+    plain, drawn = load(folder, seconds=1.0), load(folder, seconds=1.0, head="drawn", sigma=0.2, guidance=3.0)
+    guided = load(folder, seconds=1.0, guidance=3.0)
+    passes: list[int] = []
+    plain.network.register_forward_pre_hook(lambda *_: passes.append(0))
+    given = plain.encode([spoken("hello", seconds=0.2)])
+    x, sigma = torch.randn(1, *plain.latent_shape(), generator=seeded()), torch.tensor([0.5])
+    with torch.no_grad():
+        mean, log_std = drawn.predict(drawn.network, x, sigma, given).chunk(2, 1)
+        torch.testing.assert_close(mean, guided.predict(guided.network, x, sigma, given))
+        plain.predict(plain.network, x, sigma, given)
+    assert len(passes) == 1 and drawn.evaluations_per_row == 2
+    torch.testing.assert_close(log_std[..., : int(given.frames)].exp(), torch.full((1, 16, int(given.frames)), 0.2))
 
 
 def test_a_checkpoint_without_the_head_of_f5r_draws_with_a_constant_sigma(folder, tmp_path):

@@ -19,7 +19,7 @@ from transformers import GraniteSpeechForConditionalGeneration, audio_utils
 
 from mmgrpo.policies.token import TokenPolicy
 from pipelines.speech import audio_text, processors
-from pipelines.speech.granite import granite_frames
+from pipelines.speech.granite import granite_extractor, granite_frames
 from pipelines.training import Training
 from tests.pipelines.speech.test_qwen_audio import ONE, TWO, WORDS, hum
 from tests.seeing import asked, rollout
@@ -104,6 +104,18 @@ def test_granites_spectrogram_is_the_one_of_a_second_implementation():
     found = granite_frames(torch.from_numpy(samples)[None], 16_000, 512, 400, 160, 80)[0]
     assert found.shape == (50, 160) and len(log) == 101
     np.testing.assert_allclose(found.numpy().reshape(100, 80)[2:-2], log[2:98], rtol=0, atol=1e-4)
+
+
+def test_the_extractor_of_granite_has_the_published_sizes_unless_it_is_told_otherwise():
+    """ibm-granite/granite-speech-3.3-2b, preprocessor_config.json."""
+    made = granite_extractor()()
+    sizes = {"sample_rate": 16_000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80}
+    assert made.melspec_kwargs == sizes and (made.projector_window_size, made.projector_downsample_rate) == (15, 5)
+    assert (made.feature_size, made.sampling_rate, made.padding_value) == (80, 16_000, 0.0)
+    other = granite_extractor()(8_000, 256, 200, 80, 40, 30, 6, 1.0, feature_size=7)
+    sizes = {"sample_rate": 8_000, "n_fft": 256, "win_length": 200, "hop_length": 80, "n_mels": 40}
+    assert other.melspec_kwargs == sizes and (other.projector_window_size, other.projector_downsample_rate) == (30, 6)
+    assert (other.feature_size, other.sampling_rate, other.padding_value) == (40, 8_000, 1.0)
 
 
 class Tekken:

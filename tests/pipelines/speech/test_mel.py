@@ -68,6 +68,10 @@ def test_a_spectrogram_out_of_range_or_of_one_frame_makes_a_finite_sound():
         assert len(sound) == 256 * mel.shape[1] and bool(sound.isfinite().all())
 
 
+def test_the_sound_of_silence_is_silent():
+    assert GriffinLim().sound(torch.full((100, 6), FLOOR)).abs().max() < 1e-3
+
+
 def test_a_vocoder_of_ones_own_is_named_by_its_module():
     assert isinstance(vocoder(f"{__name__}:Silent", FORM), Silent)
     assert vocoder("griffin_lim", MelFormat(mels=16)) == GriffinLim(MelFormat(mels=16))

@@ -169,8 +169,10 @@ def test_silence_at_the_ends_is_no_speech(samples, kept):
     assert engine.natural(Prompt("b", "b")) == 7.0  # measured once
 
 
-def test_an_engine_that_is_not_linear_is_asked_once_more_and_no_more_than_it_must():
-    asked = []
+def test_an_engine_that_is_not_linear_is_asked_once_more_and_no_more_than_it_must(monkeypatch):
+    asked, stretched = [], []
+    stretch = renderers.stretch
+    monkeypatch.setattr(renderers, "stretch", lambda *given: stretched.append(given[1:]) or stretch(*given))
 
     def curved(text: str, speed: float) -> np.ndarray:
         asked.append(round(speed, 4))
@@ -180,13 +182,29 @@ def test_an_engine_that_is_not_linear_is_asked_once_more_and_no_more_than_it_mus
     # Natural is 1 s. For 0.8 s: speed 1.25 gives 894 samples; corrected by 894 / 800 to 1.3969: 846, then stretched.
     sound = engine.render(Prompt("a", "a"), 0.8)
     assert asked == [1.0, 1.25, round(1.25 * 894 / 800, 4)] and sound.samples.shape == (1, 800)
-    asked.clear()
+    assert stretched == [(1000, 846 / 800)]
+    asked.clear(), stretched.clear()
     # 0.97 s: 1 / 0.97 gives 985 samples, which is near enough.
     assert engine.render(Prompt("a", "a"), 0.97).samples.shape == (1, 970) and asked == [round(1 / 0.97, 4)]
+    assert not stretched
     for seconds in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="expected more than 0"):
             engine.render(Prompt("a", "a"), seconds)
     assert engine.render(Prompt("a", "a"), 1e-9).samples.shape == (1, 1)
+
+
+def test_a_sound_that_is_too_loud_is_cut_off_and_one_that_ends_early_is_padded():
+    """One sample of a hundred lacks, which needs no other synthesis."""
+    loud = renderers.SpeedRenderer(lambda text, speed: np.array([1.5, -1.5] * 50), 100, 0.5, 2.0)
+    samples = loud.render(Prompt("a", "a"), 1.01).samples[0]
+    assert samples[:2].tolist() == [1.0, -1.0] and samples[99] == -1.0 and samples[100] == 0 and len(samples) == 101
+    assert loud.render(Prompt("a", "a"), 0.99).samples.shape == (1, 99)
+
+
+def test_tempos_are_equal_and_as_few_as_can_be():
+    assert renderers.tempos(1.0) == [1.0] and renderers.tempos(2.0) == [2.0] and renderers.tempos(0.5) == [0.5]
+    assert renderers.tempos(8.0) == pytest.approx([2.0] * 3)
+    assert renderers.tempos(1 / 9) == pytest.approx([9**-0.25] * 4)
 
 
 def test_a_network_has_the_papers_sizes_unless_it_is_told_otherwise():

@@ -16,7 +16,8 @@ from diffusers import StableAudioPipeline
 from mmgrpo.diffusion.kernels import kernel
 from mmgrpo.diffusion.schedules import exponential_sigmas
 from mmgrpo.types import Prompt
-from pipelines.speech import stable_audio
+from pipelines.conditions import Conditioning
+from pipelines.speech import stable_audio, stable_audio_tiny
 from tests.building import load
 
 STEPS = 5
@@ -149,14 +150,81 @@ def test_saved_adapters_have_the_names_of_diffusers(folder, tmp_path):
         ({"prediction_type": "epsilon"}, "prediction_type: got epsilon, expected v_prediction"),
         ({"_class_name": "EDMEulerScheduler"}, "got EDMEulerScheduler, expected CosineDPMSolverMultistepScheduler"),
         ({"sigma_data": 0.5}, "sigma_data: got 0.5, expected 1.0"),
+        ({"_class_name": None}, "_class_name: got None, expected CosineDPMSolverMultistepScheduler"),
+        ({"sigma_schedule": "karras"}, "sigma_schedule: got karras, expected exponential"),
+        ({"final_sigmas_type": "sigma_min"}, "final_sigmas_type: got sigma_min, expected zero"),
         ({"sigma_min": 0}, "got sigma_min=0 and sigma_max=500, expected 0 < sigma_min < sigma_max"),
+        ({"sigma_min": 500}, "got sigma_min=500 and sigma_max=500, expected 0 < sigma_min < sigma_max"),
+        ({"sigma_min": "low"}, "got sigma_min=low and sigma_max=500"),
+        ({"sigma_max": None}, "got sigma_min=0.3 and sigma_max=None"),
+        ({"sigma_max": float("inf")}, "got sigma_min=0.3 and sigma_max=inf"),
     ],
 )
 def test_a_scheduler_of_another_process_is_refused(change, message, tmp_path):
-    file = stable_audio.tiny(tmp_path / "tiny") / "scheduler" / "scheduler_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    (tmp_path / "scheduler").mkdir()
+    file = tmp_path / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps({**stable_audio_tiny.SCHEDULER, **change}))
     with pytest.raises(ValueError, match=message):
-        load(stable_audio, tmp_path / "tiny")
+        stable_audio.read_sigmas(str(tmp_path))
+
+
+def test_a_scheduler_that_leaves_its_levels_to_diffusers_has_those_of_stable_audio(tmp_path):
+    with pytest.raises(ValueError, match="_class_name: got None, expected CosineDPMSolverMultistepScheduler"):
+        stable_audio.read_sigmas(str(tmp_path))
+    (tmp_path / "scheduler").mkdir()
+    file = tmp_path / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps({"_class_name": "CosineDPMSolverMultistepScheduler"}))
+    assert stable_audio.read_sigmas(str(tmp_path)) == (0.3, 500.0)
+    file.write_text(json.dumps({"_class_name": "CosineDPMSolverMultistepScheduler", "sigma_min": 1, "sigma_max": 2}))
+    assert stable_audio.read_sigmas(str(tmp_path)) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("seconds", [True, "1", None, 0, -1.0, 47.01, float("nan")])
+def test_seconds_are_a_number_of_at_most_the_longest_sound(seconds, monkeypatch):
+    monkeypatch.setattr(stable_audio.StableAudio, "longest", 47.0)
+    model = object.__new__(stable_audio.StableAudio)
+    model.seconds = 47.0
+    with pytest.raises(ValueError, match="prompt 'a': seconds: got .*, expected a number above 0 of at most 47"):
+        model.seconds_of(Prompt("", "a", meta={"seconds": seconds}))
+    assert [model.seconds_of(Prompt("", "a", meta=meta)) for meta in ({}, {"seconds": 1})] == [47.0, 1.0]
+
+
+def test_a_scale_of_guidance_below_one_is_refused(folder):
+    with pytest.raises(ValueError, match="model.guidance: got 0.9, expected at least 1, which is none"):
+        load(stable_audio, folder, guidance=0.9)
+
+
+def test_guidance_of_several_rows_is_that_of_each_and_none_evaluates_once(folder):
+    prompts = [Prompt(text, text, meta={"seconds": 0.1 * n}) for n, text in enumerate(("rain", "wind", "a bell"), 1)]
+    plain, guided = (load(stable_audio, folder, guidance=scale) for scale in (1.0, 3.0))
+    assert (plain.evaluations_per_row, guided.evaluations_per_row) == (1, 2)
+    assert plain.latent_shape() == (4, 64) and plain.device == torch.device("cpu") and plain.prediction == "v"
+    rows: list[int] = []
+    plain.network.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    z, time = noise(plain, 3), torch.tensor([0.2, 0.5, 0.9])
+    with torch.no_grad():
+        together = guided.predict(guided.network, z, time, guided.encode(prompts))
+        for row, prompt in enumerate(prompts):
+            conditioning = guided.encode([prompt])
+            with_words = plain.predict(plain.network, z[row : row + 1], time[row : row + 1], plain.encode([prompt]))
+            without = Conditioning(conditioning.negative)
+            base = plain.predict(plain.network, z[row : row + 1], time[row : row + 1], without)
+            torch.testing.assert_close(together[row], (base + 3 * (with_words - base))[0], rtol=1e-4, atol=1e-5)
+    assert rows == [1] * 6
+
+
+def test_sounds_are_decoded_so_many_at_a_time_and_cut_off(folder, monkeypatch):
+    model = load(stable_audio, folder, decode_batch_size=2, seconds=0.001)
+    sizes: list[int] = []
+
+    def decode(latents: torch.Tensor) -> SimpleNamespace:
+        sizes.append(len(latents))
+        return SimpleNamespace(sample=torch.tensor([0.5, 1.5, -1.5] * 4).expand(len(latents), 2, -1))
+
+    monkeypatch.setattr(model.pipeline.vae, "decode", decode)
+    sounds = model.decode(noise(model, 3), model.encode([Prompt("rain", str(n)) for n in range(3)]))
+    assert sizes == [2, 1] and len(sounds) == 3
+    assert sounds[2].samples.tolist() == [[0.5, 1.0, -1.0, 0.5, 1.0, -1.0, 0.5, 1.0]] * 2  # 8 samples of 8 kHz
 
 
 def test_without_guidance_there_is_no_second_branch(folder):

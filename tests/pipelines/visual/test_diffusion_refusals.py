@@ -77,6 +77,11 @@ def test_rescaled_betas_draw_as_diffusers_does(folders, tmp_path, changes):
     assert (model.grid(4).levels[0] == 0) == bool(changes)  # leading times begin after the last one
 
 
+def test_offset_and_end_of_the_levels_are_the_checkpoint_s_own(folders, tmp_path):
+    grid = ours(sdxl, edited(folders[sdxl], tmp_path / "model", steps_offset=0, set_alpha_to_one=True)).grid(4)
+    assert grid.times.tolist() == [750, 500, 250, 0] and grid.levels[-1] == 1
+
+
 def test_the_noise_is_not_predicted_from_pure_noise(folders, tmp_path):
     changes = {"timestep_spacing": "trailing", "rescale_betas_zero_snr": True, "prediction_type": "epsilon"}
     model = ours(sdxl, edited(folders[sdxl], tmp_path / "model", **changes))
@@ -129,19 +134,25 @@ def test_the_safety_checker_is_never_read_nor_its_module_imported(folders, tmp_p
         ours(stable_diffusion, odd)
 
 
-def test_unets_that_read_more_than_latents_and_words_are_refused():
+def test_unets_that_read_more_than_latents_and_words_are_refused(folders, tmp_path):
     plain = {"in_channels": 4, "time_cond_proj_dim": None}
     assert refuse_other_inputs("there", SimpleNamespace(**plain), 4) is None
     with pytest.raises(ValueError, match="got in_channels=9, expected 4, .* models for inpainting"):
         refuse_other_inputs("there", SimpleNamespace(**plain | {"in_channels": 9}), 4)
+    nine = diffusers.UNet2DConditionModel.from_config(folders[sdxl] / "unet", in_channels=9)
+    nine.save_pretrained(edited(folders[sdxl], tmp_path / "nine") / "unet")
+    with pytest.raises(ValueError, match="/nine': unet/config.json: got in_channels=9, expected 4"):
+        ours(sdxl, tmp_path / "nine")
     with pytest.raises(ValueError, match="got time_cond_proj_dim=256, expected none; the model is distilled"):
         refuse_other_inputs("there", SimpleNamespace(**plain | {"time_cond_proj_dim": 256}), 4)
 
 
 @pytest.mark.parametrize("family", KINDS, ids=lambda family: family.__name__.rpartition(".")[2])
-def test_sizes_settings_and_prompts_that_cannot_be_are_errors(folders, family):
+def test_sizes_settings_and_prompts_that_cannot_be_are_errors(folders, family, tmp_path):
     folder = folders[family]
     assert family.load(folder).shape == (4, 8, 8)  # the UNet's own size
+    oblong = edited(folder, tmp_path / "oblong", "unet/config.json", sample_size=[8, 12])
+    assert family.load(oblong).shape == (4, 8, 12)
     assert ours(family, folder, height=24, width=0).shape == (4, 12, 8)
     with pytest.raises(ValueError, match="height: got 18 pixels, expected a multiple of 8, .*; the nearest is 16"):
         ours(family, folder, height=18)

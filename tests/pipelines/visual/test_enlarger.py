@@ -42,10 +42,15 @@ def test_outputs_are_the_pixels_in_the_place_of_each():
 
 def test_an_enlarger_reads_back(tmp_path):
     one = enlarger(4)
-    one.save(tmp_path)
-    again = Enlarger.load(tmp_path)
+    for _ in range(2):  # into a folder that is not there, and into one that is
+        one.save(tmp_path / "new" / "enlarger")
+    again = Enlarger.load(tmp_path / "new" / "enlarger")
     x = torch.randn(1, 3, 4, 4)
-    assert again.scale == 4 and torch.equal(again(x), one(x))
+    assert again.scale == 4 and not again.training and torch.equal(again(x), one(x))
+
+
+def test_by_default_sides_are_doubled_by_32_channels():
+    assert (Enlarger().scale, Enlarger().width) == (2, 32)
 
 
 @pytest.mark.parametrize("name", ["enlarger.json", "enlarger.safetensors"])
@@ -61,6 +66,7 @@ def test_a_model_with_an_enlarger_draws_and_saves_larger_pictures(words_folder, 
     shutil.copytree(words_folder, folder)
     enlarger().save(folder / "enlarger")
     small, large = sd3.load(words_folder, height=16, width=24), sd3.load(folder, height=32, width=48)
+    assert not any(parameter.requires_grad for parameter in large.architecture.enlarger.parameters())
     assert large.latent_shape() == small.latent_shape() == (3, 16, 24)
     x = noise(small, 2)
     with torch.no_grad():

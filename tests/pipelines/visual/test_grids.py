@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_the_sets_stand_side_by_side_in_as_many_columns_as_fit(columns, sets, ex
     assert seen["captions"][-1] == "picture 3\nexact 0.75" and (
         sets == 1 or "before exact 0.75" in seen["captions"][-2]
     )
+
+
+def test_a_reward_that_is_missing_is_a_dash():
+    made = Shown([Prompt("a")], shown(1).outputs, [{"exact": math.nan, "ocr": 0.25}], [{}])
+    [tile], _ = pictures.side_by_side({"": made}, 1, 1)
+    assert tile.caption == "a\nexact –  ocr 0.25"
 
 
 def test_the_tokens_of_an_oblong_picture_are_those_of_both_sides(words_folder):

@@ -94,12 +94,29 @@ def test_the_neighbours_of_a_prompt_do_not_change_its_sample(folder):
     torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("lengths", "masked"), [([3, 3], False), ([3, 2], True)])
+def test_a_mask_is_told_where_a_prompt_is_padded(lengths, masked):
+    """As in the pipeline, whose networks take attention without a mask faster; never behind the longest prompt."""
+    told = {}
+
+    def network(**named):
+        told.update(named)
+        return (named["hidden_states"],)
+
+    real = torch.arange(5) < torch.tensor(lengths)[:, None]
+    qwen_image.predicted(network, torch.zeros(2, 4, 16), torch.ones(2), (torch.zeros(2, 5, 8), real), [(1, 2, 2)])
+    assert told["encoder_hidden_states"].shape[1] == 3 and told["img_shapes"] == [[(1, 2, 2)]] * 2
+    mask = told["encoder_hidden_states_mask"]
+    assert mask.tolist() == real[:, :3].tolist() if masked else mask is None
+
+
 def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
     model = ours(folder)
     words = 48 - 5  # bytes; <|im_end|>, newline, <|im_start|>, assistant and newline follow
     assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
     with pytest.raises(ValueError, match=r"has 83 tokens, expected at most 82, which Qwen2.5-VL \(34 of them an"):
         model.encode([Prompt("x" * (words + 1))])
+    assert qwen_image.check_text_tokens(1024, 1024) is None
     with pytest.raises(ValueError, match="max_sequence_length: got 1025, expected at most 1024"):
         qwen_image.load(folder, max_sequence_length=1025)
 

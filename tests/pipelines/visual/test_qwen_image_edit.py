@@ -15,7 +15,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.pretrained import architecture
-from pipelines.visual import flux, qwen_image_edit
+from pipelines.visual import flux, qwen_image_edit, qwen_tiny
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.given import given_picture
@@ -151,6 +151,43 @@ def test_a_given_picture_is_scaled_as_in_the_pipelines_and_has_room(folder, size
     width, height = pipeline_qwenimage_edit_plus.calculate_dimensions(side**2, size[0] / size[1])
     assert qwen_image_edit.scaled(size, side) == scaled == (height, width)
     assert ours(folder, given_size=side).architecture.most_tokens >= height * width // 16
+
+
+def test_a_given_picture_has_room_for_its_largest_shape_and_no_more(folder):
+    # 2 units a side: 3 x 2 of them at most in any proportion, of 32 / 4 tokens a side each
+    assert ours(folder).architecture.most_tokens == 3 * 2 * 8**2
+
+
+def test_plus_shows_the_text_encoder_a_picture_of_the_pipelines_own_size(folder, plus):
+    own = pipeline_qwenimage_edit_plus.CONDITION_IMAGE_SIZE if plus else GIVEN**2
+    assert ours(folder).architecture.read_size ** 2 == own
+
+
+def test_given_pictures_that_share_a_side_are_of_different_sizes(folder):
+    architecture, x = ours(folder).architecture, torch.rand(3, 4, 8, 12)
+    size, real = torch.tensor([[1, 2], [2, 2], [1, 2]]), torch.ones(3, 5, dtype=torch.bool)
+    words = (torch.zeros(3, 5, 8), real, torch.zeros(3, 4, 16), size)
+    seen = []
+
+    def network(hidden_states, img_shapes, **rest):
+        seen.append([shapes[1] for shapes in img_shapes])
+        return (hidden_states,)
+
+    assert torch.equal(architecture.velocity(network, x, torch.ones(3), words), x)
+    assert seen == [[(1, 1, 2)] * 2, [(1, 2, 2)]]
+
+
+def test_words_and_picture_may_have_as_many_tokens_as_are_read(folder):
+    tokens = int(ours(folder).architecture.encode(PROMPTS[0])[1].sum())
+    assert ours(folder, max_sequence_length=tokens).encode(PROMPTS[:1]).tensors[0].shape[1] == tokens
+    with pytest.raises(ValueError, match=f"has {tokens} tokens with its picture, expected at most {tokens - 1}"):
+        ours(folder, max_sequence_length=tokens - 1).encode(PROMPTS[:1])
+
+
+def test_a_processor_keeps_its_chat_template():
+    parts = (qwen_tiny.pictures(), qwen_tiny.tokenizer("words"))
+    kind = qwen_image_edit.picture_processor()
+    assert [kind(*parts).chat_template, kind(*parts, chat_template="{{ x }}").chat_template] == [None, "{{ x }}"]
 
 
 def test_bad_input_is_told(folder):

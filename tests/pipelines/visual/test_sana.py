@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +102,13 @@ def test_a_scheduler_of_a_diffusion_is_refused(tmp_path):
     DPMSolverMultistepScheduler().save_pretrained(folder / "scheduler")
     with pytest.raises(ValueError, match="got prediction_type epsilon and use_flow_sigmas False, expected"):
         ours(folder)
+
+
+@pytest.mark.parametrize(("prediction", "flow"), [("epsilon", True), ("flow_prediction", False), (None, None)])
+def test_a_solver_that_is_not_wholly_of_a_flow_is_refused(prediction, flow):
+    scheduler = SimpleNamespace(config={"prediction_type": prediction, "use_flow_sigmas": flow, "flow_shift": 3.0})
+    with pytest.raises(ValueError, match=f"of 'there': got prediction_type {prediction} and use_flow_sigmas {flow}, "):
+        sana.euler(scheduler, "there")
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):

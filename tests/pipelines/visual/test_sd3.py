@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,6 +48,12 @@ def test_the_length_that_t5_reads_is_a_setting(folder):
     # CLIP gives 77 hidden states, T5 as many as it reads
     assert short.encode(PROMPTS).tensors[0].shape == (3, 77 + 48, 32)
     assert usual.encode(PROMPTS).tensors[0].shape == (3, 77 + 256, 32)
+
+
+def test_without_t5_no_prompt_is_too_long():
+    """Stable Diffusion 3 may be published without it; CLIP's part is a summary."""
+    pipeline = SimpleNamespace(tokenizer_3=None)
+    assert sd3.Pretrained(pipeline, 1, torch.device("cpu"), 1).check(Prompt("word " * 1000)) is None
 
 
 @pytest.mark.parametrize("steps", [1, 4, 10, 28])
@@ -169,6 +177,14 @@ def test_a_whole_network_stays_fp32_and_computes_in_half_precision(folder):
     assert not torch.equal(at(model, model.network), at(exact, exact.network))
     at(model, model.network).sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in model.network.parameters() if p.grad is not None)
+
+
+def test_nothing_is_cast_where_all_is_computed_in_fp32(words_folder):
+    model = ours(words_folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a CPU cannot cast to fp32, and says so
+        at(model, model.network)
+        model.decode(noise(model))
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -15,6 +15,7 @@ from pipelines.training import Training
 from pipelines.visual import wan
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.options import WanOptions
+from pipelines.visual.wan_experts import Experts
 from tests.building import load
 from tests.pipelines.visual.drawing import draw, noise, shake
 from tests.pipelines.visual.filming import TEXTS, VERSIONS, checkpoint, clips_of, ours, theirs
@@ -74,6 +75,8 @@ def rows(model, times):
 
 def test_each_row_passes_through_the_network_of_its_time(two):
     model = ours(two, guidance=4.0, guidance_2=2.0)
+    scales = model.architecture.scale_at(torch.tensor([0.3, 0.9, 0.8999, 1.0]), 4.0)
+    assert scales.flatten().tolist() == [2.0, 4.0, 2.0, 4.0]
     mixed, alone = rows(model, [0.3, 0.9, 0.8999, 1.0])
     torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=0)
     with torch.no_grad():
@@ -120,6 +123,31 @@ def test_two_whole_networks_are_two_folders_of_diffusers(two, tmp_path):
     again = ours(two, weights=tmp_path)
     start = noise(model)
     assert torch.equal(draw(again, again.network, start, TEXTS), draw(model, model.network, start, TEXTS))
+
+
+class Counted(torch.nn.Module):
+    """A network that adds its number to what it is given, and counts rows."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number, self.rows = number, []
+
+    def forward(self, x, time, words, image, return_dict):
+        self.rows.append((len(x), None if image is None else image.tolist()))
+        return (x + self.number,)
+
+
+@pytest.mark.parametrize("pictures", [None, torch.arange(3.0)])
+def test_a_network_without_rows_is_not_called(pictures):
+    first, second = Counted(1.0), Counted(2.0)
+    experts = Experts(first, second, 900.0)
+    x, words = torch.zeros(3, 4, 1, 2, 2), torch.zeros(3, 5, 8)
+    (moved,) = experts(x, torch.tensor([900.0, 950.0, 1000.0]), words, pictures, return_dict=False)
+    assert bool((moved == 1).all()) and second.rows == []
+    (moved,) = experts(x, torch.tensor([100.0, 950.0, 899.0]), words, pictures, return_dict=False)
+    assert moved[:, 0, 0, 0, 0].tolist() == [2.0, 1.0, 2.0]
+    given = (None, None) if pictures is None else ([1.0], [0.0, 2.0])
+    assert (first.rows[1], second.rows[0]) == ((1, given[0]), (2, given[1]))
 
 
 # ---- adapters
@@ -217,6 +245,8 @@ def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two, tmp_p
         wan.load(wan.tiny_words(tmp_path), guidance_2=3.0)
     with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0 with guidance=1"):
         ours(two, guidance_2=3.0)
+    with pytest.raises(ValueError, match=r"guidance_2: got 0.5, expected 1 \(no guidance\) or more"):
+        ours(two, guidance=4.0, guidance_2=0.5)
 
 
 def test_a_prompt_that_is_too_long_or_cannot_be_cleaned_is_refused(folders, monkeypatch):
@@ -224,6 +254,8 @@ def test_a_prompt_that_is_too_long_or_cannot_be_cleaned_is_refused(folders, monk
     with pytest.raises(ValueError, match=r"prompt 'a red circle': has \d+ tokens, expected at most 8, which UMT5"):
         model.encode([Prompt("a red circle")])
     model.encode([Prompt("a &amp;amp;  b")])  # a & b, 6 tokens
+    monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: True)
+    assert wan.cleaned("caf\u00e9") == "caf\u00e9"
     monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: False)
     with pytest.raises(ValueError, match=r"prompt 'caf\u00e9': has characters outside ASCII.*pip install ftfy"):
         model.encode([Prompt("caf\u00e9")])
@@ -235,7 +267,11 @@ def test_a_second_network_without_its_boundary_is_an_error(two, tmp_path):
     index = json.loads(file.read_text())
     for change, message in (
         ({"boundary_ratio": 9}, "got boundary_ratio 9"),
+        ({"boundary_ratio": 0}, "got boundary_ratio 0"),
+        ({"boundary_ratio": 1}, "got boundary_ratio 1"),
+        ({"boundary_ratio": "0.9"}, "got boundary_ratio 0.9"),
         ({"transformer_2": [None, None]}, r"transformer_2 \[None, None\]"),
+        ({"transformer_2": None}, "transformer_2 None"),
     ):
         file.write_text(json.dumps(index | change))
         with pytest.raises(ValueError, match=message):

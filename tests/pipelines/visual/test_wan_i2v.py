@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,6 +191,19 @@ def test_a_checkpoint_for_words_with_a_time_per_token_takes_a_picture_too(tmp_pa
     model = ours(folder, True)
     FAMILIES["wan_i2v"].refuse_other_architectures(str(folder))
     assert model.latent_shape() == (4, 2, 2, 4) and wan.load(folder, height=32, width=64, frames=9).shape[1] == 3
+
+
+def test_a_repository_without_its_index_at_hand_is_read_all_the_same(monkeypatch):
+    model = SimpleNamespace(latent_shape=lambda: (4, 1, 2, 2))
+    monkeypatch.setattr(wan_i2v, "locate", lambda path, *_: path)
+    monkeypatch.setattr(wan_i2v, "read_json", lambda *_: None)
+    monkeypatch.setattr(wan_i2v, "pretrained", lambda *_: model)
+    assert wan_i2v.load("owner/name") is model
+
+
+def test_a_network_with_a_picture_s_tokens_trains_the_attention_to_them(folders):
+    trained = {name: p for name, p in ours(folders["2.1"], True, lora_rank=2).network.named_parameters()}
+    assert any("add_k_proj.lora_A" in name and p.requires_grad for name, p in trained.items())
 
 
 def test_settings_that_cannot_be_are_errors(folders):

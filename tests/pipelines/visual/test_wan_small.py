@@ -107,6 +107,8 @@ def test_a_folder_without_its_form_and_prompts_with_media_are_refused(small, tmp
     (folder / "video.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no video.json, which states frames, height, width and fps"):
         load(wan, folder)
+    with pytest.raises(ValueError, match="guidance: got 0.5, expected 1"):
+        load(wan, small, guidance=0.5)
     film = Media("video", Video(torch.zeros(2, 3, 4, 4), 1.0))
     with pytest.raises(ValueError, match="got 1 media, expected words only, since this model takes no pictures"):
         load(wan, small).encode([Prompt("red", turns=(Turn("user", (film,)),))])

@@ -19,6 +19,8 @@ def test_a_model_without_vae_draws_pixels(words_folder):
     dark, light = model.decode(x)
     assert dark.pixels.unique().tolist() == [0.0]  # (-1 + 1) / 2
     assert light.pixels.unique().tolist() == [0.75]  # (0.5 + 1) / 2
+    beyond = model.decode(torch.stack([torch.full((3, 16, 24), value) for value in (-3.0, 3.0)]))
+    assert [one.pixels.unique().tolist() for one in beyond] == [[0.0], [1.0]]
     prompts = [Prompt("a red circle"), Prompt("a blue square.")]
     one, other = draw(model, model.network, x[:1].expand(2, -1, -1, -1), prompts)
     assert not torch.equal(one, other)
@@ -83,14 +85,27 @@ def test_the_order_of_words_matters():
 
 def test_a_word_encoder_is_saved_and_read_exactly(tmp_path):
     encoder = words()
-    encoder.save(tmp_path / "words")
-    again = WordEncoder.load(tmp_path / "words")
-    assert again.vocabulary == encoder.vocabulary
+    for _ in range(2):  # into a folder that is not there, and into one that is
+        encoder.save(tmp_path / "new" / "words")
+    again = WordEncoder.load(tmp_path / "new" / "words")
+    assert again.vocabulary == encoder.vocabulary and not again.training
     for one, other in zip(again(again.tokenize(["a red"])), encoder(encoder.tokenize(["a red"])), strict=True):
         assert torch.equal(one, other)
-    (tmp_path / "words" / "words.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"words.safetensors is missing"):
-        WordEncoder.load(tmp_path / "words")
+
+
+@pytest.mark.parametrize("name", ["words.json", "words.safetensors"])
+def test_half_a_word_encoder_is_none(name, tmp_path):
+    words().save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        WordEncoder.load(tmp_path)
+
+
+def test_a_word_encoder_has_16_places_and_vectors_of_128_numbers_by_default():
+    encoder = WordEncoder(["red"])
+    hidden, pooled = encoder(encoder.tokenize(["red"]))
+    assert hidden.shape == (1, 16, 128) and pooled.shape == (1, 128)
+    assert encoder.place.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_vocabulary_holds_single_different_words():

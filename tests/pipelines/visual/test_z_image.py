@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,9 +111,22 @@ def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
 def test_a_prompt_may_not_be_longer_than_the_network_has_positions(folder):
     model = load(z_image, folder, height=16, width=16, max_sequence_length=992)
     longest = model.encode([Prompt("x" * 984)])
+    assert int(longest.tensors[1].sum()) == 992  # and 8 tokens of the chat template
     assert bool(model.predict(model.network, noise(model, 1), torch.ones(1), longest).isfinite().all())
     with pytest.raises(ValueError, match="max_sequence_length: got 993, expected at most 992"):
         z_image.load(folder, height=16, width=16, max_sequence_length=993)
+
+
+def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    file = copy / "transformer" / "config.json"
+    for positions, most in ((994, 992), (993, 960)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"axes_lens": [positions, 512, 256]}))
+        assert z_image.load(copy, max_sequence_length=most).latent_shape() == (4, 512, 512)
+        with pytest.raises(ValueError, match=f"got {most + 1}, expected at most {most}"):
+            z_image.load(copy, max_sequence_length=most + 1)
+    with pytest.raises(ValueError, match="at most 1024"):  # 4 pixels a token on the shorter axis
+        z_image.load(copy, height=1028)
 
 
 @pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (2052, 2048)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from reward_models.clip.match import Match, score
 from reward_models.clip.pickscore import pickscore
 from reward_models.clip.towers import Towers
 from reward_models.pixels import to_pil
-from scripts.pretrain.learn_direction import main
+from scripts.pretrain import learn_direction as script
 from tests.reward_models.clip.tiny import PROMPTS, clip_folder, pictures
 
 
@@ -104,6 +107,36 @@ def test_the_learned_direction_is_what_pictures_share_and_texts_do_not():
     assert torch.equal(direction, again)
 
 
+def test_the_direction_goes_by_adam_from_zero():
+    """Three steps of the mean of -100 cosine by Adam's formula, with gradients by differences."""
+    generator = torch.Generator().manual_seed(0)
+    seen, told = torch.nn.functional.normalize(torch.randn(2, 3, 4, generator=generator).double(), dim=-1)
+    match: Any = SimpleNamespace(images=lambda _: seen.float(), texts=lambda _: told.float(), value=lambda c: 100 * c)
+
+    def loss(direction):
+        return -float(100 * (seen * guided(told, direction, 2.0)).sum(1).mean())
+
+    b, mean, square = torch.zeros(4).double(), torch.zeros(4).double(), torch.zeros(4).double()
+    for step in range(3):
+        each = [1e-5 * row for row in torch.eye(4).double()]
+        gradient = torch.tensor([loss(b + one) - loss(b - one) for one in each]).double() / 2e-5
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        b = b - 0.05 * (mean / (1 - 0.9 ** (step + 1))) / ((square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+    found = learn_direction(match, PROMPTS[:3], pictures()[:3], omega=2.0, steps=3, rate=0.05)
+    torch.testing.assert_close(found.double(), b, rtol=1e-3, atol=1e-5)
+    assert not found.requires_grad
+
+
+def test_what_is_not_said_is_as_for_the_script(tmp_path, folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(script, "learn_direction", lambda *given: asked.append(given[3:]) or torch.zeros(32))
+    (tmp_path / "none.jsonl").touch()
+    reward = f'clip_score(weights="{folder}")'
+    script.main(["--pictures", str(tmp_path / "none.jsonl"), "--reward", reward, "--out", str(tmp_path / "out")])
+    defaults = [one.default for one in inspect.signature(learn_direction).parameters.values()]
+    assert asked == [tuple(defaults[3:])]
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
@@ -124,8 +157,12 @@ def test_a_direction_that_does_not_fit_is_named(tmp_path, folder):
     save_file({"vector": torch.ones(32)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"other.safetensors: got \['vector'\], expected one vector direction"):
         d2_align(PROMPTS, pictures(), str(tmp_path / "other.safetensors"), reward)
-    with pytest.raises(ValueError, match="got 0 pictures and 5 prompts"):
-        learn_direction(matched(reward), PROMPTS, [])
+    save_file({"direction": torch.ones(1, 32)}, tmp_path / "matrix.safetensors")
+    with pytest.raises(ValueError, match=r"matrix.safetensors: got \['direction'\], expected one vector direction"):
+        d2_align(PROMPTS, pictures(), str(tmp_path / "matrix.safetensors"), reward)
+    for prompts, images in ((PROMPTS, []), (PROMPTS[:1], pictures()[:2]), ([], [])):
+        with pytest.raises(ValueError, match=f"got {len(images)} pictures and {len(prompts)} prompts"):
+            learn_direction(matched(reward), prompts, images)
 
 
 def test_the_script_learns_from_pictures_on_disk(tmp_path, folder, capsys):
@@ -135,7 +172,7 @@ def test_the_script_learns_from_pictures_on_disk(tmp_path, folder, capsys):
         rows.append(json.dumps({"text": PROMPTS[number].text, "image": f"{number}.png"}))
     (tmp_path / "drawn.jsonl").write_text("\n".join(rows) + "\n")
     reward, out = f'clip_score(weights="{folder}", scale="cosine")', tmp_path / "direction.safetensors"
-    main(["--pictures", str(tmp_path / "drawn.jsonl"), "--reward", reward, "--out", str(out), "--steps", "20"])
+    script.main(["--pictures", str(tmp_path / "drawn.jsonl"), "--reward", reward, "--out", str(out), "--steps", "20"])
     assert "learned from 5 pictures" in capsys.readouterr().out
     expected = learn_direction(matched(reward), PROMPTS, pictures(), steps=20)
     assert torch.allclose(load_file(out)["direction"], expected, atol=1e-6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +55,8 @@ def test_version_one_of_the_aesthetic_predictor_is_linear(tmp_path, folder):
     assert torch.allclose(values, image_features()[:3] @ weight[0] + bias, atol=1e-5)
     with pytest.raises(ValueError, match=r"a pickle.*aesthetic\(allow_pickle=True\)"):
         aesthetic(PROMPTS, pictures(), **given)
+    with pytest.raises(ValueError, match="a pickle"):
+        published_head(given["head"])
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -173,11 +177,23 @@ def test_labels_by_a_threshold_and_the_score_of_magic_bench(artifacts):
         magic_bench([])
 
 
+def test_a_probability_that_reaches_the_threshold_is_an_artifact(tmp_path, folder):
+    """A head of zeros finds an artifact with probability 1/2 everywhere; its tower may be replaced."""
+    head = Head((WIDTH, 1), HeadFacts("nobody/nothing", ("artifact",), loss="binary"))
+    for weight in head.parameters():
+        nn.init.zeros_(weight)
+    save_head(head, tmp_path / "half.safetensors")
+    for threshold, value in ((0.0, 0.5), (0.5, 0.0), (0.75, 1.0)):
+        values = artifact(PROMPTS, pictures(), str(tmp_path / "half.safetensors"), "", threshold, folder)
+        assert values == [value] * 5
+
+
 def test_artifacts_of_another_kind_are_refused(tmp_path, artifacts):
     with pytest.raises(ValueError, match="artifact: output: got 'feet', expected one of artifact, hands"):
         artifact(PROMPTS, pictures(), artifacts[0], "feet")
-    with pytest.raises(ValueError, match="artifact: threshold: got 1"):
-        artifact(PROMPTS, pictures(), artifacts[0], threshold=1)
+    for threshold in (1, -0.1, math.nan):
+        with pytest.raises(ValueError, match=f"artifact: threshold: got {threshold}"):
+            artifact(PROMPTS, pictures(), artifacts[0], threshold=threshold)
     save_head(Head((WIDTH, 1), HeadFacts("f")), tmp_path / "score.safetensors")
     with pytest.raises(ValueError, match="trained with the loss regression, expected binary"):
         artifact(PROMPTS, pictures(), str(tmp_path / "score.safetensors"))
@@ -202,7 +218,10 @@ def test_pairs_have_names(folder):
     named = clip_iqa(PROMPTS, pictures(), "quality+sharpness", folder)
     written = clip_iqa(PROMPTS, pictures(), [PAIRS["quality"], PAIRS["sharpness"]], folder)
     assert named == written != clip_iqa(PROMPTS, pictures(), "quality", folder)
-    for wrong, message in (("ugly", "got 'ugly', expected some of quality"), ([["a"]], "got .'a'."), ([], "got none")):
+    odd = [["a"], ["a", "b", "c"], "ab", ["a", 3], [3, "a"]]
+    wrongs: Any = [([["x", "y"], pair], f"got {re.escape(repr(pair))}, expected .positive text") for pair in odd]
+    wrongs += [("ugly", "got 'ugly', expected some of quality"), ("quality+ugly", "got 'ugly'"), ([], "got none")]
+    for wrong, message in wrongs:
         with pytest.raises(ValueError, match=f"clip_iqa: pairs: {message}"):
             clip_iqa(PROMPTS, pictures(), wrong, folder)
 

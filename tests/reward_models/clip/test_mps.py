@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from mmgrpo.types import Image, Prompt
+from reward_models.clip import mps as module
 from reward_models.clip.mps import CONDITION, FILE, ConditionedCLIP, CrossModel, mps, relevant_words
 from tests.reward_models.clip.test_cosines import reference_pixels
 from tests.reward_models.clip.tiny import PROMPTS, clip_config, fill, letters, pictures, random_model, tokenizer_folder
@@ -40,11 +41,15 @@ def test_words_are_relevant_compared_with_the_most_relevant_of_their_own_text():
 
 @pytest.fixture
 def published(tmp_path):
+    return written(tmp_path, 1)
+
+
+def written(tmp_path, layers):
     """(parameters of the reward, model)"""
     from transformers import CLIPConfig
 
     config = {**clip_config(), "projection_dim": 64}
-    model = random_model(ConditionedCLIP(CLIPConfig.from_dict(config), 1))
+    model = random_model(ConditionedCLIP(CLIPConfig.from_dict(config), layers))
     with torch.no_grad():  # so that a word is unlike the others
         model.model.text_model.embeddings.token_embedding.weight.mul_(20)
     tensors = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -92,6 +97,14 @@ def test_a_score_is_the_formula_of_its_row_alone(published, threshold):
     expected, kept = one_by_one(model, threshold)
     assert threshold < 0.3 or min(kept) < 77, "something is irrelevant"
     assert mps(PROMPTS, pictures(), threshold=threshold, **given) == pytest.approx(expected, abs=1e-4)
+
+
+def test_several_layers_and_batches_are_the_formula_of_each_row(tmp_path, monkeypatch):
+    given, model = written(tmp_path, 2)
+    monkeypatch.setattr(module, "BATCH", 2)
+    assert mps(PROMPTS, pictures(), **given) == pytest.approx(one_by_one(model, 0.3)[0], abs=1e-4)
+    loaded = module._model(given["weights"], "bfloat16", False, "cpu")
+    assert {(one.dtype, one.requires_grad) for one in loaded.parameters()} == {(torch.bfloat16, False)}
 
 
 def test_the_threshold_and_the_condition_matter(published):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
 
-from reward_models.evaluation.metrics import accuracy, correlation, significance
+from mmgrpo.report.statistics import bootstrap_ratio, paired_ratio_difference
+from reward_models.evaluation.metrics import accuracy, calibration, correlation, significance
 
 HUMAN = np.array([1, -1, 0, 1])
 DIFFERENCE = np.array([0.5, -0.1, 0.05, -0.3])
@@ -60,6 +62,37 @@ def test_thresholds_are_tuned_on_the_prompts_that_they_are_not_measured_on():
     np.testing.assert_equal(accuracy.cross_tuned(human, difference, CLUSTER), [0, 0, 0, 0])
     half = accuracy.halves(np.repeat(np.arange(7), 3))
     assert half.sum() == 12 and (half.reshape(7, 3).all(1) == half.reshape(7, 3).any(1)).all()
+
+
+def test_each_half_of_the_prompts_has_the_threshold_of_the_other():
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        human, difference = generator.integers(-1, 2, 12), generator.integers(-4, 5, 12) / 4
+        cluster = generator.integers(0, 5, 12)
+        half, expected = accuracy.halves(cluster, 0), np.zeros(12)
+        for pair in range(12):
+            other = half != half[pair]
+            threshold, _ = accuracy.best_threshold(human[other], difference[other])
+            expected[pair] = accuracy.with_ties(human[pair : pair + 1], difference[pair : pair + 1], threshold)[0]
+        np.testing.assert_equal(accuracy.cross_tuned(human, difference, cluster, 0), expected)
+        np.testing.assert_equal(accuracy.cross_tuned(human, difference, cluster), expected)
+    # the other half has no score
+    made = accuracy.cross_tuned(np.array([1, 1]), np.array([1.0, NAN]), np.array([0, 1]))
+    np.testing.assert_equal(made, [NAN, NAN])
+
+
+def test_numbers_without_a_seed_are_those_of_seed_0():
+    cluster, credit = np.arange(40), np.random.default_rng(0).random(40)
+    other = np.random.default_rng(1).random(40)
+    won = credit > 0.4
+    for function in (
+        lambda *seed: accuracy.halves(cluster, *seed).tolist(),
+        lambda *seed: significance.accuracy_interval(credit, cluster, *seed),
+        lambda *seed: significance.accuracy_difference(credit, other, cluster, *seed),
+        lambda *seed: calibration.cross_fitted(won, other, cluster, *seed)[0].tolist(),
+    ):
+        assert function() == function(0) != function(1)
+    assert accuracy.halves(np.zeros(0, int)).tolist() == []
 
 
 def test_the_mean_of_means_gives_every_prompt_one_voice():
@@ -118,6 +151,43 @@ def test_a_paired_difference_is_over_what_both_scored():
     assert difference is not None and difference.mean == pytest.approx(1 / 3) and difference.n == 3
     assert difference.low == 0 and difference.high == 1
     assert significance.accuracy_difference(np.full(1, NAN), np.ones(1), np.zeros(1, int)) is None
+
+
+def test_intervals_are_of_a_thousand_draws_of_what_counts():
+    credit, cluster = np.array([1, 0, 1, 1, 0, NAN]), np.array([0, 0, 1, 2, 2, 3])
+    # of prompts 0, 1 and 2: one of two, one of one, one of two
+    parts, wholes = np.array([1.0, 1, 1]), np.array([2.0, 1, 2])
+    assert significance.accuracy_interval(credit, cluster) == bootstrap_ratio(parts, wholes, 1000, 0)
+    assert significance.accuracy_interval(credit, cluster, 3) == bootstrap_ratio(parts, wholes, 1000, 3)
+    many = np.sqrt(np.arange(40))
+    expected = {draws: bootstrap_ratio(many, np.ones(40), draws, 0) for draws in (1000, 1001)}
+    assert significance.accuracy_interval(many, np.arange(40)) == expected[1000] != expected[1001]
+    second = np.array([1, 1, 1, 0, 0, 1])
+    paired = paired_ratio_difference(parts, np.array([2.0, 1, 0]), wholes, 1000, 3)
+    assert significance.accuracy_difference(credit, second, cluster, 3) == paired
+
+
+def test_nothing_to_count_is_no_number_and_no_warning():
+    nothing = np.zeros(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (
+            accuracy.mean_credit(nothing),
+            accuracy.mean_credit(np.full(2, NAN)),
+            calibration.brier(nothing > 0, nothing),
+            calibration.log_loss(nothing > 0, nothing),
+            correlation.pearson(np.ones(2), np.arange(2.0)),
+            correlation.Counts(0, 0, 0, 0, 0).tau_23,
+            correlation.Counts(0, 0, 0, 0, 0).tau_b,
+        ):
+            assert math.isnan(value)
+
+
+def test_kendall_with_ties_of_the_reward_alone():
+    counts = correlation.Counts(concordant=4, discordant=1, human=1, reward=3, both=1)
+    assert counts.tau_23 == pytest.approx((4 + 1 - 1 - 1 - 3) / 10)
+    assert counts.tau_b == pytest.approx(3 / ((5 + 1) * (5 + 3)) ** 0.5)
+    assert correlation.pearson(np.array([0, 0.1]), np.array([0, 0.1])) == pytest.approx(1)
 
 
 def test_agreement_is_of_signs():

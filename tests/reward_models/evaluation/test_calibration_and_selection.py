@@ -23,6 +23,13 @@ def test_beta_is_that_of_the_largest_likelihood():
     assert calibration.fit_beta(WON, 2 * np.ones(4)) == pytest.approx(math.log(3) / 2)
     assert calibration.fit_beta(WON, -np.ones(4)) == 0.0
     assert calibration.fit_beta(np.array([True]), np.ones(1)) == 1e6
+    # never wrong: a tie is not, however small the other differences are
+    assert calibration.fit_beta(np.array([True, True, False]), np.array([0.5, 0, -0.25])) == 1e6
+    # a coin, and differences that would want more than the largest
+    assert calibration.fit_beta(np.array([True, False]), np.ones(2)) == 0
+    assert calibration.fit_beta(WON, 1e-9 * np.ones(4)) == pytest.approx(1e6)
+    assert calibration.fit_beta(WON, 1e-4 * np.ones(4)) == pytest.approx(1e4 * math.log(3))
+    assert calibration.fit_beta(WON, 1e-9 * np.ones(4), largest=50.0) == pytest.approx(50)
 
 
 def test_beta_is_fitted_on_the_other_half_of_the_prompts():
@@ -51,6 +58,23 @@ def test_bins_are_of_equal_width_or_of_equal_counts():
     assert calibration.expected_calibration_error(won, p, bins=2, adaptive=True) == pytest.approx(0.3)
     assert calibration.expected_calibration_error(won[:1], np.array([0.5])) == 0
     assert math.isnan(calibration.expected_calibration_error(won[:0], p[:0]))
+
+
+def test_edges_of_bins_belong_to_the_upper_one_and_certainty_to_the_last():
+    won = np.array([True, False])
+    assert calibration.expected_calibration_error(won, np.array([0.6, 0.75]), bins=2) == pytest.approx(0.575)
+    assert calibration.expected_calibration_error(won, np.array([0.9, 1.0]), bins=2) == pytest.approx(0.45)
+    # 15 bins of 1/30: 0.535 and 0.565 share none, which they would in 14 or fewer; 0.55 and 0.56 share the second
+    assert calibration.expected_calibration_error(won, np.array([0.55, 0.56])) == pytest.approx(0.055)
+    assert calibration.expected_calibration_error(won, np.array([0.532, 0.535])) == pytest.approx((0.468 + 0.535) / 2)
+    # fewer pairs than bins: each is alone
+    assert calibration.expected_calibration_error(won, np.array([0.6, 0.9]), adaptive=True) == pytest.approx(0.65)
+
+
+def test_equally_confident_pairs_stay_in_their_order():
+    won = np.repeat([True, False], 50)
+    p = np.full(100, 0.6)
+    assert calibration.expected_calibration_error(won, p, bins=2, adaptive=True) == pytest.approx((0.4 + 0.6) / 2)
 
 
 def test_best_of_two_of_three():
@@ -83,6 +107,7 @@ def test_win_rates_and_inversions():
     assert selection.inversions(np.array([2.0, 3, 1]), ranks) == pytest.approx(2 / 3)
     assert selection.inversions(np.zeros(3), ranks) == 1  # equal scores invert nothing
     assert selection.inversions(np.array([1.0, 2, 3]), ranks) == 0
+    assert selection.inversions(np.array([1.0, 2, 3]), ranks[::-1]) == 1
 
 
 def test_equal_highest_scores_share():
@@ -103,6 +128,16 @@ def test_the_score_of_ties_term_by_term():
     exact = {"1": (np.array([4.0, 4, 4]), both)}
     assert selection.ties_score({"1": (np.array([1.0, 1]), one)}, exact) == 0  # 0 / 0 is 0, and no margin is above
     assert selection.ties_score({}, {"1": (np.array([5.0, 4, 2]), both)}) == pytest.approx(0.3)
+
+
+def test_the_score_of_ties_where_the_two_kinds_differ():
+    two, one = np.array([True, True, False, False]), np.array([True, False])
+    clear = {"1": (np.array([9.0, 8, 3, 0]), two)}  # margin 5 over a spread of 1
+    narrow, lost = {"1": (np.array([0.5, 0]), one)}, {"1": (np.array([3.0, 1, 2, 0]), two)}  # margin 1/2; -1 over 2
+    assert selection.ties_score(narrow, clear) == pytest.approx(0.6 + 0.2 + 0.01 * math.tanh(0.5 - 1))
+    assert selection.ties_score(narrow, lost) == pytest.approx(0.3 + 0.01 * math.tanh(-0.5 - 1))
+    assert selection.ties_score(narrow, {}) == selection.ties_score({}, clear) == pytest.approx(0.3)
+    assert selection.ties_score(narrow, {"2": clear["1"]}) == pytest.approx(0.6)  # no prompt has both
 
 
 def test_sizes_double():

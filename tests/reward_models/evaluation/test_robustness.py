@@ -64,6 +64,14 @@ def test_a_judge_that_prefers_what_it_reads_first_is_found():
         }
 
 
+def test_a_comparison_read_backwards_keeps_its_ranks():
+    """The judge scores by length and people prefer the shorter: it is wrong both ways, and never changed."""
+    length = Scorer("length", lambda prompts, outputs: [float(len(output.text)) for output in outputs])
+    for ranks in (FIRST, SECOND):
+        made = robustness(length, [comparison("a", Text("long"), Text("b"), ranks=ranks)])
+        assert made["reading_order"]["share"] == 0.0
+
+
 def test_failures_are_no_cases():
     broken = Scorer("broken", lambda prompts, outputs: [math.nan] * len(outputs))
     assert robustness(broken, [comparison("a", FLAT, DARK)]) == {}

@@ -26,6 +26,11 @@ def test_the_files_are_what_their_seeds_make(split):
     assert made == ROWS[split][:200] and len(ROWS[split]) == scenes.SIZES[split]
 
 
+def test_a_file_ends_after_its_pairs(monkeypatch):
+    monkeypatch.setattr(scenes, "SIZES", {"heldout": 3})
+    assert list(itertools.islice(scenes.make("heldout"), 5)) == ROWS["heldout"][:3]
+
+
 def test_no_prompt_is_in_both_files_and_categories_are_even():
     prompts = {split: {row["prompt"] for row in rows} for split, rows in ROWS.items()}
     assert not prompts["train"] & prompts["heldout"]

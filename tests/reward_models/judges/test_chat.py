@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -21,6 +26,7 @@ from tests.reward_models.judges.served import chat_server
 
 PICTURE = Image(torch.arange(3 * 2 * 2).reshape(3, 2, 2).float() / 255)
 QUESTION = Question(("What is it?", PICTURE))
+YES = {"choices": [{"message": {"content": "yes"}}]}
 
 
 @pytest.fixture
@@ -64,18 +70,119 @@ def test_answers_are_in_the_order_of_the_questions_although_they_come_in_another
         assert judge.answers([Question((str(n),)) for n in range(4)], 8) == ["0", "1", "2", "3"]
 
 
+def answering(*answers, **settings):
+    """A client whose requests are answered without a server, by bytes or by an error each, in turn."""
+    judge, given = ChatJudge("http://127.0.0.1:1/v1", "m", **settings), iter(answers)
+
+    def post(content):
+        answer = next(given)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+    vars(judge).update(_post=post, _random=SimpleNamespace(random=lambda: 1.0))
+    return judge
+
+
+def refusal(status, text=b"", **headers):
+    message = Message()
+    for name, value in headers.items():
+        message[name.replace("_", "-")] = value
+    return HTTPError("http://127.0.0.1:1/v1", status, "", message, io.BytesIO(text))
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
+def test_a_status_that_may_pass_is_tried_again(waits, status):
+    assert answering(refusal(status), YES).answers([QUESTION], 8) == ["yes"] and len(waits) == 1
+
+
+def test_waits_double_up_to_half_a_minute_and_a_quarter(waits):
+    with pytest.raises(RuntimeError, match="in 9 tries"):
+        answering(*[refusal(503)] * 9, tries=9).answers([QUESTION], 8)
+    assert waits == [1.25 * wait for wait in (0.5, 1, 2, 4, 8, 16, 30, 30)], "none after the last try"
+
+
+@pytest.mark.parametrize(("said", "wait"), [("7", 7), ("30", 30), ("31", 30), ("soon", 0.625), ("", 0.625)])
+def test_the_server_may_say_how_long_to_wait_but_no_longer_than_half_a_minute(waits, said, wait):
+    assert answering(refusal(429, Retry_After=said), YES).answers([QUESTION], 8) == ["yes"]
+    assert waits == [wait]
+
+
+def test_the_reason_of_a_refusal_is_shown_up_to_2000_bytes_whatever_they_are():
+    with pytest.raises(RuntimeError) as caught:
+        answering(refusal(400, b"z" * 3000)).answers([QUESTION], 8)
+    assert str(caught.value).count("z") == 2000
+    with pytest.raises(RuntimeError, match="status 400 .* \ufffd!"):
+        answering(refusal(400, b"\xff!")).answers([QUESTION], 8)
+
+
+def test_what_is_not_said_is_four_tries_of_a_minute_and_eight_requests_at_a_time(waits, monkeypatch):
+    threads = []
+    monkeypatch.setattr(chat, "ThreadPoolExecutor", lambda count: threads.append(count) or ThreadPoolExecutor(count))
+    with pytest.raises(RuntimeError, match="in 4 tries of at most 60 s .status 503"):
+        answering(*[refusal(503)] * 4).answers([QUESTION], 8)
+    assert threads == [8] and len(waits) == 3
+    with pytest.raises(RuntimeError, match="in 1 tries"):
+        answering(refusal(503), tries=1, parallel=1).answers([QUESTION], 8)
+    assert threads == [8, 1] and len(waits) == 3
+
+
+def test_an_answer_has_at_most_16_mebibytes_and_must_be_there_in_time(monkeypatch):
+    judge = ChatJudge("http://127.0.0.1:1/v1", "m", seconds=60)
+    times: list[float] = []
+    monkeypatch.setattr(chat, "time", SimpleNamespace(monotonic=lambda: times.pop(0) if times else 0.0))
+    for size in (0, 3, 1 << 24):
+        judge._opener = SimpleNamespace(open=lambda *_, size=size, **__: io.BytesIO(bytes(size)))
+        assert len(judge._post(b"")) == size
+    judge._opener = SimpleNamespace(open=lambda *_, **__: io.BytesIO(bytes((1 << 24) + 1)))
+    with pytest.raises(ValueError, match="the answer has more than 16777216 bytes"):
+        judge._post(b"")
+    judge._opener = SimpleNamespace(open=lambda *_, **__: io.BytesIO(b"a"))
+    times[:] = [10.0, 70.0]
+    assert judge._post(b"") == b"a"
+    times[:] = [10.0, 70.5]
+    with pytest.raises(TimeoutError, match="the answer took more than 60 s"):
+        judge._post(b"")
+
+
+def test_after_an_error_no_further_question_is_asked(monkeypatch):
+    over, asked = threading.Event(), []
+
+    class Threads(ThreadPoolExecutor):
+        def shutdown(self, wait=True, *, cancel_futures=False):
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            over.set()
+            super().shutdown(wait)
+
+    def ask(question, wanted):
+        asked.append(question)
+        if len(asked) > 1:
+            over.wait(30)
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(chat, "ThreadPoolExecutor", Threads)
+    judge = ChatJudge("http://127.0.0.1:1/v1", "m", parallel=1)
+    vars(judge)["_ask"] = ask
+    with pytest.raises(RuntimeError, match="refused"):
+        judge.answers([QUESTION] * 9, 8)
+    assert len(asked) <= 2, "the first, and one that had begun"
+
+
+def test_a_proxy_is_asked_for_other_hosts_only(monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with chat_server(lambda body, number: "proxy") as proxy, chat_server(lambda body, number: "server") as server:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+        assert ChatJudge("http://judge.example/v1", "m").answers([QUESTION], 8) == ["proxy"]
+        assert ChatJudge(server.url, "m").answers([QUESTION], 8) == ["server"]
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_asked_again_and_the_waits_double(waits, status):
     with chat_server(lambda body, number: "yes" if number == 3 else status) as server:
         assert ChatJudge(server.url, "m").answers([QUESTION], 8) == ["yes"]
     assert len(server.bodies) == 4
     assert all(0.5 * 2**n <= wait <= 0.625 * 2**n for n, wait in enumerate(waits)) and len(waits) == 3
-
-
-def test_the_server_may_say_how_long_to_wait(waits):
-    with chat_server(lambda body, number: "yes" if number else (429, {"Retry-After": "7"})) as server:
-        ChatJudge(server.url, "m").answers([QUESTION], 8)
-    assert waits == [7]
 
 
 def test_a_server_that_stays_away_is_an_error_with_its_reason(waits):
@@ -101,7 +208,10 @@ def test_a_server_that_hangs_times_out(waits):
         over.set()
 
 
-@pytest.mark.parametrize("answer", [b"no JSON", {"error": "no"}, {"choices": []}, b"[1]"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"no JSON", {"error": "no"}, b"[1]", *({"choices": choices} for choices in ([], 3, [3], {}, {"a": 1}, None))],
+)
 def test_malformed_answers_are_tried_again(waits, answer):
     with chat_server(lambda body, number: "yes" if number else answer) as server:
         assert ChatJudge(server.url, "m").answers([QUESTION], 8) == ["yes"]
@@ -115,8 +225,8 @@ def test_an_answer_that_is_cut_off_is_none(reason):
 
 
 def test_an_answer_without_text_is_none():
-    with chat_server(lambda body, number: {"choices": [{"message": {"content": None}}]}) as server:
-        assert ChatJudge(server.url, "m").answers([QUESTION], 8) == [None]
+    for message in ({"content": None}, {"content": ["text"]}, {}, "text", None):
+        assert answering({"choices": [{"message": message}]}).answers([QUESTION], 8) == [None]
 
 
 def test_a_budget_of_requests_counts_further_tries_and_is_never_exceeded(waits):
@@ -131,6 +241,9 @@ def test_a_budget_of_tokens_ends_when_the_server_has_counted_them():
         judge = ChatJudge(server.url, "m", parallel=1, total_tokens=150)
         with pytest.raises(BudgetSpent, match=r"budget of 150 tokens is spent \(2 requests, 200 tokens\)"):
             judge.answers([QUESTION] * 3, 8)
+    counted = {**YES, "usage": {"total_tokens": 100}}
+    with pytest.raises(BudgetSpent, match=r"budget of 100 tokens is spent \(1 requests, 100 tokens\)"):
+        answering(counted, counted, parallel=1, total_tokens=100).answers([QUESTION] * 2, 8)
     with (
         chat_server(lambda body, number: {"choices": [{"message": {"content": "a"}}]}) as server,
         pytest.raises(BudgetSpent, match="does not count tokens"),
@@ -178,11 +291,14 @@ def test_a_server_without_log_probs_is_an_error():
     [
         ({"url": "127.0.0.1:8080"}, "expected the form http"),
         ({"url": "file:///etc/passwd"}, "expected the form http"),
+        ({"url": "ftp://host/v1"}, "expected the form http"),
+        ({"url": "http:///v1"}, "expected the form http"),
         ({"url": "http://user:word@host/v1"}, "expected the form http"),
+        ({"url": "http://host/v1?key=1"}, "expected the form http"),
         ({"key": "NO_SUCH_VARIABLE"}, "the environment has no variable NO_SUCH_VARIABLE"),
         ({"options": "[1]"}, "expected a JSON object"),
         ({"options": "{"}, "expected a JSON object"),
-        ({"tries": 0}, "expected all to be positive"),
+        *(({name: 0}, "expected all to be positive") for name in ("seconds", "tries", "parallel")),
     ],
 )
 def test_wrong_settings_are_refused(wrong, message):

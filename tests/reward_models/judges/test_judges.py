@@ -11,6 +11,7 @@ import torch
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Image, Prompt, Text, Video
+from reward_models import judges
 from reward_models.judges import pairwise, pointwise, question, unified
 from reward_models.judges.named import Remembering, check_judge
 from reward_models.judges.question import Question, parts_of
@@ -86,12 +87,29 @@ def test_pixels_that_are_not_finite_are_nan_and_are_not_shown(judged):
     assert [question.parts[2] for question in fake.asked] == [RED]
 
 
+@pytest.mark.parametrize("reward", ["judge_score", "judge_rubric"])
+def test_a_range_goes_from_less_to_more(reward):
+    given = {"criteria": ["light"]} if reward == "judge_rubric" else {}
+    for low, high in ((1, 1), (2, 1)):
+        with pytest.raises(ValueError, match=f"{reward}: got the range {low} to {high}, expected low < high"):
+            getattr(pointwise, reward)([], [], judge="", low=low, high=high, **given)
+
+
+@pytest.mark.parametrize(
+    "criteria", [[], {}, {"a": 0}, {"a": -1}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, {"a": 1, "b": 0}]
+)
+def test_criteria_are_names_or_have_positive_weights(criteria):
+    with pytest.raises(ValueError, match="judge_rubric: criteria: got .*, expected names, or names with positive"):
+        pointwise.judge_rubric([], [], judge="", criteria=criteria)
+
+
 def test_a_rubric_is_the_weighted_mean_of_its_criteria(judged):
     judged(lambda text: "anatomy: 4\nlight: 1")
     assert pointwise.judge_rubric(prompts(1), [RED], judge="", criteria={"anatomy": 2, "light": 1}) == [
         pytest.approx(2 / 3)
     ]
     assert pointwise.judge_rubric(prompts(1), [RED], judge="", criteria=["anatomy", "light"]) == [0.5]
+    assert pointwise.judge_rubric(prompts(1), [RED], judge="", criteria={"anatomy": 1.5, "light": 0.5}) == [0.75]
     assert pointwise.judge_rubric(prompts(1), [RED], judge="", criteria=["anatomy", "hands"]) == [NAN]
 
 
@@ -138,8 +156,20 @@ def test_the_published_wording_may_be_given_as_a_file(judged, tmp_path):
     asked = str(tmp_path / "asked.txt")
     assert unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=asked) == [0.0]  # 1 of 1 to 5
     assert fake.asked[0].parts[-1] == "Rate Describe it. with {braces}."
-    with pytest.raises(ValueError, match="expected a text with {prompt}"):
-        unified.unified_reward(prompts(1), [RED], judge="", question="Rate it.")
+    long = "Rate {prompt}" + "!" * 300
+    unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=long)
+    assert fake.asked[1].parts[-1] == "Rate Describe it." + "!" * 300, "longer than the name of a file"
+    for wrong in ("Rate it.", "Rate it." * 50):
+        with pytest.raises(ValueError, match="expected a text with {prompt}"):
+            unified.unified_reward(prompts(1), [RED], judge="", question=wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "v3"}, {"mode": "think"}, {"axis": "beauty"}, {"axis": "Style"}])
+def test_modes_and_axes_that_there_are_not_are_refused(wrong):
+    with pytest.raises(ValueError, match="unified_reward: got mode=.* and axis=.*, expected v2 or v1.5, and mean, al"):
+        unified.unified_reward([], [], judge="", **wrong)
+    with pytest.raises(ValueError, match="unified_reward_pairs: mode: got 'v2', expected think or flex"):
+        unified.unified_reward_pairs([], [], judge="", mode="v2")
 
 
 def longer_wins(text):
@@ -180,6 +210,21 @@ def test_a_comparison_that_cannot_be_read_counts_for_nobody(judged):
     assert pairwise.position_consistency(prompts(2), outputs("1", "2"), judge="") == [NAN, NAN]
 
 
+def test_a_picture_that_is_broken_is_compared_with_none(judged):
+    fake = judged(lambda text: "Verdict: 1")
+    for several in ([BROKEN, RED, BLUE], [RED, BROKEN, BLUE]):
+        fake.asked.clear()
+        values = pairwise.judge_pairs(prompts(3), several, judge="")
+        assert values == [NAN if output is BROKEN else 0.5 for output in several]
+        assert [(q.parts[2], q.parts[4]) for q in fake.asked] == [(RED, BLUE), (BLUE, RED)]
+    assert [q.parts[0] for q in fake.asked] == ["Prompt:\nDescribe it."] * 2
+
+
+def test_pairs_that_one_order_cannot_tell_are_not_counted_as_consistent(judged):
+    judged(lambda text: "?" if text.index("\n1\n") < text.index("\n2\n") else "Verdict: 1")
+    assert pairwise.position_consistency(prompts(2), outputs("1", "2"), judge="") == [NAN, NAN]
+
+
 def test_unified_reward_compares_with_reasons_or_in_json(judged):
     judged(lambda text: f"<think>Output 1?</think><answer>Output {longer_wins(text)[-1]} is better</answer>")
     assert unified.unified_reward_pairs(prompts(3), outputs("1", "3", "2"), judge="") == [0.0, 1.0, 0.5]
@@ -198,6 +243,12 @@ def test_win_rates_of_any_reward():
     assert close.fn(prompts(4), grey) == pytest.approx([1 / 3, 2 / 3, 0.5, 0.5])
     with pytest.raises(ValueError, match="expected no weight in it"):
         scorer("win_rate(reward='jpeg_compressibility(weight=2)')")
+    for margin in (-0.5, math.nan):
+        with pytest.raises(ValueError, match="win_rate: margin: got .*, expected a number that is not negative"):
+            pairwise.check_win_rate("jpeg_compressibility", margin)
+    quarters = [Image(torch.full((3, 8, 8), level / 4)) for level in (0, 1, 3)]
+    assert scorer(brightness[:-1] + ", margin=0.25)").fn(prompts(3), quarters) == [0.25, 0.25, 1.0], "a margin is a tie"
+    assert scorer(brightness[:-1] + ", margin=2)").fn(prompts(3), quarters) == [0.5] * 3
 
 
 def brightness(prompts, outputs):
@@ -215,6 +266,16 @@ def test_a_question_is_asked_once_and_an_answer_that_failed_again():
     assert judge.answers(questions, 8) == ["a", "b", "a"] and len(fake.asked) > 5, "the limit forgets the oldest"
 
 
+def test_the_answer_that_was_not_needed_for_longest_is_forgotten():
+    fake = FakeJudge(lambda text: text)
+    judge = Remembering(fake, limit=2)
+    for text in "ababcbca":
+        assert judge.answers([Question((text,))], 8) == [text]
+    assert [question.parts for question in fake.asked] == [("a",), ("b",), ("c",), ("a",)]
+    assert judge.log_probs([Question(("b",))], [("Yes",)]) == ["b"] == judge.log_probs([Question(("b",))], [("No",)])
+    assert len(fake.asked) == 6, "other words are another question"
+
+
 def test_questions_differ_by_every_pixel_and_by_their_beginning():
     changed = RED.pixels.clone()
     changed[0, 0, 0] = 0.5
@@ -230,9 +291,24 @@ def test_a_clip_is_shown_as_eight_frames_over_its_length_and_a_sound_is_refused(
         parts_of(Audio(torch.zeros(1, 8), 8), "Output", "r")
 
 
+def test_a_short_clip_is_shown_whole_and_one_without_frames_or_with_a_broken_one_not_at_all():
+    frames = torch.zeros(3, 3, 2, 2)
+    assert len(parts_of(Video(frames, 8.0), "Output", "r") or ()) == 1 + 3
+    assert parts_of(Video(frames[:0], 8.0), "Output", "r") is None
+    for number in range(3):
+        broken = frames.clone()
+        broken[number, 0, 1, 1] = math.inf
+        assert parts_of(Video(broken, 8.0), "Output", "r") is None
+        assert parts_of(Image(broken[number]), "Output", "r") is None
+
+
 def test_a_wrong_judge_is_an_error_before_the_run_starts():
-    with pytest.raises(ValueError, match="judge: there is no 'gpt'"):
-        scorer("judge_score(judge='gpt(model=1)')")
+    for name in judges.REWARDS.keys() - {"win_rate"}:
+        given = ", criteria=['light']" if name == "judge_rubric" else ""
+        with pytest.raises(ValueError, match="judge: there is no 'gpt'"):
+            scorer(f"{name}(judge='gpt(model=1)'{given})")
+    with pytest.raises(ValueError, match="rewards: there is no 'tusk'"):
+        scorer("win_rate(reward='tusk')")
     with pytest.raises(ValueError, match="no variable NO_KEY"):
         check_judge('chat(url="http://127.0.0.1:1/v1", model="m", key="NO_KEY")')
     check_judge('vlm(model="nobody/nothing")')
@@ -241,13 +317,23 @@ def test_a_wrong_judge_is_an_error_before_the_run_starts():
 def test_each_picture_is_shown_before_what_is_asked_of_it(judged):
     fake = judged(lambda text: [0.0, -1.0, -2.0, -3.0, -4.0])
     for reward in (pointwise.deqa, pointwise.vqascore, pointwise.artifact_free):
-        reward(prompts(1), [RED], judge="")
+        values = reward(prompts(2), [RED, BROKEN], judge="")
+        assert [*map(math.isnan, values)] == [False, True]
     assert [question.parts[1:] for question in fake.asked] == [
         ("How would you rate the quality of this image?",),
         ('Does this figure show "Describe it."? Please answer yes or no.',),
         (pointwise.ARTIFACTS,),
     ]
     assert all(question.parts[0] is RED for question in fake.asked)
+
+
+@pytest.mark.parametrize(
+    "reward", [pointwise.deqa, pointwise.vqascore, pointwise.artifact_free, unified.unified_reward]
+)
+def test_what_is_no_picture_is_refused_with_what_to_do(reward, judged):
+    judged(lambda text: None)
+    with pytest.raises(TypeError, match=f"{reward.__name__}: got an output of kind Text, expected an Image; for clips"):
+        reward(prompts(1), outputs("a"), judge="")
 
 
 @pytest.mark.filterwarnings("ignore:judge")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mmgrpo.types import Image
 from pipelines.vlm import smolvlm_tiny
-from reward_models.judges.local import first_tokens, load_judge
+from reward_models.judges.local import LocalJudge, first_tokens, load_judge
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
 
@@ -23,6 +27,20 @@ def folder(tmp_path_factory):
     place = smolvlm_tiny.tiny(tmp_path_factory.mktemp("judge"), "idefics3")
     AutoProcessor.from_pretrained(place, image_seq_len=4).save_pretrained(place)
     return place
+
+
+def pickled(place):
+    """The same weights, as a pickle."""
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+
+
+def foreign(place):
+    """A model whose classes are in its folder."""
+    (place / "own.py").write_text(f"open({str(place / 'run')!r}, 'w')\nclass Own: pass\n")
+    config = json.loads((place / "config.json").read_text())
+    classes = {"AutoConfig": "own.Own", "AutoModelForImageTextToText": "own.Own"}
+    (place / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
 
 
 def picture(seed, height=16, width=16):
@@ -65,10 +83,95 @@ def test_an_answer_is_what_comes_after_the_question_and_must_have_ended(folder):
     assert all(answer is not None and len(answer.split()) <= 1 for answer in answers)
 
 
+class Inputs(dict):
+    """What a processor gives."""
+
+
+class Processor:
+    """Numbers the words of a text; keeps what it was given."""
+
+    chat_template = "template"
+
+    def __init__(self):
+        self.given = []
+
+    def apply_chat_template(self, turns, add_generation_prompt, tokenize):
+        assert add_generation_prompt and not tokenize
+        return " ".join(part.get("text", "<picture>") for part in turns[0]["content"])
+
+    def __call__(self, text, padding, return_tensors, **media):
+        assert padding is True and return_tensors == "pt"
+        self.given.append((text, *(len(row) for row in media.get("images", ()))))
+        return Inputs(input_ids=torch.zeros(len(text), 2, dtype=torch.long))
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return [" ".join(str(one) for one in row if one < 8 or not skip_special_tokens) for row in ids.tolist()]
+
+
+class Network:
+    """Writes the same tokens whatever it is asked; 8 and 9 end an answer."""
+
+    written = torch.tensor([[5, 8, 0], [5, 6, 7], [9, 9, 9]])
+
+    def __init__(self, ends):
+        self.generation_config, self.asked = SimpleNamespace(eos_token_id=ends), []
+
+    def generate(self, input_ids, **options):
+        self.asked.append(options)
+        return torch.cat([input_ids, self.written[: len(input_ids)]], 1)
+
+
+@pytest.mark.parametrize(("ends", "answers"), [([8, 9], ["5 0", None, ""]), (8, ["5 0", None, None])])
+def test_an_answer_ends_at_any_of_the_ends_and_is_the_most_probable_one(ends, answers):
+    network, processor = Network(ends), Processor()
+    judge = LocalJudge(network, processor, 3, torch.device("cpu"))
+    assert judge.answers([Question(("a",)), Question(("b",), " so"), Question(("c",))], 3) == answers
+    assert network.asked == [{"max_new_tokens": 3, "do_sample": False}]
+    assert processor.given == [(["a", "b so", "c"],)], "without pictures none are given"
+
+
+def test_questions_with_and_without_pictures_are_asked_together():
+    processor = Processor()
+    judge = LocalJudge(Network(8), processor, 2, torch.device("cpu"))
+    assert len(judge.answers([Question(("a",)), Question(("b", picture(0))), Question((picture(1), "c"))], 3)) == 3
+    assert processor.given == [(["a", "b <picture>"], 0, 1), (["<picture> c"], 1)]
+
+
+def test_a_judge_is_frozen_asked_eight_questions_at_a_time_and_in_float32_on_the_cpu(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "half")
+    tensors = load_file(tmp_path / "half" / "model.safetensors")
+    half = {name: value.bfloat16() for name, value in tensors.items()}
+    save_file(half, tmp_path / "half" / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    (tmp_path / "half" / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    judge = load_judge(str(tmp_path / "half"))
+    assert judge.batch == 8 and not judge.network.training
+    assert {(one.dtype, one.requires_grad) for one in judge.network.parameters()} == {(torch.float32, False)}
+    assert judge.processor.tokenizer.padding_side == "left", "new tokens come after the text"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda place: (place / "chat_template.jinja").unlink(), "has no chat template, expected a model that was"),
+        (pickled, "cannot be loaded as a vision-language model .*model.safetensors"),
+        (foreign, "cannot be loaded as a vision-language model"),
+    ],
+)
+def test_a_folder_without_a_template_or_with_code_in_it_is_refused(folder, tmp_path, change, message):
+    place = tmp_path / "judge"
+    shutil.copytree(folder, place)
+    change(place)
+    with pytest.raises(ValueError, match=message):
+        load_judge(str(place))
+    assert not (tmp_path / "judge" / "run").exists()
+
+
 def test_words_that_begin_alike_or_are_unknown_cannot_be_told_apart(folder):
     tokenizer = load_judge(folder).processor.tokenizer
     ids = tokenizer.get_vocab()
     assert first_tokens(tokenizer, [("yes", "no"), ("left",)]) == [sorted((ids["yes"], ids["no"])), [ids["left"]]]
+    assert first_tokens(tokenizer, [("yes left",), ("no left",)]) == [[ids["yes"]], [ids["no"]]]
     for words in ([("yes", "left"), ("left", "no")], [("yes",), ("excellent",)]):
         with pytest.raises(ValueError, match="expected different ones for each word"):
             first_tokens(tokenizer, words)
@@ -85,8 +188,19 @@ def test_what_a_tokenizer_puts_before_every_text_is_no_word():
     assert first_tokens(tokenizer, WORDS) == [[1], [2]]
 
 
+def test_a_space_that_is_a_token_of_its_own_is_no_word():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({" ": 0, "yes": 1, "no": 2, "[UNK]": 3}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+    assert first_tokens(tokenizer, WORDS) == [[1], [2]]
+
+
 def test_a_folder_that_holds_no_judge_is_an_error_that_names_it(tmp_path):
     with pytest.raises(ValueError, match=f"judge: {tmp_path} cannot be loaded as a vision-language model"):
         load_judge(str(tmp_path))
-    with pytest.raises(ValueError, match="expected a positive batch"):
-        load_judge(str(tmp_path), dtype="int8")
+    for wrong in ({"dtype": "int8"}, {"batch": 0}):
+        with pytest.raises(ValueError, match="expected a positive batch"):
+            load_judge(str(tmp_path), **wrong)

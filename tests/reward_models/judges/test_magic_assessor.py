@@ -12,6 +12,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text
 from pipelines.vlm import smolvlm_tiny
 from reward_models.clip.artifact import magic_bench
+from reward_models.judges import question
 from reward_models.rules.artifact_labels import answered
 from tests.reward_models.judges.served import chat_server
 
@@ -21,6 +22,11 @@ HAND = (
     '<think>Six fingers.</think> \\boxed{{"Whether Normal": false, "Type of Deformity": '
     '{"L2: Abnormal Human Anatomy": ["L3: Hand Structure Deformity"]}}}'
 )
+
+
+@pytest.fixture(autouse=True)
+def not_yet_warned(monkeypatch):
+    monkeypatch.setattr(question, "_warned", set())
 
 
 def assessed(answers, outputs=None, name="magic_assessor", **parameters):
@@ -37,7 +43,15 @@ def assessed(answers, outputs=None, name="magic_assessor", **parameters):
 def test_a_picture_is_worth_one_where_the_assessor_finds_it_normal():
     values, asked = assessed([NORMAL, HAND])
     assert values == [1, 0] and magic_bench(values) == 50
-    assert "prompt 0" in asked[0] and "L3: Hand Structure Deformity" in asked[0] and "image_url" in asked[0]
+    assert "prompt 0" in asked[0] and "L3: Hand Structure Deformity" in asked[0]
+    assert [part["type"] for part in json.loads(asked[0])[0]["content"]] == ["image_url", "text"]
+
+
+def test_a_broken_picture_is_not_shown_and_an_answer_that_was_cut_off_is_no_score():
+    cut = {"choices": [{"message": {"content": NORMAL}, "finish_reason": "length"}]}
+    with pytest.warns(UserWarning, match="answers cannot be read"):
+        values, asked = assessed([cut], [Image(torch.full((3, 8, 8), math.nan)), PICTURE])
+    assert [*map(math.isnan, values)] == [True, True] and len(asked) == 2 and "prompt 1" in asked[0]
 
 
 def test_one_kind_of_artifact_may_be_asked_for():
@@ -65,6 +79,8 @@ def test_thought_and_labels_are_compared_by_a_judge_where_there_are_labels():
     outputs = [Text(HAND), Text("no labels"), Text(NORMAL)]
     values, asked = assessed(["Score: 0", "Score: 1"], outputs, "thought_agrees")
     assert values == [0, 0, 1] and len(asked) == 2 and "Six fingers" in asked[0]
+    with pytest.raises(TypeError, match="thought_agrees: got an output of kind Image, expected a Text"):
+        assessed(["Score: 1"], [PICTURE], "thought_agrees")
     with pytest.warns(UserWarning, match="answers cannot be read"):
         values, _ = assessed(["Score: 0.5"], [Text(NORMAL)], "thought_agrees")
     assert math.isnan(values[0])

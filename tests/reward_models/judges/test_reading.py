@@ -27,6 +27,7 @@ READ = {
     "4.5/5": 4.5,
     "[4]": 4,
     "Score: 5 stars": 5,
+    "Perhaps Score: 1.</THINK>Score: 2</think>\nScore: 3": 3,
 }
 
 NOT_READ = [
@@ -38,6 +39,7 @@ NOT_READ = [
     "Score: 0",
     "Score: -3",
     "Score: 9/10",
+    "Score: 4/5, or Score: 4/10",
     "Score: 90%",
     "Score: 4,5",
     "Score: 1.2.3",
@@ -88,6 +90,10 @@ def test_there_are_at_least_thirty_answers_above():
         ("Verdict: 1, at first.\nVerdict: 2", 0.0),
         ("2", 0.0),
         ("Neither", 0.5),
+        ("<ANSWER>\nImage 1 is better\n</ANSWER>", 1.0),
+        ("Verdict: 1\n<answer>2</answer>", 0.0),
+        ("WINNER: a", 1.0),
+        ("Image 1 and image 2 are equal", None),
         ("Verdict: 1 or 2", None),
         ("Image 1 is better than Image 2", None),
         ("Image 1 is worse", None),
@@ -135,4 +141,7 @@ def test_flex_is_the_mean_of_the_winner_and_of_the_categories():
     assert flex_verdict(answer % "Image 2") == 0.25
     assert flex_verdict('{"winner": "Image 2"}') == 0.0
     assert flex_verdict(answer % "both images") == 0.5
-    assert flex_verdict('{"categories": []}') is None
+    assert flex_verdict('{"categories": []}') is flex_verdict("no object") is flex_verdict(None) is None
+    three = '{"categories": [{"cat_winner": "1"}, {"cat_winner": "1"}, {"cat_winner": "2"}, 3], "winner": "1"}'
+    assert flex_verdict(three) == (1 + 2 / 3) / 2
+    assert flex_verdict('{"categories": "Image 2", "winner": "1"}') == 1.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import tempfile
 
 import numpy as np
 import pytest
@@ -39,6 +41,16 @@ def test_a_picture_is_the_mean_of_its_likeliest_classes(three_classes):
     # (0.75, 0.25, 0) / |.| with (0.6, 0.8, 0); (0, 0.5, 0.5) / |.| with (0, 0, 1)
     assert first == pytest.approx((0.75 * 0.6 + 0.25 * 0.8) / math.hypot(0.75, 0.25))
     assert math.isnan(second) and third == pytest.approx(math.sqrt(0.5))
+
+
+def test_the_ten_likeliest_classes_count(monkeypatch):
+    """Twelve classes along the axes, the first the likeliest: the tenth is a part of the picture, the next is none."""
+    shown = torch.arange(12.0, 0.0, -1.0) / 78
+    monkeypatch.setattr(module, "_labels", lambda *_: torch.eye(12))
+    monkeypatch.setattr(module, "sentence_embeddings", lambda texts, *_: torch.eye(12)[[int(t) for t in texts]])
+    monkeypatch.setattr(module, "probabilities", lambda images, *_: shown.expand(len(images), -1))
+    tenth, eleventh = conse([Prompt("9", "9"), Prompt("10", "10")], [image(clock())] * 2)
+    assert tenth == pytest.approx(3 / math.sqrt(sum(n * n for n in range(3, 13)))) and eleventh == 0
 
 
 def test_the_standardized_form_measures_in_deviations_of_the_prompt(three_classes):
@@ -92,9 +104,17 @@ def test_the_vectors_of_the_classes_are_kept_and_made_again_if_they_are_damaged(
     for damage in (b"", b"pickle", file.read_bytes()[:-8]):
         file.write_bytes(damage)
         assert torch.equal(module._labels.__wrapped__("", "", "cpu", tmp_path), made[0])
-    np.save(file, 2 * made[0].numpy())
-    assert torch.equal(module._labels.__wrapped__("", "", "cpu", tmp_path), made[0])
-    assert len(calls) == 5
+    for damage in (2 * made[0], 1.0015 * made[0], torch.eye(3, sentences.WIDTH)):
+        np.save(file, damage.numpy())
+        assert torch.equal(module._labels.__wrapped__("", "", "cpu", tmp_path), made[0])
+    assert len(calls) == 7 and re.fullmatch(r"conse-[0-9a-f]{16}\.npy", file.name)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # it is written beside its place
+    file.unlink()
+    module._labels.__wrapped__("", "", "cpu", tmp_path)
+    assert file.is_file()
+    np.save(file, 1.0005 * made[0].numpy())
+    assert torch.equal(module._labels.__wrapped__("", "", "cpu", tmp_path), 1.0005 * made[0])
+    assert torch.equal(module._labels.__wrapped__("", "", "cpu", tmp_path / "none"), made[0])
 
 
 # ---- with the networks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,12 +92,40 @@ def test_a_position_needs_all_pairs():
         ((30, 12), {"right of"}),  # (12 - 2) / 32.3 = 0.31
         ((2, 2), set()),  # not more than a tenth of both sizes
         ((0, 0), set()),
+        ((4, 0), set()),  # (4 - 2) / 4 is a half, and not more
     ],
 )
 def test_directions_are_shares_of_the_offset(offset, found):
     x, y = offset
     other = Detected("a", (0, 0, 10, 10))
     assert relations(Detected("b", (x, y, x + 10, y + 10)), other) == found
+
+
+def test_points_are_in_relation_from_a_thousandth_on():
+    """Objects without a size have the whole offset."""
+
+    def point(x: float) -> Detected:
+        return Detected("a", (x, 0, x, 0))
+
+    found = {x: relations(point(x), point(0)) for x in (0.0005, 0.001, 0.0015)}
+    assert found == {0.0005: set(), 0.001: {"right of"}, 0.0015: {"right of"}}
+
+
+def test_every_clause_counts_and_one_that_does_not_hold_has_no_place():
+    both = [clause("dog"), clause("cup")]
+    assert modes(both, seen("cup")) == (0, 0, 0.5) and modes(both, seen("dog")) == (0, 0, 0.5)
+    red_left = [clause("dog"), clause("cup", color="red", position=["left of", 0])]
+    dog = seen("dog", at=60)
+    assert modes(red_left, seen("cup", colour="red") + dog) == (1, 1, 1.0)
+    assert modes(red_left, seen("cup", colour="blue") + dog) == (0, 0, pytest.approx(2 / 3))  # 1; 1 and 0, no place
+    chain = [*red_left, clause("cow", position=["right of", 1])]
+    cow = seen("cow", at=90)
+    assert modes(chain, seen("cup", colour="red") + dog + cow) == (1, 1, 1.0)
+    assert modes(chain, seen("cup", colour="blue") + dog + cow) == (0, 0, pytest.approx(3 / 5))  # 1; 1 and 0; 1 and 0
+
+
+def test_what_a_detector_leaves_out_is_sure_and_of_no_colour():
+    assert Detected("cup", (0, 0, 1, 1)) == Detected("cup", (0, 0, 1, 1), score=1.0, colour="", mask=None)
 
 
 def test_only_the_16_surest_detections_above_the_threshold_count():
@@ -110,7 +139,9 @@ def test_only_the_16_surest_detections_above_the_threshold_count():
 def cups(monkeypatch) -> None:
     """A detector that sees two cups, of which one is doubtful."""
     both = [Detected("cup", (0, 0, 1, 1), 0.95), Detected("cup", (5, 0, 6, 1), 0.6)]
-    monkeypatch.setattr(module, "_detector", lambda name: lambda images: [both for _ in images])
+    monkeypatch.setattr(
+        module, "_detector", lambda name: lambda images: [both for image in images if image.pixels.dim()]
+    )
 
 
 def test_counting_has_a_threshold_of_its_own(cups):
@@ -119,6 +150,12 @@ def test_counting_has_a_threshold_of_its_own(cups):
     assert geneval(rows, pictures, "any:thing") == [0.0, 1.0]
     assert geneval(rows, pictures, "any:thing", counting_threshold=0.5) == [1.0, 1.0]
     assert geneval(rows, pictures, "any:thing", threshold=0.6) == [0.0, 0.0]
+
+
+def test_the_modes_are_chosen_by_name(cups):
+    row, picture = Prompt("a cup", "0", meta={"include": [clause("cup")]}), [Image(torch.zeros(3, 8, 8))]
+    values = {mode: geneval([row], picture, "any:thing", mode=mode) for mode in ("official", "strict", "flow_grpo")}
+    assert values == {"official": [1.0], "strict": [0.0], "flow_grpo": [0.0]}  # 1 - |1 - 2| / 1
 
 
 def test_a_broken_picture_is_nan_and_the_others_keep_their_rows(cups):
@@ -141,12 +178,32 @@ def test_a_broken_picture_is_nan_and_the_others_keep_their_rows(cups):
         ({"include": [clause("cup", True)]}, r"count: got True"),
         ({"include": [clause("cup", position=["left of", 0])]}, r"position: got \['left of', 0\], .*an earlier clause"),
         ({"include": [clause("a"), clause("b", position=["near", 0])]}, r"include\[1\]: position: got \['near', 0\]"),
+        *(
+            ({"include": [clause("a"), clause("b"), clause("c", position=wrong)]}, r"include\[2\]: position: got ")
+            for wrong in (3, ["left of"], ["left of", 0, 1], ["left of", -1], ["left of", True], ["left of", 2])
+        ),
+        ({"include": [clause("a"), clause(3)]}, r"meta\.include\[1\]: got \{'class': 3, 'count': 1\}, expected"),
         ({"include": [clause("a")], "exclude": [clause("a", 1.5)]}, r"meta\.exclude\[0\]: count: got 1\.5"),
     ],
 )
 def test_a_malformed_clause_is_named(meta, message, cups):
     with pytest.raises(ValueError, match=rf"geneval: prompt '7' \('a cup'\): .*{message}"):
         geneval([Prompt("a cup", "7", meta=meta)], [Image(torch.zeros(3, 8, 8))], "any:thing")
+
+
+def test_an_answer_that_is_no_scene_has_no_clauses_and_clauses_come_before_a_scene(cups):
+    picture = [Image(torch.zeros(3, 8, 8))]
+    with pytest.raises(ValueError, match=r"meta\.include: got \[\], expected a list of clauses"):
+        geneval([Prompt("a cup", "7", answer={"cups": 2})], picture, "any:thing")
+    scene = scenes.parse("a red circle").to_json()
+    own = Prompt("two cups", "0", answer=scene, meta={"include": [clause("cup", 2, position=None)]})
+    assert geneval([own], picture, "any:thing") == [1.0]
+
+
+def test_one_threshold_is_that_of_all_prompts(cups):
+    row = Prompt("two cups", "0", meta={"include": [clause("cup", 2)], "tag": "counting"})
+    picture = [Image(torch.zeros(3, 8, 8))]
+    assert [geneval_lite([row], picture, "any:thing", threshold=least)[0] for least in (0.5, 0.6)] == [1.0, 0.0]
 
 
 def test_wrong_modes_outputs_and_detectors_are_errors(cups):
@@ -203,6 +260,16 @@ def test_the_place_of_a_scene_counts_and_boxes_are_those_of_its_objects():
     assert [(one.name, one.box, one.colour) for one in found] == [
         (name, (18.0, 6.0, 26.0, 14.0), "red") for name in ("square", "red square")
     ]
+
+
+def test_what_has_no_clear_shape_or_colour_is_nothing(monkeypatch):
+    from reward_models.objects import scenes as detector
+
+    clear = SimpleNamespace(shape="circle", colour="red", x=8.0, y=6.0, size=(4, 2), agreement=1.5)
+    vague = [SimpleNamespace(**{**vars(clear), name: ""}) for name in ("shape", "colour")]
+    monkeypatch.setattr(detector, "see", lambda pixels: [vague[0], clear, vague[1]])
+    [found] = detect([Image(torch.zeros(3, 64, 64))])
+    assert found == [Detected(name, (6.0, 5.0, 10.0, 7.0), 1.0, "red") for name in ("circle", "red circle")]
 
 
 def test_a_picture_that_the_detector_of_scenes_cannot_read_is_an_error():

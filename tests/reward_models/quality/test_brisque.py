@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from mmgrpo.types import Image, Prompt, Text
+from reward_models.pixels import to_pil
 from reward_models.quality import brisque as module
 from reward_models.quality.brisque import brisque, distortion, features
+from reward_models.quality.naturalness import asymmetric_gaussian, contrast_normalized
 from tests.reward_models.photographs import SPOILED, fetched, image, portrait, spoiled, texture
 
 PROMPT = Prompt("anything", "0")
@@ -42,6 +44,14 @@ def test_the_ranges_are_the_published_ones():
     # sums over the columns of the table of the package
     assert float(module._LOW.sum()) == pytest.approx(1.556751, abs=5e-7)
     assert float(module._HIGH.sum()) == pytest.approx(36.440165, abs=5e-7)
+
+
+def test_the_constant_of_the_contrast_is_one_level_of_255_and_grey_is_the_mean_of_the_channels_as_eyes_weigh_them():
+    red, green, blue = np.moveaxis(np.asarray(to_pil(image(portrait().resize((40, 32)))), np.float64), 2, 0)
+    luminance = 0.2125 * red + 0.7154 * green + 0.0721 * blue  # ITU-R BT.709
+    shape, _, left, right = asymmetric_gaussian(contrast_normalized(luminance, 1.0))
+    found = features(image(portrait().resize((40, 32))))[:2]
+    assert found == pytest.approx([shape, (left**2 + right**2) / 2], rel=1e-9)
 
 
 def test_half_of_the_features_are_those_of_half_the_size():
@@ -78,6 +88,7 @@ def test_what_cannot_be_scored_is_nan_and_what_is_no_picture_an_error():
     broken = image(texture(64))
     broken.pixels[0, 3, 3] = math.nan
     assert all(math.isnan(value) for value in brisque([PROMPT] * 7, [*flat, *tiny, broken]))
+    assert math.isfinite(brisque([PROMPT], [image(texture(16))])[0]), "the smallest picture"
     with pytest.raises(TypeError, match=r'brisque: got an output of kind Text.*name frames\(reward="brisque"\)'):
         brisque([PROMPT], [Text("hello")])
 

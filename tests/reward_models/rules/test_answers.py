@@ -22,6 +22,7 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("exact", "5", 5, 1),
         ("exact", "grey", ["gray", "grey"], 1),
         ("exact", ".", "red", 0),
+        ("exact", "", ".", 0),  # nothing is left of the gold answer either
         ("classification", "Golden_Retriever dog", "golden retriever", 1),
         ("classification", "retriever", "golden retriever", 1),
         ("classification", "poodle", "golden retriever", 0),
@@ -46,6 +47,8 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("choices", "C", ["A", "C"], 0.5),
         ("yes_no", "Yes, it is.", "yes", 1),
         ("yes_no", "No", False, 1),
+        ("yes_no", "Yes", True, 1),
+        ("yes_no", "yes", "Yes.", 1),
         ("yes_no", "yes and no", "yes", 0),
         ("yes_no", "I know nothing", "no", 0),  # neither word stands there by itself
         ("numeric", "5", 5, 1),
@@ -63,6 +66,7 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("numeric", "inf", 5, 0),
         ("numeric", "1e999", 5, 0),
         ("numeric_video_r1", "0.333", "0.33", 1),
+        ("numeric_video_r1", "0.33", "0.333", 1),
         ("numeric_video_r1", "0.34", "0.33", 0),
         ("numeric_video_r1", "3", "3.0", 0),  # one of them has a decimal point
         ("numeric_video_r1", "3.00", "3.0", 1),
@@ -70,6 +74,7 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("regression", "90", 100, 1 - (10 + 1e-9) / (100 + 1e-9)),
         ("regression", "250", 100, 0),
         ("regression", "0", 0, 1),
+        ("regression", "2e-9", 3e-9, 0.5),  # 1 - (1 + 1) / (3 + 1)
         ("regression", "1", 0, 0),
         ("relative_accuracy", "90", 100, 0.8),
         ("relative_accuracy", "60", 100, 0.2),
@@ -79,11 +84,14 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("count_fuzzy", "110 people", 100, 1.4),
         ("count_fuzzy", "50", 100, 0),
         ("count_fuzzy", "51", 100, 1.01),
+        ("count_fuzzy", "1", 1, 1.5),
         ("count_fuzzy", "many", 100, 0),
         ("jaccard", "cat; dog", "dog;bird", 1 / 3),
         ("jaccard", "cat;cat;", ["cat"], 1),
         ("jaccard", ";", "cat", 0),
         ("edit", "kitten", "sitting", 4 / 7),  # 3 edits of 7 letters
+        ("edit", "", "sitting", 0),
+        ("edit_ratio", "", "sitting", 0),
         ("edit_ratio", "kitten", "sitting", 8 / 13),  # 2 out, 3 in: 5 of 13 letters
         ("ocr_wer", "a big red cat", "a red cat", 2 / 3),  # one word too many, of three
         ("ocr_wer", "one two three four five", "six", 0),
@@ -93,6 +101,8 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("rouge_l", "the black cat", "The cat!", 0.8),
         ("rouge_l", "cat the", "the cat", 0.5),
         ("rouge_l", "", "the cat", 0),
+        ("rouge", "", "!", 0),  # no word on either side
+        ("rouge_l", "", "!", 0),
     ],
 )
 def test_worked_values(task, answer, gold, expected):
@@ -113,6 +123,7 @@ def test_relative_accuracy_does_not_turn_on_the_last_bit(error):
     for gold in (20, 0.2, 7.0, 1e6):
         assert mean_relative_accuracy(gold * (1 - error / 20), gold) == expected
         assert mean_relative_accuracy(gold * (1 + error / 20), gold) == expected
+        assert mean_relative_accuracy(gold * (1 + (error - 0.01) / 20), gold) == max(0, 11 - error) / 10
 
 
 @pytest.mark.parametrize(
@@ -126,6 +137,10 @@ def test_a_tolerance_includes_its_ends(answer, expected):
 def test_without_a_tolerance_numbers_must_be_equal():
     assert value("numeric", "0.30000000000000004", 0.3) == 1
     assert value("numeric", "0.3001", 0.3) == 0
+    assert value("numeric", "0", 0) == 1
+    # the relative difference that is left to rounding is 1e-9
+    assert value("numeric", "1.0000000005", 1) == 1
+    assert value("numeric", "1.0000000015", 1) == 0
     assert value("numeric", "1e-15", 0) == 0
 
 
@@ -134,6 +149,7 @@ def test_a_choice_may_be_named_by_its_own_text():
     assert value("choice", "a blue cat.", "C", options=options) == 1
     assert value("choice", "A", "B", options=options) == 1  # the text of option B
     assert value("choice", "a cat", "C", options=options) == 0
+    assert value("choice", "", "A", options=["", "red"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +161,7 @@ def test_a_choice_may_be_named_by_its_own_text():
         ("classification", "", "a non-empty text"),
         ("choice", "AB", "one letter"),
         ("choices", ",", "comma-separated letters"),
+        ("choices", [], "comma-separated letters"),
         ("choices", "A,red", "comma-separated letters"),
         ("yes_no", "perhaps", "yes or no"),
         ("yes_no", None, "yes or no"),
@@ -167,5 +184,6 @@ def test_parameters_that_cannot_be_used_are_errors_that_name_them():
         value("numeric", "3", 3, tolerance="wide")
     with pytest.raises(ValueError, match=r"got meta\.tolerance -1, expected a non-negative number"):
         value("numeric", "3", 3, tolerance=-1)
-    with pytest.raises(ValueError, match=r"got meta\.options 'red', expected a list of texts"):
-        value("choice", "A", "A", options="red")
+    for options in ("red", ["red", 3]):
+        with pytest.raises(ValueError, match=r"got meta\.options .*red.*, expected a list of texts"):
+            value("choice", "A", "A", options=options)

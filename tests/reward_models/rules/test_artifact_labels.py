@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.artifact_labels import KINDS, artifact_labels
+from reward_models.rules.artifact_labels import KINDS, TYPES, artifact_labels, labels
 
 HUMAN, ANIMAL, OBJECT = "L2: Abnormal Human Anatomy", "L2: Abnormal Animal Anatomy", "L2: Abnormal Object Morphology"
 HAND, FOOT, HEAD = "L3: Hand Structure Deformity", "L3: Foot Structure Deformity", "L3: Abnormal Head Structure"
+LIMB, TRUNK = "L3: Limb Structure Deformity", "L3: Trunk Structure Deformity"
 NORMAL = {"Whether Normal": True}
 
 
@@ -40,6 +41,11 @@ def value(answer, truth):
         (flawed(human=[HAND], animal=[HEAD], object=True), flawed(human=[HAND], animal=[HEAD]), 8 + 4 + 2 * 0.9 + 1),
         # r2 = 0.6 - 0.3 - 0.3; r3 = 0.6 - 0.3 of FOOT, which is missing.
         (flawed(human=[HAND], object=True), flawed(human=[HAND, FOOT], animal=True), 8 + 4 + 0 + 0.3),
+        # r3 = 1.8 - 0.3 of LIMB, but at most 1.
+        (flawed(human=[HAND, FOOT, TRUNK]), flawed(human=[HAND, FOOT, TRUNK, LIMB]), 15),
+        # the other key, and a space before the thought
+        ({"Whether Normal": False, "Type of Deformity": {HUMAN: [HAND]}}, flawed(human=[HAND]), 15),
+        (f" <think>Look.</think> \\boxed{{{NORMAL}}} ", NORMAL, 15),
     ],
 )
 def test_rewards_of_labels(answer, truth, expected):
@@ -52,6 +58,13 @@ def test_rewards_of_labels(answer, truth, expected):
         "",
         f"\\boxed{{{NORMAL}}}",
         f"<think>Look.</think> {NORMAL}",
+        f"<think>Look.</think> {NORMAL}}}",
+        f"Look.</think> \\boxed{{{NORMAL}}}",
+        f"<think>Look.</think> \\boxed{{{NORMAL}.",
+        {"Whether Normal": False, "Type of Abnormality": [HUMAN]},
+        {"Whether Normal": False, "Type of Abnormality": [], "Type of Deformity": {}},
+        flawed(object=False),
+        flawed(object=""),
         f"<think>Look. \\boxed{{{NORMAL}}}</think>",
         "<think>Look.</think> \\boxed{normal}",
         {"Whether Normal": "yes"},
@@ -77,3 +90,9 @@ def test_the_truth_may_be_a_text_and_must_be_labels():
 
 def test_a_label_of_the_third_level_belongs_to_one_above():
     assert len(KINDS) == 6 and sum(map(len, KINDS.values())) == 17
+
+
+def test_a_nameless_list_of_types_is_of_another_form():
+    kind = next(iter(KINDS))
+    assert labels({"Whether Normal": False, TYPES[0]: {kind: True}}) is not None
+    assert labels({"Whether Normal": False, "": {kind: True}}) is None

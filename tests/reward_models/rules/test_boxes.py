@@ -8,7 +8,17 @@ import random
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.boxes import area, as_box, coordinate_similarity, giou, inside, iou, read_box, read_point
+from reward_models.rules.boxes import (
+    area,
+    as_box,
+    centre,
+    coordinate_similarity,
+    giou,
+    inside,
+    iou,
+    read_box,
+    read_point,
+)
 from reward_models.rules.tasks import TASKS
 
 GOLD, HALF = (0.0, 0.0, 10.0, 10.0), (5.0, 5.0, 15.0, 15.0)
@@ -65,6 +75,15 @@ def test_a_box_without_area_covers_nothing_and_is_worth_nothing(flat):
         value("box_iou", GOLD, list(flat))
 
 
+def test_the_sides_of_a_box_are_told_apart():
+    box = (1, 2, 5, 10)
+    for point in ((1, 6), (5, 6), (3, 2), (3, 10)):
+        assert inside(point, box)
+    for point in ((0.9, 6), (5.1, 6), (3, 1.9), (3, 10.1)):
+        assert not inside(point, box)
+    assert centre(box) == (3, 6)
+
+
 def test_an_area_is_width_times_height():
     assert area((1, 2, 4, 7)) == 15 and area((0, 0, 1e-3, 1)) == 1e-3
 
@@ -97,6 +116,12 @@ def test_a_point_is_a_pair_or_the_middle_of_a_box():
     assert read_point("(3, 4)") == read_point('{"point_2d": [3, 4.0]}') == (3, 4)
     assert read_point("[0, 0, 6, 8]") == (3, 4)
     assert read_point("3, 4") is read_point("") is None
+
+
+def test_what_stands_behind_20_000_characters_is_not_read():
+    for read, text, found in ((read_box, "[1, 2, 3, 4]", (1, 2, 3, 4)), (read_point, "(3, 4)", (3, 4))):
+        filled = " " * (20_000 - len(text)) + text
+        assert read(filled) == found and read(" " + filled) is None
 
 
 @pytest.mark.parametrize(
@@ -171,6 +196,45 @@ def test_a_click_in_other_coordinates_is_converted():
     assert value("ui_r1", '{"action": "click", "point": [750, 375]}', gold) == 1
 
 
+@pytest.mark.parametrize(("x", "y"), [(1, 5), (9, 5), (5, 2), (5, 8)])
+def test_the_edges_of_a_box_to_click_belong_to_it_in_ui_r1_alone(x, y):
+    gold = {"action": "click", "box": [1, 2, 9, 8]}
+    inner, outer = (json.dumps({"action": "click", "point": [x + d * (x - 5), y + d * (y - 5)]}) for d in (-0.1, 0.1))
+    edge = json.dumps({"action": "click", "coordinate": [x, y]})
+    assert [value("ui_r1", answer, gold) for answer in (inner, edge, outer)] == [2, 2, 1]
+    assert [value("gui_r1", answer, gold) for answer in (inner, edge, outer)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["type", "select", "scroll"])
+def test_the_text_of_an_action_is_half_right_at_least(kind):
+    gold = {"action": kind, "input_text": "red cat"}
+    for text, right in (("red dog", 1), ("a big red cat", 1), ("red dogs run", 0), (3, 0), ("", 0)):
+        assert value("gui_r1", json.dumps({"action": kind, "input_text": text}), gold) == right
+    assert value("gui_r1", json.dumps({"action": kind}), gold | {"input_text": "."}) == 0  # no word on either side
+    assert value("gui_r1", json.dumps({"action": "open", "input_text": "dog"}), gold | {"action": "open"}) == 1
+    with pytest.raises(ValueError, match=f'prompt .7.*expected a non-empty "input_text" for "{kind}"'):
+        value("gui_r1", "", {"action": kind})
+
+
+def test_an_action_is_a_dictionary_or_a_list_of_one():
+    gold = {"action": "click", "point": [5, 5], "position": [0.5, 0.5]}
+    click = '{"action": " CLICK ", "point": [100, 5], "position": [0.5, 0.5]}'
+    for answer, right in ((click, 1), (f"[{click}]", 1), (f"[{click}, {click}]", 0), ('{"action": 3}', 0), ("3", 0)):
+        assert value("gui_r1", answer, gold) == right and value("ton", answer, gold) == 2 * right
+    row = {"coordinates": "relative_1000", "size": [100, 200]}
+    assert value("gui_r1", '{"action": "click", "point": [25, 750]}', gold, **row) == 1  # (5, 75), 70 off
+    assert value("gui_r1", '{"action": "click", "point": [750, 25]}', gold, **row) == 0  # (150, 2.5)
+    assert value("gui_r1", '{"action": "click"}', gold) == 0
+    assert value("ui_r1", '{"action": "back"}', gold | {"box": [1, 2, 3, 4]}) == 0
+
+
+def test_a_click_at_the_limit_of_ton_is_near():
+    gold = {"action": "click", "position": [0.5, 0.5]}
+    for y, worth in ((0.64, 2), (0.6400000015, 1)):
+        assert value("ton", json.dumps({"action": "click", "position": [0.5, y]}), gold) == worth
+    assert value("ton", '{"action": "back"}', {"action": "back", "position": [0, 0]}) == 2
+
+
 def test_actions_without_a_place_are_their_kind_and_what_is_typed():
     assert value("ui_r1", '{"action": "back"}', {"action": "back"}) == 2
     typed = {"action": "type", "input_text": "red cat"}
@@ -210,6 +274,7 @@ def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, 
 
 def test_what_is_no_box_is_none():
     assert as_box([1, 2, 3, 4]) == (1, 2, 3, 4)
+    assert as_box([-1e7, 0, 1e7, 1]) == (-1e7, 0, 1e7, 1) and as_box([0, 0, 1.1e7, 1]) is None
     for value in ([True, 2, 3, 4], [1, 2, 3, "4"], {"a": 1}, None, [1, 2, 3, float("inf")], [1, 2, 3, 10**400]):
         assert as_box(value) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import corpus
 
 PROMPTS = [Prompt("", answer="It's a colour, Tom."), Prompt("", answer="old words")]
 OUTPUTS = [Text("it is a color"), Text("")]
@@ -17,6 +18,13 @@ def test_error_rates_are_counted_as_the_reward_normalizes():
     raw, _ = scorer("neg_wer(normal='raw')").rates
     # It's -> it, a -> is, colour, -> a, Tom. -> color
     assert (raw.errors(PROMPTS[:1], OUTPUTS[:1]), raw.units(PROMPTS[:1], OUTPUTS[:1])) == ([4], [4])
+
+
+def test_notes_and_rates_are_of_english_unless_another_rule_is_named():
+    prompt, output = [Prompt("", answer="It's")], [Text("it is")]
+    assert [rate.errors(prompt, output) for rate in corpus.rates()] == [[0], [0]]
+    assert [rate.errors(prompt, output) for rate in corpus.rates("raw")] == [[2], [3]]
+    assert corpus.annotate()(prompt, output) == [{"aligned": [("equal", "it", "it"), ("equal", "is", "is")]}]
 
 
 def test_other_rewards_have_no_error_rate():

@@ -51,6 +51,13 @@ def test_boxes_are_matched_by_place_and_then_by_label():
     assert matched([Instance(box, "Dog ")], near) == [pytest.approx(10 / 10.2)]
     assert matched([Instance(box, "bird")], near) == [1]
     assert matched([Instance((0.0, 0.0, 5.0, 10.0), "x")], two) == [0.5]
+    # two pixels away the label does not make up for the place: 2 - 1 - 10 / 12 > -1
+    far = [Instance(box, "cat"), Instance((0.0, 0.0, 10.0, 12.0), "dog")]
+    assert matched([Instance(box, "dog")], far) == [1]
+    # both are two pixels off, of which the wider one covers more: 100 / 120 > 90 / 110
+    off = [Instance((1.0, 0.0, 11.0, 10.0), "a"), Instance((0.0, 0.0, 12.0, 10.0), "a")]
+    assert matched([Instance(box, "b")], off) == [pytest.approx(100 / 120)]
+    assert matched([Instance((50.0, 0.0, 60.0, 12.0), "x")], two) == [pytest.approx(100 / 120)]
 
 
 def test_precision_is_the_quality_of_what_was_matched_and_recall_the_share_of_what_was_found():
@@ -59,6 +66,7 @@ def test_precision_is_the_quality_of_what_was_matched_and_recall_the_share_of_wh
     assert recall([0.6, 0.8], 2, 0.5, 0.5, 0.75) == 1
     assert recall([0.6, 0.8], 2, 0.75, 0.5, 0.75) == 0.5
     assert recall([0.8], 3, 0.5, 0.5, 0.75) == 0
+    assert recall([0.75, 0.74], 2, 0.75, 0, 1) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -94,5 +102,10 @@ def test_the_longest_list_is_matched():
 
 
 def test_thresholds_are_in_order():
-    with pytest.raises(ValueError, match=r"got 0\.9 and 0\.5, expected 0 <= low <= high <= 1"):
-        values("box_precision(low=0.9, high=0.5)", [CAT])
+    for reward in ("box_precision", "box_recall"):
+        for low, high in ((0.9, 0.5), (-0.1, 0.5), (0.5, 1.1)):
+            with pytest.raises(ValueError, match=rf"got {low} and {high}, expected 0 <= low <= high <= 1"):
+                values(f"{reward}(low={low}, high={high})", [CAT])
+        assert values(f"{reward}(low=0, high=1)", [CAT, DOG]) == 1
+    assert values("box_precision(low=0, high=1)", [NARROW]) == pytest.approx(0.6)
+    assert values("box_precision(low=0.5, high=0.5)", [NARROW]) == 1

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.detection import Instance, average_precision, visual_rft, weighted_sum
+from reward_models.rules.detection import Instance, average_precision, greedy_overlaps, visual_rft, weighted_sum
 from reward_models.rules.tasks import TASKS
 
 A, B, C = (0, 0, 10, 10), (20, 0, 30, 10), (40, 0, 50, 10)
@@ -37,6 +37,12 @@ def test_every_box_finds_at_most_one_gold_box():
     )
 
 
+def test_a_box_takes_the_gold_box_that_fits_best_and_leaves_the_other():
+    # 100 of 100 and 80 of 120; what is left has 70 of 120 in common with the second
+    gold = [(0.0, 0.0, 10.0, 10.0), (2.0, 0.0, 12.0, 10.0)]
+    assert greedy_overlaps([gold[0], (0.0, 0.0, 9.0, 10.0)], gold) == [1, pytest.approx(7 / 12)]
+
+
 def test_of_equal_confidences_the_first_box_chooses_first():
     worse = (0, 0, 10, 7)  # IoU 0.7 with A
     # A takes the gold box and the other finds none: 1 / max(1, 2) and (1 + (1 - 1)) / 2
@@ -52,6 +58,10 @@ def test_a_list_that_breaks_off_is_closed_as_in_the_released_code():
     first = "{'Position': [0, 0, 10, 10], 'Confidence': 1.0"
     # cut at the last "},": one of two gold boxes, 1/2 and 1
     assert value("detection_visual_rft", f"[{first}}}, {{'Position': [20, 0, ", [A, B]) == 1.5
+    # whatever stands before the list, and two whole boxes of three gold ones: 2/3 and 1
+    second = "{'Position': [20, 0, 30, 10], 'Confidence': 1.0}"
+    cut = f"Here: [{first}}}, {second}, {{'Position': [40, "
+    assert value("detection_visual_rft", cut, [A, B, C]) == pytest.approx(2 / 3 + 1)
     # a single object whose entries are complete: 1/1 and 1
     assert value("detection_visual_rft", f"[{first}", [A]) == 2
     assert value("detection_visual_rft", f"[{first[:-2]}", [A]) == 2  # "1" is a number too
@@ -92,6 +102,9 @@ def test_visual_rft_answers_are_positions_with_confidences():
     assert value("detection_visual_rft", broken, [A, B]) == 1.5  # A is whole: 1/2 and 1
     assert value("detection_visual_rft", positions((A, 1.5)), [A]) == 0
     assert value("detection_visual_rft", positions((A, "high")), [A]) == 0
+    # a confidence of 0 where nothing is, and what is no confidence
+    assert value("detection_visual_rft", positions((FAR, 0)), [A]) == 1
+    assert value("detection_visual_rft", positions((FAR, -0.1)), [A]) == 0
     assert value("detection_visual_rft", "[{'Position': ", [A]) == 0
     assert value("detection_visual_rft", "[]", []) == 2
     relative = {"coordinates": "relative_1000", "size": [10, 10]}
@@ -116,6 +129,10 @@ def test_visual_rft_answers_are_positions_with_confidences():
         # a label that the picture lacks costs nothing; a label that was missed does
         ([(A, "cat"), (FAR, "unicorn")], [(A, "cat")], 1),
         ([(A, "cat")], [(A, "cat"), (B, "dog")], 0.5),
+        # 19 * 30 pixels in common: 570 / (20 * 40 + 21 * 30 - 570) = 0.66, right at 0.5, 0.55, 0.6 and 0.65
+        ([((8, 20, 29, 50), "cat")], [((10, 20, 30, 60), "cat")], 0.4),
+        # smaller than a pixel
+        ([((0, 0, 0.5, 0.5), "cat")], [((0, 0, 0.5, 0.5), "cat")], 1),
     ],
 )
 def test_average_precision_is_that_of_coco(predictions, gold, expected):
@@ -156,7 +173,12 @@ def test_naming_everything_does_not_pay_where_lengths_count():
         ([(A, "cat"), (FAR, "cat")], [(A, "cat")], 0.7 + 0.3 * 0.75),
         # the better of two boxes is taken
         ([(NEAR_A, "cat"), (A, "cat")], [(A, "cat")], 0.7 + 0.3 * 0.75),
+        ([(A, "cat"), (NEAR_A, "cat")], [(A, "cat")], 0.7 + 0.3 * 0.75),
         ([(FAR, "cat")], [(A, "cat")], 0),
+        # an overlap of one half is enough
+        ([((0, 0, 10, 5), "cat")], [(A, "cat")], 0.7 * 0.5 + 0.3),
+        # one box for two gold boxes: position 1/2, misses 1/2
+        ([(A, "cat")], [(A, "cat"), (NEAR_A, "cat")], 0.7 * 0.5 + 0.3 * 0.75),
     ],
 )
 def test_weighted_sum_is_position_and_completeness(predictions, gold, expected):
@@ -198,5 +220,6 @@ def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(gol
     for task in ("detection_ap", "detection_od_length", "detection_weighted"):
         with pytest.raises(ValueError, match=r'prompt \'7\'.*expected a list of \{"bbox_2d"'):
             value(task, "[]", gold)
-    with pytest.raises(ValueError, match=r'prompt \'7\'.*expected a list of \{"bbox_2d"'):
-        value("detection_visual_rft", "[]", [[0, 0, 0, 0]])
+    for boxes in (None, "none", [[0, 0, 0, 0]]):
+        with pytest.raises(ValueError, match=r'prompt \'7\'.*expected a list of \{"bbox_2d"'):
+            value("detection_visual_rft", "[]", boxes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from PIL import Image as Pil
 
 from mmgrpo.rewards import scorer
-from mmgrpo.types import Media, Prompt, Text, Turn
+from mmgrpo.types import Image, Media, Prompt, Text, Turn, Video
 from reward_models.rules.drawn_boxes import boxes_of
 
 
@@ -36,6 +37,18 @@ def test_all_objects_of_a_detection_are_drawn(turns):
 def test_a_task_about_something_else_has_no_boxes(turns):
     assert boxes_of(Prompt("", task="exact", answer="red", turns=turns), Text("[1, 1, 2, 2]")) == {}
     assert boxes_of(Prompt("", task="box_iou", answer=[0, 0, 1, 1]), Text("[1, 1, 2, 2]")) == {}  # no picture
+
+
+def test_only_answers_about_pictures_have_boxes(turns):
+    grey = Image(torch.zeros(3, 24, 32))
+    task = {"task": "box_iou", "answer": "[0, 0, 32, 24]"}
+    clip = Prompt("", **task, turns=(Turn("user", (Media("video", Video(torch.zeros(2, 3, 24, 32), 1.0)), "?")),))
+    shown = Prompt("", **task, turns=(Turn("user", (Media("image", grey), "?")),))
+    assert boxes_of(clip, Text("[1, 1, 2, 2]")) == boxes_of(shown, grey) == {}
+    # the gold box may be a text, the picture in memory, and the answer without tags
+    for prompt in (shown, Prompt("", **task, turns=turns)):
+        boxes = boxes_of(prompt, Text("at [0, 0, 16, 24]"))["boxes"]
+        assert boxes == {"gold": [(0, 0, 1, 1)], "said": [(0, 0, 0.5, 1)]}
 
 
 def test_rewards_of_tasks_note_the_boxes_of_every_sample(turns):

@@ -9,7 +9,8 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.lengths import cosine, overlong, repeated_fraction
+from reward_models.rules import groups
+from reward_models.rules.lengths import cosine, cosine_length, overlong, repeated_fraction
 
 SUM = Prompt("2 + 3?", "sum", answer=5, task="numeric")
 RIGHT, WRONG = "<answer>5</answer>", "<answer>6</answer>"
@@ -23,6 +24,11 @@ def score(reward: str, prompts, outputs) -> list[float]:
 def test_the_last_tokens_before_the_limit_cost_more_and_more(tokens, expected):
     assert overlong(tokens, 100, 20) == expected
     assert score("soft_overlong(max_tokens=100, buffer=20)", [SUM], [Text("", tokens)]) == [expected]
+
+
+def test_a_buffer_may_be_one_token_or_all():
+    assert score("soft_overlong(max_tokens=9, buffer=1)", [SUM] * 2, [Text("", 8), Text("", 9)]) == [0, -1]
+    assert score("soft_overlong(max_tokens=4, buffer=4)", [SUM] * 2, [Text("", 0), Text("", 1)]) == [0, -0.25]
 
 
 def test_a_buffer_that_does_not_fit_is_an_error():
@@ -125,3 +131,20 @@ def test_a_value_at_the_threshold_is_not_right_yet():
     texts = [Text("<answer>a</answer>", 400)] * 2
     assert score("length_bonus(right=0.5)", [half] * 2, texts) == [0, 0]
     assert score("length_bonus(right=0.49)", [half] * 2, texts) == [0.2, 0.2]
+    # a cosine takes it for right: its short end is 1, and -1 of a wrong one
+    assert cosine_length([half], [Text("<answer>a</answer>", 0)], 100) == [1]
+    assert cosine_length([half], [Text("<answer>a</answer>", 0)], 100, right=0.51) == [-1]
+    assert cosine_length([half], [Text("<answer>c</answer>", 0)], 100) == [-1]
+
+
+def test_defaults_of_the_bonuses_of_video_r1():
+    """0.2 from 320 to 512 tokens and 0.3 for order that helped by four fifths, where a value is above 0.1."""
+    tenth = Prompt("label", "9", answer="a;b;c;d;e;f;g;h;i;j", task="jaccard")
+    texts = [Text(f"<answer>{answer}</answer>", 320) for answer in ("a", "a;b", "a;b")]
+    assert groups.length_bonus([tenth] * 3, texts) == [0, 0.2, 0.2]
+    mixed = [tenth, tenth, contrast(tenth)]
+    assert groups.length_bonus(mixed, texts) == [0, 0, 0]  # a row of contrast is not counted
+    assert groups.temporal_bonus(mixed, [*texts[:2], Text("<answer>a</answer>")]) == [0, 0.3, 0]
+    assert groups.temporal_bonus(mixed, texts) == [0, 0, 0]  # 0.15 < 0.8 * 0.2
+    same = Prompt("label", answer="a", task="exact")
+    assert list(groups.groups([same, tenth, same, Prompt("label")])) == [[0, 2], [1], [3]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -9,9 +10,10 @@ import time
 import pytest
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import mathematics
 from reward_models.rules.tasks import TASKS, task
 
-pytest.importorskip("math_verify")
+math_verify = pytest.importorskip("math_verify")
 
 
 def value(answer: str, gold) -> float:
@@ -39,7 +41,8 @@ def value(answer: str, gold) -> float:
         ("$$", 5, 0),
         ("cat", 5, 0),
         (r"\frac{", 5, 0),
-        ("5" * 2000, 5, 0),
+        ("0" * 999 + "5", 5, 1),
+        ("0" * 1000 + "5", 5, 0),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", 1),
         ("[0, 5)", "[0, 5)", 1),
         ("[0, 5]", "[0, 5)", 0),
@@ -82,6 +85,57 @@ def test_numbers_too_large_to_work_out_are_wrong_at_once(answer):
     assert time.perf_counter() - start < 4  # less than any alarm
 
 
+@pytest.mark.parametrize("text", ["2^{3^4}", "2^ { 3 ^4", "12345!", "1234 !", "5!!", "(5!)!", "0" * 1000 + "5", ""])
+def test_towers_of_numbers_are_not_read(text):
+    assert mathematics.read(text) == []
+
+
+@pytest.mark.parametrize("text", ["2^{34}", "123!", "5!", "0" * 999 + "5"])
+def test_other_numbers_are_read(text):
+    assert mathematics.read(text) != []
+
+
+def test_digits_are_bounded_part_by_part():
+    import sympy
+
+    bound, x = mathematics._digits, sympy.Symbol("x")
+    raw = {"evaluate": False}
+    for value, digits in [
+        (sympy.Integer(0), 0), (sympy.Integer(1), 0), (sympy.Integer(-1000), 3), (sympy.Rational(1, 1000), 3),
+        (sympy.Float(1000.0), 3), (sympy.Float(-0.001), 3), (sympy.Float(0), 0),
+        (x, 0), ("text", 0), (x + 1000, 3), (sympy.Mul(10, 1000, x, **raw), 4),
+        (sympy.Matrix([[1, 1000], [10, 1]]), 3), (sympy.Matrix(0, 0, []), 0),
+        (sympy.Pow(100, 3, **raw), 6), (sympy.Pow(2, 100, **raw), 100), (sympy.Pow(10, x, **raw), 1),
+        (sympy.factorial(5, **raw), 5), (sympy.factorial(1000, **raw), 3000),
+        (sympy.factorial(1001, **raw), math.inf), (sympy.binomial(10, 1000, **raw), 10),
+    ]:  # fmt: skip
+        assert bound(value) == pytest.approx(digits), value
+    assert bound(sympy.Pow(10, sympy.Pow(10, 14, **raw), **raw)) == pytest.approx(1e14)
+    assert bound(sympy.Pow(10, sympy.Pow(10, 15, **raw), **raw)) == math.inf
+
+
+@pytest.mark.parametrize(("text", "right"), [("10^{1000}", True), ("10^{1001}", False)])
+def test_a_thousand_digits_are_compared(text, right, monkeypatch):
+    monkeypatch.setattr(math_verify, "verify", lambda *both, timeout_seconds: True)
+    assert value(text, 5) == right
+
+
+def test_alarms_are_set_where_they_can_be(monkeypatch):
+    """5 s to compare and 10 s to parse in the main thread; none elsewhere, which math-verify must not complain of."""
+    seen: list = []
+    monkeypatch.setattr(
+        math_verify, "parse", lambda text, parsing_timeout, **other: seen.append(parsing_timeout) or [0]
+    )
+    monkeypatch.setattr(math_verify, "verify", lambda *both, timeout_seconds: seen.append(timeout_seconds) or True)
+    logging.getLogger("math_verify").setLevel(logging.INFO)
+    value("1", 2)
+    thread = threading.Thread(target=value, args=("1", 2))
+    thread.start()
+    thread.join()
+    assert seen == [10, 10, 5, None, None, None]
+    assert logging.getLogger("math_verify").level == logging.ERROR
+
+
 def test_large_and_small_numbers_within_reason_are_compared():
     assert value("$2^{100}$", 2**100) == 1
     assert value("10^{-6}", "0.000001") == 1
@@ -111,6 +165,7 @@ def test_other_threads_than_the_main_one_can_judge():
         ("red cat", "red cat", 1),
         ("red hat", "red cat", 6 / 7),  # one letter out, one in: 2 of 14
         ("flat 3b", "flat 3b", 1),
+        ("5x3", "5x2", 2 / 3),  # digits, but no number
         ("", "red cat", 0),
         ("", "B", 0),
     ],

@@ -22,6 +22,10 @@ def test_moves_are_read_and_nothing_else():
     assert [read_moves(text) for text in ("", " ", "up", "<|up|>.", "<|upup|>", "<|up|>" * 10_000)] == [None] * 6
 
 
+def test_a_way_has_at_most_20_000_characters():
+    assert read_moves("<|up|>" * 3333 + "  ") == ["up"] * 3333 and read_moves("<|up|>" * 3333 + "   ") is None
+
+
 def test_a_way_is_right_as_a_whole_or_not_at_all():
     assert [TASKS["maze"](way, PROMPT, Text(way)) for way in (WAY, WAY.replace("><", "> <"))] == [1, 1]
     for wrong in (WAY[:-8], WAY + "<|up|>", WAY + "!", ""):

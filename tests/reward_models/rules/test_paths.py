@@ -11,6 +11,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.paths import closeness, mean_over_common, mean_over_gold
+from reward_models.rules.steps import is_complete, key_step_fraction
 from reward_models.rules.tasks import TASKS
 
 A, HALF = (0, 0, 10, 10), (5, 0, 15, 10)  # IoU 50 / 150
@@ -26,6 +27,7 @@ def test_missing_frames_count_over_gold_and_not_over_common():
     assert mean_over_gold(prediction, gold) == pytest.approx(1 / 3 / 2)
     assert mean_over_common(prediction, gold) == pytest.approx(1 / 3)
     assert mean_over_common({3: A}, gold) == 0
+    assert mean_over_common({1: A, 2: HALF}, gold) == pytest.approx((1 + 1 / 3) / 2)
 
 
 def test_paths_are_compared_frame_by_frame():
@@ -34,6 +36,7 @@ def test_paths_are_compared_frame_by_frame():
     assert value("tracking_frames", {"1.0": A}, gold) == 0.5
     assert value("tracking_frames", {"1": [1000, 0, 0, 0]}, gold) == 0
     assert value("tracking_frames", {"first": A}, gold) == 0
+    assert value("tracking_frames", {"1": A, "2.5": [0, 0, 0, 0]}, gold) == value("tracking_frames", [A], gold) == 0
     both = {"coordinates": "relative_1000", "size": [10, 10]}
     assert value("tracking_frames", {"1": [0, 0, 1000, 1000], "2.5": [0, 0, 1000, 1000]}, gold, **both) == 1
 
@@ -43,6 +46,7 @@ def test_time_and_place_are_worth_one_half_each():
     assert value("spatio_temporal", {"time": [2, 8], "boxes": {"5": HALF}}, gold) == pytest.approx(0.25 + 1 / 6)
     assert value("spatio_temporal", {"time": [8, 2], "boxes": {"5": A}}, gold) == 0
     assert value("spatio_temporal", {"time": [4, 10]}, gold) == 0
+    assert value("spatio_temporal", [[4, 10]], gold) == value("spatio_temporal", {"boxes": gold["boxes"]}, gold) == 0
 
 
 def test_points_are_close_under_the_best_assignment():
@@ -60,7 +64,19 @@ def test_a_region_is_its_box_and_its_points():
     off = gold | {"positive_points": [[5, 55]] * 3}
     assert value("segmentation_points", off, gold) == pytest.approx(0.75 + 0.25 * math.exp(-0.5))
     assert value("segmentation_points", gold | {"positive_points": [[5, 5]] * 9}, gold) == 0
-    assert value("segmentation_points", {"box": A}, gold) == 0
+    assert value("segmentation_points", {"box": A}, gold) == value("segmentation_points", [A], gold) == 0
+    away = gold | {"negative_points": [[50, 100]] * 3}
+    assert value("segmentation_points", away, gold) == pytest.approx(0.75 + 0.25 * math.exp(-0.5))
+    for key in gold:
+        assert value("segmentation_points", {k: v for k, v in gold.items() if k != key}, gold) == 0
+    for points, read in (([[5, 5]] * 6, 1), ([[5, 5]] * 7, 0), ([[5, 5], [5]], 0), (5, 0)):
+        more = gold | {"positive_points": points}
+        if read:
+            assert value("segmentation_points", more, more) == 1
+        else:
+            assert value("segmentation_points", more, gold) == 0
+    small = {"box": [0, 0, 0.5, 0.25], "positive_points": [[0.25, 0.125]] * 3, "negative_points": [[2.5, 1.25]] * 3}
+    assert value("segmentation_points", small, gold, coordinates="relative_1", size=[40, 20]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +87,7 @@ def test_a_region_is_its_box_and_its_points():
         ("tracking_frames", {"1": [0, 0, 0, 0]}),
         ("spatio_temporal", {"time": [10, 4], "boxes": {"4": A}}),
         ("spatio_temporal", {"time": [4, 10], "boxes": {}}),
+        ("spatio_temporal", [[4, 10], {"4": A}]),
         ("segmentation_points", {"box": A}),
     ],
 )
@@ -92,7 +109,7 @@ def test_key_steps_are_found_in_the_steps_only():
     )
     # "shop" stands in the description, "5" would have stood in the final answer too
     assert scorer("key_steps").fn([prompt] * 3, [Text(STEPS), Text(""), Text("three apples make five")]) == [0.5, 0, 0]
-    for wrong in (None, [], [[]], [["a", ""]], "five", ["five"]):
+    for wrong in (None, [], [[]], [["a", ""]], "five", ["five"], [["a"], []], [["a"], {"b": 1}], [["a", 3]], 5):
         with pytest.raises(
             RuntimeError, match=r"prompt '7'.*got meta\.key_steps .*, expected a list of non-empty lists"
         ):
@@ -130,6 +147,20 @@ def test_the_final_answer_of_the_format_of_r1_vl_is_judged_by_the_task_of_the_ro
     assert scorer("task(tags='final_answer')").fn([prompt], [Text(f"<answer>{right}</answer>")]) == [0]
     twice = Text(f"### The final answer is: {wrong}\n### The final answer is: {right}")
     assert scorer("task(tags='final_answer')").fn([prompt], [twice]) == [1]
+
+
+def test_a_key_step_is_any_of_its_phrases_in_a_numbered_step():
+    text = "### Step 1: A and b\n### Other: c\n### Step 2: d"
+    assert key_step_fraction(text, [["x", "a AND B"], ["c"], ["d", "e"]]) == pytest.approx(2 / 3)
+    assert key_step_fraction("a", [["a"]]) == 0
+
+
+@pytest.mark.parametrize(
+    "part", ["### Image Description:", "### Rationales:", "### Step 1:", "### The final answer is:"]
+)
+def test_no_part_of_a_completion_may_be_missing(part):
+    assert is_complete(STEPS) and not is_complete(STEPS.replace(part, ""))
+    assert not is_complete(STEPS.replace("### Step 1:", "### Step 0:\n### Step 1:"))
 
 
 def test_step_accuracy_is_the_answer_and_a_tenth_of_the_key_steps():

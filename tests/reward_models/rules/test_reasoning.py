@@ -7,6 +7,7 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
+from reward_models.rules.reasoning import CONNECTIVES, entity_named, reasoning_words
 
 FALSE = Prompt("Is the claim forged?", "7", answer="yes", task="yes_no", meta={"entity": "French"})
 TRUE = Prompt("Is the claim forged?", "8", answer="no", task="yes_no")
@@ -24,6 +25,19 @@ def test_two_connectives_are_enough():
     assert values("reasoning_words", FALSE, "enthusiastic firsthand seconds headfirst") == [0]
     with pytest.raises(ValueError, match="enough: got 0"):
         values("reasoning_words(enough=0)", FALSE, "x")
+
+
+def test_each_connective_counts_as_a_whole():
+    assert len(CONNECTIVES) == 14
+    for word in CONNECTIVES:
+        assert reasoning_words([FALSE] * 2, [Text(f"So {word.upper()}, yes"), Text(f"x{word}x")]) == [0.5, 0]
+    assert reasoning_words([FALSE], [Text("thus thus thus")]) == [1] and reasoning_words([], [], enough=1) == []
+
+
+def test_a_row_without_an_entity_has_the_value_of_its_task():
+    prompts = [Prompt("?", "8", answer="no", task="yes_no", meta={"entity": " . "}), TRUE, FALSE]
+    texts = [Text("<answer>no</answer>"), Text("no"), Text("of Frenchmen, a French. x")]
+    assert entity_named(prompts, texts) == [1, 0, 1] and entity_named(prompts, texts, tags=False)[1] == 1
 
 
 def test_an_entity_is_named_by_its_words():

@@ -21,6 +21,15 @@ def flat(texts, device):
     return np.zeros(len(texts))
 
 
+def short(texts, device):
+    return np.zeros((1, 2))
+
+
+def whole(texts, device):
+    """Small whole numbers, whose product does not fit into one; ``cpu`` has three letters."""
+    return np.full((len(texts), 1), 40 * len(device), np.int8)
+
+
 def words(count: int) -> str:
     return " ".join(f"w{number}" for number in range(count))
 
@@ -52,6 +61,12 @@ def test_the_prompt_decides_which_one_it_is():
     assert values == pytest.approx([2 / 100 * (2 + 1), 5.12 / 3.5 * 1])
 
 
+def test_products_are_of_floats_on_the_cpu():
+    assert regularized_relevance([Prompt("a")], [Text("a")], f"{HERE}:whole") == pytest.approx([120 * 120 / 100])
+
+
 def test_vectors_are_one_per_text():
+    with pytest.raises(ValueError, match=r"embed '.*:short': got shape \[1, 2\], expected \[2, width\]"):
+        regularized_relevance([Prompt("a")], [Text("a")], f"{HERE}:short")
     with pytest.raises(ValueError, match=r"embed '.*:flat': got shape \[2\], expected \[2, width\]"):
         regularized_relevance([Prompt("a")], [Text("a")], f"{HERE}:flat")

@@ -34,6 +34,47 @@ def test_similarity_is_one_minus_the_edits_over_the_larger_tree(answer, expected
     assert teds(TABLE, answer) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("span", ["rowspan", "colspan"])
+def test_a_span_is_one_unless_it_is_more(span):
+    assert teds(TABLE.replace("<td>a", f'<td {span}="2">a')) == pytest.approx(1 - 1 / 7)
+    for one in (f'{span}="1"', f'{span}=""', span):
+        assert teds(TABLE.replace("<td>a", f"<td {one}>a")) == 1
+
+
+def test_a_table_has_at_most_1500_elements():
+    table = read_table("<table>" + "<tr>" * 1499)
+    assert table is not None and len(table.children) == 1499
+    assert read_table("<table>" + "<tr>" * 1500) is None
+
+
+def test_what_stands_behind_the_table_is_not_in_it():
+    table = read_table("<table><tr><td>a</td></tr></table><tr><td>b</td></tr>")
+    assert table is not None and table.count() == 3
+
+
+def outline(node):
+    """Tags and texts of a tree."""
+    return (node.tag, node.text, [outline(child) for child in node.children])
+
+
+@pytest.mark.parametrize("section", ["thead", "tbody", "tfoot"])
+@pytest.mark.parametrize(("first", "second"), [("td", "td"), ("td", "th"), ("th", "td"), ("th", "th")])
+def test_what_is_not_closed_ends_where_the_next_begins(section, first, second):
+    html = f"<table>x<{section}>y<tr>z<{first}>a</i>b</tfoo><{second}>c & d"
+    row = ("tr", "", [(first, "ab", []), (second, "c & d", [])])
+    assert outline(read_table(html)) == ("table", "", [(section, "", [row])])
+    assert outline(read_table(html + f"<tr><{section}>")) == (
+        "table", "", [(section, "", [row, ("tr", "", [])]), (section, "", [])],
+    )  # fmt: skip
+
+
+def test_a_closing_tag_of_nothing_is_ignored():
+    for stray in ("</thead>", "</th>", "</b>"):
+        assert teds(TABLE.replace("<td>b", f"{stray}<td>b")) == 1
+    both = (read_table(table) for table in (TABLE, TABLE.replace("dd", "xx")))
+    assert table_similarity(*both) == pytest.approx(1 - 1 / 7)
+
+
 def test_only_the_table_counts():
     dressed = (
         f"<html><body>Here: {TABLE.replace('<td>a</td>', '<td> <b>a</b> </td>')} done <table></table></body></html>"

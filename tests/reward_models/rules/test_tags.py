@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models.rules.tags import STYLES, answer_of
+from reward_models.rules.tags import PLACES, STYLES, _action, answer_of
 
 PLAIN = Prompt("a question", "7")
 
@@ -114,11 +114,47 @@ def test_a_style_takes_what_it_names_and_no_other(style, good, bad):
     assert not passes(style, bad)
 
 
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"action": 3}, False),
+        ({"input_text": None}, False),
+        ({"point": [1, 2, 3]}, False),
+        ({"point": [True, 2]}, False),
+        ({"point": [1, 2.0]}, False),
+        ({"point": (1, 2)}, True),
+        ({"point": "12"}, False),
+        ({"action": "select"}, False),
+        ({"action": "open_app", "input_text": "a"}, True),
+        ({"action": "open_app", "input_text": " "}, False),
+        ({"action": "scroll", "input_text": "left"}, True),
+        ({"action": "scroll", "input_text": "right"}, True),
+        ({"action": "scroll", "input_text": "down"}, True),
+        ({"action": "scroll"}, False),
+    ],
+)
+def test_an_action_has_a_kind_a_point_of_whole_numbers_and_a_text(change, fits):
+    action = {"action": "click", "point": [1, 2], "input_text": ""}
+    assert _action(action | change) is fits and _action([action]) is False
+    for actions, passing in (([action | change], fits), ([action, action | change], fits), ([], False), ([3], False)):
+        assert passes("actions", f"<think>a</think><answer>{actions}</answer>") is passing
+
+
+def test_what_has_to_be_an_answer_is_all_that_follows_the_thought():
+    for style, answer in (("span_json", "{'start_time': 1, 'end_time': 2}"), ("tracking", [[0, 0, 1, 1]] * 8)):
+        completion = f"<think>a</think><answer>{answer}</answer>"
+        assert passes(style, completion) and not passes(style, f"{completion} and so on")
+        assert not passes(style, f"<answer>{answer}</answer>")
+
+
 def test_tracking_wants_as_many_boxes_as_the_clip_has_frames():
     completion = f"<think>a</think><answer>{[[0, 0, 1, 1]] * 8}</answer>"
     assert passes("tracking", completion)
     assert not passes("tracking", completion, Prompt("follow it", meta={"frames": 4}))
     assert not passes("tracking", completion.replace("[0, 0, 1, 1], ", "", 1))
+    assert not passes("tracking", completion.replace("[0, 0, 1, 1], ", "[0, 0, 1], ", 1))
+    assert not passes("tracking", "<think>a</think><answer>12345678</answer>")
 
 
 def test_boxes_in_json_are_wanted_only_where_there_is_something():
@@ -127,7 +163,10 @@ def test_boxes_in_json_are_wanted_only_where_there_is_something():
     assert passes("boxes_json", completion, something)
     assert not passes("boxes_json", completion, nothing)
     assert passes("boxes_json", "there is none", nothing)
-    assert not passes("boxes_json", '[{"bbox_2d": [1, 2, 3]}]', something)
+    for box in ('{"bbox_2d": [1, 2, 3]}', "3", '{"label": "cat"}', "[1, 2, 3, 4]"):
+        assert not passes("boxes_json", f"[{box}]", something)
+        assert not passes("boxes_json", f'[{{"bbox_2d": [1, 2, 3, 4]}}, {box}]', something)
+    assert not passes("boxes_json", "3", something) and passes("boxes_json", "[]", something)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +218,24 @@ def test_no_completion_keeps_a_style_busy(style):
 )
 def test_the_answer_is_the_last_one_after_the_thought(text, answer):
     assert answer_of(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "answer"),
+    [
+        ("final_answer", "### The final answer is: 3\n### The final answer is:  4 \n5", "4"),
+        ("final_answer", "### The final answer is:\n### Step", ""),
+        ("final_answer", "4", ""),
+        ("after_thought", "<think>a</think>b</think> c ", "c"),
+        ("after_thought", "c", ""),
+        ("class", "<think><class>a</class></think><class>b</class>\n<CLASS>\nc\n</CLASS>", "c"),
+        ("class", "<think>a</think> b", ""),
+        ("action", "<action>a<action>b</action>", "b"),
+        ("output", "<output>{}</output>", "{}"),
+    ],
+)
+def test_places_of_answers_other_than_in_their_tag(place, text, answer):
+    assert PLACES[place](text) == answer
 
 
 def test_an_unknown_style_and_what_is_no_text_are_errors():

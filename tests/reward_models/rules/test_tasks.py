@@ -12,7 +12,8 @@ import reward_models
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models.rules.tasks import MAXIMA, TASKS
+from reward_models.rules import single
+from reward_models.rules.tasks import MAXIMA, TASKS, one_task, written_in_words
 
 for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):
     pytest.importorskip(package)
@@ -190,6 +191,18 @@ def test_what_is_no_text_is_an_error():
 def test_prompts_and_outputs_must_be_as_many():
     with pytest.raises(ValueError):
         scorer("task").fn([row("exact")] * 2, [Text("red")])
+
+
+def test_right_answers_are_written_in_words_or_in_another_form():
+    assert [written_in_words(name) for name in ("exact", "math", "maze", "box_iou", "temporal_iou", "none")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_one_task_reads_answers_in_their_tags():
+    texts = [Text("<answer>red</answer>"), Text("red")]
+    assert one_task("exact", [row("exact")] * 2, texts) == single.exact([row("exact")] * 2, texts) == [1, 0]
+    assert one_task("exact", [row("exact")] * 2, texts, tags=False) == [0, 1]
 
 
 def test_a_verdict_that_cannot_be_given_is_not_a_number():

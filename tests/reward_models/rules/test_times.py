@@ -24,6 +24,8 @@ def value(task: str, answer: str, gold, completion: str = "", **meta) -> float:
         ((0, 5), (5, 10), 0),
         ((3, 3), (0, 10), 0),
         ((3, 3), (3, 3), 0),
+        ((0, 4), (3, 8), 1 / 8),
+        ((0, 0.5), (0.25, 0.5), 0.5),
     ],
 )
 def test_overlap_is_the_common_part_over_the_hull(a, b, expected):
@@ -34,6 +36,8 @@ def test_distances_of_the_ends_count_too():
     # 0.5 * (1 - 2/20) * (1 - 2/20)
     assert time_r1((2, 8), (4, 10), 20) == pytest.approx(0.405)
     assert value("temporal_time_r1", "2 to 8", [4, 10], duration=20) == pytest.approx(0.405)
+    assert value("temporal_time_r1", "2 to 3", [2, 3], duration=1) == 1
+    assert value("temporal_time_r1", "never", [2, 3], duration=1) == 0
     # both ends further off than the clip is long: two negative factors are not a positive one
     assert time_r1((-100, 100), (4, 10), 20) == 0
 
@@ -49,6 +53,9 @@ def test_distances_of_the_ends_count_too():
         ('{"start_time": 2, "end_time": "8.0"}', (2, 8)),
         ("[2, 8]", (2, 8)),
         ("8 to 2", None),
+        ("8 to 8", (8, 8)),
+        (" " * (20_000 - 6) + "2 to 8", (2, 8)),
+        (" " * 19_995 + "2 to 8", None),
         ('{"start_time": 8, "end_time": 2}', None),
         ('{"start_time": 2}', None),
         ("[2, 8, 9]", None),
@@ -64,6 +71,7 @@ def test_a_span_is_read_or_not(answer, span):
 
 
 def test_a_reversed_span_is_worth_nothing_whatever_came_before_it():
+    assert value("temporal_iou", "4 to 10", "4.0 and 10") == 1  # the gold span may be a text
     values = [value("temporal_iou", answer, [4, 10]) for answer in ("4 to 10", "10 to 4", "4 to 10", "7 to 7")]
     assert values == [1, 0, 1, 0]
 
@@ -75,6 +83,8 @@ def test_many_spans_are_merged_before_they_are_compared():
     # saying the same twice does not pay
     assert overlap_of_many([(0, 1), (0, 1)], [(0, 2)]) == 0.5
     assert overlap_of_many([], []) == 1
+    assert overlap_of_many([(0, 0.5)], [(0, 0.25)]) == 0.5
+    assert overlap_of_many([(1, 1)], [(1, 1)]) == 0  # no length at all
     assert overlap_of_many([(0, 1)], []) == overlap_of_many([], [(0, 1)]) == 0
 
 
@@ -107,7 +117,7 @@ def test_tracking_is_the_mean_over_exactly_the_frames_there_are():
     assert value("tracking_iou", json.dumps([square] * 7 + [[0, 0, 0, 0]]), gold) == 7 / 8
     for count in (0, 7, 9):
         assert value("tracking_iou", json.dumps([square] * count), gold) == 0
-    assert value("tracking_iou", "[0, 0, 10, 10]", gold) == 0
+    assert value("tracking_iou", "[0, 0, 10, 10]", gold) == value("tracking_iou", "3", gold) == 0
     relative = {"coordinates": "relative_1000", "size": [10, 10]}
     assert value("tracking_iou", json.dumps([[0, 0, 1000, 1000]] * 8), gold, **relative) == 1
 
@@ -123,6 +133,8 @@ def test_tracking_is_the_mean_over_exactly_the_frames_there_are():
         ("temporal_multi", [[8, 2]], {}, r"expected a list of \[start, end\]"),
         ("temporal_multi", None, {}, r"expected a list of \[start, end\]"),
         ("tracking_iou", [], {}, "expected a list of one"),
+        ("tracking_iou", 3, {}, "expected a list of one"),
+        ("tracking_iou", [[0, 0, 1, 1], [0, 0, 0, 0]], {}, "expected a list of one"),
         ("tracking_iou", [[0, 0, 0, 0]], {}, "expected a list of one"),
     ],
 )

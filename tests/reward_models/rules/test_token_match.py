@@ -21,6 +21,8 @@ TABLE = torch.tensor([[-1.0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0.8, 0.6], [0, 0, 
 def saved(folder, *, sharded: bool = False, key: str = "model.embed_tokens.weight") -> str:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(VOCABULARY, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    template = tokenizers.processors.TemplateProcessing(single="a $A", special_tokens=[("a", 1)])
+    tokenizer.post_processor = template  # a token before the text, which is not compared
     tokenizer.save(str(folder / "tokenizer.json"))
     file = "model-00002-of-00002.safetensors" if sharded else "model.safetensors"
     save_file({key: TABLE, "model.layers.0.weight": torch.zeros(2)}, folder / file)
@@ -52,6 +54,12 @@ def test_words_of_like_embeddings_are_alike(tmp_path, sharded):
         [prompt] * 2, [Text("<answer>a red cat</answer>"), Text("a red cat")]
     )
     assert tagged == pytest.approx([1, 0])
+
+
+def test_2048_tokens_are_compared(tmp_path):
+    prompt, texts = Prompt("what is it?", "7", answer="cat"), [Text("a " * count + "cat") for count in (2047, 2048)]
+    values = scorer(f"bmas(model='{saved(tmp_path)}', tags=False)").fn([prompt] * 2, texts)
+    assert values == pytest.approx([(1 / 2048 + 1) / 2, 0])
 
 
 def test_what_is_missing_is_named(tmp_path):

@@ -56,3 +56,12 @@ def test_the_reward_is_one_in_the_positive_half_and_an_odd_row_is_not_scored():
     reward = scorer(f"vendi(embed='{__name__}:angle', credit='contrast')")
     values = reward.fn([Prompt("a", "0")] * 6, [Text(one) for one in ("0", "0", "90", "0", "45", "")])
     assert values[:4] == [0, 0, 1, 1] and all(map(math.isnan, values[4:]))
+
+
+@pytest.mark.parametrize(("credit", "expected"), [("shared", 1.0), ("contrast", 0.0)])
+def test_every_prompt_has_its_set_although_one_before_it_has_none(credit, expected):
+    """The first prompt's texts have no embedding; of two alike, the first of each later pair is positive."""
+    reward = scorer(f"vendi(embed='{__name__}:angle', credit='{credit}')")
+    prompts = [Prompt("a", name) for name in "aabbcc"]
+    values = reward.fn(prompts, [Text(one) for one in ("", "", "0", "0", "90", "90")])
+    assert all(map(math.isnan, values[:2])) and values[2:] == pytest.approx([1, expected] * 2)

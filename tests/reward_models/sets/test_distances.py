@@ -65,3 +65,9 @@ def test_a_balanced_plan_has_its_marginals_and_permutes_with_its_rows():
     order = [2, 0, 1]
     torch.testing.assert_close(transport_plan(cost[order]), transport_plan(cost)[order])
     assert transport_plan(cost * 1000).isfinite().all(), "in the log domain"
+
+
+def test_a_plan_that_has_not_converged_is_that_of_200_iterations():
+    cost = torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
+    plans = {n: transport_plan(cost, epsilon=1e-3, exponent=1, iterations=n) for n in (200, 201)}
+    assert torch.equal(transport_plan(cost, epsilon=1e-3, exponent=1), plans[200]) and not torch.equal(*plans.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 
@@ -10,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmgrpo.types import Audio, Prompt, Text
-from reward_models.vlm.clap import clap, load
+from reward_models.vlm import clap as module
+from reward_models.vlm.clap import clap, load, sounds, texts
 from tests.reward_models.vlm.tiny_qwen import amplified
 
 RATE = 48_000
@@ -55,16 +57,41 @@ def test_the_cosine_is_that_of_the_projections(folder):
     assert abs(found[1] - clap([Prompt("rain")], [sound(440)], str(folder))[0]) > 0.01, "the sound matters"
 
 
+def test_a_long_text_is_cut_where_the_model_ends(folder):
+    short, long = clap([Prompt("bell " * 8), Prompt("bell " * 50)], [sound(440)] * 2, str(folder))
+    assert short == long
+    assert torch.equal(*texts(["bell " * 8, "bell " * 50], str(folder)))
+
+
+def test_a_sound_is_seen_whole_and_in_parts_whatever_the_folder_says(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "clap")
+    file = tmp_path / "clap" / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation": "rand_trunc"}))
+    expected = clap([Prompt("rain")], [sound(440)], str(folder))
+    assert clap([Prompt("rain")], [sound(440)], str(tmp_path / "clap")) == expected
+
+
+def test_a_sound_at_the_rate_of_the_model_needs_no_resampling(folder, monkeypatch):
+    model = load(str(folder), "cpu")
+    assert not model.network.training and not any(one.requires_grad for one in model.network.parameters())
+    monkeypatch.setattr(module, "import_library", None)
+    assert torch.equal(torch.from_numpy(model.mono(sound(440))), sound(440).samples.mean(0))
+
+
 def test_other_rates_are_resampled_and_silence_is_nan(folder):
     soxr = pytest.importorskip("soxr")
     low = sound(3000, rate=24_000)
     high = Audio(torch.from_numpy(soxr.resample(low.samples[0].numpy(), 24_000, RATE))[None] * 0.75, RATE)
     other, same = clap([Prompt("rain")] * 2, [low, high], str(folder))
     assert other == pytest.approx(same, abs=1e-4)
-    silent = [Audio(samples, RATE) for samples in (torch.zeros(1, 99), torch.zeros(1, 0), torch.full((1, 9), math.nan))]
+    broken = sound(440)
+    broken.samples[1, 3] = math.inf
+    silent = [Audio(samples, RATE) for samples in (torch.zeros(1, 99), torch.zeros(1, 0), broken.samples)]
     assert all(math.isnan(value) for value in clap([Prompt("a")] * 3, silent, str(folder)))
-    with pytest.raises(TypeError, match="expected an Audio"):
+    with pytest.raises(TypeError, match="clap: .* expected an Audio"):
         clap([Prompt("a")], [Text("")], str(folder))
+    with pytest.raises(TypeError, match="embed: .* expected an Audio for clap"):
+        sounds([Text("")], str(folder))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +124,6 @@ def test_a_folder_that_does_not_fit_is_named(folder, tmp_path, change, message):
 
 def test_sounds_and_texts_are_points_of_one_space_for_rewards_of_sets(folder, tmp_path):
     from reward_models.sets import rewards
-    from reward_models.vlm.clap import sounds, texts
 
     embed = f"clap(weights={str(folder)!r})"
     heard, read = sounds([sound(440), sound(3000)], str(folder)), texts(["a bell", "rain"], str(folder))
@@ -115,8 +141,6 @@ def test_sounds_and_texts_are_points_of_one_space_for_rewards_of_sets(folder, tm
 
 
 def test_a_long_sound_is_the_mean_of_its_parts_and_none_is_chosen_at_random(folder):
-    from reward_models.vlm.clap import sounds
-
     first, second = sound(440, seconds=10.0), sound(3000, seconds=4.0)
     whole = Audio(torch.cat([first.samples, second.samples], 1), RATE)
     rows = sounds([first, second, whole, whole], str(folder))

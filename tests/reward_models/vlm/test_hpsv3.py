@@ -17,7 +17,7 @@ from reward_models.pixels import to_pil
 from reward_models.vlm import hpsv3 as reward
 from reward_models.vlm import instructions
 from reward_models.vlm.instructions import HPSV3_NAMES, constants, hpsv3_instruction
-from reward_models.vlm.qwen2_vl import folder_of, patches, picture_pixels, read_base, smart_resize
+from reward_models.vlm.qwen2_vl import build, folder_of, patches, picture_pixels, read_base, smart_resize
 from tests.reward_models.vlm.tiny_qwen import amplified, hidden_at, old_names, write_base
 
 INSTRUCTION = "rate quality . Textual prompt - {text_prompt} : <|Reward|> END"
@@ -78,6 +78,24 @@ def test_the_score_is_that_of_transformers_with_positions_in_one_axis(made):
     assert len({round(value, 3) for value in found}) == 3, "picture and prompt both matter"
 
 
+def test_the_head_and_the_tokens_are_those_of_the_published_model(made):
+    shapes = {name: tuple(value.shape) for name, value in reward.head(8).state_dict().items() if "weight" in name}
+    assert shapes == {"0.weight": (1024, 8), "3.weight": (16, 1024), "5.weight": (2, 16)}
+    _, tokenizer = read_base(str(made[0]), [reward.TOKEN], "hpsv3")
+    number = tokenizer.convert_tokens_to_ids(reward.TOKEN)
+    assert tokenizer.added_tokens_decoder[number].special
+    plain = read_base(str(made[0]), [], "hpsv3")[1]
+    assert len(tokenizer) == len(plain) + 1
+
+
+def test_beside_the_cpu_the_network_has_16_bits_and_its_head_32(made):
+    config, _ = read_base(str(made[0]), [reward.TOKEN], "hpsv3")
+    network = build(config, reward.head(32), "meta")
+    assert {(one.device.type, one.dtype) for one in network.model.parameters()} == {("meta", torch.bfloat16)}
+    assert {(one.device.type, one.dtype) for one in network.rm_head.parameters()} == {("meta", torch.float32)}
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_pixels_are_those_of_the_processor():
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as processing
 
@@ -106,6 +124,14 @@ def test_sizes_are_multiples_of_28_with_200704_pixels_at_most_or_at_least(size, 
     assert smart_resize(*size, 200_704, 200_704) == resized
     if min(size) >= 28:
         assert reference(*size, 28, 200_704, 200_704) == resized
+
+
+def test_sizes_at_the_bounds_stay_and_a_strip_is_at_most_200_times_as_long_as_wide():
+    assert smart_resize(30, 28, 784, 10_000) == (28, 28), "784 pixels are enough"
+    assert smart_resize(50, 28, 1, 1568) == (56, 28), "1568 pixels are not too many"
+    assert smart_resize(10, 2000, 1, 28 * 28 * 4) == (28, 784)
+    with pytest.raises(ValueError, match="10 x 2001 pixels, expected an aspect ratio of at most 200 to 1"):
+        smart_resize(10, 2001, 1, 10_000)
 
 
 def test_broken_pixels_are_nan_and_special_tokens_in_a_prompt_an_error(made):
@@ -190,6 +216,7 @@ def test_the_wheel_is_downloaded_once(tmp_path, monkeypatch):
     for _ in range(2):
         assert hpsv3_instruction(cache=tmp_path / "deep" / "here.whl") == "{text_prompt}0{text_prompt}1"
     assert asked == ["hpsv3==1.0.0"] and [file.name for file in (tmp_path / "deep").iterdir()] == ["here.whl"]
+    assert hpsv3_instruction(cache=tmp_path / "deep" / "there.whl") and len(asked) == 2
 
 
 def test_weights_are_a_folder_or_files_of_a_hub_id(tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +167,29 @@ def test_which_frames_are_seen(total, fps, places):
     assert frame_places(total, fps, 2.0) == places
 
 
+def test_at_most_768_frames_are_seen():
+    places = frame_places(2000, 1.0, 1.0)
+    assert len(places) == 768 and (places[0], places[-1]) == (0, 1999)
+    assert frame_places(768, 1.0, 1.0) == list(range(768))
+
+
+def test_a_frame_of_128_tokens_is_large_enough():
+    """224 x 448 pixels are 8 x 16 tokens of 28 x 28: it is not enlarged."""
+    shapes = []
+    scorer: Any = SimpleNamespace(logits=lambda text, pixels, *_: shapes.append(pixels.shape) or torch.zeros(3, 1))
+    model = reward.VideoAlign(scorer, "", 2.0, 200_000, {})
+    reward._score(model, Prompt("red"), Video(torch.zeros(4, 3, 224, 448), 8.0), 2.0)
+    reward._score(model, Prompt("red"), Video(torch.zeros(4, 3, 112, 224), 8.0), 2.0)
+    assert shapes == [(4, 3, 224, 448)] * 2
+
+
+def test_another_rate_may_be_asked_for(made):
+    weights, base, network = made
+    wanted = by_transformers(base, network, "blue", clip().frames[[0, 1, 2, 3, 5, 6, 7, 8]])[1, 0].item()
+    found = videoalign([Prompt("blue")], [clip()], "MQ", normalize=False, fps=8.0, weights=str(weights), base=str(base))
+    assert found == [pytest.approx(wanted, abs=1e-5)]
+
+
 def test_an_odd_number_of_frames_is_completed_by_the_last():
     frames = torch.rand(3, 3, 28, 28)
     odd, even = patches(frames), patches(torch.cat([frames, frames[2:]]))
@@ -175,11 +200,17 @@ def test_frames_are_resized_to_whole_levels():
     pixels = clip_pixels(torch.rand(2, 3, 720, 1280), 128 * 784, 200_704)
     assert pixels.shape[2:] == (336, 588)
     assert torch.equal((pixels * 255).round(), pixels * 255) and pixels.min() >= 0 and pixels.max() <= 1
+    stripes = (torch.arange(56) // 2 % 2).float().expand(2, 3, 56, 56)
+    enlarged = clip_pixels(stripes * 2 - 0.5, 112 * 112, 112 * 112)
+    assert enlarged.shape[2:] == (112, 112) and enlarged.min() == 0 and enlarged.max() == 1
+    torch.testing.assert_close(enlarged, clip_pixels(stripes, 112 * 112, 112 * 112))
 
 
 def test_what_is_no_clip_is_an_error_and_what_cannot_be_scored_nan(made):
     where = {"weights": str(made[0]), "base": str(made[1])}
-    broken = Video(torch.full((4, 3, 30, 44), torch.nan), 8.0)
+    broken = clip(frames=4)
+    broken.frames[3, 2, 29, 1] = math.inf
+    assert math.isfinite(videoalign([Prompt("red")], [clip(frames=2)], **where)[0])
     values = videoalign([Prompt("red")] * 2, [broken, clip(frames=1)], **where)
     assert all(math.isnan(value) for value in values)
     with pytest.raises(TypeError, match="expected a Video"):
@@ -222,6 +253,98 @@ def test_files_that_do_not_fit_are_named_with_their_keys(made, tmp_path, name, c
     save_file(tensors, file)
     with pytest.raises(ValueError, match=f"videoalign: .*{message}"):
         load(str(tmp_path / "weights"), str(made[1]), "", False, "cpu")
+
+
+def lora_file(folder, **others):
+    """The file of a whole network: W = 0 of 2 x 2, and adapters whose product is 4 everywhere."""
+    folder.mkdir(exist_ok=True)
+    tensors = {"a.weight": torch.zeros(2, 2), "a.lora_A.weight": torch.ones(4, 2), "a.lora_B.weight": torch.ones(2, 4)}
+    save_file({**tensors, **others}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight"), [({}, 8.0), ({"use_rslora": False}, 8.0), ({"use_rslora": True}, 16.0)]
+)
+def test_adapters_count_alpha_over_their_rank_or_its_root(tmp_path, settings, weight):
+    """alpha 8 over rank 4, or over its root 2: twice or four times the product of 4."""
+    step = lora_file(tmp_path / "step", **{"a.original_module.weight": torch.ones(1), "lm_head.weight": torch.ones(1)})
+    (step / "model.pth").touch()
+    lora = {"lora_r": 4, "lora_alpha": 8, **settings}
+    tensors, name = reward._tensors(step, "", lora, torch.nn.Module(), False)
+    assert {key: value.tolist() for key, value in tensors.items()} == {"a.weight": [[weight] * 2] * 2}
+    assert name == str(step / "model.safetensors")
+
+
+def test_adapters_of_a_matrix_that_there_is_not_are_named(tmp_path):
+    plain = {"b.lora_A.weight": torch.ones(1, 1), "b.lora_B.weight": torch.ones(1, 1)}
+    with pytest.raises(ValueError, match="unexpected: b.lora_A.weight, without b.weight or b.lora_B.weight"):
+        reward.merged(plain, 1.0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "left", "message"),
+    [
+        ("data_config", {"max_frame_pixels": 1}, "got no data_config.fps"),
+        ("model_config", {}, "got no model_config.output_dim"),
+        ("peft_lora_config", {"lora_r": 4}, "got no peft_lora_config.lora_alpha"),
+        ("peft_lora_config", {"lora_alpha": 4}, "got no peft_lora_config.lora_r"),
+        ("peft_lora_config", None, "got no peft_lora_config.lora_r, peft_lora_config.lora_alpha"),
+        ("inference_config", None, "got no inference_config, expected means and deviations"),
+        ("inference_config", [1.0], "got no inference_config, expected means and deviations"),
+    ],
+)
+def test_settings_that_are_missing_are_named(tmp_path, part, left, message):
+    settings = {name: value for name, value in SETTINGS.items() if name != part}
+    settings |= {} if left is None else {part: left}
+    (tmp_path / "model_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=f"model_config.json: {message}"):
+        load.__wrapped__(str(tmp_path), "", "", False, "cpu")
+
+
+def test_the_latest_checkpoint_is_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint-<step>, expected the published folder"):
+        reward._checkpoint(tmp_path)
+    for name in ("checkpoint-final", "checkpoint-9", "checkpoint-"):
+        (tmp_path / name).mkdir()
+    assert reward._checkpoint(tmp_path).name == "checkpoint-9"
+    (tmp_path / "checkpoint-10").mkdir()
+    assert reward._checkpoint(tmp_path).name == "checkpoint-10"
+
+
+@pytest.mark.parametrize(
+    ("rows", "inside", "message"),
+    [
+        (0, False, "has no .safetensors, expected the weights of Qwen2-VL-2B"),
+        (3, False, "has no embeddings of the special tokens"),
+        (5, False, ""),
+        (3, True, ""),
+    ],
+)
+def test_embeddings_are_those_of_the_base_where_they_have_a_row_for_every_token(tmp_path, rows, inside, message):
+    table = "model.language_model.embed_tokens.weight"
+    network = SimpleNamespace(state_dict=lambda: {table: torch.zeros(5, 2)})
+    (tmp_path / "base").mkdir()
+    if rows:
+        save_file({"model.embed_tokens.weight": torch.zeros(rows, 2)}, tmp_path / "base" / "m.safetensors")
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    others = {"model.embed_tokens.weight": torch.ones(5, 2)} if inside else {"rm_head.weight": torch.ones(1, 2)}
+    save_file(others, tmp_path / "non_lora_state_dict.safetensors")
+    given: Any = (tmp_path, str(tmp_path / "base"), {"lora_r": 4, "lora_alpha": 8}, network, False)
+    if message:
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            reward._tensors(*given)
+    else:
+        assert reward._tensors(*given)[0][table].tolist() == [[float(inside)] * 2] * 5
+
+
+def test_a_base_without_embeddings_is_left_to_the_network_to_refuse(tmp_path):
+    (tmp_path / "base").mkdir()
+    for file in ("adapter_model", "non_lora_state_dict", "base/m"):
+        save_file({"norm.weight": torch.ones(1)}, tmp_path / f"{file}.safetensors")
+    network: Any = SimpleNamespace(state_dict=lambda: {"model.language_model.embed_tokens.weight": torch.zeros(5, 2)})
+    lora = {"lora_r": 4, "lora_alpha": 8}
+    assert [*reward._tensors(tmp_path, str(tmp_path / "base"), lora, network, False)[0]] == ["norm.weight"]
 
 
 def test_a_truncated_file_a_pickle_and_missing_files_are_named(made, tmp_path):

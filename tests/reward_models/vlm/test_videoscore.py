@@ -85,12 +85,35 @@ def test_the_five_numbers_are_those_of_transformers(made):
 
 def test_broken_frames_are_nan_and_wrong_parameters_errors(made):
     asked = str(made[0] / "asked.txt")
-    broken = Video(torch.full((4, 3, 20, 28), math.nan), 8.0)
-    assert math.isnan(videoscore([Prompt("red")], [broken], asked, weights=str(made[0]))[0])
+    broken, empty = clip(4), Video(torch.zeros(0, 3, 20, 28), 8.0)
+    broken.frames[3, 2, 0, 1] = math.nan
+    values = videoscore([Prompt("red")] * 2, [broken, empty], asked, weights=str(made[0]))
+    assert [*map(math.isnan, values)] == [True, True]
     with pytest.raises(TypeError, match="expected a Video"):
         videoscore([Prompt("red")], [Image(torch.zeros(3, 8, 8))], asked, weights=str(made[0]))
     with pytest.raises(ValueError, match="expected a positive number, and one of mean, visual_quality"):
         videoscore([], [], asked, side="quality", weights=str(made[0]))
+    with pytest.raises(ValueError, match="got side='mean' and frames=0, expected a positive number"):
+        videoscore([], [], asked, frames=0, weights=str(made[0]))
+
+
+def test_one_frame_is_the_first_and_marks_of_the_instruction_are_places_of_frames(made, tmp_path):
+    where = {"weights": str(made[0])}
+    one = videoscore([Prompt("red circle")], [clip(8)], str(made[0] / "asked.txt"), frames=1, **where)
+    assert one == [pytest.approx(sum(by_transformers(made, clip(8).frames[:1])) / 5, abs=1e-5)]
+    (tmp_path / "marked.txt").write_text("rate {text_prompt} : <image> <image> ")
+    marked = videoscore([Prompt("red circle")], [clip(8)], str(tmp_path / "marked.txt"), frames=4, **where)
+    plain = videoscore([Prompt("red circle")], [clip(8)], str(made[0] / "asked.txt"), frames=4, **where)
+    assert marked == [pytest.approx(plain[0], abs=1e-5)]
+
+
+def test_a_head_may_have_no_bias_and_the_network_is_frozen(made, tmp_path):
+    shutil.copytree(made[0], tmp_path / "w")
+    for file in (tmp_path / "w").glob("*.safetensors"):
+        save_file({name: value for name, value in load_file(file).items() if name != "score.bias"}, file)
+    network = load(str(tmp_path / "w"), "cpu").network
+    assert network["score"].bias is None
+    assert {(one.dtype, one.requires_grad) for one in network.parameters()} == {(torch.float32, False)}
 
 
 @pytest.mark.parametrize(
@@ -118,5 +141,8 @@ def test_a_truncated_file_and_an_empty_folder_are_named(made, tmp_path):
     with pytest.raises(ValueError, match="model-00002-of-00002.safetensors holds something else than tensors"):
         load(str(tmp_path / "w"), "cpu")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"has no config.json or no .safetensors"):
-        load(str(tmp_path / "empty"), "cpu")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "empty" / name).touch()
+        with pytest.raises(FileNotFoundError, match=r"has no config.json or no .safetensors"):
+            load.__wrapped__(str(tmp_path / "empty"), "cpu")
+        (tmp_path / "empty" / name).unlink()

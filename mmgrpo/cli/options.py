@@ -1,0 +1,29 @@
+"""The words of a command line, and the options that they set."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mmgrpo.runtime.ranges import check_ranges
+
+C = TypeVar("C")
+
+
+def words(arguments: Sequence[str] | None) -> list[str]:
+    """The given words, else those of the process."""
+    return list(sys.argv[1:] if arguments is None else arguments)
+
+
+def options(kind: type[C], arguments: Sequence[str] | None, about: Any, program: str | None = None) -> C:
+    """The options of a command that also takes positional words; ``about`` is the beginning of its help, and
+    ``program`` its name there.
+
+    ValueError for a value outside of its range; a usage error ends the process, as --help does.
+    """
+    import tyro
+
+    chosen = tyro.cli(kind, args=words(arguments), description=str(about), prog=program)
+    check_ranges(chosen, "the command line", "--", option=True)
+    return chosen

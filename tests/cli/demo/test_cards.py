@@ -1,0 +1,328 @@
+"""Cards, tables and curves of the tab Visual, and the samples that they are of: numbers that one can check by hand."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from base64 import b64decode
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pil
+
+from mmgrpo.cli.demo import visual, visual_samples
+from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.visual_cards import (
+    MAX_INLINE,
+    best_text,
+    card,
+    cards,
+    change,
+    curve,
+    escaped,
+    figure,
+    medium,
+    ordered,
+    rewards_table,
+    rows,
+    status,
+    title,
+)
+from mmgrpo.cli.demo.visual_samples import Comparison, Sample, best, command, prompt_of, score, shown
+from mmgrpo.scoring import Scorer
+from mmgrpo.types import Image, Media, Prompt, Text, Turn, Video
+from tests.cli.demo.told import pair
+
+NAN = math.nan
+
+
+def samples(*values: float, name: str = "r", clip: bytes = b"") -> list[Sample]:
+    return [Sample(Pil.new("RGB", (8, 8)), clip, {name: value}) for value in values]
+
+
+def comparison(before: Any, after: Any = None, *, scored: Any = None, **changes: Any) -> Comparison:
+    """Samples with the values of the reward r, by which is trained."""
+    sides = {BEFORE: samples(*before)} | ({AFTER: samples(*after)} if after is not None else {})
+    made = Comparison("p", "a <prompt>", 7, len(before), (BEFORE, AFTER)[: 1 + (after is not None)], sides)
+    made = replace(made, scored=tuple(sides) if scored is None else scored, weights={"r": 1.0}, trained="model")
+    return replace(made, **changes)
+
+
+# ---- samples
+
+
+@pytest.mark.parametrize(
+    ("values", "count", "sign", "found"),
+    [
+        ((1.0, 3.0, 2.0), 3, 1.0, (1, 3.0)),
+        ((1.0, 3.0, 2.0), 1, 1.0, (0, 1.0)),
+        ((1.0, 3.0, 0.0), 3, -1.0, (2, 0.0)),
+        ((2.0, 2.0), 2, 1.0, (0, 2.0)),
+        ((NAN, 1.0), 2, 1.0, (1, 1.0)),
+        ((NAN, 1.0), 1, 1.0, None),
+        ((), 3, 1.0, None),
+    ],
+)
+def test_the_best_is_the_first_of_the_highest(values, count: int, sign: float, found):
+    assert best(samples(*values), "r", count, sign) == found
+    assert best(samples(1.0, 5.0, 2.0), "r", 3) == (1, 5.0) and best(samples(1.0), "other", 1) is None
+
+
+def test_what_is_drawn_of_what_will_be():
+    half = comparison((1.0, 2.0), (1.0,), scored=(BEFORE,))
+    assert (half.drawn, half.total, half.done, half.are_clips) == (3, 4, False, False)
+    assert comparison((1.0,), (1.0,)).done and not comparison((1.0,), scored=()).done
+    mixed = replace(half, sides={BEFORE: samples(1.0), AFTER: [*samples(1.0), *samples(1.0, clip=b"x")]})
+    assert mixed.are_clips
+
+
+def painter(rewards: tuple[str, ...] = (), heldout: tuple[Prompt, ...] = (), family: str = "sd3") -> Pair:
+    one = pair("p", family, list(rewards))
+    one.__dict__["_heldout"] = list(heldout)
+    return one
+
+
+FRAME = Turn("user", (Media("image", "a.png"), "a"))
+
+
+def test_a_text_is_the_held_out_prompt_or_what_its_words_say():
+    known = Prompt("a cat", "7", answer="cat")
+    assert prompt_of(painter(heldout=(Prompt("b"), known)), " a cat ") is known
+    assert prompt_of(painter(), "a cat") == Prompt("a cat", "demo")
+    assert prompt_of(painter(("scene_all", "film_all")), "a red circle").answer is not None
+    assert prompt_of(painter(("scene_all", "film_all")), "no scene at all") == Prompt("no scene at all", "demo")
+    assert prompt_of(painter(("jpeg_compressibility",)), "a red circle") == Prompt("a red circle", "demo")
+    own = Prompt("a", turns=(FRAME,))
+    assert prompt_of(painter(heldout=(own,), family="wan_i2v"), "a") is own
+    assert len(prompt_of(painter(), "x" * 2000).text) == 2000
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "picture", "words"),
+    [
+        ("sd3", " ", "", "the prompt is empty"),
+        ("sd3", "x" * 2001, "", "got 2,001 characters, expected at most 2,000"),
+        ("sd3", "a", "a.png", "the family 'sd3' draws from words alone; remove the picture"),
+        ("wan_i2v", "a", "", "the family 'wan_i2v' starts from a picture"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(family: str, text: str, picture: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        prompt_of(painter(family=family), text, picture)
+
+
+def test_an_upload_is_the_picture_of_the_prompt(tmp_path):
+    Pil.new("RGB", (8, 4), "red").save(tmp_path / "a.png")
+    made = prompt_of(painter(family="wan_i2v"), "go", str(tmp_path / "a.png"))
+    (upload,) = made.media
+    assert isinstance(upload.source, Image)
+    assert made.text == "go" and upload.source.pixels.shape == (3, 4, 8) and made.turns[0].parts[1] == "go"
+
+
+@pytest.mark.parametrize(("count", "seed"), [(0, 0), (17, 0), (1, -1), (1, 2**32)])
+def test_counts_and_seeds_have_limits(count: int, seed: int):
+    with pytest.raises(ValueError, match=r"samples: got \d+, expected 1 to 16|seed: got .*, expected 0 to 4294967295"):
+        next(visual_samples.draw_sides(Opened({}, {}, Path("v")), "p", Prompt("a"), seed, count))
+    for good in ((1, 0), (16, 2**32 - 1)):
+        with pytest.raises(KeyError):  # it goes on to the models
+            next(visual_samples.draw_sides(Opened({}, {}, Path("v")), "p", Prompt("a"), good[1], good[0]))
+
+
+def test_rewards_that_fail_have_reasons_and_others_their_values():
+    def broken(prompts, outputs):
+        raise RuntimeError("no\nluck")
+
+    several = [
+        Scorer("good", lambda prompts, outputs: [0.5, math.inf][: len(outputs)]),
+        Scorer("broken", broken),
+        Scorer("later", lambda prompts, outputs: [1.0] * len(outputs)),
+    ]
+    columns, failures = score(several, Prompt("a"), [Text("x"), Text("y")])
+    assert columns["good"][0] == 0.5 and math.isnan(columns["good"][1]) and columns["later"] == [1.0, 1.0]
+    assert all(map(math.isnan, columns["broken"])) and [*failures] == ["broken"] and "no luck" in failures["broken"]
+
+
+def test_small_pictures_are_enlarged_by_a_whole_factor():
+    assert shown(Image(torch.zeros(3, 32, 16))).picture.size == (224, 448)
+    assert shown(Image(torch.zeros(3, 150, 150))).picture.size == (300, 300)
+    assert shown(Image(torch.zeros(3, 449, 449))).picture.size == (449, 449)
+    film = shown(Video(torch.ones(3, 3, 32, 32), 8.0))
+    assert film.picture.size == (448, 448) and film.clip[4:8] == b"ftyp" and film.picture.getextrema()[0] == (255, 255)
+    with pytest.raises(TypeError, match="got Text, expected a picture or a clip"):
+        shown(Text("a"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "options"),
+    [("model", " --before"), ("50", " --weights 50 --before"), ("", " --weights untrained")],
+)
+def test_the_command_that_draws_the_same(trained: str, options: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn = comparison((1.0, 2.0), trained=trained)
+    assert command(painter(), drawn) == ""
+    for run, name in ((tmp_path / "runs" / "a b", "'runs/a b'"), (Path("/else/where"), "/else/where")):
+        words = "--seed 7 --prompts 'a <prompt>' 'a <prompt>'"
+        assert command(replace(painter(), run=run), drawn) == f"mmgrpo sample --run {name}{options} {words}"
+
+
+# ---- mark-up
+
+
+def test_texts_are_no_mark_up_and_no_template():
+    assert escaped("<a>{b}$&") == "&lt;a&gt;&#123;b&#125;&#36;&amp;"
+    assert visual.how_to("<a>").endswith("<pre>&lt;a&gt;</pre></details>") and visual.how_to("") == ""
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.12345, "0.123"), (NAN, "–"), (1234.0, "1.23e+03"), (0.0, "0")])
+def test_values_have_three_digits(value: float, text: str):
+    assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("difference", "weight", "text"),
+    [
+        (0.5, 1.0, '<span class="good">+0.5</span>'),
+        (-0.5, 1.0, '<span class="bad">-0.5</span>'),
+        (0.5, -2.0, '<span class="bad">+0.5</span>'),
+        (-0.5, -2.0, '<span class="good">-0.5</span>'),
+        (0.5, 0.0, '<span class="good">+0.5</span>'),
+        (5e-7, 1.0, '<span class="good">+5e-07</span>'),
+        (-4e-7, 1.0, "4e-07"),
+        (0.0, 1.0, "0"),
+        (NAN, 1.0, "–"),
+    ],
+)
+def test_a_change_is_good_where_training_wants_it(difference: float, weight: float, text: str):
+    assert change(difference, weight) == text
+
+
+def test_a_side_has_its_name_and_the_step_of_a_run_that_goes_on():
+    one = comparison((1.0,), (2.0,), trained="1500")
+    assert [title(side, one) for side in (BEFORE, AFTER)] == ["base", "trained, step 1,500"]
+    assert title(AFTER, comparison((1.0,), (2.0,))) == title(AFTER, None) == "trained"
+
+
+def test_rewards_that_are_trained_on_come_first_and_are_marked():
+    weights = {"a": 0.0, "b": 1.0, "c": 0.0, "d": -1.0}
+    assert ordered(weights) == ["b", "d", "a", "c"]
+    one = comparison((1.0,), weights=weights, failures={"c": "<why>"})
+    text = rows(one, one.sides[BEFORE][0])
+    assert text.count('class="trained"') == 2 and text.index("<span>b</span>") < text.index("<span>a</span>")
+    assert '<span class="bad" title="&lt;why&gt;">failed</span>' in text and text.count("<b>–</b>") == 3
+    assert rows(comparison((0.5,)), samples(0.5)[0]).endswith("<span>r</span> <b>0.5</b></span></span>")
+
+
+def test_cards_are_buttons_with_their_places():
+    one = comparison((1.0, 2.0), (3.0,), scored=(BEFORE,), count=3)
+    text = cards(one, BEFORE, 1)
+    assert re.findall(r'data-sample="(\d)" aria-pressed="(\w+)"', text) == [("0", "false"), ("1", "true")]
+    assert "<h3>Base</h3>" in text and '<p class="soft">1 more to draw</p>' in text and "rewards follow" not in text
+    assert '<span class="place">2</span>' in text and 'alt="sample 2, base"' in text
+    assert "rewards follow" in cards(one, AFTER, None) and "2 more to draw" in cards(one, AFTER, None)
+    assert "more to draw" not in cards(comparison((1.0,)), BEFORE, 0)
+    assert cards(None, BEFORE, 0) == cards(comparison((1.0,)), AFTER, 0) == ""
+    assert 'aria-pressed="true"' in card(one, BEFORE, 0, True)
+
+
+def test_a_card_plays_a_short_clip_and_shows_a_small_picture():
+    (clip,) = samples(1.0, clip=b"x" * MAX_INLINE)
+    assert MAX_INLINE == 200_000 and medium(clip, "t").startswith('<video src="data:video/mp4;base64,')
+    large = replace(clip, clip=b"x" * (MAX_INLINE + 1), picture=Pil.new("RGB", (512, 300), "red"))
+    content = medium(large, "t")
+    assert content.startswith("<img") and content.endswith('alt="t">')
+    inside = Pil.open(io.BytesIO(b64decode(content.split("base64,")[1].split('"')[0])))
+    assert inside.format == "WEBP" and inside.size == (256, 150)
+
+
+def test_the_table_of_the_chosen_samples_has_the_difference():
+    one = comparison((1.0, 2.0), (3.0, 5.0), weights={"r": 1.0, "s": 0.0}, failures={"s": "<why>"})
+    text = rewards_table(one, {BEFORE: 1, AFTER: 0})
+    assert re.findall(r'<th scope="col">([^<]*)</th>', text) == ["reward", "base #2", "trained #1", "change"]
+    assert "<td>2</td><td>3</td>" in text and '<span class="good">+1</span>' in text
+    assert text.count("<small>trained on</small>") == 1 and text.count("<td>failed</td>") == 2
+    assert '<ul class="note"><li>s failed: &lt;why&gt;</li></ul>' in text
+    alone = rewards_table(comparison((1.0,), (2.0,), scored=(BEFORE,)), {BEFORE: 0, AFTER: 0})
+    assert "change" not in alone and "trained #" not in alone and "note" not in alone
+    assert rewards_table(None, {}) == rewards_table(one, {}) == ""
+
+
+def test_the_best_of_the_first_samples_in_words():
+    one = comparison((1.0, 3.0), (2.0, 5.0))
+    assert best_text(one, "r", 1).startswith("<p>r, sample 1 alone: base <b>1</b> (sample 1), trained <b>2</b> (sample")
+    assert best_text(one, "r", 2).startswith("<p>r, best of the first 2: base <b>3</b> (sample 2), trained <b>5</b>")
+    down = replace(one, weights={"r": -1.0})
+    assert best_text(down, "r", 2).startswith("<p>r, lowest of the first 2: base <b>1</b> (sample 1)")
+    assert "<b>none</b> could be scored" in best_text(comparison((NAN, NAN)), "r", 2)
+    assert best_text(None, "r", 1) == best_text(one, "other", 1) == ""
+
+
+def test_the_curve_of_the_best_of_n_rises_from_the_lowest_to_the_highest():
+    text = curve(comparison((1.0, 3.0, 2.0), (2.0, 2.0, 5.0)), "r", 2)
+    points = dict(re.findall(r'<polyline class="(\w+)" points="([^"]*)"', text))
+    # 20 to 280 across for n = 1 to 3; 70 for the lowest, 1, to 20 for the highest, 5.
+    assert points == {
+        BEFORE: "20.0,70.0 150.0,45.0 280.0,45.0",
+        AFTER: "20.0,57.5 150.0,57.5 280.0,20.0",
+    }
+    assert 'x1="150.0" x2="150.0"' in text and "n from 1 to 3: base from 1 to 3, trained from 2 to 5" in text
+    assert '<text x="280" y="88" text-anchor="end">3</text>' in text
+    assert "<span class=before>base</span><span class=after>trained</span>" in text
+    assert curve(comparison((1.0,), (2.0,)), "r", 1) == curve(comparison((2.0, 2.0)), "r", 1) == ""
+    assert curve(comparison((NAN, NAN)), "r", 1) == "" and "base from 1 to 2" in curve(
+        comparison((NAN, 1.0, 2.0)), "r", 1
+    )
+    assert "base from 3 to 1" in curve(comparison((3.0, 1.0)), "r", 1, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "text"),
+    [
+        (None, "now"),
+        (comparison((1.0,)), "1 sample, seed 7. There is no trained model yet, so that only the base is shown. now"),
+        (comparison((1.0,), (1.0,)), "2 samples, seed 7, the same for both models. now"),
+        (comparison((1.0, 2.0), (1.0, 2.0)), "4 samples, seed 7, noise 1 to 2, the same for both models. now"),
+        (comparison((1.0, 2.0), (1.0,), scored=()), "3 of 4 samples drawn. now"),
+    ],
+)
+def test_what_goes_on_is_one_line(drawn: Comparison | None, text: str):
+    assert status(drawn, "now") == f'<p class="soft" role="status">{text}</p>'
+
+
+# ---- what is shown large
+
+
+def test_samples_of_both_sides_are_compared_and_one_is_shown_alone():
+    slider, alone, *films, _, _, _ = visual.view(comparison((1.0, 2.0), (3.0, 4.0)), {BEFORE: 1, AFTER: 1})
+    assert slider["visible"] and len(slider["value"]) == 2 and not alone["visible"] and alone["value"] is None
+    assert not any(film["visible"] for film in films)
+    slider, alone, *_ = visual.view(comparison((1.0, 2.0), (3.0,)), {BEFORE: 1, AFTER: 1})
+    assert not slider["visible"] and slider["value"] is None and alone["visible"] and alone["value"] is not None
+    slider, alone, *rest = visual.view(None, {})
+    assert slider["visible"] and not alone["visible"] and rest[2:] == ["", "", ""]
+    nothing = visual.view(comparison(()), {BEFORE: 0})
+    assert nothing[0]["visible"] and not nothing[1]["visible"]
+
+
+def test_a_click_on_a_card_shows_its_place_and_nothing_else_does():
+    one = comparison((1.0, 2.0), (3.0, 4.0))
+    assert 'data-sample="1" aria-pressed="true"' in visual.choose(one, {"sample": 1})[5]
+    assert 'data-sample="0" aria-pressed="true"' in visual.choose(one, {"sample": 0})[5]
+    for drawn, event in ((None, {"sample": 0}), (one, {"sample": -1}), (one, {"sample": "0"}), (one, {}), (one, 3)):
+        answer = visual.choose(drawn, event)
+        assert len(answer) == 7 and all(set(part) == {"__type__"} for part in answer)
+
+
+def test_the_best_by_a_reward_is_shown_of_each_side():
+    one = comparison((1.0, 3.0), (4.0, 2.0))
+    answer = visual.choose_best(one, "r", 2)
+    assert "base #2" in answer[4] and "trained #1" in answer[4] and answer[7].startswith("<p>r, best of the first 2")
+    down = visual.choose_best(replace(one, weights={"r": -1.0}), "r", 2)
+    assert "base #1" in down[4] and "trained #2" in down[4]
+    unscored = visual.choose_best(comparison((NAN, NAN), (1.0, 2.0)), "r", 2)
+    assert "base #1" in unscored[4] and "trained #2" in unscored[4]
+    for drawn, reward in ((None, "r"), (one, None), (one, "other")):
+        assert len(visual.choose_best(drawn, reward, 1)) == 8

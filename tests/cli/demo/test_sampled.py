@@ -1,0 +1,281 @@
+"""What the tabs of language and speech models make of samples: numbers, words and mark-up, each by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import gradio as gr
+import pytest
+from PIL import Image as Pil
+
+from mmgrpo.cli.demo import sampled, vision_language
+from mmgrpo.cli.demo.opened import AFTER, BEFORE
+from mmgrpo.cli.demo.sampled import MAX_TEXT, Drawn, Examples
+from mmgrpo.cli.demo.vision_language import ask, heading, label, side_of, split
+from mmgrpo.types import Media, Prompt, Text, Turn
+from tests.cli.demo.told import opened, pair
+
+NAN = math.nan
+
+
+def asking(count: int = 0, sides: int = 2):
+    """A pair with as many held-out prompts, whose sides answer with their numbers."""
+    one = pair("p", "qwen_vl", [], weights="model" if sides == 2 else "")
+    one.__dict__["_heldout"] = [Prompt(f"q{n}", str(n)) for n in range(count)]
+    return opened(one, *[lambda n: Text(f"a{n}", tokens=n)] * sides)
+
+
+@pytest.mark.parametrize(
+    ("there", "offered"),
+    [
+        (0, []),
+        (1, [0]),
+        (3, [0, 1, 2]),
+        (24, list(range(24))),
+        (47, list(range(0, 47, 2))),  # 24 over 47, evenly: every second
+    ],
+)
+def test_examples_are_spaced_evenly_over_the_held_out_prompts(there: int, offered: list[int]):
+    found, _ = asking(there)
+    examples = Examples(found)
+    assert {key: one.text for key, one in examples.of("p").items()} == {
+        str(i): f"q{place}" for i, place in enumerate(offered)
+    }
+    assert examples.get("p", "") is None and examples.of("p") is examples.of("p")
+    if there:
+        assert examples.get("p", "0") == Prompt("q0", "0")
+    with pytest.raises(ValueError, match=rf"example: got 'x', expected one of the {len(offered)} examples"):
+        examples.get("p", "x")
+    with pytest.raises(ValueError, match="model: got 'q', expected one of p; choose one"):
+        examples.of("q")
+
+
+def test_prompts_whose_media_cannot_be_decoded_here_are_no_examples(monkeypatch):
+    found, _ = asking(3)
+
+    def missing(self, count: int):
+        raise ImportError("av")
+
+    monkeypatch.setattr(type(found.pairs["p"]), "examples", missing)
+    assert Examples(found).of("p") == {}
+
+
+def test_a_clip_is_shown_as_a_strip_of_its_frames(tmp_path):
+    frames = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for number, file in enumerate(frames):
+        Pil.new("RGB", (8, 8), (60 * number, 0, 0)).save(file)
+    shown = sampled.medium(Media("video", tuple(frames)))
+    assert 'alt="4 frames of the clip"' in shown and "data:image/jpeg;base64," in shown
+
+
+def test_the_longest_text():
+    assert sampled.check_text("x" * MAX_TEXT, "a") == "x" * MAX_TEXT
+    with pytest.raises(ValueError, match="a: got 4,001 characters, expected at most 4,000; shorten it"):
+        sampled.check_text("x" * (MAX_TEXT + 1), "a")
+
+
+@pytest.mark.parametrize(
+    ("count", "fractions", "sizes"),
+    [
+        (1, [0, 1 / 4, 2 / 4, 3 / 4, 1], [1]),
+        (4, [0, 1 / 4, 2 / 4, 3 / 4, 1], [4]),
+        (5, [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1], [4, 1]),
+    ],
+)
+def test_samples_of_both_sides_are_drawn_in_batches(count: int, fractions: list[float], sizes: list[int]):
+    found, sides = asking()
+    steps = list(sampled.draw_sides(found, "p", Prompt("q"), count=count, temperature=0.5, seed=7))
+    assert [done for done, _, _ in steps] == pytest.approx(fractions)
+    for side in sides:
+        assert [(slot, size, seed, t) for _, slot, size, seed, t in side.asked] == [
+            (slot, size, 7, 0.5) for slot, size in enumerate(sizes)
+        ]
+        assert side.evaluation_temperature == 0.0
+    assert steps[0][1] == f"Base is sampling: 0 of {count}" and steps[-1][1] == ""
+    assert steps[len(sizes)][1] == "the rewards of Base are being computed"
+    drawn = steps[-1][2]
+    assert [*drawn] == [BEFORE, AFTER] and [getattr(one, "text", "") for one in drawn[AFTER].outputs] == [
+        f"a{n}" for n in range(count)
+    ]
+    assert [*steps[1][2]] == [BEFORE] and steps[0][2] == {}
+    list(sampled.draw_sides(found, "p", Prompt("q")))
+    assert sides[0].asked[-1][1:] == (0, 1, 0, 0.0)
+
+
+def test_a_model_that_is_not_in_memory_is_said_to_be_loaded():
+    found, _ = asking(sides=1)
+    found.loaded.clear()
+    assert next(sampled.draw_sides(found, "p", Prompt("q")))[1] == "Base is being loaded: 0 of 1"
+
+
+# ---- rewards
+
+
+def test_the_mean_of_a_reward_is_over_what_it_scored():
+    rows = [{"a": 1.0, "b": NAN, "c": NAN}, {"a": 2.0, "b": 4.0, "c": NAN}]
+    made = sampled.means(rows)
+    assert (made["a"], made["b"]) == (1.5, 4.0) and math.isnan(made["c"]) and sampled.means([]) == {}
+
+
+def test_rewards_are_listed_and_failures_named():
+    text = sampled.rewards_list({"<a>": 0.5, "b": NAN, "c": NAN}, {"b": "broke"}, "3 tokens")
+    assert text == (
+        '<ul class="rewards"><li>&lt;a&gt; <b>0.500</b></li><li title="broke">b <b class="failed">failed</b></li>'
+        '<li title="no value for this output">c <b class="failed">failed</b></li><li>3 tokens</li></ul>'
+    )
+    assert sampled.rewards_list({}, {}) == "" != sampled.rewards_list({}, {}, "x")
+    assert sampled.reasons_list({}) == ""
+    assert f"<p>&lt;a&gt;: {'x' * 400}</p>" in sampled.reasons_list({"<a>": "x" * 401})
+
+
+OWN = "tests.cli.demo.test_sampled:{}(process=False)"
+
+
+def infinite(prompts, outputs):
+    return [1.0, math.inf, NAN][: len(outputs)]
+
+
+def breaks(prompts, outputs):
+    raise RuntimeError("no\nluck")
+
+
+def reads(prompts, outputs, rollout):
+    return [1.0 for _ in outputs]
+
+
+def test_a_reward_without_a_finite_value_has_none_and_one_that_fails_a_reason():
+    one = replace(pair("p", "qwen_vl", [OWN.format(name) for name in ("infinite", "breaks", "reads", "gone")]))
+    drawn = sampled.scored(one, Prompt("q"), [Text("a"), Text("b"), Text("c")], "cpu")
+    assert drawn.rewards[0]["infinite"] == 1 and len(drawn.outputs) == 3
+    assert all(math.isnan(row["infinite"]) for row in drawn.rewards[1:])
+    assert all(math.isnan(row[name]) for row in drawn.rewards for name in ("breaks", "reads", OWN.format("gone")))
+    assert drawn.reasons["reads"] == "it reads the decisions of training" and "no luck" in drawn.reasons["breaks"]
+    assert {*drawn.reasons} == {"breaks", "reads", OWN.format("gone")}
+
+
+# ---- words
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(None, ""), ("a", "a"), (3, "3"), (["ü", 1], '["ü", 1]'), ("", ""), (0, "0")]
+)
+def test_an_answer_is_shown_as_it_is_written(answer: Any, text: str):
+    assert sampled.shown_answer(answer) == text
+
+
+def test_an_error_is_one_line_with_the_name_of_the_upload():
+    assert sampled.in_words(ValueError("a\n b")) == "a b" and sampled.in_words(KeyError()) == "KeyError"
+    assert sampled.in_words(ValueError("/x/a.png is bad"), "/x/a.png") == "a.png is bad"
+    assert sampled.refused(ValueError("<b>"), "") == '<p role="alert" class="failed">&lt;b&gt;</p>'
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("gone <b>"), "gone &lt;b&gt;"),
+        (ValueError("a defect"), "ValueError: a defect"),
+        (OSError("x" * 2000), "x" * 1000),
+    ],
+)
+def test_errors_of_an_event_are_messages_and_defects_have_their_kind(error: Exception, message: str, capsys):
+    with pytest.raises(gr.Error) as shown, sampled.one_line_errors():
+        raise_(error)
+    assert shown.value.message == message and not shown.value.print_exception
+    assert ("Traceback" in capsys.readouterr().err) is message.startswith("ValueError")
+    passed = gr.Error("as it is")
+    with pytest.raises(gr.Error) as shown, sampled.one_line_errors():
+        raise passed
+    assert shown.value is passed
+
+
+def raise_(error: Exception) -> None:
+    raise error
+
+
+def test_sides_stand_beside_each_other_with_their_titles():
+    text = sampled.sides({BEFORE: "x", AFTER: "y"})
+    assert text.count("<section") == 2 and text.index("<h3>Base</h3>x") < text.index("<h3>Trained</h3>y")
+    assert sampled.sides({}) == ""
+    assert sampled.status("<a>") == '<p role="status" aria-live="polite">&lt;a&gt;</p>'
+    assert sampled.status("a", seen=False) == '<p role="status" aria-live="polite" class=unseen>a</p>'
+
+
+# ---- answers about pictures
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (" <think> a </think> b ", ("a", "b")),
+        ("why <answer>b</answer>", ("why", "<answer>b</answer>")),
+        ("<think>x<answer>1</answer></think>\n2", ("x<answer>1</answer>", "2")),
+        ("only", ("", "only")),
+        ("<think>never closed", ("", "<think>never closed")),
+    ],
+)
+def test_a_thought_is_told_from_the_rest(text: str, parts: tuple[str, str]):
+    assert split(text) == parts
+
+
+def drawn(*texts: str, rewards: bool = True) -> Drawn:
+    rows = [{"r": float(len(text))} for text in texts] if rewards else []
+    return Drawn([Text(text, tokens=3, truncated=text == "cut") for text in texts], rows)
+
+
+@pytest.mark.parametrize(
+    ("texts", "summary"),
+    [
+        (("a", "b"), None),
+        (("a", "a"), "2 × a"),
+        (("a", "<answer>a</answer>", "b"), "2 × a, 1 more"),
+        (("", " ", "b", "c"), "2 × (nothing), 2 more"),
+        (("x" * 41,) * 2, f"2 × {'x' * 40}"),
+        ([c for c in "abcde" for _ in "12"], "2 × a, 2 × b, 2 × c, 2 × d, 2 more"),
+        (("<b>", "<b>"), "2 × &lt;b&gt;"),
+    ],
+)
+def test_answers_that_occur_several_times_are_counted(texts, summary: str | None):
+    text = side_of(Prompt("q"), drawn(*texts), None)
+    assert (f'<p class="soft">{summary}</p>' in text) if summary else 'class="soft"' not in text
+    assert text.count("<article>") == len(texts) and f"<li>mean of {len(texts)} answers</li>" in text
+
+
+def test_one_answer_has_no_mean_and_one_that_was_cut_says_so():
+    assert "mean of" not in side_of(Prompt("q"), drawn("a"), None)
+    assert "mean of" not in side_of(Prompt("q"), drawn("a", "b", rewards=False), None)
+    assert "<li>3 tokens, truncated</li>" in side_of(Prompt("q"), drawn("cut"), None)
+    text = side_of(Prompt("q"), drawn("<think>two words</think><i>", rewards=False), None)
+    assert "<summary>reasoning, 2 words</summary>" in text and "&lt;i&gt;" in text and "<li>3 tokens</li>" in text
+    assert '<p class="text">(nothing)</p>' in side_of(Prompt("q"), drawn(""), None)
+    assert '<span class="tag">&lt;answer&gt;</span>a' in side_of(Prompt("q"), drawn("<answer>a</answer>"), None)
+
+
+def test_the_heading_and_the_label_of_a_question():
+    assert heading(Prompt("<q>"), False) == '<p class="soft">“&lt;q&gt;”</p>'
+    boxes = heading(Prompt("q", answer=[1]), True)
+    assert "reference answer: <b>[1]</b>" in boxes and boxes.count("<b style=") == 2
+    assert heading(Prompt("q"), True).count("<b style=") == 1
+    picture = Media("image", "a.png")
+    assert label(3, Prompt("x" * 81)) == f"3. {'x' * 80} (text)"
+    assert label(1, Prompt("q", task="count", turns=(Turn("user", (picture, "q")),))) == "1. q (image, count)"
+    assert vision_language.context(Prompt("q")) == ""
+
+
+@pytest.mark.parametrize(
+    "changes", [{"count": 0}, {"count": 17}, {"temperature": -0.1}, {"temperature": 2.1}, {"seed": -1}, {"seed": 2**32}]
+)
+def test_numbers_outside_of_the_sliders_are_refused(changes: dict[str, Any]):
+    found, sides = asking()
+    values = {"count": 1, "temperature": 1.0, "seed": 0}
+
+    def asked(**numbers: Any):
+        return list(ask(found, Examples(found), "p", "", None, "q", "", "", "resized", **numbers))
+
+    with pytest.raises(ValueError, match="expected 1 to 16 answers at 0 to 2 with a seed from 0 to 4,294,967,295"):
+        asked(**values | changes)
+    for numbers in ({"count": 16, "temperature": 2.0, "seed": 2**32 - 1}, {"count": 1, "temperature": 0.0, "seed": 0}):
+        asked(**numbers)
+    asked(count=5, temperature=0.0, seed=0)
+    assert sides[0].asked[-1][2] == 1 and sum(size for _, _, size, _, _ in sides[1].asked) == 18

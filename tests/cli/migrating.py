@@ -1,0 +1,42 @@
+"""Conversions of ``mmgrpo migrate`` one at a time: their settings in, ours and what is said out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmgrpo.cli.migrate.draft import Draft
+from mmgrpo.cli.migrate.recipe import CONVERSIONS
+from mmgrpo.cli.migrate.sources import Source
+from mmgrpo.cli.migrate.tables import table
+
+MEMORY = "memory only"
+ASSUMED = "the number of processes is not known, and 1 is assumed"
+FAMILIES = {"flow_grpo": "sd3", "dance_grpo": "flux"}
+
+
+def convert(
+    project: str, names: str, settings: dict[str, Any], *, processes: int = 1, rows: int = 0, family: str = ""
+) -> Draft:
+    """What the named conversions, in this order, make of some settings."""
+    source = Source("theirs.yaml", dict(settings), processes=processes)
+    draft = Draft(table(project), source, family or FAMILIES.get(project, "qwen_vl"), rows)
+    for name in names.split():
+        CONVERSIONS[project][name](draft)
+    return draft
+
+
+def values(draft: Draft) -> dict[str, Any]:
+    """Our settings; one with a note as a pair."""
+    return {key: (one.value, one.note) if one.note else one.value for key, one in draft.settings.items()}
+
+
+def same(got: Any, expected: Any) -> bool:
+    """Whether settings are equal and of the same types: 1 is neither true nor 1.0 in a recipe."""
+    return repr(got) == repr(expected)
+
+
+def warned(draft: Draft, *words: str) -> bool:
+    """Whether there are exactly as many warnings as ``words``, with these words in this order."""
+    return len(words) == len(draft.warnings) and all(
+        word in text for word, text in zip(words, draft.warnings, strict=True)
+    )

@@ -1,0 +1,349 @@
+"""A recipe in the making: their values in the types of their defaults, what is said of them, and what is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from mmgrpo.cli.migrate.draft import Draft, equal, say, text_of, typed, yaml_of
+from mmgrpo.cli.migrate.recipe import account, comment, convert, direct, drop_defaults, entry, head, recipe_of
+from mmgrpo.cli.migrate.sources import Source
+from mmgrpo.cli.migrate.tables import Row, table
+from mmgrpo.family import family
+
+
+def draft(**settings: Any) -> Draft:
+    return Draft(table("trl"), Source("a.yaml", settings), "causal_lm")
+
+
+# ---- their values
+
+
+@pytest.mark.parametrize(
+    ("value", "default", "made"),
+    [
+        ("12", 5, 12),
+        ("12", 5.0, 12.0),
+        ("true", False, True),
+        ("12", "x", "12"),
+        ("12", None, "12"),
+        ("12", ["a"], ["12"]),
+        (3, 1.0, 3.0),
+        (2**53 - 1, 1.0, float(2**53 - 1)),
+        (2**53, 1.0, 2**53),  # a float would not hold the next
+        (-(2**53), 1.0, -(2**53)),
+        (3, 1, 3),
+        (2.5, 5, 2.5),
+        (False, "no", "no"),
+        (False, "none", "no"),
+        (False, "steps", "no"),
+        (False, "left", False),
+        (True, "no", True),
+        (0, False, False),
+        (1, False, True),
+        (1.0, True, True),
+        (0, 5, 0),
+        (("a",), [], ("a",)),
+        ([1], "x", [1]),
+        (None, 5, None),
+        ({"a": 1}, None, {"a": 1}),
+    ],
+)
+def test_a_value_has_the_type_of_the_default(value: Any, default: Any, made: Any):
+    assert repr(typed(value, Row("k", default=default), "")) == repr(made)
+
+
+@pytest.mark.parametrize(
+    ("value", "default", "words"),
+    [
+        (2, False, "got 2, expected true or false"),
+        ("maybe", False, "got maybe, expected true or false"),
+        (True, 1.0, "got true, expected a number"),
+        (True, 1, "got true, expected a number"),
+        ("x", 1, "got x, expected a number"),
+        ([1], 1, r"got \[1\], expected a number"),
+        (3, [], "got 3, expected a list"),
+        ({}, "x", "got {}, expected text"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_unless_it_is_one_of_some_words(value: Any, default: Any, words: str):
+    with pytest.raises(ValueError, match=f"a.yaml: k: {words}$"):
+        typed(value, Row("k", default=default), "a.yaml: k")
+    typed(value, Row("k", default=default, values={"x": "y"}), "a.yaml: k")
+
+
+def test_numbers_have_bounds_that_belong_to_them():
+    for value in (0, 1, 0.5):
+        assert draft(delta=value).number("delta", 0, 1) == draft(delta=value).fraction("delta") == value
+    for value in (-0.1, 1.1, True, "x", None):
+        with pytest.raises(ValueError, match="a.yaml: delta: got .*, expected a number from 0 to 1$"):
+            draft(delta=value).fraction("delta")
+    assert draft(delta=0).number("delta") == 0 and draft(delta=1e12).number("delta") == 1e12
+    for value in (-1, 1.1e12):
+        with pytest.raises(ValueError, match=r"expected a number from 0 to 1e\+12$"):
+            draft(delta=value).number("delta")
+
+
+def test_counts_are_whole_and_words_are_known():
+    assert repr(draft(delta=2.0).count("delta")) == "2" and draft(delta=1).count("delta") == 1
+    with pytest.raises(ValueError, match="got 2.5, expected a whole number"):
+        draft(delta=2.5).count("delta")
+    with pytest.raises(ValueError, match="got 0, expected a number from 1 to"):
+        draft(delta=0).count("delta")
+    assert draft(loss_type="a").word("loss_type", iter("ab")) == "a"
+    with pytest.raises(ValueError, match="a.yaml: loss_type: got c, expected one of a, b$"):
+        draft(loss_type="c").word("loss_type", iter("ab"))
+
+
+def test_a_setting_says_what_it_was_made_of_and_whether_that_was_given():
+    one = draft(beta=1)
+    one.set("a", 1, "beta", "seed", note="why")
+    one.set("b", 2, "seed")
+    assert [(s.value, s.of, s.note, s.given) for s in one.settings.values()] == [
+        (1, ("beta", "seed"), "why", True),
+        (2, ("seed",), "", False),
+    ]
+    one.leave("delta", "none")
+    one.warn("a\nb", "epsilon")
+    one.warn("a b", "top_p")
+    assert one.warnings == ["a b"] and one.left == {"delta": "none"}
+    assert one.mentioned == {"beta", "seed", "delta", "epsilon", "top_p"}
+    assert (one["seed"], one["beta"], one.given("seed", "beta"), one.given("seed")) == (42, 1.0, True, False)
+
+
+FLOW: dict[str, Any] = {
+    "scale": ("batch_std(ddof=0, eps=1e-4)", ()),
+    "shape": (["clamp(limit=5)"], ()),
+    "select": (["drop_zero_spread"], ()),
+    "objective": ("ppo(low=1e-4, high=1e-4)", ()),
+}
+"""The preset flow_grpo_fast."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks", "written"),
+    [
+        # lines that are the preset's, in another spelling
+        ({}, {"terms": (["kl_k3(coef=4e-2)"], ("beta",))}, {"preset": ("grpo", ("beta",))}),
+        # another preset is these lines exactly
+        ({}, {"terms": ([], ("beta",)), "objective": ("gmpo(clip=0.4)", ("beta", "delta"))},
+         {"preset": ("gmpo", ("beta", "delta"))}),
+        # one for policies that denoise is no choice for one of tokens
+        ({}, {"terms": ([], ("beta",)), **FLOW}, {"preset": ("grpo", ()), **FLOW, "terms": ([], ("beta",))}),
+        # what is given is written even where it is the preset's own
+        ({"delta": 1}, {"aggregation": ("per_sample", ("delta",)), "credit": ("broadcast", ("seed",)),
+                        "scale": ("none", ())},
+         {"preset": ("grpo", ()), "scale": ("none", ()), "aggregation": ("per_sample", ("delta",))}),
+    ],
+)  # fmt: skip
+def test_an_algorithm_is_a_preset_and_what_differs_from_it(settings: dict[str, Any], blocks: Any, written: Any):
+    one = draft(**settings)
+    one.algorithm("grpo", blocks)
+    made = {key.removeprefix("algorithm."): (s.value, s.of) for key, s in one.settings.items()}
+    assert made == written and [*made] == [*written]
+    assert one.mentioned == {key for _, of in blocks.values() for key in of}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("ppo(low=0.2, high=0.2)", "ppo(high=2e-1,low=0.2)", True),
+        ("ppo(low=0.2)", "ppo(low=0.3)", False),
+        (["a"], "a", True),
+        (["a", "b"], ["b", "a"], False),
+        ([], ["a"], False),
+    ],
+)
+def test_equal_lines_can_be_spelled_in_several_ways(one: Any, other: Any, same: bool):
+    assert equal(one, other) is same and equal(other, one) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a" * 100, "a" * 100),
+        ("a" * 101, "a" * 97 + "..."),
+        ("", "''"),
+        ("a\nb\x00", "a b "),
+        (["ü", 1, None], '["ü", 1, null]'),
+        ({"a": {1}}, '{"a": "{1}"}'),
+    ],
+)
+def test_a_value_in_a_comment_is_one_short_line(value: Any, text: str):
+    assert text_of(value) == text
+
+
+@pytest.mark.parametrize("value", ["ü: #", "a\x85b", "a " * 100, ["ü", 1.5, None, True], {"a": [1]}, "no"])
+def test_a_value_of_ours_is_one_line_of_yaml(value: Any):
+    text = yaml_of(value)
+    assert yaml.safe_load(text) == value and len(text.splitlines()) == 1
+    assert ("ü" in text) is ("ü" in str(value))
+
+
+def test_the_origin_of_a_setting_is_what_was_given_else_three_defaults():
+    assert say(["beta", "seed", "top_p"], draft(seed=7, top_p=0.5)) == "seed 7, top_p 0.5"
+    assert say(["beta", "seed", "top_p", "num_generations"], draft()) == "(default: beta 0.0, seed 42, top_p 1.0)"
+    assert say([], draft()) == ""
+    assert say(["run_name"], draft(run_name="x" * 41)) == f"run_name {'x' * 37}..."
+
+
+# ---- the recipe
+
+
+def test_a_setting_that_is_taken_as_it_is():
+    one = draft(temperature=0.5, seed=None, lr_scheduler_type="Cosine", use_cpu="maybe")
+    for key in ("temperature", "seed", "lr_scheduler_type", "use_cpu", "output_dir", "gradient_checkpointing"):
+        direct(one, one.table.rows[key])
+    assert {key: s.value for key, s in one.settings.items()} == {
+        **{"sampling.temperature": 0.5, "optim.decay": "cosine", "model.gradient_checkpointing": True},
+    }
+    assert one.left == {
+        "seed": "not set there; seed keeps our default",
+        "use_cpu": "there is no such choice here; known: true, false",
+    }
+    assert one.warnings == ["use_cpu maybe: there is no such choice here; known: true, false"]
+    swift = Draft(table("ms_swift"), Source("a", {}), "qwen_vl")
+    direct(swift, swift.table.rows["truncation_strategy"])  # its default has no counterpart
+    assert swift.settings == {} and swift.left == {} and swift.warnings == []
+
+
+def test_unread_unknown_and_needless_settings_are_left():
+    one = draft(tokne=1, vllm_mode="x", config="b.yaml", beta=1)
+    one.source.unread["seed"] = "${SEED}"
+    ran = []
+    convert(one, dict.fromkeys((row.by for row in one.table.rows.values()), ran.append))
+    assert "nothing is executed" in one.left["seed"] and one.left["tokne"].startswith("unknown to TRL as it was read")
+    assert one.left["vllm_mode"].startswith("rollouts are sampled by the trained network")
+    assert one.left["config"] == one.table.rows["config"].note
+    assert [re.sub(" is .*", "", text) for text in one.warnings] == ["'tokne'", "config b.yaml"]
+    assert len(ran) == len({row.by for row in one.table.rows.values() if row.by}) > 10  # each conversion once
+    assert one.settings["optim.lr"].value == 1e-6 and "algorithm.terms" not in one.settings
+
+
+def test_settings_that_the_family_lacks_and_defaults_that_are_ours_are_not_written():
+    one = draft(max_steps=5, beta=1)
+    one.set("model.max_pixels", 5, "max_steps", "top_p")  # causal_lm sees no pictures
+    one.set("seed", 0, "seed")  # ours too
+    one.set("steps", 300, "beta")
+    one.set("sampling.temperature", 1.0, "temperature")  # ours too
+    one.set("sampling.top_p", 0.5, "top_p")
+    one.set("algorithm.preset", "grpo")
+    one.set("algorithm.baseline", "group_mean")
+    section = drop_defaults(one, family("causal_lm"))
+    assert section == {
+        "model": {"family": "causal_lm"},
+        "steps": 300,
+        "sampling": {"top_p": 0.5},
+        "algorithm": {"preset": "grpo", "baseline": "group_mean"},
+    }
+    assert [*one.settings] == ["steps", "sampling.top_p", "algorithm.preset", "algorithm.baseline"]
+    assert one.left == {"max_steps": "the family causal_lm has no model.max_pixels"}
+
+
+def test_every_setting_of_the_source_is_accounted_for():
+    one = draft(beta=1, seed=2, delta=3, epsilon=4)
+    one.set("steps", 5, "beta")
+    one.leave("seed", "why")
+    one.mentioned.add("delta")
+    account(one)
+    assert one.left == {key: "has no effect with the other settings" for key in ("delta", "epsilon")} | {"seed": "why"}
+    two = draft(delta=3, epsilon=4)
+    two.warn("decide", "delta")
+    account(two)
+    assert two.left["delta"] == "see what is to be decided" and two.left["epsilon"].startswith("has no effect")
+
+
+def test_the_comment_at_the_top_says_what_to_decide_and_what_is_left_with_reasons():
+    one = draft(beta="x" * 70, delta=2, seed=1)
+    assert head(one, "") == ["# TRL as a recipe of mmgrpo; made by 'mmgrpo migrate' from flags."]
+    one.source.unread["top_p"] = "${P}"
+    one.warn("decide")
+    for key, why in (("beta", "one"), ("top_p", "one"), ("delta", "two"), ("epsilon", "not given")):
+        one.leave(key, why)
+    one.source.launcher = ["torchrun", "--x"]
+    assert head(one, "a.yaml")[1:-2] == [
+        "#",
+        "# (!) To decide before it is run:",
+        "#   - decide",
+        "#",
+        "# Not carried over:",
+        f"#   beta {'x' * 57}...",
+        "#   top_p ${P}",
+        "#       one",
+        "#   delta 2",
+        "#       two",
+    ]
+    assert head(one, "a.yaml")[0].endswith("from a.yaml.")
+    assert head(one, "a.yaml")[-2:] == [
+        "#",
+        "# Launched there by: torchrun --x. Here: accelerate launch -m mmgrpo.cli.train --config ...",
+    ]
+
+
+def test_a_long_comment_is_wrapped_and_continues_as_far_in():
+    lines = comment("word-word " * 30, "#   - ")
+    assert len(lines) == 3 and all(len(line) <= 118 for line in lines) and max(map(len, lines)) > 108
+    assert lines[0].startswith("#   - word") and all(line.startswith("#     word") for line in lines[1:])
+    assert comment("a\x00b", "# ") == ["# a b"] and comment(" ", "# ") == ["# "]
+    assert comment("x" * 50 + " " + "y-" * 40, "# ") == ["# " + "x" * 50, "# " + "y-" * 40]
+
+
+def test_an_entry_has_its_origin_behind_it_in_one_column():
+    one = draft(seed=7)
+    one.set("seed", 7, "seed", note="as\nthere")
+    one.set("steps", 3)
+    assert entry(one, "seed", "seed", 7) == "seed: 7" + " " * 33 + "  # seed 7; as there"
+    assert entry(one, "steps", "  steps", 3) == "  steps: 3"
+    assert entry(one, "keep", "keep", [1]) == "keep: [1]"
+
+
+def test_the_recipe_has_our_order_and_ends_with_a_line():
+    flags = "--max_steps 3 --temperature 0.5 --run_name a --beta 0.1 --reward_funcs accuracy_reward --lr 1"
+    flags += " --num_generations_eval 4 --save_total_limit 1"
+    text, _ = recipe_of("TRL", "", flags.split())
+    keys = re.findall(r"^(\w+):", text, re.MULTILINE)
+    order = ["name", "steps", "seed", "save_every", "keep", "trackers", "model", "data", "sampling", "algorithm"]
+    assert keys == [*order, "rewards", "optim", "eval"] and text.endswith("\n") and not text.endswith("\n\n")
+    assert re.search(r"^  temperature: 0.5 +# temperature 0.5$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("project", "flags", "title"),
+    [
+        ("ms-swift", ["--num_generations", "2", "--per_device_train_batch_size", "2"], "ms-swift"),
+        ("swift", ["--num_generations", "2", "--per_device_train_batch_size", "2"], "ms-swift"),
+        ("EasyR1", ["worker.rollout.n=2"], "EasyR1"),
+        ("Flow-GRPO", ["--config.sample.num_image_per_prompt=2"], "Flow-GRPO"),
+    ],
+)
+def test_a_project_can_be_written_in_its_own_way(project: str, flags: list[str], title: str):
+    text, _ = recipe_of(project, "", flags)
+    assert text.startswith(f"# {title} as a recipe of mmgrpo; made by 'mmgrpo migrate' from flags.")
+
+
+def test_what_the_command_line_says_comes_before_what_the_source_does(tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text("torchrun --nproc_per_node=4 train.py --per_device_train_batch_size 8 --num_train_epochs 1\n")
+    cases: list[tuple[dict[str, Any], int]] = [({}, 4), ({"processes": 2}, 2)]
+    for options, prompts in cases:
+        assert yaml.safe_load(recipe_of("trl", str(path), **options)[0])["data"]["prompts_per_step"] == prompts
+    assert yaml.safe_load(recipe_of("trl", str(path), rows=40)[0])["steps"] == 10
+    assert "steps" not in yaml.safe_load(recipe_of("trl", str(path))[0])
+    assert (
+        yaml.safe_load(recipe_of("trl", str(path), ["--model_name_or_path", "x"])[0])["model"]["family"] == "causal_lm"
+    )
+    named, _ = recipe_of("trl", str(path), ["--model_name_or_path", "x"], "qwen_vl")
+    assert yaml.safe_load(named)["model"]["family"] == "qwen_vl"
+
+
+def test_only_nested_projects_have_sections(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("worker: {rollout: {n: 3}}\n")
+    for project in ("easyr1", "verl"):
+        flags = [] if project == "easyr1" else ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=3"]
+        text, _ = recipe_of(project, str(path), flags)
+        assert ("unknown to verl" in text) is (project == "verl") and "worker.rollout.n 3" in text
+    assert "#   worker {" in recipe_of("trl", str(path))[0]

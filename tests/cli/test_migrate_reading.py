@@ -1,0 +1,253 @@
+"""What migrate reads, at the limits: scripts, sections, Python files, the tables and the page of the documentation."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from mmgrpo.cli.migrate import page
+from mmgrpo.cli.migrate.draft import Draft
+from mmgrpo.cli.migrate.python_file import from_python
+from mmgrpo.cli.migrate.script import command_of
+from mmgrpo.cli.migrate.sources import Source, flatten, from_words, json_of, plain, text_of
+from mmgrpo.cli.migrate.tables import table
+
+
+def settings(script: str) -> dict[str, Any]:
+    source = Source("a.sh")
+    from_words(source, command_of(script, "a.sh").words)
+    return source.values
+
+
+# ---- scripts
+
+
+@pytest.mark.parametrize(
+    ("script", "values"),
+    [
+        ("python a.py --x 1 \\", {"x": 1}),
+        ("export\npython a.py --x 1", {"x": 1}),
+        ("set -e\nexport A=1\nB=2\nenv C=3 python a.py --x $A --y ${B}", {"x": 1, "y": 2}),
+        ("python a.py --name git --x pip", {"name": "git", "x": "pip"}),
+        ('python a.py --x "" --y 1', {"x": "", "y": 1}),
+        ("git add a.py\ncp a.py b.py\npip install b.py\npython c.py --x 1", {"x": 1}),
+        ("trl grpo --x 1", {"x": 1}),
+        ("megatron rlhf --x 1", {"x": 1}),
+        ("python -m swift.cli.rlhf --x 1", {"x": 1}),
+        ("python -m trl.scripts.grpo --x 1", {"x": 1}),
+        ("# comment \\\npython a.py --x 1", {"x": 1}),
+        ("python a.py --x 'a\nb'", {"x": "a\nb"}),
+        ("echo a; python a.py --x 1 && echo b || echo c & python -V", {"x": 1}),
+        ("python a.py \\\n  --x 1 \\\n  # --y 2", {"x": 1}),
+    ],
+)
+def test_the_command_of_a_script(script: str, values: dict[str, Any]):
+    assert settings(script) == values
+
+
+def test_a_quote_is_open_for_at_most_five_hundred_lines():
+    assert settings("python a.py --x 'a" + "\n" * 500 + "b'") == {"x": "a" + "\n" * 500 + "b"}
+    with pytest.raises(ValueError, match="a.sh, line 2: a quote is opened and not closed"):
+        settings("\npython a.py --x 'a" + "\n" * 501 + "b'")
+
+
+@pytest.mark.parametrize(
+    ("script", "program", "launcher", "processes"),
+    [
+        ("torchrun --nnodes 2 --nproc_per_node 4 a.py", "a.py", 5, 8),
+        ("NNODES=3 NPROC_PER_NODE=2 swift rlhf", "swift rlhf", 0, 6),
+        ("torchrun --nproc_per_node gpu a.py", "a.py", 3, 0),
+        ("accelerate launch --num-processes=12 a.py --num_processes 3", "a.py", 3, 12),
+        ("accelerate launch --num_processes 1234567 a.py", "a.py", 4, 0),
+        ("torchrun --nproc_per_node=999999 a.py", "a.py", 2, 999999),
+        ("python dir.d/a-b.py", "dir.d/a-b.py", 1, 0),
+    ],
+)
+def test_the_launcher_of_a_script(script: str, program: str, launcher: int, processes: int):
+    command = command_of(script, "a.sh")
+    assert (command.program, len(command.launcher), command.processes) == (program, launcher, processes)
+
+
+# ---- settings
+
+
+def test_a_later_setting_overrides_an_earlier_one_read_or_not():
+    source = Source("a")
+    for value in (1, "${X}", "2"):
+        source.put("a", value)
+        source.put("b", 0)
+    assert source.values == {"a": "2", "b": 0} and source.unread == {}
+    source.put("a", ["x", "$(y)"])
+    assert [*source.values] == ["b"] and source.unread == {"a": "x $(y)"}
+    source.put("c", ["x", 1])
+    assert source.values["c"] == ["x", 1]
+
+
+@pytest.mark.parametrize("text", ["${X}", "a$(b)", "`c`", "$HOME"])
+def test_what_the_shell_would_fill_in_is_not_read(text: str):
+    source = Source("a")
+    source.put("a", text)
+    assert source.unread == {"a": text} and source.values == {}
+
+
+def test_names_texts_and_numbers_of_settings_have_limits():
+    source = Source("a")
+    source.put("k" * 200, "x" * 10_000)
+    for key, value, words in (("k" * 201, 1, "has 201 characters"), ("a", "x" * 10_001, "got 10001 characters")):
+        with pytest.raises(ValueError, match=words):
+            source.put(key, value)
+    for number in range(1_999):
+        source.put(f"k{number}", 1)
+    with pytest.raises(ValueError, match="has more than 2000 settings"):
+        source.put("more", 1)
+
+
+def test_sections_can_be_sixteen_levels_deep():
+    def nested(levels: int) -> dict[str, Any]:
+        return {"k": nested(levels - 1)} if levels else {"k": 1}
+
+    source = Source("a")
+    flatten(source, nested(16), True)
+    assert source.values == {".".join("k" * 17): 1}
+    with pytest.raises(ValueError, match="sections in more than 16 levels"):
+        flatten(Source("a"), nested(17), True)
+    flatten(source, {"a": {"b": 1}, "c": {}}, False)
+    assert source.values["a"] == {"b": 1}
+    flatten(source, {"d": {}}, True)
+    assert source.values["d"] == {}
+
+
+def test_a_file_has_at_most_a_mebibyte_and_may_begin_with_a_mark(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xef\xbb\xbf" + b"{}")
+    assert json_of(text_of(path), path) == {}
+    path.write_bytes(b" " * (1 << 20))
+    assert len(text_of(path)) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--a", "b.c=1"], {"a": True, "b.c": 1}),
+        (["--a", "+b=1"], {"a": True, "b": 1}),
+        (["--a", "-1", "-.5"], {"a": [-1, -0.5]}),
+        (["--a", "b=1"], {"a": "b=1"}),
+        (["--a-b", "1", "-c-d", "2"], {"a_b": 1, "c-d": 2}),
+        (["--a="], {"a": ""}),
+        (["~a=1"], {"a": 1}),
+        (["--config.a.b=x\ny"], {"a.b": "x\ny"}),
+    ],
+)
+def test_words_are_settings(words: list[str], values: dict[str, Any]):
+    source = Source("a")
+    from_words(source, words)
+    assert source.values == values
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("None", None), ("1" * 18, int("1" * 18)), ("[]", []), ("[a", "[a"), ("[{a}]", "[{a}]"), ("+5", 5)],
+)
+def test_a_word_means_a_value(text: str, value: Any):
+    assert repr(plain(text)) == repr(value)
+
+
+# ---- Python
+
+
+def python(text: str, chosen: str = "") -> Source:
+    source = Source("a.py")
+    from_python(source, text, chosen)
+    return source
+
+
+def test_only_functions_that_assign_are_configurations():
+    assert python("def f(x):\n    print(x)\n\ndef g():\n    config.a = 1\n").values == {"a": 1}
+    assert python("config.a = 1\nconfig.b = config.a + 1").values == {"a": 1, "b": 2}
+
+
+def test_an_assignment_that_cannot_be_read_takes_the_place_of_one_that_could():
+    source = python("config.a = 1\nconfig.a = f()\nconfig.b = f()\nconfig.b = 2")
+    assert source.values == {"b": 2} and source.unread == {"a": "f() (line 2)"}
+    assert python(f"config.a = f('{'x' * 300}')").unread["a"] == f"f('{'x' * 197} (line 1)"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1_000_000_000 * 2", 2_000_000_000),
+        ("1_000_000_001 * 2", None),
+        ("7 // 2", 3),
+        ("7 / 2", 3.5),
+        ("7 - 2 + 1", 6),
+        ("int(7 / 2)", 3),
+        ("int('7')", None),
+        ("int(7, 8)", None),
+        ("float(7)", None),
+        ("(1, 7 // 2)", (1, 3)),
+        ("(1, f())", None),
+        ("1 / 0", None),
+        ("True + 1", None),
+        ("2 ** 3", None),
+        ("'a' + 'b'", None),
+        ("os.path.join(os.getcwd(), 'x')", "x"),
+        ("os.path.join(os.getcwd(), 'x', 'y')", None),
+        ("os.path.join('x', 'y')", None),
+        ("n * 2", 8),
+        ("config.seed + 1", 4),
+        ("m", None),
+    ],
+)
+def test_sizes_are_computed_and_nothing_else(expression: str, value: Any):
+    source = python(f"def f():\n    config.seed = 3\n    n = 4\n    config.a = {expression}\n")
+    assert source.values.get("a") == value and ("a" in source.unread) is (value is None)
+
+
+@pytest.mark.parametrize("name", ["gpu_number", "n_gpus", "num_gpus"])
+def test_the_number_of_processes_is_one_of_three_names(name: str):
+    assert python(f"{name} = 8\nconfig.a = 1").processes == 8
+    assert python(f"{name} = 8\n{name} = 9\nconfig.a = 1").processes == 8
+    assert python(f"{name} = 'x'\nconfig.a = 1").processes == python("n = 8\nconfig.a = 1").processes == 0
+
+
+def test_sections_can_have_names_of_their_own():
+    text = "config.a = a = ml.ConfigDict()\na.b = 1\nconfig.c = ml.ConfigDict({'x': 1})\nother.d = 2\nconfig.e = None"
+    source = python(text)
+    assert source.values == {"a.b": 1, "e": None} and [*source.unread] == ["c"]
+
+
+# ---- the tables and the page
+
+
+def test_a_pattern_of_a_table_stands_for_settings_that_have_no_row_of_their_own():
+    verl = table("verl")
+    found = verl.find("critic.model.path")
+    assert found is not None and found.key == "critic.*" and verl.find("critics") is None
+    own = verl.find("data.seed")
+    assert own is not None and own.key == "data.seed" and "data.seed" in verl.names
+    assert not any("*" in name for name in verl.names) and len(verl.names) < len(verl.rows)
+    assert Draft(verl, Source("a"), "qwen_vl").rows == 0
+
+
+def test_the_page_is_written_between_its_marks(tmp_path, monkeypatch):
+    path = tmp_path / "page.md"
+    path.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["page", str(path)])
+    page.main()
+    text = path.read_text()
+    assert text.startswith(f"before\n{page.BEGIN}\n\n## Losses of TRL") and text.endswith(f"\n\n{page.END}\nafter\n")
+    assert "old" not in text.split("\n") and page.filled(text) == text
+    for broken in (text.replace(page.END, ""), text + page.BEGIN, ""):
+        with pytest.raises(ValueError, match="once each"):
+            page.filled(broken)
+    for words in ([], ["a", "b"]):
+        monkeypatch.setattr(sys, "argv", ["page", *words])
+        with pytest.raises(ValueError, match="usage: python -m"):
+            page.main()
+
+
+def test_cells_of_the_page_are_text():
+    assert page.grid(("a", "b"), [("x|y", "`<b>` <c>")]) == "| a | b |\n| --- | --- |\n| x\\|y | `<b>` &lt;c> |"
+    assert page.ours("a.b, c") == "`a.b`, `c`" and page.shown(None) == "" and page.shown([1]) == "`[1]`"

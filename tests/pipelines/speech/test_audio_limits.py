@@ -1,0 +1,115 @@
+"""Sounds at the limits of what is heard, and how files are read, by numbers."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.data.limits import Unreadable
+from mmgrpo.types import Audio, Media, Prompt
+from pipelines.speech import audio
+from pipelines.speech.audio import clip_samples, read_audio, resample
+
+soundfile = pytest.importorskip("soundfile")
+
+
+def samples(*values: float) -> np.ndarray:
+    return np.array([values], np.float32).T
+
+
+def test_silence_and_another_scale_begin_at_their_limits():
+    assert audio._validate(samples(1.01e-4), 1, 2.0).samples.numel() == 1
+    assert audio._validate(samples(2.0, -2.0), 1, 2.0).samples.tolist() == [[1.0, -1.0]]
+    for value, reason in ((0.99e-4, "is silent"), (-2.01, r"got samples up to 2.01, expected samples in")):
+        with pytest.raises(Unreadable, match=reason):
+            audio._validate(samples(value), 1, 2.0)
+
+
+def test_a_sound_in_memory_is_as_long_as_it_may_be_and_keeps_its_channels_mean():
+    stereo = Audio(torch.tensor([[0.5, 0.25], [0.0, 0.25]]), 2)
+    heard = read_audio(Media("audio", stereo), max_seconds=1.0)
+    assert heard.samples.tolist() == [[0.25, 0.25]] and heard.rate == 2
+    with pytest.raises(Unreadable, match="a sound in memory: got 1.0 s of sound, expected at most 0.9 s"):
+        read_audio(Media("audio", stereo), max_seconds=0.9)
+
+
+def test_a_resampled_sound_stays_within_one():
+    """A square wave overshoots at its edges, which is cut off on both sides."""
+    square = torch.ones(1, 800).index_fill(1, torch.arange(200, 400), -1.0)
+    heard = resample(Audio(square, 8_000), 16_000).samples
+    assert (heard.max().item(), heard.min().item()) == (1.0, -1.0) and heard.shape == (1, 1600)
+
+
+def clip(seconds: float, rate: int = 100, **options: Any) -> Media:
+    return Media("audio", Audio(torch.full((1, round(rate * seconds)), 0.5), rate), options)
+
+
+def test_a_prompts_clip_is_as_long_as_the_model_hears():
+    prompt = Prompt("", "p")
+    assert clip_samples(prompt, clip(2.0), 100, 2.0).tolist() == [0.5] * 200
+    with pytest.raises(ValueError, match=r"prompt 'p': its clip has 2.0 s, more than model.seconds=1.99; shorten it"):
+        clip_samples(prompt, clip(2.0), 100, 1.99)
+    with pytest.raises(ValueError, match="its clip has 29.0 s, more than model.seconds=2"):  # heard, and too long
+        clip_samples(prompt, clip(29.0), 100, 2.0)
+    with pytest.raises(Unreadable, match="prompt 'p': a sound in memory: got 31.0 s of sound, expected at most 30 s"):
+        clip_samples(prompt, clip(31.0), 100, 2.0)
+    assert len(clip_samples(prompt, clip(31.0), 100, 31.0)) == 3100
+    hidden = clip_samples(prompt, clip(0.1, mask="center"), 100, 2.0)
+    assert hidden.tolist() == [0.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        (b"RIFF" + (12).to_bytes(4, "little") + bytes(12), 0),
+        (b"RIFF" + (15).to_bytes(4, "little") + bytes(12), 3),
+        (b"RIFF" + (5).to_bytes(4, "little") + bytes(12), 0),
+        (b"RIFX" + (15).to_bytes(4, "big") + bytes(12), 3),
+        (b"FORM" + (15).to_bytes(4, "big") + bytes(12), 3),
+        (b"fLaC" + (15).to_bytes(4, "big") + bytes(12), 0),
+        (b"RIFF" + (0x7F000000 - 9).to_bytes(4, "little"), 0x7F000000 - 9),  # of 8 + 0x7EFFFFF7 bytes there are 8
+        (b"RIFF" + (0x7F000000 - 8).to_bytes(4, "little"), 0),  # what a pipe declares
+    ],
+)
+def test_bytes_that_a_header_declares_and_the_file_lacks_are_counted(content, missing, tmp_path):
+    (tmp_path / "a").write_bytes(content)
+    assert audio._missing_bytes(str(tmp_path / "a")) == audio._missing_bytes(BytesIO(content)) == missing
+
+
+@pytest.mark.parametrize(
+    ("head", "by_soundfile"),
+    [(b"\xff\xe0", True), (b"\xff\xfb", True), (b"\xff\xdf", False), (b"\xfe\xfb", False), (b"fLaC", True)],
+)
+def test_soundfile_reads_what_begins_as_its_formats_and_av_the_rest(head, by_soundfile, tmp_path, monkeypatch):
+    (tmp_path / "a.raw").write_bytes(head + bytes(20))
+    asked = []
+    monkeypatch.setattr(soundfile, "SoundFile", lambda file: asked.append(file))
+    with pytest.raises(Unreadable, match="cannot be read as a sound by soundfile"):
+        read_audio(Media("audio", str(tmp_path / "a.raw")))
+    assert bool(asked) == by_soundfile
+
+
+def test_av_counts_the_samples_that_it_decodes_and_returns_the_last_ones(tmp_path, monkeypatch):
+    av = pytest.importorskip("av")
+    tone = (np.sin(np.arange(4_000) * 0.1) * 0.5).astype(np.float32)
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("flac", rate=8_000, layout="mono")
+        for start in range(0, 4_000, 1_000):
+            frame = av.AudioFrame.from_ndarray(
+                (tone[None, start : start + 1_000] * 32767).astype(np.int16), "s16", "mono"
+            )
+            frame.sample_rate, frame.pts = 8_000, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    seen = []
+    monkeypatch.setattr(audio, "_check_header", lambda *given: seen.append(given))
+    found, rate = audio._decode_by_av(str(tmp_path / "a.mkv"), 9.0)
+    assert rate == 8_000 and found.shape == (4_000, 1) and np.abs(found[:, 0] - tone).max() < 1e-4
+    assert all((one[0], one[1], one[3]) == (8_000, 1, 9.0) for one in seen)
+    stated, *counted = (one[2] for one in seen)
+    assert stated == pytest.approx(4_000, abs=10)  # the container's duration
+    assert counted[0] > 0 and counted == sorted(counted) and counted[-1] == 4_000 and len(set(counted)) == len(counted)

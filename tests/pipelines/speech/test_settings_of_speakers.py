@@ -1,0 +1,278 @@
+"""Settings of families that speak reach their models, and rows whose clips cannot be read are left out or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.family import families, family
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.registry import parse
+from mmgrpo.runtime.config import config_class
+from mmgrpo.types import Audio, Media, Prompt, Turn
+from pipelines.speech import codec_speech, ctc, flow_speech, qwen_audio, renderers, stable_audio, vocoders, whisper
+from pipelines.speech.mel import GriffinLim, MelFormat
+from pipelines.training import Training
+from reward_models import REWARDS
+
+
+class Mute:
+    """A vocoder of one's own."""
+
+    def sound(self, mel: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(mel.shape[1] * 256)
+
+
+def config(name: str, path: str = "", **model: Any) -> Any:
+    made = config_class(family(name).sections)(seed=3)
+    for key, value in {"path": path, **model}.items():
+        setattr(made.model, key, value)
+    return made
+
+
+@pytest.fixture(scope="module")
+def f5(tmp_path_factory) -> str:
+    return flow_speech.tiny(tmp_path_factory.mktemp("f5") / "here" / "inside")
+
+
+def test_settings_reach_a_model_of_flow_matching(f5):
+    place = f5.rpartition("/")[0]
+    options = {"folder": "inside", "release": "v0", "head": "drawn", "sigma": 0.7, "vocoder": f"{__name__}:Mute"}
+    numbers = {"seconds": 3.0, "guidance": 2.0, "pace": 9.0, "lora_rank": 2, "gradient_checkpointing": True}
+    made = config("flow_speech", place, **options, **numbers)
+    made.sampling.grid, made.sampling.kernel = "shifted_linspace(shift=2)", "drawn_velocity"
+    made.sampling.steps, made.sampling.evaluation_steps = 4, 6
+    policy = family("flow_speech").policy(made, "cpu")
+    model = policy.model
+    assert isinstance(policy, DenoisingPolicy) and policy.settings.config is made
+    assert (model.shape.rotates_all, model.shape.masks_text, model.shape.spread) == (False, False, True)
+    assert torch.allclose(model.network.state_dict()["proj_out_ln_sig.bias"].exp(), torch.tensor(0.7))
+    assert isinstance(model.voice, Mute) and (model.seconds, model.guidance, model.pace) == (3.0, 2.0, 9.0)
+    assert model.levels == made.sampling.grid and (policy.grid.steps, policy.evaluation_grid.steps) == (4, 6)
+    assert model.training.lora_seed == 3 and model.training.lora_rank == 2 and model.network.recomputes
+    policy.save(Path(place) / "new" / "adapters")
+    made.model.lora_rank = 0
+    again = family("flow_speech").policy(made, "cpu", training=False, weights=f"{place}/new/adapters").model
+    assert again.training.adapters and not again.training.gradient_checkpointing
+    assert model.device == torch.device("cpu")
+
+
+def test_by_default_a_model_of_flow_matching_is_the_first_release_without_a_drawn_head(f5):
+    model = flow_speech.load(f5)
+    assert (model.shape.rotates_all, model.shape.masks_text, model.shape.spread) == (True, True, False)
+    assert model.voice == GriffinLim(MelFormat(mels=16)) and model.evaluations_per_row == 1
+    drawn = flow_speech.load(f5, head="drawn").network.state_dict()["proj_out_ln_sig.bias"]
+    assert torch.allclose(drawn.exp(), torch.tensor(0.3))
+    matching = config("flow_speech", f5)
+    matching.sampling.policy = "matching"
+    policy = family("flow_speech").policy(matching, "cpu")
+    assert isinstance(policy, FlowMatchingPolicy)
+    policy.save(Path(f5).parent / "whole" / "model")
+    policy.save(Path(f5).parent / "whole" / "model")  # again, over it
+    assert flow_speech.load(Path(f5).parent / "whole" / "model").shape == model.shape
+    assert family("flow_speech").decisions(matching) == "matching"
+    assert family("flow_speech").decisions(config("flow_speech")) == "gaussian"
+
+
+@pytest.mark.parametrize(("guidance", "factor"), [(1.0, 1), (2.0, 2)])
+@pytest.mark.parametrize("name", ["flow_speech", "stable_audio"])
+def test_guidance_doubles_the_evaluations(name, guidance, factor):
+    made = config(name, guidance=guidance)
+    made.data.prompts_per_step, made.data.group_size, made.sampling.steps = 3, 4, 5
+    assert family(name).arithmetic(made).totals["evaluations to sample"] == factor * 3 * 4 * 5
+
+
+class Voice:
+    """A renderer and a vocoder of one's own."""
+
+    def natural(self, prompt: Prompt) -> float:
+        return 1.0
+
+    def size(self) -> int:
+        return 9
+
+    def render(self, prompt: Prompt, asked: Any) -> Audio:
+        return Audio(torch.zeros(1, 1), 8)
+
+
+ONE_VOICE = Voice()
+
+
+def speaks() -> Voice:
+    return ONE_VOICE
+
+
+@pytest.mark.parametrize("named", [renderers.renderer, vocoders.vocoder])
+def test_an_engine_of_ones_own_is_an_object_its_class_or_a_function_that_returns_it(named):
+    assert named(f"{__name__}:ONE_VOICE") is named(f"{__name__}:speaks") is ONE_VOICE
+    assert isinstance(named(f"{__name__}:Voice"), Voice)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "rate"),
+    [
+        ({"codebook_size": 7, "sampling_rate": 8}, 7, 8),
+        ({"quantization_levels": [2, 3], "sampling_rate": 8, "output_sampling_rate": 16}, 6, 16),
+        ({"n_codebooks": 1, "codebook_size": 7, "sampling_rate": 8, "output_sampling_rate": None}, 7, 8),
+    ],
+)
+def test_a_codec_states_its_size_and_the_rate_of_its_output_which_is_cut_off(config, size, rate):
+    class Network(torch.nn.Linear):
+        def decode(self, audio_codes: torch.Tensor) -> SimpleNamespace:
+            assert audio_codes.tolist() == [[[1, 0]]]
+            return SimpleNamespace(audio_values=torch.tensor([[[0.5, 1.5, -1.5]]], dtype=torch.float64))
+
+    network: Any = Network(1, 1)
+    network.config = SimpleNamespace(**config)
+    codec = vocoders.Codec(network, "a")
+    assert (codec.size(), codec.rate) == (size, rate) and not network.weight.requires_grad
+    sound = codec.render(Prompt("a"), torch.tensor([1, 0]))
+    assert sound.samples.tolist() == [[0.5, 1.0, -1.0]] and sound.samples.dtype == torch.float32
+    assert codec.device == torch.device("cpu")
+
+
+def test_settings_reach_a_model_of_sounds(tmp_path):
+    folder = str(stable_audio.tiny(tmp_path / "tiny"))
+    made = config("stable_audio", folder, seconds=0.25, guidance=3.0, decode_batch_size=2, lora_rank=2)
+    made.sampling.steps, made.sampling.forward_batch_size = 4, 5
+    policy = family("stable_audio").policy(made, "cpu")
+    model = policy.model
+    assert (model.seconds, model.guidance, model.decode_batch_size) == (0.25, 3.0, 2) and model.training.lora_seed == 3
+    assert policy.settings.config is made and policy.settings.family.name == "stable_audio"
+    assert policy.grid.steps == 4 and policy.solver.forward_batch_size == 5
+    policy.save(tmp_path / "adapters")
+    made.model.lora_rank = 0
+    made.model.gradient_checkpointing = True
+    again = family("stable_audio").policy(made, "cpu", weights=str(tmp_path / "adapters"), training=False)
+    assert again.model.training.adapters and not again.model.training.gradient_checkpointing
+    plain = stable_audio.load(folder)
+    plain.save(tmp_path / "new" / "whole", plain.network)
+    saved = stable_audio.load(folder, Training(weights=tmp_path / "new" / "whole" / "transformer"))
+    assert torch.equal(saved.network.proj_out.weight, plain.network.proj_out.weight)  # type: ignore[union-attr]
+    assert (plain.guidance, plain.decode_batch_size, plain.seconds) == (7.0, 4, pytest.approx(0.512))
+
+
+def test_settings_reach_a_model_of_speech_tokens(tmp_path):
+    folder = codec_speech.tiny(tmp_path / "tiny")
+    options = {"begin": "<|s_0|>", "end": "<|s_31|>", "instruction": "say {text}", "vocoder": "tones"}
+    made = config("codec_speech", folder, **options, gradient_checkpointing=True, dtype="bfloat16", lora_rank=2)
+    policy = family("codec_speech").policy(made, "cpu")
+    model = policy.model
+    assert {name: getattr(model, name) for name in ("begin", "instruction", "speech_token")} == {
+        "begin": "<|s_0|>",
+        "instruction": "say {text}",
+        "speech_token": "<|s_{}|>",
+    }
+    assert isinstance(model.voice, vocoders.Tones) and model.checkpointing and model.dtype == torch.bfloat16
+    assert model.end_ids == {model.tokenizer.convert_tokens_to_ids("<|s_31|>")} and model.reading is None
+    assert policy.settings.config is made and policy.settings.family.name == "codec_speech"
+
+
+@pytest.mark.parametrize("module", [whisper, ctc, qwen_audio])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 30.5])
+def test_the_window_of_a_recognizer_is_above_zero_and_at_most_half_a_minute(module, seconds):
+    with pytest.raises(ValueError, match=f"seconds: got {seconds:g}, expected more than 0 and at most 30"):
+        module.load("nowhere", seconds=seconds)
+    with pytest.raises(FileNotFoundError, match="there is no model folder 'nowhere'"):
+        module.load("nowhere", seconds=30.0)
+
+
+# Rows whose clips cannot be read
+
+
+def row(name: str, *media: Media) -> Prompt:
+    return Prompt("say", name, turns=(Turn("user", (*media, "say")),))
+
+
+HEARD = Media("audio", Audio(torch.full((1, 800), 0.5), 8_000))
+LOST = Media("audio", "lost.wav")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("whisper", "clips"), ("flow_speech", "clips"), ("codec_speech", "recordings")]
+)
+def test_rows_are_left_out_up_to_the_limit_and_refused_beyond_it(name, kind, capsys):
+    made, rows = config(name), [row("a", HEARD), row("b", HEARD), row("c", LOST)]
+    made.data.skip_limit = 0.34
+    kept, [skipped] = family(name).readable(made, rows, "a.jsonl")
+    assert list(kept) == rows[:2] and skipped.id == "c" and "no such file" in skipped.reason
+    assert f"{kind} of a.jsonl" in capsys.readouterr().err  # the title of the progress bar
+    made.data.skip_limit = 0.33
+    with pytest.raises(ValueError, match=f"a.jsonl: 1 of 3 {kind} cannot be read, more than data.skip_limit=0.33"):
+        family(name).readable(made, rows, "a.jsonl")
+    assert list(family(name).readable(made, [Prompt("say", "d")], "a.jsonl")[0]) == [Prompt("say", "d")]
+
+
+@pytest.mark.parametrize("name", ["whisper", "flow_speech"])
+def test_a_clip_is_as_long_as_the_model_hears(name):
+    made = config(name, seconds=0.1)
+    assert family(name).readable(made, [row("a", HEARD)], "a.jsonl")[1] == []
+    made.model.seconds = 0.09
+    with pytest.raises(ValueError, match="got 0.1 s of sound, expected at most 0.09 s"):
+        family(name).readable(made, [row("a", HEARD)], "a.jsonl")
+
+
+def test_clips_of_a_command_line_are_files():
+    first, second = family("whisper").from_files(["x/a.wav", "b.wav"])
+    assert (first.text, first.id, first.media) == ("", "a.wav", (Media("audio", "x/a.wav"),)) and second.id == "b.wav"
+    assert first.turns[0].role == "user"
+
+
+@pytest.mark.parametrize("name", ["duration", "flow_speech", "stable_audio", "codec_speech"])
+def test_texts_of_a_command_line_are_prompts_without_a_blank_version(name):
+    typed = family(name).prompts(config(name), ["one", "two"])
+    assert [(one.text, one.id, one.media) for one in typed] == [("one", "prompt-0", ()), ("two", "prompt-1", ())]
+    assert family(name).blank(typed) == [] and family(name).summary(config(name), None) == {}
+
+
+class Letters:
+    """A tokenizer of letters, which would begin and end a text by marks."""
+
+    chat_template = None
+    eos_token_id, pad_token_id = 1, 0
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        ids = [ord(letter) for letter in text]
+        return {"input_ids": [1, *ids, 2] if add_special_tokens else ids}
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return f"<{ids}>"
+
+
+def test_texts_are_tokens_without_marks_of_the_tokenizer():
+    from pipelines.conversation import completion_ids
+
+    model = object.__new__(codec_speech.CodecSpeech)
+    model.tokenizer, model.end_ids, model.begin = Letters(), frozenset({9}), "!"
+    model.instruction, model.speech_token = "{text}", "<|s_{}|>"
+    assert model._ids(Prompt(" a \n b", "0")) == [ord(letter) for letter in "a b!"]
+    assert completion_ids(Letters(), "a", frozenset({1, 2})) == [97, 1]
+    assert completion_ids(Letters(), "a", frozenset({3, 2})) == [97, 2]
+
+
+@pytest.mark.parametrize("name", ["whisper", "qwen_audio", "audio_text", "ctc", "codec_speech", "duration"])
+def test_decisions_of_speech_are_tokens_and_a_model_has_a_path_unless_one_is_embedded(name):
+    assert family(name).decisions(config(name)) == "tokens"
+    if name != "duration":
+        with pytest.raises(ValueError, match=f"model.path: family '{name}' has no embedded model"):
+            family(name).check(config(name))
+    assert family(name).check(config(name, "somewhere")) is None
+
+
+def test_a_width_of_a_new_network_is_a_multiple_of_twice_its_heads():
+    family("duration").check(config("duration", width=12, heads=3))
+    family("duration").check(config("duration", "somewhere", width=10, heads=3))
+    for width in (10, 9):
+        with pytest.raises(ValueError, match=f"model.width: got {width}, expected a multiple of twice model.heads=3"):
+            family("duration").check(config("duration", width=width, heads=3))
+
+
+@pytest.mark.parametrize("name", [one.name for one in families().values() if one.modality == "speech"])
+def test_rewards_of_a_family_are_there_by_default(name):
+    rewards = family(name).sections.rewards
+    assert rewards and all(parse(text)[0] in REWARDS for text in rewards)

@@ -1,0 +1,109 @@
+"""What is read of a pipeline's folder, in which precision, and which parts of it are looked at first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from safetensors.torch import save_file
+
+from pipelines import pretrained
+from pipelines.lora import read_adapters
+from pipelines.pretrained import check_pipeline, read_pipeline
+from pipelines.training import Training
+
+PARTS = {
+    "_class_name": "SomePipeline",
+    "_name_or_path": ["transformers", "Not"],
+    "text_encoder": ["transformers", "T5EncoderModel"],
+    "tokenizer": ["transformers", "T5Tokenizer"],
+    "transformer": ["diffusers", "SomeTransformer"],
+    "absent": [None, None],
+    "scheduler": ["elsewhere", "Code"],
+    "size": 3,
+}
+
+
+class Kind:
+    """A class of pipelines, which remembers what it is asked."""
+
+    asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
+
+    @classmethod
+    def from_pretrained(cls, path: str, **given: Any) -> str:
+        cls.asked.append((path, given))
+        return f"{cls.__name__} of {path}"
+
+
+class Vae(Kind):
+    """A class of autoencoders."""
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_parts_are_looked_at_and_read_in_the_precision_of_their_kind(allow_pickle, tmp_path, monkeypatch):
+    (tmp_path / "model_index.json").write_text(json.dumps(PARTS))
+    looked: list[tuple[str, str, bool]] = []
+    monkeypatch.setattr(pretrained, "check_weights", lambda *given: looked.append(given))
+    monkeypatch.setattr(Kind, "asked", [])
+    training, folder = Training(dtype="bfloat16", allow_pickle=allow_pickle), str(tmp_path)
+    made = read_pipeline(Kind, folder, training, Vae, transformer="network", scheduler=None)
+    assert made == f"Kind of {folder}"
+    assert looked == [(folder, name, allow_pickle) for name in ("text_encoder", "tokenizer")]
+    safe = {"use_safetensors": None if allow_pickle else True}
+    assert Kind.asked[0] == (folder, {"subfolder": "vae", "dtype": torch.float32, **safe})
+    parts = {"transformer": "network", "scheduler": None, "vae": f"Vae of {folder}"}
+    assert Kind.asked[1] == (folder, {**parts, "dtype": torch.bfloat16, "trust_remote_code": False, **safe})
+
+
+def test_the_autoencoder_is_that_of_pictures_unless_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(AutoencoderKL, "from_pretrained", lambda path, **given: "pictures")
+    monkeypatch.setattr(Kind, "asked", [])
+    read_pipeline(Kind, str(tmp_path), Training())
+    assert Kind.asked[0][1]["vae"] == "pictures"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        ["elsewhere", "Code"],
+        ["diffusers", "a.b"],
+        ["diffusers"],
+        ["diffusers", "A", "B"],
+        {"a": 1},
+        {"diffusers": 0, "A": 1},
+        [None, "A"],
+    ],
+)
+def test_a_part_of_another_package_is_refused_unless_it_is_not_read(part, tmp_path):
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps({"_class_name": "A", "unet": part}))
+    with pytest.raises(ValueError, match="model_index.json: 'unet': got .*, expected a class of diffusers or transfor"):
+        check_pipeline(str(tmp_path))
+    check_pipeline(str(tmp_path), ["unet"])
+    index.write_text(json.dumps({"_class_name": "A", "_unet": part, "size": 3, "none": [None, None]}))
+    check_pipeline(str(tmp_path))
+    index.write_text(json.dumps({"_class_name": ["code", "A"]}))
+    with pytest.raises(ValueError, match=r"its pipeline is code of the checkpoint \(.*\), which is not run"):
+        check_pipeline(str(tmp_path))
+
+
+@pytest.mark.parametrize("library", ["diffusers", "transformers", "stable_audio"])
+def test_classes_of_the_known_packages_are_read(library, tmp_path):
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "A", "unet": [library, "B"]}))
+    assert check_pipeline(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "alpha", "targets"), [("2", 4, ["a"]), (2, "4", ["a"]), (2, 4, "a"), (2, 4, ["a", 3])]
+)
+def test_settings_of_adapters_are_numbers_and_names(rank, alpha, targets, tmp_path):
+    config = {"r": rank, "lora_alpha": alpha, "target_modules": targets}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    save_file({"base_model.model.a.lora_A.weight": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(
+        ValueError, match="got rank .*, alpha .* and targets .*, expected two numbers and a list of names"
+    ):
+        read_adapters(tmp_path)

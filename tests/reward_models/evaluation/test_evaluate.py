@@ -1,0 +1,68 @@
+"""All numbers of a benchmark together, and rewards against each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mmgrpo.types import Prompt, Text
+from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
+from reward_models.evaluation.evaluate import compare, evaluate, plain
+from reward_models.evaluation.metrics import correlation, significance
+from reward_models.evaluation.protocols import Benchmark, Protocol
+
+
+def benchmark(*ranks, headline="pairs", **more) -> Benchmark:
+    rows = [
+        Comparison(Prompt(f"{number}"), (Text("a"), Text("b")), rank, "row", **more)
+        for number, rank in enumerate(ranks)
+    ]
+    return Benchmark("b", Protocol(lambda row: rows[0], headline=headline), tuple(rows))
+
+
+MIXED = benchmark(*[FIRST, SECOND, FIRST, FIRST, TIE] * 4)
+SCORES = [[float(draw), 0.0] for draw in np.random.default_rng(0).normal(size=20)]
+
+
+def test_numbers_are_those_of_their_metrics():
+    made = evaluate(MIXED, SCORES)
+    human, difference = np.array([1, -1, 1, 1, 0] * 4), np.array([one for one, _ in SCORES])
+    threshold = made["with_ties"]["best_threshold"]
+    assert made["tau_23"] == correlation.counts(human, difference, threshold).tau_23
+    assert made["tau_b"] == correlation.counts(human, difference).tau_b != made["tau_23"]
+    assert made == evaluate(MIXED, SCORES, 0)
+    assert (made["pairs"], made["human_ties"], made["outputs"], made["prompts"]) == (20, 4, 40, 20)
+    assert made["macro"] is made["srcc"] is None and made["categories"] == {}
+
+
+def test_what_cannot_be_scored_has_no_numbers():
+    made = evaluate(benchmark(FIRST, SECOND), [[math.nan, 1.0]] * 2)
+    assert made["tau_23"] is made["tau_b"] is made["headline"] is made["interval"] is None
+    assert (made["failed"], made["failed_pairs"], made["pairs"]) == (2, 2, 2)
+
+
+def test_two_rated_outputs_are_correlated_and_one_is_not():
+    rated = benchmark(FIRST, ratings=(2.0, 1.0))
+    assert evaluate(rated, [[5.0, 3.0]])["srcc"] == pytest.approx(1) == -evaluate(rated, [[3.0, 5.0]])["plcc"]
+    assert evaluate(rated, [[5.0, math.nan]])["srcc"] is None
+    assert evaluate(rated, [[5.0, 3.0]])["srcc_within_prompts"] is None  # of two outputs
+
+
+def test_rewards_are_compared_pair_by_pair():
+    scores = {"a": SCORES, "b": [one[::-1] for one in SCORES], "c": [[math.nan] * 2] * 20}
+    made = compare(MIXED, scores)
+    assert [(one["first"], one["second"]) for one in made["differences"]] == [("a", "b"), ("a", "c"), ("b", "c")]
+    first, second, _ = made["differences"]
+    assert second["mean"] is second["low"] is second["high"] is None and second["n"] == 0
+    credit = np.array([np.nan if human == 0 else float(np.sign(one) == human)
+                       for human, (one, _) in zip([1, -1, 1, 1, 0] * 4, SCORES)])  # fmt: skip
+    interval = significance.accuracy_difference(credit, 1 - credit, np.arange(20), 0)
+    assert interval is not None and {key: first[key] for key in interval.as_dict()} == interval.as_dict()
+    assert first["mcnemar"] == significance.mcnemar(credit, 1 - credit)
+    assert made["agreement"]["a"] == {"a": 1, "b": 0, "c": None}
+
+
+def test_nothing_is_none_however_deep_it_lies():
+    assert plain({"a": [math.nan, {"b": math.nan}], "c": 1.5}) == {"a": [None, {"b": None}], "c": 1.5}

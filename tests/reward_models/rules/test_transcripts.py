@@ -1,0 +1,159 @@
+"""Limits of the rewards of speech, and the interval of a corpus score against sacrebleu on every resample."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.report.statistics import draws
+from mmgrpo.rewards import scorer
+from mmgrpo.types import Image, Prompt, Text
+from reward_models.rules import speech, transcripts, translation
+
+pytest.importorskip("rapidfuzz")
+pytest.importorskip("whisper_normalizer")
+pytest.importorskip("sacrebleu")
+
+
+def value(reward: str, hypothesis: str, reference: str, meta: dict | None = None, **parameters) -> float:
+    (single,) = getattr(speech, reward)([Prompt("", "7", reference, "", meta or {})], [Text(hypothesis)], **parameters)
+    return single
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [("neg_wer", -1.5), ("one_minus_wer", -0.5), ("one_minus_cer", -0.5), ("transcript_length", -1.5)],
+)
+def test_the_cap_is_one_and_a_half(reward, expected):
+    assert value(reward, "a b c", "") == expected
+
+
+def test_the_blend_never_falls_below_nothing():
+    assert value("cer_wer_blend", "b c d e", "a") == 0
+    assert value("cer_wer_blend", "abcd ef", "abcd xy", normal="raw", cer=1) == pytest.approx(5 / 7)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "parameters", "hallucinated"),
+    [
+        # "a a a a" has two 3-grams, one of them again: a half
+        ("a b", "a a a a", {"invented": 9}, True),
+        ("a b", "a a a a", {"invented": 9, "repeated": 0.4}, True),
+        ("a b", "a a a a", {"invented": 9, "repeated": 0.5}, False),
+        # of four 3-grams of "a b c a b c" one is there again, so that a half is a quarter more
+        ("a b c a b c", "a a a a", {"invented": 9}, False),
+        ("a b c a b c", "a a a a", {"invented": 9, "repeated": 0.2}, True),
+        ("a b", "a b c a b c", {"invented": 9, "repeated": 0.2}, True),
+        # at least three inserted words that are more than half of those that were spoken
+        ("a b", "a b c d", {}, False),
+        ("a b c d e f", "a b c d e f g h i", {}, False),
+        ("a b c d e", "a b c d e f g h", {}, True),
+        ("a b c d e", "a b c d e f g h", {"invented": 0.6}, False),
+        # one word that is right, or two words of another text
+        ("the dog sleeps", "the xylophone quickly", {}, False),
+        ("the dog sleeps", "xxx yyy zzz", {}, True),
+        ("the dog", "xxx yyy zzz", {}, False),
+        ("the dog sleeps", "xxx yyy", {}, False),
+        # "b b b" is common: 2 * 5 letters of 8 + 8
+        ("ab ab ab", "cb cb cb", {"alike": 0.625}, False),
+        ("ab ab ab", "cb cb cb", {"alike": 0.626}, True),
+        ("", "a", {}, True),
+        ("a b", "", {}, False),
+    ],
+)
+def test_limits_of_hallucinations(reference, hypothesis, parameters, hallucinated):
+    assert value("hallucination", hypothesis, reference, normal="raw", **parameters) == -float(hallucinated)
+
+
+def test_every_keyword_is_a_text():
+    for words in (["Oslo", 3], ["Oslo", "..."]):
+        with pytest.raises(
+            ValueError, match=r"prompt '7' .* got meta.keywords .*, expected a list of words or phrases"
+        ):
+            value("keywords", "a", "b", {"keywords": words})
+
+
+def test_other_languages_keep_their_marks():
+    assert transcripts.normalizer("basic")("\u0915\u093f, \u0915!") == "\u0915\u093f \u0915"
+
+
+def test_words_are_aligned_one_to_one():
+    def kinds(reference: str, hypothesis: str) -> list[tuple[str, ...]]:
+        return [tuple(pair) for pair in transcripts.aligned(reference, hypothesis, "raw")]
+
+    assert kinds("a b c", "c") == [("delete", "a", ""), ("delete", "b", ""), ("equal", "c", "c")]
+    assert kinds("c", "c d e") == [("equal", "c", "c"), ("insert", "", "d"), ("insert", "", "e")]
+    assert kinds("a b", "x y") == [("replace", "a", "x"), ("replace", "b", "y")]
+
+
+def test_words_are_shown_as_they_are_compared_and_only_of_texts():
+    note = scorer("one_minus_wer").annotate
+    assert note is not None
+    prompts = [Prompt("", answer="It's"), Prompt("", answer="a")]
+    one, picture = note(prompts, [Text("it is"), Image(torch.zeros(3, 1, 1))])
+    assert one == {"aligned": [("equal", "it", "it"), ("equal", "is", "is")]} and picture == {}
+
+
+@pytest.mark.parametrize(
+    ("library", "call"),
+    [
+        ("whisper_normalizer.basic", lambda: transcripts._basic()),
+        ("rapidfuzz.distance", lambda: transcripts.aligned("a", "b", "raw")),
+    ],
+)
+def test_the_module_that_is_missing_is_in_the_error(monkeypatch, library, call):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[speech\]'") as caught:
+        call()
+    assert caught.value.name == library
+
+
+# --- translation -----------------------------------------------------------------------------------------------------
+
+REFERENCES = [["the cat sat on the mat", "a cat sat"], ["where did you park the car"], ["It costs forty dollars now"]]
+HYPOTHESES = ["the cat sat on a mat", "where did you park", "it costs forty dollars now"]
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_an_interval_is_of_the_corpus_scores_of_resamples(metric):
+    from sacrebleu.metrics import BLEU, CHRF
+
+    def score(places) -> float:
+        streams = [[REFERENCES[place][0] for place in places], [[*REFERENCES[place], None][1] for place in places]]
+        own = CHRF() if metric == "chrf" else BLEU(effective_order=False)
+        return own.corpus_score([HYPOTHESES[place] for place in places], streams).score
+
+    made = translation.corpus_interval(metric, REFERENCES, HYPOTHESES, resamples=50)
+    scores = [score(places) for some in draws(3, 50, 0) for places in some]
+    low, high = np.percentile(scores, [2.5, 97.5])
+    assert made == pytest.approx({"mean": score(range(3)), "low": low, "high": high, "n": 3})
+    assert low < made["mean"] < high
+    assert translation.corpus_interval(metric, REFERENCES, HYPOTHESES) == translation.corpus_interval(
+        metric, REFERENCES, HYPOTHESES, tokenize="13a", resamples=1000
+    )
+
+
+def test_a_corpus_is_split_into_words_as_it_is_asked():
+    one = translation.corpus_interval("bleu", [["a, b c d"]], ["a , b c d"], resamples=1)
+    assert one["mean"] == pytest.approx(100)
+    raw = translation.corpus_interval("bleu", [["a, b c d"]], ["a , b c d"], tokenize="none", resamples=1)
+    assert raw["mean"] < 90
+
+
+@pytest.mark.parametrize(("references", "hypotheses"), [([], []), ([["a"]], []), ([["a"], []], ["a", "b"])])
+def test_a_corpus_needs_a_reference_for_each_hypothesis(references, hypotheses):
+    with pytest.raises(ValueError, match=f"got {len(hypotheses)} hypotheses and {len(references)} lists"):
+        translation.corpus_interval("bleu", references, hypotheses)
+
+
+def test_words_count_in_chrf_if_they_are_asked_for():
+    from sacrebleu.metrics import CHRF
+
+    prompt, output = Prompt("", "1", "the cat sat"), Text("the bat sat")
+    values = [translation.sentence_chrf([prompt], [output], word_order=order)[0] for order in (0, 2)]
+    expected = [CHRF(word_order=order).sentence_score(output.text, ["the cat sat"]).score / 100 for order in (0, 2)]
+    assert values == pytest.approx(expected) and values[0] - values[1] > 0.03
+    assert translation.sentence_chrf([prompt], [output]) == values[:1]

@@ -1,0 +1,132 @@
+"""When a checkpoint is due, what it holds, and from which one a run goes on, on the main process and on others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from mmgrpo.runtime import progress
+from mmgrpo.runtime.averaging import Ema
+from mmgrpo.runtime.checkpoint import checkpoints
+from mmgrpo.runtime.config import Run
+from mmgrpo.runtime.progress import Checkpoints
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """What ``time.monotonic`` says."""
+    made = SimpleNamespace(now=0.0)
+    made.monotonic = lambda: made.now
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+def kept(folder, **settings) -> Checkpoints:
+    return Checkpoints(folder, Accelerator(cpu=True), clock=0.0, **settings)
+
+
+def trained(value: float) -> tuple[nn.Module, torch.optim.Optimizer, Ema]:
+    """A network, its optimizer, and an average that differs from both of its parameters."""
+    network = nn.Linear(2, 1)
+    nn.init.constant_(network.weight, value), nn.init.constant_(network.bias, -value)
+    ema = Ema(list(network.parameters()), decay=0.5, every=1)
+    ema.shadow = [average + 10 for average in ema.shadow]
+    return network, torch.optim.SGD(network.parameters(), lr=value), ema
+
+
+def test_checkpoints_are_by_default_those_of_a_run_without_settings(tmp_path):
+    plain, run = Checkpoints(tmp_path, Accelerator(cpu=True)), Run()
+    assert (plain.every, plain.every_minutes, plain.keep) == (run.save_every, run.save_every_minutes, run.keep)
+    assert (plain.run, plain.saved) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "minutes", "due"),
+    [
+        (0, 9, 0, False),
+        (0, 10, 0, True),
+        (9, 11, 0, True),  # a round of several steps passes the multiple
+        (10, 19, 0, False),
+        (10, 20, 0, True),
+        (94, 95, 0, True),  # the last
+        (94, 97, 0, True),
+        (1, 2, 29.9, False),
+        (1, 2, 30, True),
+    ],
+)
+def test_a_checkpoint_is_due_by_steps_by_time_and_at_the_end(before, step, minutes, due, tmp_path, clock):
+    clock.now = 60.0 * minutes
+    assert kept(tmp_path, every=10, every_minutes=30.0).due(before, step, 95) == due
+    assert kept(tmp_path, every=10, every_minutes=0.0).due(before, step, 95) == (due and minutes == 0)
+
+
+def test_the_time_counts_from_the_newest_checkpoint_also_from_one_that_was_restored(tmp_path, clock):
+    made, later = kept(tmp_path, every=100, every_minutes=1.0), kept(tmp_path, every=100, every_minutes=1.0)
+    clock.now = 90.0
+    assert made.due(1, 2, 9)
+    made.save(2, *trained(1.0), {})
+    later.restore(*trained(2.0))
+    for one in (made, later):
+        assert not one.due(2, 3, 9) and one.saved == 2 and one.latest == tmp_path / "checkpoints" / "step-000002"
+
+
+def test_weights_averages_optimizer_and_state_come_back(tmp_path):
+    made = kept(tmp_path, run="5f0c", keep=1)
+    made.save(3, *trained(1.0), {"round": 2})
+    made.save(4, *trained(2.0), {"round": 3})
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000004"]
+    network, optimizer, ema = trained(5.0)
+    state = kept(tmp_path, run="5f0c").restore(network, optimizer, ema)
+    assert state is not None and state["round"] == 3 and optimizer.param_groups[0]["lr"] == 2.0
+    assert (network.weight.tolist(), network.bias.tolist()) == ([[2, 2]], [-2])
+    assert [average.tolist() for average in ema.shadow] == [[[12, 12]], [8]]
+    with pytest.raises(ValueError, match="of run '5f0c', expected 'b'"):
+        kept(tmp_path, run="b").restore(network, optimizer, ema)
+
+
+def test_a_run_without_an_average_has_none_in_its_checkpoints(tmp_path):
+    network, optimizer, _ = trained(1.0)
+    kept(tmp_path).save(0, network, optimizer, None, {})
+    assert sorted(path.stem for path in (tmp_path / "checkpoints" / "step-000000").iterdir()) == [
+        *("optimizer", "state", "weights")
+    ]
+    assert kept(tmp_path).restore(network, optimizer, None) is not None, "step 0 is a checkpoint too"
+
+
+def test_later_checkpoints_are_set_aside_and_where_there_is_none_nothing_changes(tmp_path):
+    made = kept(tmp_path, keep=9)
+    network, optimizer, ema = trained(5.0)
+    assert made.restore(network, optimizer, ema) is None and network.weight.tolist() == [[5, 5]]
+    for step in (2, 4):
+        made.save(step, *trained(float(step)), {})
+    again = kept(tmp_path)
+    assert again.restore(network, optimizer, ema, last=2) is not None
+    assert again.saved == 2 and network.weight.tolist() == [[2, 2]]
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["abandoned-step-000004", "step-000002"]
+
+
+def test_another_process_reads_what_the_main_one_chose_and_renames_and_writes_nothing(tmp_path, monkeypatch):
+    made = kept(tmp_path, keep=9)
+    for step in (2, 4):
+        made.save(step, *trained(float(step)), {"step": step})
+    monkeypatch.setattr(Accelerator, "is_main_process", False)
+    monkeypatch.setattr(progress, "largest", lambda value, accelerator: 2.0)
+    other = kept(tmp_path, run="unseen")
+    network, optimizer, ema = trained(5.0)
+    state = other.restore(network, optimizer, ema)
+    assert state is not None and state["step"] == 2 and network.weight.tolist() == [[2, 2]]
+    other.save(6, network, optimizer, ema, {})
+    assert other.saved == 6
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000002", "step-000004"]
+
+
+def test_the_first_checkpoint_ends_the_replacement_of_an_earlier_run(tmp_path):
+    aside = tmp_path / ".run.replaced-1"
+    aside.mkdir()
+    kept(tmp_path / "run").save(1, *trained(1.0), {})
+    assert not aside.exists()
