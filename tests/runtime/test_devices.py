@@ -14,6 +14,7 @@ import torch
 
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.devices import accelerator, available, refuse_launcher
+from tests.cli.running import environment
 
 
 @pytest.mark.parametrize(
@@ -107,13 +108,16 @@ def test_several_processes_of_which_one_would_be_started_are_refused():
 @pytest.mark.skipif(available() != ["cpu"], reason="this machine has another device")
 def test_torchrun_starts_processes_that_know_one_another_on_a_machine_without_gpu(tmp_path):
     (tmp_path / "told.py").write_text(
+        "from pathlib import Path\n"
         "from mmgrpo.runtime.devices import accelerator\n"
         "made = accelerator('auto')\n"
-        "print('process', made.process_index, 'of', made.num_processes)\n"
+        "Path(f'process {made.process_index} of {made.num_processes}').touch()\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*torchrun, str(tmp_path / "told.py")], capture_output=True, text=True, timeout=300)
-    assert sorted(re.findall(r"process \d of \d", done.stdout)) == ["process 0 of 2", "process 1 of 2"], done.stderr
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "told.py"]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    # Not what they print, which two processes may write into one another.
+    assert sorted(path.name for path in tmp_path.glob("process*")) == ["process 0 of 2", "process 1 of 2"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from mmgrpo.cli.demo.choice import at_choice
 from mmgrpo.cli.demo.group_tree import CHOOSE
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.report.group_page import group_page
@@ -74,15 +75,18 @@ def tab(opened: Opened) -> None:
         refresh = gr.Button("Look for newer groups", elem_id="group-refresh", min_width=160)
     page = gr.HTML(js_on_load=CHOOSE, elem_id="group-page", apply_default_css=False)
 
-    def choose(name: str | None) -> tuple[gr.Dropdown, str]:
+    shown = gr.State()
+
+    def choose(name: str | None) -> tuple[gr.Dropdown, int | None, str]:
         steps = steps_of(opened, name)
         newest = next(iter(steps), None)
-        return gr.Dropdown(steps, value=newest), show(opened, name, newest)
+        return gr.Dropdown(steps, value=newest), newest, show(opened, name, newest)
 
-    def select(name: str | None, chosen: int | None) -> str:
-        return show(opened, name, chosen)
+    def select(name: str | None, chosen: int | None) -> list[str]:
+        return [show(opened, name, chosen)]
 
     private: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-    gr.on(None, choose, inputs=run, outputs=[step, page], **private)  # when the page is opened, and at a change
-    refresh.click(choose, inputs=run, outputs=[step, page], **private)
-    step.input(select, inputs=[run, step], outputs=page, **private)
+    outputs = [step, shown, page]
+    gr.on(None, choose, inputs=run, outputs=outputs, **private)  # when the page is opened, and at a change
+    refresh.click(choose, inputs=run, outputs=outputs, **private)
+    at_choice(step, shown, select, [run, step], [page], **private)  # a page drawn anew forgets the chosen node
