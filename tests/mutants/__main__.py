@@ -30,7 +30,7 @@ from typing import Any
 from tests import ROOT
 from tests.mutants.lines import FOLDERS
 from tests.mutants.operators import Mutant, mutants
-from tests.mutants.report import Verdict, equivalent, markdown
+from tests.mutants.report import Verdict, equivalent, key, markdown
 
 CACHE = ROOT / "build" / "mutants.json"
 """What was recorded; ignored by git."""
@@ -208,16 +208,15 @@ class Tests:
         return sorted(names, key=place)
 
 
-class Worker:
-    """A warm interpreter in a copy."""
+class Process:
+    """A process that tries mutants in a copy."""
 
-    def __init__(self, copy: Path, libraries: list[str]) -> None:
+    def __init__(self, copy: Path, loads: dict[str, list[str]]) -> None:
         command = [sys.executable, "-m", "tests.mutants.trying"]
         self.process = subprocess.Popen(
             command, cwd=copy, env=environment(copy), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.copy = copy
-        self.send(libraries)
+        self.send(loads)
 
     def send(self, value: Any) -> None:
         assert self.process.stdin is not None
@@ -228,6 +227,30 @@ class Worker:
         assert self.process.stdout is not None
         self.send(job)
         return json.loads(self.process.stdout.readline())
+
+
+class Worker:
+    """A copy with its two processes."""
+
+    def __init__(self, copy: Path, files: list[str], libraries: list[str]) -> None:
+        self.copy = copy
+        self.warm = Process(copy, {"tests": files})
+        self.cold = Process(copy, {"libraries": libraries})
+
+    def killer(self, job: dict[str, Any]) -> tuple[str, float]:
+        """The test that fails first and the seconds that it took: in the warm process where that can tell, and where
+        all pass there, in the cold one."""
+        seconds = 0.0
+        for process in (self.warm, self.cold):
+            answer = process.ask(job)
+            seconds += answer["seconds"]
+            if answer["failed"]:
+                return answer["failed"][0], seconds
+        return "", seconds
+
+    def broken(self, job: dict[str, Any]) -> set[str]:
+        """The tests that fail in one of the processes."""
+        return {name for process in (self.warm, self.cold) for name in process.ask(job)["failed"]}
 
 
 def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> list[Verdict]:
@@ -246,19 +269,19 @@ def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> 
         worker = idle.get()
         try:
             text = one.text((worker.copy / one.file).read_bytes()).hex()
-            answer = worker.ask({"file": one.file, "text": text, "tests": limits, "limit": limit})
+            job = {"file": one.file, "text": text, "tests": limits, "limit": limit}
+            return Verdict(one, "", *worker.killer(job))
         finally:
             idle.put(worker)
-        return Verdict(one, "", answer["failed"][0] if answer["failed"] else "", answer["seconds"])
 
     while waiting:
         with ThreadPoolExecutor(len(workers)) as pool:
             for number, one in enumerate(pool.map(verdict, waiting), 1):
                 verdicts[one.mutant] = one
                 print(f"{number}/{len(waiting)} {one}", file=sys.stderr, flush=True)
-        killers = {v.killer: tests.seconds[v.killer] for v in verdicts.values() if v.killer in tests.seconds}
-        job = {"tests": {name: 600.0 for name in tests.ordered(set(killers))}, "limit": 3600, "keep_going": True}
-        fresh = set(workers[0].ask(job)["failed"]) - broken if killers else set()
+        killers = {v.killer for v in verdicts.values() if v.killer in tests.seconds}
+        job = {"tests": {name: 600.0 for name in tests.ordered(killers)}, "limit": 3600, "keep_going": True}
+        fresh = workers[0].broken(job) - broken if killers else set()
         broken |= fresh
         waiting = [one for one, verdict in verdicts.items() if verdict.killer in fresh]
     return list(verdicts.values())
@@ -273,8 +296,14 @@ def run(options: argparse.Namespace) -> list[Verdict]:
         chosen = found if options.every else sample(options.seed, options.count, found, options.each)
         if options.line:
             chosen = [one for one in found if f"{one.file}:{one.line}" == options.line]
+        if options.again:
+            verdicts = [Verdict.of(row) for row in json.loads(options.again.read_text())]
+            left = {key(one.mutant) for one in verdicts if not one.killer and not one.reason}
+            chosen = [one for one in found if key(one) in left]
         known = seen(copies[0])
-        return judge([Worker(copy, known["modules"]) for copy in copies], chosen, Tests(known))
+        tests = Tests(known)
+        files = sorted({name.split("::")[0] for one in chosen for name in tests.of(one)})
+        return judge([Worker(copy, files, known["modules"]) for copy in copies], chosen, tests)
 
 
 def main() -> None:
@@ -286,6 +315,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the path of the files that are changed")
     parser.add_argument("--every", action="store_true", help="try every mutant instead of a sample")
     parser.add_argument("--line", default="", help="try every mutant of a line: path:number")
+    parser.add_argument("--again", type=Path, default=None, help="try those that survived in such a file")
     parser.add_argument("--report", type=Path, default=None, help="write the table here")
     parser.add_argument("--json", type=Path, default=None, help="write every verdict here")
     parser.add_argument("--verdicts", type=Path, default=None, help="run nothing: count the verdicts of such a file")

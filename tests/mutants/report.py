@@ -25,9 +25,14 @@ def listed() -> dict[tuple[str, str, str], str]:
     return {(row["file"], row["line"].strip(), row["change"]): row["reason"] for row in rows}
 
 
+def key(mutant: Mutant) -> tuple[str, str, str]:
+    """What stays when lines are moved: file, text of the line, and change."""
+    return mutant.file, mutant.context, mutant.change
+
+
 def equivalent(mutant: Mutant) -> str:
     """Why the mutant changes nothing, or nothing."""
-    return listed().get((mutant.file, mutant.context, mutant.change), "")
+    return listed().get(key(mutant), "")
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,9 @@ def test_each_row_of_a_batch_has_its_own_duration(folder):
     conditioning = model.encode(prompts)
     assert [sound.samples.shape[1] for sound in model.decode(noise(model, 3), conditioning)] == [2000, 4000, 2000]
     crossed, state, _ = conditioning.tensors
-    assert torch.equal(crossed[0], crossed[2]) and torch.equal(state[0], state[2])
-    assert not torch.equal(crossed[0], crossed[1]) and not torch.equal(state[0], state[1])
+    for encoded in (crossed, state):
+        torch.testing.assert_close(encoded[0], encoded[2], rtol=0, atol=1e-5)
+        assert (encoded[0] - encoded[1]).abs().max() > 1e-3
     assert load(stable_audio, folder).seconds_of(prompts[0]) == pytest.approx(0.512), "the longest by default"
 
 
