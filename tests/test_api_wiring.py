@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,10 @@ from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.rollout import RoundSettings
-from mmgrpo.runtime.config import Algorithm, Data, Eval, Optim, config_class
+from mmgrpo.runtime.config import Algorithm, Data, Eval, Optim, Sections, config_class
 from mmgrpo.runtime.identity import Identity
+from mmgrpo.runtime.reading import build
+from mmgrpo.scoring import Scorer
 from tests.building import first_number
 from tests.toys import toy_policy, toy_prompts
 
@@ -180,3 +184,123 @@ def test_a_configuration_is_checked_by_its_family_and_told_how_to_go_on(tmp_path
     api.run_config(settings)
     assert asked == [settings] and executed[0][3] == ["first_number"]
     assert executed[0][4] == f"mmgrpo train --config {tmp_path / 'mine' / 'config.yaml'} --resume"
+
+
+def executed(monkeypatch, prompts: Any = ("a", "b"), rewards: Any = (first_number,), policy: Any = None, **options):
+    """What ``train`` executes: configuration, family, start, rewards, and how to go on."""
+    asked: list[Any] = []
+    result = api.Result(Path(), {}, policy or toy_policy())
+    monkeypatch.setattr(api, "execute", lambda *given: (asked.append(given), result)[1])
+    assert api.train(result.policy, prompts, rewards, **options) is result
+    return asked[0]
+
+
+def test_a_call_without_settings_is_a_hundred_steps_of_grpo_in_groups_of_eight(monkeypatch):
+    made, owner, _, rewards, again = executed(monkeypatch)
+    expected = config_class(PLAIN)(
+        algorithm=build(Algorithm, {"preset": "grpo"}, "the test"),
+        steps=100,
+        data=Data(prompts_per_step=8, group_size=8),
+        rewards=["first_number"],
+    )
+    assert (made, owner, rewards) == (expected, None, (first_number,))
+    assert again == "the same call with resume=True"
+
+
+def test_every_argument_of_a_call_has_its_place_in_the_configuration(monkeypatch):
+    made, *_ = executed(
+        monkeypatch,
+        prompts="train.jsonl",
+        rewards=["task", first_number, Scorer("mine", first_number)],
+        preset="rloo",
+        steps=3,
+        heldout=Path("held out"),
+        group_size=5,
+        prompts_per_step=6,
+        algorithm={"scale": "group_std(ddof=0, eps=1e-4)"},
+        optim={"lr": 0.5},
+        evaluation={"every": 7},
+        data={"extra_train": ["more.jsonl"], "prompts_at_once": 2},
+        seed=4,
+        name="mine",
+    )
+    assert made.data == Data("train.jsonl", ["more.jsonl"], "held out", "", 6, 5, 2)
+    assert (made.algorithm.preset, made.algorithm.baseline) == ("rloo", "leave_one_out")
+    assert made.algorithm.scale == "group_std(ddof=0, eps=1e-4)"
+    assert (made.optim, made.eval) == (Optim(lr=0.5), Eval(every=7))
+    assert made.rewards == ["task", "first_number", "reward"]
+    assert (made.steps, made.seed, made.name) == (3, 4, "mine")
+
+
+@pytest.mark.parametrize("name", ["prompts", "heldout"])
+@pytest.mark.parametrize("given", ["a.jsonl", "embedded:visual/scenes/train", "hf:folder@train", Path("folder/file")])
+def test_the_path_of_a_file_is_written_down_and_leaves_no_rows(name, given, monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr(api, "load", lambda config, owner, make, rows: seen.append(rows))
+    made, _, start, *_ = executed(monkeypatch, **{"prompts": ["a"], "heldout": ["b"], name: given})
+    start(Accelerator(cpu=True))
+    files = {"prompts": made.data.train, "heldout": made.data.heldout}
+    rows = {"prompts": ["a"], "heldout": ["b"]}
+    assert files == {**dict.fromkeys(files, ""), name: str(given)}
+    assert seen == [{other: value for other, value in rows.items() if other != name}]
+
+
+@pytest.mark.parametrize("name", ["prompts", "heldout"])
+def test_a_text_that_is_no_path_is_one_prompt_in_place_of_a_list(name, monkeypatch):
+    with pytest.raises(ValueError, match=f"^{name}: got the text 'a red circle', expected a list of prompts"):
+        executed(monkeypatch, **{name: "a red circle"})
+
+
+@pytest.mark.parametrize("key", [*api.ELSEWHERE, "data.group_size", "algorithm.preset"])
+def test_a_setting_that_has_another_place_is_refused_with_it(key, monkeypatch):
+    section, _, name = key.rpartition(".")
+    given: Any = {section: {name: 1}} if section else {name: 1}
+    with pytest.raises(ValueError, match=f"^mmgrpo.train: '{key}' {api.ELSEWHERE[key].partition(',')[0]}"):
+        executed(monkeypatch, **given)
+
+
+@pytest.mark.parametrize("section", ["algorithm", "optim", "evaluation"])
+def test_a_setting_that_is_not_there_is_refused_with_its_section(section, monkeypatch):
+    written = "eval" if section == "evaluation" else section
+    with pytest.raises(ValueError, match=f"^mmgrpo.train: unknown key '{written}.no_such'"):
+        executed(monkeypatch, **{section: {"no_such": 1}})
+
+
+def test_a_policy_of_a_family_brings_its_model_its_sampling_and_its_sections(monkeypatch):
+    sections = Sections(model=Handmade, sampling=Handmade, rewards=("theirs",), samples_shown=3)
+    kept = replace(config_class(sections)(), model=Handmade("mine", "there"), sampling=Handmade("fine"))
+    policy, owner = toy_policy(), SimpleNamespace(sections=sections)
+    policy.settings = SimpleNamespace(family=owner, config=kept)
+    made, of, start, *_ = executed(monkeypatch, policy=policy)
+    assert (made.model, made.sampling, of) == (kept.model, kept.sampling, owner)
+    assert isinstance(made, config_class(sections)) and made.samples_shown == 3
+    seen: list[Any] = []
+    monkeypatch.setattr(api, "load", lambda config, owner, make, rows: seen.append((config, owner, make([]))))
+    start(Accelerator(cpu=True))
+    assert seen == [(made, owner, policy)]
+
+
+def test_a_command_loads_the_policy_that_its_family_makes_on_the_runs_device(tmp_path, monkeypatch):
+    class Maker:
+        def check(self, config):
+            pass
+
+        def policy(self, *given):
+            made.append(given)
+            return policy
+
+    policy, owner, settings = toy_policy(), Maker(), config(tmp_path)
+    asked: list[Any] = []
+    made: list[Any] = []
+    loaded: list[Any] = []
+
+    def load(config, owner, make):
+        loaded.append((config, owner, make(["p"])))
+        return RunInputs(policy, Splits([]))
+
+    monkeypatch.setattr(api, "family", lambda name: owner)
+    monkeypatch.setattr(api, "execute", lambda *given: (asked.append(given), api.Result(tmp_path, {}, policy))[1])
+    monkeypatch.setattr(api, "load", load)
+    assert api.run_config(settings).folder == tmp_path
+    assert asked[0][:2] == (settings, owner) and asked[0][2](Accelerator(cpu=True)).policy is policy
+    assert (loaded, made) == ([(settings, owner, policy)], [(settings, "cpu", ["p"])])
