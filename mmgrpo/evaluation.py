@@ -185,7 +185,7 @@ def draw_samples(
         values.append(batch.values)
         counts.append(torch.stack(columns, 1) if columns else torch.zeros(len(batch.outputs), 0))
         texts += [output.text for output in batch.outputs if isinstance(output, Text)]
-        for i in range(0, len(batch.outputs) if len(first) < shown else 0, samples):
+        for i in range(0, len(batch.outputs), samples)[: shown - len(first)]:
             row = {scorer.name: float(batch.values[i, c]) for c, scorer in enumerate(scorers)}
             first.append((batch.prompts[i], batch.outputs[i], row))
 
@@ -195,7 +195,7 @@ def draw_samples(
 
     table = gather(counts)
     whole = gather_texts(texts, accelerator) if len(texts) == len(slots) * samples else []
-    columns = [list(column) for column in zip(*first[:shown])] or [[], [], []]
+    columns = [list(column) for column in zip(*first)] or [[], [], []]
     return Samples(
         gather(values),
         {name: (table[..., 2 * i], table[..., 2 * i + 1]) for i, name in enumerate(rates)},

@@ -22,6 +22,7 @@ from mmgrpo.runtime.config import Algorithm, Data, Eval, Optim, Sections, config
 from mmgrpo.runtime.identity import Identity
 from mmgrpo.runtime.reading import build
 from mmgrpo.scoring import Scorer
+from pipelines.visual.family import VisualFamily
 from tests.building import first_number
 from tests.toys import toy_policy, toy_prompts
 
@@ -79,6 +80,40 @@ def test_a_run_of_a_handmade_policy_has_no_family_no_path_and_any_device():
     assert Handmade() == Handmade(family="", path="", device="auto")
 
 
+def owner(**given):
+    """A family of pictures, but for what is given."""
+    return type("Owner", (VisualFamily,), given)(name="mine", about="", module="", architectures=())
+
+
+def test_a_run_of_a_family_is_written_and_refused_as_the_family_says(tmp_path):
+    def made(kind, preset="grpo"):
+        theirs = owner(
+            decisions=lambda self, config: kind,
+            displayed=lambda self, medium: ("small", medium),
+            write_samples=lambda self, stem, shown: (stem, shown),
+        )
+        settings, accelerator = config(tmp_path, algorithm=Algorithm(preset=preset)), Accelerator(cpu=True)
+        inputs = RunInputs(toy_policy(), Splits(toy_prompts(2)))
+        return api.make_trainer(settings, theirs, lambda _: inputs, [first_number], accelerator, "say it again")
+
+    found = made("gaussian")
+    assert found.groups.displayed("a picture") == ("small", "a picture")
+    assert found.write_samples(tmp_path, "shown") == (tmp_path, "shown") and found.again == "say it again"
+    with pytest.raises(ValueError, match="preset 'gfpo' is for tokens policies"):
+        made("gaussian", "gfpo")
+
+
+@pytest.mark.parametrize(("terms", "kept"), [([], []), (["kl_velocity(coef=0.1)"], [True])])
+def test_the_network_is_kept_for_a_term_that_compares_with_it_and_for_no_other(terms, kept, tmp_path, monkeypatch):
+    policy, noted = toy_policy(), []
+    keep = policy.keep_reference
+    monkeypatch.setattr(policy, "keep_reference", lambda: (noted.append(True), keep())[1])
+    settings = config(tmp_path, algorithm=Algorithm(terms=terms))
+    inputs = RunInputs(policy, Splits(toy_prompts(2)))
+    api.make_trainer(settings, None, lambda _: inputs, [first_number], Accelerator(cpu=True))
+    assert noted == kept
+
+
 class Started:
     """What ``run`` asks of a trainer."""
 
@@ -102,6 +137,9 @@ def ran(settings, monkeypatch, checkpoint=True, owner=None, main=True):
     folder = api.run_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     clock = iter([2.0, 5.45678])
+    monkeypatch.setattr(
+        "mmgrpo.report.hacking.alarms", lambda measured: [SimpleNamespace(as_dict=lambda: {"of": "it"})]
+    )
     monkeypatch.setattr(api, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     trainer, begun, reports = Started(folder, checkpoint), [], []
     monkeypatch.setattr(api, "make_trainer", lambda *_: trainer)
@@ -123,10 +161,16 @@ def test_the_summary_is_what_the_run_was(tmp_path, monkeypatch):
     assert summary == {
         **{"run": "5f0c", "modality": "", "family": "", "preset": "grpo", "steps": 7, "seed": 3},
         **{"seconds": 1.235, "wall_seconds": 3.457, "skipped_steps": 2, "nonfinite_steps": 1},
-        **{"model": str(folder / "model"), "alarms": []},
+        **{"model": str(folder / "model"), "alarms": [{"of": "it"}]},
     }
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (resumed, reports) == ([], [folder])
+
+
+def test_a_family_says_its_modality_and_adds_to_the_summary(tmp_path, monkeypatch):
+    theirs = owner(summary=lambda self, config, trainer: {"sum": trainer.step + config.seed})
+    summary, _, _ = ran(config(tmp_path), monkeypatch, owner=theirs)
+    assert (summary["modality"], summary["sum"]) == ("visual", 7 + 3)
 
 
 def test_another_process_of_the_run_writes_neither_summary_nor_report(tmp_path, monkeypatch):
@@ -160,6 +204,24 @@ def test_threads_seed_and_kernels_are_set_before_anything_is_made(deterministic,
     before = torch.are_deterministic_algorithms_enabled()
     api.execute(settings, None, lambda _: pytest.fail("not asked"), [first_number], "again")
     assert seen == [(3, deterministic or before)] and numbers == [threads] * bool(threads)
+
+
+def test_the_accelerator_of_a_run_has_its_device_its_trackers_and_its_folder(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(api.devices, "accelerator", lambda *given, **more: asked.append((given, more)) or 1 / 0)
+    for trackers, told in (([], None), (["tensorboard"], ["tensorboard"])):
+        settings = config(tmp_path, trackers=trackers, model=Handmade(device="cpu"))
+        with pytest.raises(ZeroDivisionError):
+            api.execute(settings, None, lambda _: pytest.fail("it loads"), [first_number], "again")
+        assert asked.pop() == (("cpu",), {"log_with": told, "project_dir": tmp_path / "mine"})
+
+
+def test_a_folder_of_something_else_is_refused_before_there_is_an_accelerator(tmp_path, monkeypatch):
+    monkeypatch.setattr(api.devices, "accelerator", lambda *_, **__: pytest.fail("it is made"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match="is not the folder of a run"):
+        api.execute(config(tmp_path), None, lambda _: pytest.fail("it loads"), [first_number], "again")
 
 
 def test_what_cannot_start_is_refused_before_anything_is_made(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from torch import nn
 from mmgrpo import evaluation
 from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate
 from mmgrpo.runtime.config import Eval, Run
+from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.types import Image, Output, Prompt, Request, Rollout, Text
 
@@ -104,6 +105,15 @@ def test_a_policy_is_asked_for_the_samples_of_every_prompt_with_the_seed():
         (["2"], [2]),
     ]
     assert {(one.group_size, one.seed) for one in policy.asked} == {(3, 5)}
+
+
+def test_a_network_with_a_number_that_is_none_is_not_evaluated():
+    policy = Answers()
+    with torch.no_grad():
+        policy.network.bias.fill_(math.nan)
+    with pytest.raises(NotFinite, match="nothing is evaluated, since the network is damaged"):
+        evaluated(policy)
+    assert policy.asked == []
 
 
 @pytest.mark.parametrize(("rank", "slots"), [(0, [0, 1]), (1, [2, 2])])

@@ -98,15 +98,14 @@ class Batches:
     async def _batch(self) -> list[Job]:
         job, self._next = self._next or await self._queue.get(), None
         jobs = [job]
-        limit = 0 if self.alone else self.joining.outputs
-        until = asyncio.get_running_loop().time() + self.joining.seconds
-        while (count := sum(len(one.outputs) for one in jobs)) < limit:
+        until, most = asyncio.get_running_loop().time() + self.joining.seconds, self.joining.outputs
+        while not self.alone and (count := sum(len(one.outputs) for one in jobs)) < most:
             try:
-                left = until - asyncio.get_running_loop().time()
-                further = self._queue.get_nowait() if left <= 0 else await asyncio.wait_for(self._queue.get(), left)
-            except (TimeoutError, asyncio.QueueEmpty):
+                async with asyncio.timeout_at(until):  # what waits already is taken also when the time is over
+                    further = await self._queue.get()
+            except TimeoutError:
                 break
-            if count + len(further.outputs) > limit:
+            if count + len(further.outputs) > most:
                 self._next = further
                 break
             jobs.append(further)

@@ -11,6 +11,12 @@ from mmgrpo.runtime.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
 
+def test_a_medium_that_no_change_hides_is_shown_as_it_is():
+    pixels = torch.ones(3, 2, 2)
+    assert masked(Media("image", "a.png", {"max_pixels": 4}), pixels) is pixels
+    assert not masked(Media("image", "a.png", {"mask": Mask(1.0, level=0.0)}), pixels).any()
+
+
 def prompt(*media: Media) -> Prompt:
     return Prompt("which?", "q", turns=(Turn("user", ("look:", *media)), Turn("assistant", ("yes",))))
 

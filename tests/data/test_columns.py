@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.source import config_of, prompts_of, read_source
 from mmgrpo.cli.train import read as read_train
-from mmgrpo.data.columns import columns_for, columns_of, with_columns, with_our_keys
+from mmgrpo.data.columns import (
+    OUR_KEYS,
+    columns_for,
+    columns_of,
+    is_recording,
+    with_columns,
+    with_our_keys,
+)
+from mmgrpo.data.media import Inside
 from mmgrpo.data.prompts import attempts, load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.family import family
+from mmgrpo.types import Audio
 
 
 def test_a_mapping_is_written_theirs_equals_ours():
@@ -115,6 +125,61 @@ def test_an_unknown_form_is_refused_before_anything_is_read(tmp_path):
 )
 def test_the_answer_of_other_projects_is_taken_only_where_the_row_has_none(row, answer):
     assert with_our_keys(row).get("answer") == answer
+
+
+@pytest.mark.parametrize(
+    ("row", "ours"),
+    [
+        ({"audio_filepath": "a.wav", "text": "a word"}, {"audio": "a.wav", "answer": "a word"}),
+        ({"audio": "a.wav", "transcript": "b", "x": 1}, {"audio": "a.wav", "answer": "b", "x": 1}),
+        ({"reward_model": {"ground_truth": 4}, "text": "2 + 2"}, {"answer": 4, "text": "2 + 2"}),
+        ({"audio": "a.wav", "sentence": None, "text": "b"}, {"audio": "a.wav", "sentence": None, "text": "b"}),
+        ({"question": "Why?"}, {"problem": "Why?"}),
+        ({"question": "Why?", "prompt": "How?"}, {"question": "Why?", "prompt": "How?"}),
+        ({"audio": None, "sentence": "b"}, {"audio": None, "sentence": "b"}),
+        ({"audio": "a.wav", "solution": "c", "sentence": "b"}, {"audio": "a.wav", "solution": "c", "sentence": "b"}),
+    ],
+)
+def test_names_of_other_projects_become_ours_and_the_rest_stays(row, ours):
+    left = {"reward_model": row["reward_model"]} if "reward_model" in row else {}
+    assert with_our_keys(row) == {**ours, **left}
+
+
+def test_two_transcripts_are_one_too_many():
+    with pytest.raises(ValueError, match="has both 'sentence' and 'transcript'; keep one of them"):
+        with_our_keys({"audio": "a.wav", "sentence": "a", "transcript": "a"})
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (Inside("data.tar::a.wav"), True),
+        (Audio(torch.zeros(1, 1), 8000), True),
+        ({"bytes": None}, True),
+        ({"path": "a.wav"}, False),
+        ("bytes", False),
+        (["bytes"], False),
+    ],
+)
+def test_a_recording_has_its_sound_inside(value, wanted):
+    assert is_recording(value) is wanted
+
+
+def test_without_columns_a_row_is_its_copy():
+    row = {"text": "a", "meta": None}
+    copy = with_columns(row, {})
+    assert copy == row and copy is not row
+
+
+def test_a_key_inside_of_a_text_is_not_there():
+    with pytest.raises(ValueError, match="there is no column 'a.b' in this row. Did you mean 'a'.* Known: a, c"):
+        with_columns({"a": "text", "c": 1, "d": None}, {"answer": "a.b"})
+
+
+def test_roles_have_their_names_in_one_and_in_many():
+    assert {"image", "images", "video", "videos", "audio", "audios"} < {*OUR_KEYS}
+    with pytest.raises(ValueError, match="'a' and 'b' are both 'images'; keep one of them"):
+        columns_of("a=image,b=images")
 
 
 def test_a_text_that_is_both_question_and_transcript_is_the_question_beside_another_transcript(tmp_path):

@@ -142,3 +142,15 @@ def test_an_array_is_told_from_lines_by_its_bracket_and_has_a_bounded_size(tmp_p
     os.truncate(path, 2**31 + 1)
     with pytest.raises(ValueError, match="got an array of 2,147,483,649 bytes, expected at most 2,147,483,648"):
         load_prompts(path)
+
+
+def test_an_array_begins_within_65536_bytes(tmp_path):
+    path = tmp_path / "a.json"
+    for spaces, kind in ((2**16 - 1, files.Array), (2**16, files.Lines)):
+        path.write_text(" " * spaces + '[{"text": "a"}]')
+        assert isinstance(files.lines_or_array(path), kind)
+
+
+def test_a_mark_of_a_medium_in_a_line_of_text_is_text(tmp_path):
+    (tmp_path / "a.txt").write_text("an <image> mark\n")
+    assert load_prompts(tmp_path / "a.txt") == [Prompt("an <image> mark", "a.txt:1")]

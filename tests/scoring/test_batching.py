@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.scoring.batching import Batches, Job, Joining, Unready
+from mmgrpo.scoring.batching import Batches, Job, Joining, Unready, Unscorable
 from mmgrpo.scoring.envelope import TooLarge
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.server import Refusal, Running, application, facts, limited
@@ -69,6 +69,55 @@ def test_further_requests_are_waited_for_where_they_may_come():
     assert asyncio.run(batch()) == 2
 
 
+def test_one_process_of_a_reward_answers_those_who_still_wait():
+    """Of four requests one is gone before, one while it is computed."""
+    asked: list[list[str]] = []
+
+    async def score() -> list[Any]:
+        reward, loop = batches("length", length), asyncio.get_running_loop()
+        jobs = [Job([Prompt("p")], [Text("x" * size)], loop.create_future()) for size in (1, 2, 3, 4)]
+
+        def compute(prompts: list[Prompt], outputs: list[Text]) -> list[float]:
+            asked.append([output.text for output in outputs])
+            loop.call_soon_threadsafe(jobs[2].values.cancel)
+            return length(prompts, outputs)
+
+        reward._function = compute
+        jobs[0].values.cancel()
+        await reward._score(jobs[:1])  # nobody waits
+        await reward._score(jobs)
+        return [None if job.values.cancelled() else job.values.result() for job in jobs]
+
+    assert asyncio.run(score()) == [None, [2.0], None, [4.0]]
+    assert asked == [["xx", "xxx", "xxxx"]]
+
+
+def test_an_error_is_that_of_the_request_that_made_it():
+    asked: list[list[str]] = []
+
+    async def score() -> list[Any]:
+        reward, loop = batches("length", length), asyncio.get_running_loop()
+        jobs = [Job([Prompt("p")], [Text(text)], loop.create_future()) for text in ("a", "bad", "left", "cc")]
+
+        def compute(prompts: list[Prompt], outputs: list[Text]) -> list[float]:
+            asked.append([output.text for output in outputs])
+            if asked[-1] == ["left"]:
+                loop.call_soon_threadsafe(jobs[2].values.cancel)
+            if {"bad", "left"} & {*asked[-1]}:
+                raise OSError("broken")
+            return length(prompts, outputs)
+
+        reward._function = compute
+        await reward._score(jobs)
+        assert jobs[2].values.cancelled()
+        return [job.values.exception() or job.values.result() for job in jobs if not job.values.cancelled()]
+
+    first, error, last = asyncio.run(score())
+    assert (first, last) == ([1.0], [2.0])
+    assert isinstance(error, Unscorable) and str(error) == "reward 'length': OSError: broken"
+    assert asked == [["a", "bad", "left", "cc"], ["a"], ["bad"], ["left"], ["cc"]]
+
+
 def test_a_reward_that_is_not_loaded_has_no_values_and_no_outputs_need_none():
     async def ask(reward: Batches, ready: bool) -> list[float]:
         reward.ready = ready
@@ -78,6 +127,20 @@ def test_a_reward_that_is_not_loaded_has_no_values_and_no_outputs_need_none():
         asyncio.run(ask(batches("length", length), False))
     assert asyncio.run(ask(batches("length", length), True)) == []
     batches("length", length).close()  # before anything is loaded
+
+
+def test_the_process_of_a_reward_ends_with_the_server():
+    class Far:
+        def close(self) -> None:
+            closed.append(True)
+
+    closed: list[bool] = []
+    reward = batches("length", length)
+    reward._function = length
+    reward.close()
+    reward._function = Far()
+    reward.close()
+    assert closed == [True]
 
 
 def test_a_reward_is_warmed_up_before_it_is_ready():

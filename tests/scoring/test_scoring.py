@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
+from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, in_words
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
@@ -86,6 +87,38 @@ def test_statistics_of_a_reward_are_over_what_could_be_scored():
 def test_statistics_of_nothing_are_no_numbers():
     mean, std, failed = mean_of_valid(RewardScores(torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.bool)), 0)
     assert math.isnan(mean) and math.isnan(std) and failed == 2
+
+
+def test_a_single_value_is_its_own_mean_and_nothing_warns_of_none():
+    one = RewardScores(torch.tensor([[3.0], [0.0]]), torch.tensor([[True], [False]]))
+    assert mean_of_valid(one, 0) == (3.0, 0.0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mean_of_valid(RewardScores(torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.bool)), 0)
+
+
+def test_values_have_32_bits_whatever_torch_is_told():
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = score_outputs([Scorer("large", lambda p, o: [1.0, 1e39, 2.0])], PROMPTS, OUTPUTS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.values.dtype == torch.float32 and found.valid[:, 0].tolist() == [True, False, True]
+
+
+def test_a_reward_without_weight_may_fail_and_one_with_a_weight_may_not():
+    def failing(prompts, outputs):
+        raise OSError("a server of its own")
+
+    with pytest.warns(UserWarning, match="reward 'logged' has weight 0 and could not score a batch of 3 outputs"):
+        found = score_outputs([Scorer("logged", failing, 0.0), Scorer("length", length)], PROMPTS, OUTPUTS)
+    assert found.valid.tolist() == [[False, True]] * 3 and found.values.tolist() == [[0, 1], [0, 2], [0, 3]]
+    with pytest.raises(RuntimeError, match="reward 'trained' failed"):
+        score_outputs([Scorer("trained", failing, -0.5)], PROMPTS, OUTPUTS)
+
+
+def test_what_is_computed_elsewhere_does_not_hold_up_the_end_of_the_program():
+    assert begin(lambda: threading.current_thread().daemon)() is True
 
 
 def test_a_reward_that_nobody_vouches_for_is_given_copies_of_tensors():
