@@ -15,6 +15,7 @@ from PIL import Image as Pil
 from mmgrpo.data import inside
 from mmgrpo.data.images import PICTURES, read_picture
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.media import Inside
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.runtime.fingerprint import _plain
@@ -117,6 +118,24 @@ def test_options_stay_beside_bytes(tmp_path):
         lines(tmp_path, [{"text": "?", "image": {"bytes": base64.b64encode(png()).decode(), "max_pixels": 4}}])
     )
     assert prompt.media[0].options == {"max_pixels": 4} and corner(prompt.media[0].source) == RED
+
+
+def test_bytes_are_a_medium_wherever_they_are():
+    one, two = as_prompts([{"text": "?", "image": png()}, {"text": "?", "images": [png("blue"), png()]}])
+    assert corner(one.media[0].source) == RED
+    assert [corner(medium.source) for medium in two.media] == [[0, 0, 1], RED]
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: (value,), lambda value: {"x": value}])
+def test_media_are_looked_for_as_deep_as_a_row_may_be(wrap):
+    def found(levels):
+        value, places = b"content", []
+        for _ in range(levels):
+            value = wrap(value)
+        inside.referred({"a": value}, lambda keys, content: places.append((len(keys), content)) or Inside("there"))
+        return places
+
+    assert found(32) == [(33, b"content")] and found(33) == []
 
 
 def test_a_damaged_one_is_left_out_with_file_row_and_key(tmp_path):
