@@ -76,6 +76,11 @@ def test_every_setting_reaches_the_trainer(tmp_path):
     assert made.write_samples(folder / "after", SimpleNamespace()) is None  # no family knows how
 
 
+def test_the_metrics_of_a_run_are_those_of_its_file(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n')
+    assert [line["loss"] for line in api.Result(tmp_path, {}, toy_policy()).metrics] == [0.5, 0.25]
+
+
 def test_a_run_of_a_handmade_policy_has_no_family_no_path_and_any_device():
     assert Handmade() == Handmade(family="", path="", device="auto")
 
@@ -171,6 +176,8 @@ def test_a_family_says_its_modality_and_adds_to_the_summary(tmp_path, monkeypatc
     theirs = owner(summary=lambda self, config, trainer: {"sum": trainer.step + config.seed})
     summary, _, _ = ran(config(tmp_path), monkeypatch, owner=theirs)
     assert (summary["modality"], summary["sum"]) == ("visual", 7 + 3)
+    with pytest.raises(ValueError, match="JSON"):
+        ran(config(tmp_path), monkeypatch, owner=owner(summary=lambda self, config, trainer: {"sum": float("nan")}))
 
 
 def test_another_process_of_the_run_writes_neither_summary_nor_report(tmp_path, monkeypatch):

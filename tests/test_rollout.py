@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.rollout import begin_rollout, redraws, sample_round
+from mmgrpo.rollout import Round, begin_rollout, redraws, sample_round
+from mmgrpo.runtime import distributed
 from mmgrpo.runtime.config import Algorithm
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Request, Rollout, Text
 from tests.building import recipe, trainer
+from tests.runtime.test_ranks import Meeting, Rank
 from tests.speaking import TableModel, table_prompts
 from tests.test_update import Leaf
 from tests.trees import plain
@@ -140,6 +144,43 @@ def test_a_round_without_redraws_is_drawn_once_and_with_too_few_stays_short(tmp_
             cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True),
         )  # fmt: skip
         assert (found.metrics["group/draws"], len(found.rollouts)) == (draws, draws)
+
+
+def test_ranks_draw_a_round_together_and_know_all_of_it(tmp_path, monkeypatch):
+    """Of the first four groups one has spread; three are missing, and two ranks draw two each."""
+    prompts, meeting, cpu = table_prompts(8), Meeting(2), Accelerator(cpu=True)
+    monkeypatch.setattr(distributed, "gather", lambda value: torch.cat(meeting.all(value)))
+    spread = {prompts[place].id for place in PromptOrder(8, 0).take(0, 8)[3:]}
+    trainers = [
+        trainer(
+            CategoricalPolicy(TableModel(8, 7)), tmp_path, prompts, prompts_per_step=4, redraws=3, accelerator=cpu,
+            advantages=recipe(select=["drop_zero_spread"]),
+            reward=lambda prompts, _: [float(one.id in spread) * (row % 2) for row, one in enumerate(prompts)],
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    asked: list[list[list[int]]] = [[], []]
+
+    def work(rank: int) -> Round:
+        meeting.rank.number, made = rank, trainers[rank]
+        rollout = made.policy.rollout
+        made.policy.rollout = lambda request: (asked[rank].append(list(request.slots)), rollout(request))[1]
+        return sample_round(
+            made.policy, made.scorers, made.recipe, prompts, made.order, made.rounds,
+            cursor=0, number=0, seed=0, accelerator=Rank(rank, meeting),
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(work, range(2))
+    assert asked == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert [place.tolist() for place in first.batch.places] == [[*range(8)], [*range(16, 24)]]
+    assert [place.tolist() for place in second.batch.places] == [[*range(8, 16)], [*range(24, 32)]]
+    for found in (first, second):
+        own = sum(one.evaluations for one in found.rollouts)
+        assert (found.cursor, found.metrics["rollout/rows"], found.metrics["group/draws"]) == (8, 32, 2)
+        assert found.metrics["rollout/evaluations"] == 2 * own > 0
+        assert found.reward_scores.values[:, 0].tolist() == 12 * [0.0] + 10 * [0.0, 1.0]
+    assert torch.equal(first.batch.advantages, second.batch.advantages)
 
 
 def test_the_weights_of_a_round_are_the_scorers_unless_others_are_given(tmp_path):

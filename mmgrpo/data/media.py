@@ -32,7 +32,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+    return _is_integer(value) or isinstance(value, float)
 
 
 Option = tuple[Callable[[Any], bool], str]

@@ -141,6 +141,5 @@ def cached(
             f"rewards: '{name}': got cache={cache!r}, but only a reward with a manifest has a version by which a later "
             "run knows that its values are the same; use cache=True, which keeps them during the run"
         )
-    version = manifest.version if manifest else 0
-    identity = {"reward": name, "parameters": dict(parameters), "version": version}
+    identity = {"reward": name, "parameters": dict(parameters), "version": manifest and manifest.version}
     return Cached(function, identity, "" if cache is True else cache)

@@ -120,6 +120,11 @@ def test_options_stay_beside_bytes(tmp_path):
     assert prompt.media[0].options == {"max_pixels": 4} and corner(prompt.media[0].source) == RED
 
 
+def test_a_key_with_a_slash_is_one_key():
+    name = inside.name_of(("a/b", "0"))
+    assert name == "a%2Fb/0" and inside.content_at({"a/b": [b"x"]}, name, 1) == b"x"
+
+
 def test_bytes_are_a_medium_wherever_they_are():
     one, two = as_prompts([{"text": "?", "image": png()}, {"text": "?", "images": [png("blue"), png()]}])
     assert corner(one.media[0].source) == RED
@@ -203,6 +208,7 @@ def test_rows_in_memory_may_have_bytes_and_samples(tmp_path):
         ({"array": [0.1], "sampling_rate": 0}, "got samples of shape .1. at 0 Hz"),
         ({"array": [0.1], "sampling_rate": True}, "got samples of shape .1. at true Hz"),
         ({"array": [0.1], "sampling_rate": 0.5}, "got samples of shape .1. at 0.5 Hz"),
+        ({"array": [0.1], "sampling_rate": 8000.0}, "got samples of shape .1. at 8000.0 Hz"),
         ({"array": 0.1, "sampling_rate": 1}, "got samples of shape .. at 1 Hz"),
         ({"array": [[[0.1]]], "sampling_rate": 16_000}, "got samples of shape .1, 1, 1."),
         ({"bytes": 3, "path": None}, "'audio': got bytes of type int"),

@@ -89,6 +89,21 @@ def test_the_scans_of_a_jpeg_are_counted():
         open_picture(BytesIO(bad_media.scans(MAX_SCANS + 1 - own)))
 
 
+def test_counting_scans_leaves_the_file_where_it_is():
+    with Pil.open(BytesIO(bad_media.picture("jpg"))) as picture:
+        picture.fp.seek(7)
+        assert limits._scans(picture) == 1 and picture.fp.tell() == 7
+
+
+def test_a_picture_that_is_refused_is_closed(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(bad_media.png(8_193, 8_192))
+    opened, opens = [], Pil.open
+    monkeypatch.setattr(Pil, "open", lambda *given, **more: opened.append(opens(*given, **more)) or opened[0])
+    with pytest.raises(Unreadable, match="got 8,193 x 8,192"):
+        open_picture(tmp_path / "a.png")
+    assert opened[0].fp is None
+
+
 def test_the_tiles_of_a_tiff_are_bounded(monkeypatch):
     assert open_picture(BytesIO(bad_media.tiff(64))).size == (64, 64)
     with pytest.raises(Unreadable, match="got tiles of 67,125,249 pixels, expected at most 67,108,864; save it again"):

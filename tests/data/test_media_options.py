@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mmgrpo.data.limits import MAX_PIXELS
-from mmgrpo.data.media import LONGEST, OPTIONS, options_of
+from mmgrpo.data.media import LONGEST, OPTIONS, medium_of, options_of
 
 RIGHT = {
     ("image", "min_pixels"): [1, MAX_PIXELS],
@@ -50,6 +52,28 @@ def test_the_limits_themselves_are_allowed(kind, name, value):
 def test_what_lies_beyond_is_refused_by_name(kind, name, value):
     with pytest.raises(ValueError, match=f"option '{name}': got "):
         options_of({name: value}, kind, "file")
+
+
+@pytest.mark.parametrize("name", ["fps", "start", "end"])
+def test_a_number_is_finite(name):
+    for value in (float("inf"), float("-inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"option '{name}': got "):
+            options_of({name: value}, "video", "file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "words"),
+    [
+        ("video", [], r"got \[\], expected a string or a list of frame files$"),
+        ("video", ["a.png", ""], "expected a string or a list of frame files$"),
+        ("video", ["a.png", 3], "expected a string or a list of frame files$"),
+        ("video", "", "expected a string or a list of frame files$"),
+        ("image", ["a.png"], r'got \["a.png"\], expected a string$'),
+    ],
+)
+def test_a_path_is_a_text_and_of_a_clip_also_a_list_of_them(kind, path, words):
+    with pytest.raises(ValueError, match=f"^path: .*{words}"):
+        medium_of({"path": path}, kind, Path())
 
 
 @pytest.mark.parametrize(("kind", "name"), RIGHT)

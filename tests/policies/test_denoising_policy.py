@@ -36,6 +36,28 @@ def rescored(policy: DenoisingPolicy, made: Rollout, limit: int = 1000, name: st
     return dense
 
 
+def test_decisions_of_several_plans_are_numbered_apart():
+    made = rollout(toy_policy("one_step_branch(draw='all')"), prompts=2).decisions
+    assert (made.node >= 0).all()
+    owners = made.node[made.loss_mask]
+    assert len(owners.unique()) == len(owners)
+
+
+@pytest.mark.parametrize("plan", ["every_step", "branch_tree(splits=[0,2])", "one_step_branch(roots=2)"])
+def test_a_rollout_is_a_function_of_its_seed_whatever_else_was_drawn(plan):
+    made = []
+    for _ in range(2):
+        torch.rand(1)  # moves the global stream
+        made.append(rollout(toy_policy(plan)).decisions.log_probs)
+    assert torch.equal(*made)
+
+
+def test_trees_are_numbered_from_0_on_over_all_groups():
+    assert rollout(toy_policy(), prompts=2).decisions.keys["tree"].tolist() == [*range(8)]
+    two_roots = rollout(toy_policy("one_step_branch(roots=2)"), prompts=2).decisions.keys["tree"]
+    assert sorted({*two_roots.tolist()}) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_log_probs_scored_again_are_those_of_the_rollout_for_every_plan(plan):
     policy = toy_policy(plan, steps=8)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 
@@ -100,6 +102,7 @@ def test_texts_with_their_flags(tmp_path):
     outputs = [Text("one", 2), Text("two <b>", 3, truncated=True), Text("three", 1)]
     record = write(tmp_path, rolled(outputs, numbers, [0.5, 0.5, 0.5]))
     first, second, third = record["members"]
+    assert read_group(tmp_path, 0).equal_rewards is True
     assert record["equal_rewards"] is True and record["nodes"] == [] and first["nodes"] == []
     assert [one["flags"] for one in (first, second, third)] == [[], ["truncated", "not trained"], ["reference"]]
     assert (first["entropy"], second["entropy"], third["entropy"]) == ([1.0, 2.0], [3.0, 4.0, 5.0], [6.0])
@@ -137,6 +140,30 @@ def test_clips_sounds_previews_and_media_of_the_prompt(tmp_path):
     assert Pil.open(tmp_path / "groups/step-000000/000.webp").n_frames == 5  # type: ignore[attr-defined]
 
 
+def test_rewards_that_are_equal_where_there_are_some_are_equal(tmp_path):
+    for totals, equal in (([1.0, 1.0, NAN], True), ([1.0, 2.0, NAN], False), ([NAN] * 3, False)):
+        assert write(tmp_path, rolled(pictures(3), plain([1] * 3), totals))["equal_rewards"] is equal
+
+
+@pytest.mark.parametrize(("answer", "written"), [(None, None), ("one", "one"), ([1, "ä"], '[1, "ä"]'), (2.5, "2.5")])
+def test_an_answer_is_written_as_a_text(answer, written, tmp_path):
+    round_ = rolled(pictures(1), plain([1]), [1.0], prompt=Prompt("a", answer=answer))
+    assert write(tmp_path, round_)["prompt"]["answer"] == written
+
+
+def test_what_is_in_memory_is_shown_without_a_family():
+    clip = displayed(Media("video", Video(torch.zeros(2, 3, 4, 6), 1.0)))
+    assert isinstance(clip, Pil.Image) and isinstance(displayed(Media("image", pictures(1)[0])), Pil.Image)
+
+
+def test_a_clip_plays_as_long_as_its_frames_last():
+    frames = [Pil.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    content, suffix, note = webp_within(frames, 0.5, 1 << 20)
+    with Pil.open(BytesIO(content)) as clip:
+        clip.load()
+        assert (clip.info["duration"], suffix, note) == (2000, ".webp", "")
+
+
 def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(group_record, "MAX_MEMBERS", 2)
     monkeypatch.setattr(group_record, "MAX_ENTRIES", 4)
@@ -144,7 +171,10 @@ def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
     record = write(tmp_path, rolled([Text("abcd"), Text("abc"), Text("a")], plain([3, 1, 1]), [1.0, 2.0, 3.0]))
     assert record["left_out"][:2] == ["1 of 3 members", "the numbers of decisions after the first 2 of a member"]
     assert [one["output"]["text"] for one in record["members"]] == ["abc", "abc"]
-    assert "1 characters of a text" in record["left_out"]
+    assert [note for note in record["left_out"] if "characters" in note] == [
+        "9 characters of a text",  # of the prompt, which has 12
+        "1 characters of a text",
+    ]
     assert len(record["members"][0]["advantages"]) == 2 and record["size"] == 3
     assert record["members"][0]["advantage"] == 1.25  # of all three
 
@@ -197,7 +227,9 @@ def test_members_are_shown_by_reward_with_the_advantage_as_colour(tmp_path):
     advantages = torch.tensor([[0.0], [2.0], [-1.0], [-2.0]])
     write(tmp_path, rolled(pictures(4), plain([1] * 4), [0.5, 2.0, NAN, 0.25], advantages=advantages), step=3)
     group = read_group(tmp_path, 3)
+    assert group.equal_rewards is False
     assert [member.number for member in group.ranked] == [1, 0, 3, 2] and group.largest == 2.0
+    assert colour(0.0, 0.0) == colour(NAN, 0.0) == "rgb(255, 255, 255)"
     assert colour(5.0, 2.0) == colour(2.0, 2.0) and colour(-5.0, 2.0) == colour(-2.0, 2.0)
     assert [colour(a, 2.0) for a in (0.0, 2.0, -2.0, -1.0, NAN)] == [
         "rgb(255, 255, 255)",
@@ -210,6 +242,49 @@ def test_members_are_shown_by_reward_with_the_advantage_as_colour(tmp_path):
     assert page.index("sample 2\n") < page.index("sample 1\n") < page.index("sample 4\n") < page.index("sample 3\n")
     assert 'style="background: rgb(107, 167, 224)">+2.000<' in page and "+0.000" not in page
     assert "invalid reward" in page and "<svg" not in page
+    assert re.findall(r'"chip" style="background: (rgb[^"]+)">([^<]+)<', page)[:5] == [
+        ("rgb(240, 150, 110)", "−2"),
+        ("rgb(248, 202, 182)", "−1"),
+        ("rgb(255, 255, 255)", "0"),
+        (colour(1.0, 2.0), "+1"),
+        ("rgb(107, 167, 224)", "+2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("std", [0.5], True),
+        ("std", [], False),
+        ("nodes", [0], True),
+        ("nodes", [], False),
+        ("nodes", [0.5, 0], True),
+        ("nodes", [-2, 0], True),
+        ("nodes", [-1, 0], False),
+        ("trained", [], True),
+        ("trained", [1, 0], False),
+    ],
+)
+def test_numbers_of_decisions_are_as_many_as_their_advantages_and_nodes_are_integers(name, value, refused, tmp_path):
+    record = write(tmp_path, tree_round())
+    assert len(record["members"][0]["advantages"]) == 2
+    record["members"][0][name] = value
+    (tmp_path / "groups/step-000000/group.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"members: {name}: got ") if refused else nullcontext():
+        read_group(tmp_path, 0)
+
+
+def test_what_no_run_wrote_stays_in_the_folder_of_a_group(tmp_path):
+    for step in (2, 3, 4):
+        write(tmp_path, rolled(pictures(2), plain([1, 1]), [1.0, 0.0]), step)
+    (tmp_path / "groups/step-000003/notes of mine.txt").touch()
+    GroupRecord(tmp_path, 1).truncate(3)
+    left = {path.relative_to(tmp_path / "groups").as_posix() for path in (tmp_path / "groups").rglob("*")}
+    write(tmp_path, rolled(pictures(2), plain([1, 1]), [1.0, 0.0]), 3)
+    assert sorted(path.name for path in (tmp_path / "groups").iterdir()) == ["step-000002", "step-000003"]
+    assert (tmp_path / "groups/step-000003/notes of mine.txt").exists() and group_steps(tmp_path) == [2, 3]
+    assert {"step-000002/group.json", "step-000003/notes of mine.txt"} <= left
+    assert "step-000003/group.json" not in left and "step-000004" not in left
 
 
 def test_the_tree_is_drawn_with_node_values_advantages_and_descendants(tmp_path):
@@ -219,6 +294,7 @@ def test_the_tree_is_drawn_with_node_values_advantages_and_descendants(tmp_path)
     assert tree is not None
     upper, lower, *leaves = tree.nodes
     assert [node.parent for node in tree.nodes] == [-1, -1, upper.id, upper.id, lower.id, lower.id]
+    assert {node.sign for node in tree.nodes} == {"positive"}, "the least is 1"
     assert [node.samples for node in tree.nodes] == [[0, 1], [2, 3], [0], [1], [2], [3]]
     assert upper.y == (leaves[0].y + leaves[1].y) / 2 and leaves[0].x - upper.x == upper.x - 16
     assert upper.about == "step 0 · value 0.500 · advantage +1.000 · sigma 0.500 · 2 decisions below it · samples 1, 2"

@@ -11,7 +11,7 @@ import pytest
 
 from mmgrpo.report.hacking import FEWEST, Measured, alarms, paired_interval, student_quantile
 from mmgrpo.report.html import write_report
-from mmgrpo.report.run_folder import print_alarms, read_run
+from mmgrpo.report.run_folder import print_alarms, read_measured, read_run
 from mmgrpo.report.statistics import Interval
 from mmgrpo.report.tables import correlation_table
 
@@ -102,6 +102,14 @@ def test_of_several_trained_rewards_the_one_that_rose_most_clearly_is_named():
         start = Measured(0, {**dict.fromkeys(order, RAMP), "held": RAMP}, directions)
         end = Measured(1, {**rises, "held": RAMP - 0.5}, directions, final=True)
         assert [alarm.trained for alarm in alarms([start, end])] == ["clear"]
+
+
+def test_of_trained_rewards_that_rose_alike_the_first_is_named():
+    for order in (("one", "two"), ("two", "one")):
+        directions, rise = dict.fromkeys(order, 1.0), np.tile([0.1, 0.3], 8)
+        start = Measured(0, {**dict.fromkeys(order, RAMP), "held": RAMP}, directions)
+        end = Measured(1, {**dict.fromkeys(order, RAMP + rise), "held": RAMP - rise}, directions, final=True)
+        assert [alarm.trained for alarm in alarms([start, end])] == [order[0]]
 
 
 @pytest.mark.parametrize(("rise", "fall", "steps"), [(0.5, 0.5, [1]), (0.5, 0.0, []), (0.0, 0.5, [])])
@@ -216,6 +224,14 @@ def test_evaluations_of_other_prompts_or_without_trained_rewards_raise_nothing(t
         path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": [path.stem] * 16}))
     assert read_run(folder).alarms == []
     assert read_run(write(tmp_path / "old", course(*PARTED), trained={})).alarms == []
+
+
+def test_only_evaluations_of_the_held_out_prompts_in_a_run_are_compared(tmp_path):
+    folder = write(tmp_path / "run", course(*PARTED))
+    content = (folder / "evaluations" / "after.json").read_text()
+    for title in ("after-natural", "blind"):
+        (folder / "evaluations" / f"{title}.json").write_text(content)
+    assert sorted((one.step, one.final) for one in read_measured(folder)) == [(0, False), (10, False), (20, True)]
 
 
 def test_names_of_rewards_are_escaped(tmp_path):

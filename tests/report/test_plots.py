@@ -204,6 +204,18 @@ def test_long_lines_are_thinned_to_every_kth_row_and_names_are_drawable():
     assert title_of("a\x00b\ud83d\n" + "x" * 100) == "a?b??" + "x" * 55
 
 
+def test_a_long_word_is_broken_wherever_a_line_is_full():
+    class Letters(ImageFont.FreeTypeFont):
+        def __init__(self) -> None:
+            pass
+
+        def getlength(self, text, *_, **__) -> float:
+            return len(text)
+
+    lines = [line for line, _ in wrap("a bc abcdefgh", Letters(), 3, max_lines=9)]
+    assert lines == ["a", "bc", "abc", "def", "gh"]
+
+
 def test_a_line_is_shortened_until_its_ellipsis_fits():
     font = ImageFont.load_default(10)
     assert isinstance(font, ImageFont.FreeTypeFont)

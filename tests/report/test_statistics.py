@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 
+from mmgrpo.report import run_folder
 from mmgrpo.report.statistics import (
     Interval,
     best_of,
     bootstrap_mean,
     bootstrap_ratio,
     draws,
+    mean_of_scored,
     paired_difference,
     paired_ratio_difference,
     per_prompt,
@@ -39,6 +41,26 @@ def test_equal_values_and_a_single_value_have_no_width():
         "n": 7,
     }
     assert bootstrap_mean([5.0]) == Interval(5.0, 5.0, 5.0, 1)
+
+
+def test_what_could_not_be_scored_is_left_out_and_nothing_has_no_mean():
+    assert mean_of_scored([5.0, math.nan, 5.0]) == {"mean": 5.0, "low": 5.0, "high": 5.0, "n": 2}
+    assert mean_of_scored([math.nan]) == mean_of_scored([]) == {"mean": None, "low": None, "high": None, "n": 0}
+
+
+def test_means_of_a_long_file_have_fewer_resamples(monkeypatch):
+    values = [0.0, 1.0, 2.0, 7.0]
+    monkeypatch.setattr(run_folder, "DRAWS", 20)
+    found = dict(run_folder._means({"a": values}, "a file"))
+    assert found == {"a": bootstrap_mean(values, 20 // 4).as_dict()}
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"), [(None, []), ("12", []), ({"0": 1}, []), ([1, "2", None, 0.5], [1, 0.5])]
+)
+def test_what_is_no_list_has_no_numbers_and_what_is_no_number_is_none(values, wanted):
+    found = run_folder._array(values)
+    assert found[np.isfinite(found)].tolist() == wanted and found.size == (len(values) if wanted else 0)
 
 
 def test_the_interval_depends_on_the_seed_only():

@@ -102,13 +102,14 @@ def test_a_cache_is_bounded_and_forgets_what_was_used_longest_ago(tmp_path):
         values(reward, ("p", "a"))
         assert len(function.asked) == 3, "it was used later than bb"
         values(reward, ("p", "bb"))
+        assert function.asked[3:] == ([] if file else [["pbb"]]), "the file has what was written last: bb and ccc"
     with sqlite3.connect(tmp_path / "scores.sqlite") as connection:
         (count,) = connection.execute("SELECT COUNT(*) FROM scores").fetchone()
     assert count == 2
 
 
 def test_a_file_keeps_scores_for_the_next_run_until_the_reward_changes(tmp_path):
-    file = str(tmp_path / "folder" / "scores.sqlite")
+    file = str(tmp_path / "folder" / "of mine" / "scores.sqlite")
     odd = 0.1 + 0.2  # all 64 bits are kept
 
     def asked_again(name: str = "r", parameters: dict[str, Any] | None = None, version: int = 1) -> bool:
@@ -144,6 +145,12 @@ def test_only_what_depends_on_nothing_else_may_be_cached():
     assert cached("r", function, {}, MANIFEST, False) is function
 
 
+def test_a_reward_without_a_manifest_is_cached_in_memory():
+    function = Lengths()
+    reward = cached("m:r", function, {}, None, True)
+    assert values(reward, ("p", "a")) == values(reward, ("p", "a")) == [1 / 3] and function.asked == [["pa"]]
+
+
 def test_cache_is_a_parameter_of_every_reward(tmp_path):
     outputs, prompts = pictures(3, 32), [Prompt("a")] * 3
     plain = score_outputs([scorer("jpeg_compressibility")], prompts, outputs).values.tolist()
@@ -170,11 +177,3 @@ def test_a_cache_may_be_asked_by_any_thread(tmp_path):
     reward = Cached(Lengths(), {}, tmp_path / "scores.sqlite")
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(values, reward, ("p", "abc")).result() == values(reward, ("p", "abc"))
-
-
-def test_a_cache_ends_the_process_of_its_reward_if_there_is_one():
-    closed, function = [], Lengths()
-    Cached(function, {}).close()
-    function.close = lambda: closed.append(True)
-    Cached(function, {}).close()
-    assert closed == [True]
