@@ -78,7 +78,7 @@ def test_a_fault_of_yaml_is_told_in_the_words_of_its_parser():
     with pytest.raises(ValueError, match=r"a: not YAML \(expected ',' or '\]', but got '<stream end>'\); repair"):
         parse_yaml("a: [1", Path("a"))
     with pytest.raises(ValueError, match=r"a: not YAML \(it contains a merge key"):
-        parse_yaml("a: {<<: {b: 1}}", Path("a"))
+        parse_yaml("a: {d: 1, <<: {b: 1}}", Path("a"))
 
 
 def test_values_and_names_in_errors_are_short():
