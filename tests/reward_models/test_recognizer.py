@@ -8,6 +8,7 @@ import io
 import math
 import pickle
 import sys
+import threading
 import zipfile
 from types import SimpleNamespace
 
@@ -69,6 +70,15 @@ def test_a_transcript_is_at_most_three_times_as_long_as_the_text_and_made_once(r
     random_whisper.transcribe(other, "ab")
     random_whisper.transcribe(samples, "abc")
     assert [length for length, _ in lengths] == [limit, limit, limit + 3]
+
+
+def test_a_text_may_be_as_long_as_the_longest_transcript(random_whisper):
+    tokenizer, longest = random_whisper.processor.tokenizer, random_whisper.network.config.max_target_positions
+    text = "a" * (longest - len(tokenizer(" ").input_ids))
+    samples = tone(0.5).samples[0].numpy()
+    assert len(tokenizer(f" {text}").input_ids) == longest and random_whisper.log_prob(samples, text) < 0
+    with pytest.raises(ValueError, match=f"of {longest + 1} tokens, expected at most {longest}"):
+        random_whisper.log_prob(samples, f"{text}a")
 
 
 def test_a_recognizer_is_frozen_and_of_full_precision(random_whisper):
@@ -283,6 +293,27 @@ def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_lo
     assert [one.name for one in file.parent.iterdir()] == ["speaker_encoder.safetensors"]
 
 
+def test_the_wheel_of_the_voices_is_fetched_beside_its_cache(monkeypatch, tmp_path):
+    asked = []
+
+    def fetched(*given):
+        asked.append(given)
+        raise ConnectionError
+
+    monkeypatch.setattr(speaker, "fetch_wheel", fetched)
+    with pytest.raises(ConnectionError):
+        speaker.encoder_file(tmp_path / "cache")
+    ((name, sha256, workspace, what, megabytes, otherwise),) = asked
+    assert (name, sha256, megabytes) == (speaker.WHEEL, speaker.SHA256, 16) and workspace.parent == tmp_path / "cache"
+    assert what == "the speaker encoder" and "speaker_similarity(weights=...)" in otherwise
+
+
+def test_an_encoder_of_voices_without_transformers_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"rewards of sounds need .*pip install 'mmgrpo\[voice\]'"):
+        speaker.speaker_encoder.__wrapped__()
+
+
 def test_weights_of_a_wheel_are_tensors_and_no_program(monkeypatch, tmp_path):
     content, wheel = io.BytesIO(), tmp_path / "Resemblyzer-0.1.4-py3-none-any.whl"
     torch.save({"model_state": SimpleNamespace()}, content)
@@ -320,6 +351,14 @@ def test_opinion_scores_are_polynomials_of_the_networks_outputs_averaged_over_wi
     assert scores["ovrl"] == pytest.approx(-0.06766283 * 4 + 1.11546468 * 2 + 0.04602535)
     # one sample less is one window less
     assert dnsmos.mean_opinion_scores(ramp[:-1])["sig"] == pytest.approx((0.0052439 * 2 - 0.08397278 + 1.22083953) / 2)
+
+
+def test_the_network_of_opinions_is_loaded_before_sounds_are_scored_in_threads(monkeypatch):
+    threads = []
+    monkeypatch.setattr(dnsmos, "_session", lambda: threads.append(threading.current_thread()) or Listener())
+    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    dnsmos.dnsmos([Prompt("a", "a")], [tone(1.0)])
+    assert threads[0] is threading.main_thread()
 
 
 def test_a_sound_shorter_than_the_window_is_repeated(monkeypatch):
