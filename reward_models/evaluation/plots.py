@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from mmgrpo.report.media import Medium, picture_uri
@@ -41,7 +40,6 @@ def _titled(figure: Figure, title: str) -> Figure:
 
 def _axes(width: float, height: float) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_facecolor("none")
     axes.tick_params(colors=INK, labelsize=8, length=0)

@@ -24,4 +24,4 @@ def read_wav(source: Path | bytes) -> Audio:
     if width != 2 or not levels.size or levels.size != frames * channels:
         raise OSError(f"got {levels.size} samples of {8 * width} bits, expected {frames * channels} of 16")
     samples = levels.astype(np.float32).reshape(-1, channels).T / 32767
-    return Audio(torch.from_numpy(samples).clamp(-1, 1), rate)
+    return Audio(torch.from_numpy(samples).clamp(min=-1), rate)

@@ -48,12 +48,12 @@ def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:
     if a.shape != b.shape:
         raise ValueError(f"cw_ssim: got pictures of {a.shape} and {b.shape} pixels, expected equal sizes")
     margins = [(WINDOW, WINDOW - (side + 2 * WINDOW) % -STEP) for side in a.shape]
-    spectra = [np.fft.fft2(np.pad(picture, margins, mode="edge")) for picture in (a, b)]
+    first, second = (np.fft.fft2(np.pad(picture, margins, mode="edge")) for picture in (a, b))
     inside, means = tuple(slice(WINDOW, WINDOW + side) for side in a.shape), []
-    for scale, bank in enumerate(_filters(*spectra[0].shape)):
+    for scale, bank in enumerate(_filters(*first.shape)):
         side = WINDOW * 2**scale
         for band in bank:
-            x, y = (np.fft.ifft2(spectrum * band)[inside] for spectrum in spectra)
+            x, y = (np.fft.ifft2(spectrum * band)[inside] for spectrum in (first, second))
             common = np.abs(_windows(x * y.conj(), side))
             energy = np.real(_windows(np.abs(x) ** 2 + np.abs(y) ** 2, side))
             means.append(float(((2 * common + K) / (energy + K)).mean()))

@@ -140,7 +140,7 @@ def _cell(text: str, column: int) -> Cell:
     for _ in range(2):
         span = _SPAN.match(cell.text)
         if span is None:
-            break
+            return cell
         count, at = _argument(cell.text, span.end())
         _, at = _argument(cell.text, _optional(cell.text, at))
         content, at = _argument(cell.text, _optional(cell.text, at))

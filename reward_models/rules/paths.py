@@ -91,11 +91,11 @@ def _regions(value: Any) -> tuple[Box, list[Point], list[Point]] | None:
     return (box, positive, negative) if box and positive and negative else None
 
 
-def _points(value: Mapping[str, Any], key: str) -> list[Point]:
+def _points(value: Mapping[str, Any], key: str) -> list[Point] | None:
     pairs = value.get(key)
     if not isinstance(pairs, list | tuple) or len(pairs) > 6:
-        return []
-    return complete(numbers(pair, 2) for pair in pairs) or []
+        return None
+    return complete(numbers(pair, 2) for pair in pairs)
 
 
 def _path(value: Any) -> Path | None:

@@ -115,9 +115,9 @@ def _classify(
     rows, columns = np.flatnonzero(own.any(1)), np.flatnonzero(own.any(0))
     top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
     paint = pixels[own]
-    distance = np.square(np.median(paint, 0) - _COLOURS).sum(-1)
+    distance = np.square(np.median(paint, 0) - _COLOURS).sum(1)
     best = int(distance.argmin())
-    nearest = (np.square(_COLOURS).sum(-1) - 2 * paint @ _COLOURS.T).argmin(-1)
+    nearest = (np.square(_COLOURS).sum(1) - 2 * paint @ _COLOURS.T).argmin(1)
     pure = distance[best] < 0.35**2 and (nearest == best).mean() >= 0.75
     agreements = _agreements(soft, (top, left, bottom - top, right - left), shapes)
     shape = max(agreements, key=agreements.__getitem__, default="")

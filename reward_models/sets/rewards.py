@@ -166,8 +166,7 @@ def _of_sets(
         if len(inside) < (2 * least if credit == "contrast" else least + (credit == "leave_one_out")):
             continue
         if credit == "contrast":
-            half = len(inside) // 2
-            for row, positive in zip(inside, contrast(rows[inside[: 2 * half]], functional), strict=False):
+            for row, positive in zip(inside, contrast(rows[inside], functional), strict=False):
                 values[row] = float(positive)
             continue
         whole = functional(rows[inside])

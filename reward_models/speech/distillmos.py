@@ -79,7 +79,7 @@ class DistillMos(nn.Module):
         x = self.transformer_encoder(self.linear_proj(x.transpose(1, 2)) + self.pe)
         x = self.norm_trans(x.transpose(1, 2)).transpose(1, 2)
         attention = self.linear2(functional.relu(self.linear1(x))).softmax(1)
-        return 1 + 4 * self.linear3((attention * x).sum(1)).sigmoid().squeeze(-1)
+        return 1 + 4 * self.linear3((attention * x).sum(1)).sigmoid()[:, 0]
 
 
 def compressed_spectrum(waves: Float[Tensor, "sounds samples"]) -> Float[Tensor, "sounds 2 bands frames"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,6 +117,7 @@ def test_weights_are_read_under_the_names_of_the_package(network, tmp_path, monk
 def test_weights_are_tensors_and_no_program(tmp_path, monkeypatch):
     torch.save({"model": SimpleNamespace()}, tmp_path / "distill_mos_v7.pt")
     monkeypatch.setattr(module, "weights_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(torch, "load", partial(torch.load, weights_only=False))  # the default before torch 2.6
     with pytest.raises(pickle.UnpicklingError, match="SimpleNamespace"):
         module._network.__wrapped__("x")
 

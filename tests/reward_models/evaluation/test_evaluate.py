@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from mmgrpo.scoring import Scorer
 from mmgrpo.types import Prompt, Text
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
-from reward_models.evaluation.evaluate import compare, evaluate, plain
+from reward_models.evaluation.evaluate import Scores, _correlations, compare, evaluate, plain, score, ties_subset
 from reward_models.evaluation.metrics import correlation, significance
 from reward_models.evaluation.protocols import Benchmark, Protocol
 
@@ -66,3 +67,45 @@ def test_rewards_are_compared_pair_by_pair():
 
 def test_nothing_is_none_however_deep_it_lies():
     assert plain({"a": [math.nan, {"b": math.nan}], "c": 1.5}) == {"a": [None, {"b": None}], "c": 1.5}
+
+
+def ranked(*ranks: float, prompt: str = "a", **more) -> Comparison:
+    """As many texts as ranks, which are as long as their place: "", "x", "xx"."""
+    return Comparison(Prompt(prompt, task=more.pop("task", "")), tuple(Text("x" * n) for n in range(len(ranks))), ranks,
+                      "row", **more)  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [({}, [33, 2]), ({"batch": 17}, [35]), ({"batch": 6}, [13, 12, 10])])
+def test_comparisons_are_scored_in_batches_and_never_cut(batch, sizes):
+    """17 comparisons, of which the first has three outputs and all others two."""
+    seen = []
+
+    def length(prompts, outputs):
+        seen.append(len(outputs))
+        return [len(output.text) + int(prompt.text) for prompt, output in zip(prompts, outputs, strict=True)]
+
+    some = [ranked(0, 1, 2, prompt="0"), *(ranked(0, 1, prompt=str(10 * n)) for n in range(1, 17))]
+    made = score([Scorer("length", length), Scorer("none", lambda _, outputs: [0.0] * len(outputs))], some, **batch)
+    assert made["length"] == [[0, 1, 2], *([10 * n, 10 * n + 1] for n in range(1, 17))] and seen == sizes
+    assert made["none"] == [[0.0] * 3, *[[0.0] * 2] * 16]
+
+
+def test_correlations_within_prompts_are_of_three_scored_outputs_or_more():
+    right, wrong = ranked(0, 1, 2), ranked(2, 1, 0)
+    values: Scores = [[3.0, 2.0, 1.0], [3.0, math.nan, 1.0]]
+    assert _correlations([right, wrong], values)["srcc_within_prompts"] == pytest.approx(1)
+    values = [[3.0, 2.0, 1.0], [3.0, 1.0]]
+    assert _correlations([right, ranked(1, 0)], values)["srcc_within_prompts"] == pytest.approx(1)
+    values = [[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]
+    assert _correlations([right, wrong], values)["srcc_within_prompts"] == pytest.approx(0)
+
+
+def test_ties_are_those_of_the_subset_whose_outputs_all_have_scores():
+    """One is right by 2, among two right ones the margin is 2 over a spread of 1."""
+    one = ranked(0, 1, task="ref:7", category="Ties")
+    two = ranked(0, 0, 1, task="tied:7", category="Ties")
+    whole = 1 + 0.01 * math.tanh(1)
+    assert ties_subset([one, two], [[3.0, 1.0], [5.0, 4.0, 2.0]]) == pytest.approx(whole)
+    others = [ranked(0, 1, task="ref:7", category="Math"), ranked(0, 1, task="ref:8", category="Ties")]
+    scores = [[3.0, 1.0], [5.0, 4.0, 2.0], [0.0, 1.0], [math.nan, 1.0]]
+    assert ties_subset([one, two, *others], scores) == pytest.approx(whole)

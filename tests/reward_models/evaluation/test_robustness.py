@@ -72,6 +72,26 @@ def test_a_comparison_read_backwards_keeps_its_ranks():
         assert made["reading_order"]["share"] == 0.0
 
 
+def test_cases_are_scored_in_batches_and_a_failure_is_left_out_of_the_share():
+    """Pictures of levels 0 to 4, scored by their level: noise raises that of black only. The one of level 2 fails."""
+    sizes = []
+
+    def level(prompts, outputs):
+        sizes.append(len(outputs))
+        levels = [float(output.pixels.mean()) for output in outputs]
+        return [math.nan if 0.45 < one < 0.55 else one for one in levels]
+
+    some = [comparison(str(n), Image(torch.full((3, 8, 8), n / 4)), DARK) for n in range(5)]
+    made = robustness(Scorer("level", level), some, batch=2)
+    assert sizes[:3] == [2, 2, 1]
+    assert made["jpeg"]["n"] == made["noise"]["n"] == made["prompt_swap"]["n"] == 4
+    assert made["prompt_swap"] == {"share": 0.0, "equal": 1.0, "n": 4}
+    assert made["noise"]["equal"] == 0.0 and made["noise"]["share"] >= 0.25
+    sizes.clear()
+    robustness(Scorer("level", level), some * 4)
+    assert sizes[:2] == [16, 4]
+
+
 def test_failures_are_no_cases():
     broken = Scorer("broken", lambda prompts, outputs: [math.nan] * len(outputs))
     assert robustness(broken, [comparison("a", FLAT, DARK)]) == {}

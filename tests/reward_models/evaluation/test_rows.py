@@ -104,6 +104,8 @@ def test_what_is_no_benchmark_is_refused(tmp_path):
         read_benchmark("x.json")
     with pytest.raises(ValueError, match="'votes' has no parameter 'dimension'"):
         read_benchmark("votes(dimension='VQ'):x.jsonl")
+    with pytest.raises(ValueError, match="'votes' has no parameter 'row'"):
+        read_benchmark("votes(row=1):x.jsonl")
     with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
         read_benchmark(f"votes:{tmp_path / 'gone' / 'x.jsonl'}")
     with pytest.raises(FileNotFoundError, match="contains no file of"):

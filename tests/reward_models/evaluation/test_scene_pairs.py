@@ -77,7 +77,7 @@ def test_both_files_and_the_sheet_of_examples_are_written(tmp_path, monkeypatch)
     scenes.write(tmp_path / "new")
     for split, count in (("train", 2), ("heldout", 3)):
         lines = (tmp_path / "new" / f"{split}.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == ROWS[split][:count]
+        assert lines == [json.dumps(row, separators=(",", ":")) for row in ROWS[split][:count]]
     with Pil.open(tmp_path / "new" / "examples.png") as sheet:
         assert sheet.size == scenes.sheet().size and len(sheet.getcolors()) <= 64
     for each in (1, 2):  # two categories a row

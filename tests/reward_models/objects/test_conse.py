@@ -62,6 +62,12 @@ def test_the_standardized_form_measures_in_deviations_of_the_prompt(three_classe
     assert second == pytest.approx(0.5 * standard[1, 1] + 0.5 * standard[1, 2]) and math.isnan(broken)
 
 
+def test_a_batch_without_a_picture_that_can_be_scored_is_not_classified(three_classes, monkeypatch):
+    monkeypatch.setattr(module, "probabilities", lambda *_: pytest.fail("nothing is shown"))
+    values = conse([Prompt("both", "0")], [BROKEN]) + conse_z([Prompt("third", "1")] * 2, [BROKEN] * 2)
+    assert len(values) == 3 and all(map(math.isnan, values))
+
+
 def test_prompts_without_text_and_outputs_that_are_no_picture_are_errors(three_classes):
     with pytest.raises(ValueError, match="conse: prompt '3' has no text"):
         conse([Prompt(" ", "3")], [BROKEN])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from mmgrpo.types import Prompt, Text
@@ -82,6 +84,7 @@ def test_an_answer_of_another_form_is_worth_nothing(answer):
 
 
 def test_the_truth_may_be_a_text_and_must_be_labels():
+    assert value(NORMAL, MappingProxyType(NORMAL)) == 15
     assert value(flawed(object=True), str(flawed(object=True))) == 15
     for wrong in (None, "cat", {"Whether Normal": 1}):
         with pytest.raises(ValueError, match=r"artifact_labels: prompt '': got the answer .*MagicMirror's labels"):

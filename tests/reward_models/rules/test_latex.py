@@ -70,6 +70,7 @@ def test_a_table_is_rows_of_cells_with_spans():
         (r"\multicolumn{2}{c|}{\multirow{2}{*}{a}} \\ & \\ b & c", [[("a", 2, 2)], [], [("b", 1, 1), ("c", 1, 1)]]),
         (r"\multicolumn{999}{c}{a}", [[("a", 1, 100)]]),
         (r"\multicolumn{n}{c}{a} & \multicolumn{}{c}{b}", [[("a", 1, 1), ("b", 1, 1)]]),
+        (r"\multirow{2}{*}{\multirow{3}{*}{\multicolumn{4}{c}{a}}}", [[(r"\multicolumn{4}{c}{a}", 1, 1)]]),
         (r"\begin{tabular}{c}x\\y\end{tabular} & b", [[(r"\begin{tabular}{c}x\\y\end{tabular}", 1, 1), ("b", 1, 1)]]),
     ],
 )

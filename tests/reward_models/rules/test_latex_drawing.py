@@ -120,6 +120,12 @@ def test_an_optional_argument_is_left_out():
 def test_a_table_has_fewer_than_500_rows_and_cells():
     assert read_latex_table(tabular("a&" * 497)) is not None and read_latex_table(tabular("a&" * 498)) is None
     assert read_latex_table(tabular(r"a \\ " * 249)) is not None and read_latex_table(tabular(r"a \\ " * 250)) is None
+    # of 100 columns, 50 rows below are 5000 places
+    tall = [tabular(rf"\multirow{{{rows}}}{{*}}{{\multicolumn{{100}}{{c}}{{a}}}}") for rows in (51, 52)]
+    assert [read_latex_table(one) is not None for one in tall] == [True, False]
+    code = tabular("a")
+    long = [code + " " * (20_000 - len(code) + more) for more in (0, 1)]
+    assert [read_latex_table(one) is not None for one in long] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ def test_a_style_takes_what_it_names_and_no_other(style, good, bad):
 def test_an_action_has_a_kind_a_point_of_whole_numbers_and_a_text(change, fits):
     action = {"action": "click", "point": [1, 2], "input_text": ""}
     assert _action(action | change) is fits and _action([action]) is False
-    for actions, passing in (([action | change], fits), ([action, action | change], fits), ([], False), ([3], False)):
+    for actions, passing in (([action | change], fits), ([action, action | change], fits), ([], False), ([3], False),
+                             ((action | change,), False), (3, False)):  # fmt: skip
         assert passes("actions", f"<think>a</think><answer>{actions}</answer>") is passing
 
 

@@ -58,6 +58,18 @@ def test_an_output_without_an_embedding_is_in_no_set():
     assert found == approx(1, NAN, 1, NAN), "and one that is alone adds to nothing"
 
 
+def test_one_number_that_is_not_finite_is_enough_to_be_in_no_set():
+    found = rewards.vendi(prompts("aaa"), texts("1 0", "nan 1", "0 1"), embed=NUMBERS)
+    assert found == approx(1, NAN, 1)
+
+
+def test_words_are_transported_although_all_fit_almost_alike():
+    """Cosines of 0.6 and 0.6 + 1e-9."""
+    words = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    parts = torch.tensor([[0.6, 0.8], [0.6 + 1e-9, 0.8]], dtype=torch.float64)
+    assert rewards._transported(words, parts, 0.05, 0.9) == pytest.approx(0.6)
+
+
 def test_leaving_out_the_outlier_brings_a_set_nearer_to_its_exemplars(exemplars):
     found = rewards.frechet(prompts("abc"), texts("0", "2", "4"), exemplars, embed=NUMBERS)
     whole = 1 + (math.sqrt(8 / 3) - 1) ** 2
