@@ -9,12 +9,16 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
+from typing import Annotated
 
 import pytest
+import tyro
 
+from mmgrpo.cli.options import options, words
 from mmgrpo.cli.train import KEYS, arithmetic, main, read
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.ranges import within
 from mmgrpo.runtime.reading import option_names
 
 
@@ -201,6 +205,34 @@ def test_help_lists_every_option_of_a_family_with_its_doc(name, capsys, monkeypa
     assert set(docs) == set(option_names(kind))
     missing = [option for option, doc in docs.items() if not re.search(rf"{option}[ ,]", shown) or doc not in shown]
     assert missing == []
+
+
+@dataclasses.dataclass
+class Few:
+    """Few options."""
+
+    words: tyro.conf.Positional[list[str]]
+    """Some words."""
+    count: Annotated[int, within("[0, 9]")] = 4
+    """A count."""
+
+
+def test_words_are_those_that_are_given_or_those_of_the_process(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["a command", "x", "--count", "3"])
+    assert words(None) == ["x", "--count", "3"] and words(()) == [] and words(["y"]) == ["y"]
+    assert options(Few, None, "") == Few(["x"], 3) and options(Few, ["y", "z"], "") == Few(["y", "z"], 4)
+    with pytest.raises(ValueError, match="the command line: --count: got 10, expected"):
+        options(Few, ["y", "--count", "10"], "")
+
+
+@pytest.mark.parametrize(("program", "name"), [(None, "a command"), ("mmgrpo few", "mmgrpo few")])
+def test_help_begins_with_the_name_of_the_program_and_what_it_is_about(program, name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["a command"])
+    given = () if program is None else (program,)
+    with pytest.raises(SystemExit):
+        options(Few, ["--help"], "It counts.", *given)
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: {name} [") and "It counts." in shown and "A count." in shown
 
 
 def documented(kind: type, prefix: str = "--") -> Iterator[tuple[str, str]]:
