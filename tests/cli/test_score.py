@@ -59,6 +59,15 @@ def test_failures_are_shown_and_end_with_status_1(files, capsys, batch):
     assert said.err == "1 of 2 files could not be scored by every reward\n" * 2
 
 
+def test_a_file_that_one_of_two_rewards_cannot_score_is_a_failure(files, capsys):
+    rewards = ["--reward", "own:length(process=False)", "--reward", f"{__name__}:seen(process=False)"]
+    with pytest.raises(SystemExit):
+        call("score", *rewards, "bad.txt", "good.txt", "bad.txt")
+    said = capsys.readouterr()
+    assert [line.split() for line in said.out.splitlines()][1] == ["bad.txt", "failed", "3"]
+    assert said.err.startswith("2 of 3 files")
+
+
 def test_the_prompt_the_answer_and_the_task_reach_the_reward(files, capsys):
     (files / "three.txt").write_text("<answer>3</answer>")
     for task, answer in (("numeric", "3"), ("numeric", "4")):
@@ -90,6 +99,7 @@ def test_a_clip_is_read_whole(files):
         container.mux(stream.encode())
     clip = read_output("clip.mp4")
     assert list(clip.frames.shape) == [5, 3, 32, 32] and clip.fps == 8.0
+    assert torch.allclose(clip.frames * 255, (clip.frames * 255).round(), atol=1e-3)
     assert clip.frames.min() >= 0 and 0.7 < clip.frames[4].mean() < 0.85
 
 
