@@ -133,7 +133,9 @@ def test_an_answer_that_a_reward_refuses_is_a_problem():
     def refusing(prompts: Any, outputs: Any) -> list[float]:
         raise ValueError("not a sum")
 
-    assert gold_problem(Prompt("q", "q", answer="a"), [(Scorer("sums", refusing), 1.0)]) == Skipped("q", "", "not a sum")
+    assert gold_problem(Prompt("q", "q", answer="a"), [(Scorer("sums", refusing), 1.0)]) == Skipped(
+        "q", "", "not a sum"
+    )
 
 
 @pytest.mark.parametrize("answer", [None, {"a": 1}, ["a", None], [["a"]]])

@@ -84,7 +84,10 @@ def test_the_lines_of_a_table_are_those_of_its_numbers():
     one = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 1}
     groups = {"voice": {"x": {"clips": 1, "wer": one}, "y": {"clips": 2}}}
     kinds = {"substituted": 1.0, "deleted": 0.5, "inserted": 0.0, "words": 3.0}
-    difference = {"wer": {"difference": {**one, "n": 0}, "relative": None}, "cer": {"difference": one, "relative": -0.5}}
+    difference = {
+        "wer": {"difference": {**one, "n": 0}, "relative": None},
+        "cer": {"difference": one, "relative": -0.5},
+    }
     found = {"clips": 3, "wer": one, **kinds, "groups": groups, "worst": [], "difference": difference}
     interval, title = "    0.500 [0.250, 0.750]", "all together (95 %)     "
     assert list(lines(found)) == [
@@ -99,7 +102,11 @@ def test_the_lines_of_a_table_are_those_of_its_numbers():
     ]
     # without words, there is nothing to count
     translated = {"clips": 3, "bleu": one, "groups": {}, "worst": []}
-    assert list(lines(translated)) == ["", f"{title}  clips                     bleu", f"all                           3 {interval}"]
+    assert list(lines(translated)) == [
+        "",
+        f"{title}  clips                     bleu",
+        f"all                           3 {interval}",
+    ]
     worst = [{"id": "a", "errors": 12, "aligned": [("delete", "so", "")]}]
     assert list(lines({**translated, "worst": worst}))[-3:] == [
         "",

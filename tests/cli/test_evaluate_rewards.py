@@ -353,6 +353,10 @@ def test_targets_are_listed_with_their_sources(capsys):
     [
         (["scene_all"], "no published number of 'scene_all' is known. Did you mean 'scene_score'"),
         (["scene_score"], "--data: got nothing, expected benchmarks with a published number of scene_score: scenes"),
+        (
+            ["--reward", "scene_score"],
+            "--data: got nothing, expected benchmarks with a published number of scene_score",
+        ),
         (["scene_score", "--data", "hpdv3:x"], "--data: got hpdv3, expected benchmarks"),
         (["hpsv2", "--data", "hpdv2:x"], r"published numbers are of hpsv2\(version='2.0'\) or hpsv2\(version='2.1'\)"),
     ],

@@ -92,7 +92,9 @@ def test_one_sample_has_no_chances_and_one_task_no_table():
 
 
 def test_what_was_not_measured_is_not_reported():
-    made = {key: value for key, value in result(2).items() if key not in ("blind", "against", "difference", "agreement")}
+    made = {
+        key: value for key, value in result(2).items() if key not in ("blind", "against", "difference", "agreement")
+    }
     text = "\n".join(report(made, {}))
     assert "against" not in text and "fraction of samples" not in text and "best of k" in text
 

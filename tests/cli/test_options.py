@@ -9,7 +9,9 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
-from typing import Annotated
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
 import tyro
@@ -155,6 +157,92 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(opti
 def test_a_dry_run_refuses_what_a_run_would_refuse(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         main([*options, "--dry-run"])
+
+
+TEXT = ["--model.family", "qwen_vl", "--sampling.max-tokens", "10", "--data.group-size", "2"]
+TEXT += ["--data.prompts-per-step", "4", "--optim.epochs", "3", "--steps", "13"]
+
+
+def test_the_costs_of_a_run_are_those_of_its_rollouts():
+    """Six optimizer steps each, so that thirteen need three."""
+    assert arithmetic(read([*TEXT, "--optim.updates", "2"], "")).splitlines() == [
+        "a rollout: 4 prompts x 2 samples = 8 completions of at most 10 tokens, 80 in all",
+        "           80 tokens sampled, 24 completions forward and backward",
+        "           cut into 2 update(s) x 3 epoch(s) = 6 optimizer step(s)",
+        "the run:   13 optimizer steps = 3 rollouts = "
+        "24 completions, 240 tokens sampled at most, 72 completions to train",
+    ]
+    assert "cut into 4 update(s)" in arithmetic(read([*TEXT, "--optim.updates", "4"], ""))
+    with pytest.raises(ValueError, match="a rollout of 4 groups cannot be split into optim.updates=5 steps"):
+        arithmetic(read([*TEXT, "--optim.updates", "5"], ""))
+
+
+def test_a_reward_may_be_a_function_or_have_any_weight():
+    assert arithmetic(read(["--rewards", "own:reward", "scene_all(weight=-2)", "scene_score"], ""))
+    with pytest.raises(ValueError, match="rewards: 'own:reward': got weight 'x'"):
+        arithmetic(read(["--rewards", "own:reward(weight='x')"], ""))
+
+
+def test_a_mistake_is_that_of_the_file_or_of_the_command_line(tmp_path):
+    with pytest.raises(ValueError, match="^the command line: there is no preset 'gpro'"):
+        read(["--algorithm.preset", "gpro"], "")
+    (tmp_path / "a.yaml").write_text("stepps: 3\n")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/a.yaml: unknown key 'stepps'"):
+        read(["--config", str(tmp_path / "a.yaml")], "")
+
+
+@pytest.fixture
+def trained(monkeypatch, capsys):
+    """What a training prints whose run does nothing, and the configurations of such runs."""
+    ran: list[Any] = []
+
+    def run_config(config: Any) -> Any:
+        ran.append(config)
+        return SimpleNamespace(summary={"steps": 3}, folder=Path("runs/my run"))
+
+    monkeypatch.setattr("mmgrpo.api.run_config", run_config)
+    monkeypatch.setattr("mmgrpo.report.terminal.closing", lambda summary: f"{summary['steps']} steps")
+    monkeypatch.delenv("RANK", raising=False)
+
+    def train(*arguments: Any) -> tuple[str, list[Any]]:
+        ran.clear()
+        main(*arguments)
+        return capsys.readouterr().out, ran
+
+    return train
+
+
+@pytest.mark.parametrize(("found", "extra"), [(None, ", after pip install 'mmgrpo[demo]'"), (object(), "")])
+def test_a_run_ends_with_its_results_and_where_to_look_at_them(trained, found, extra, monkeypatch):
+    monkeypatch.setattr("mmgrpo.cli.train.find_spec", lambda name: found)
+    said, ran = trained(TEXT)
+    assert said == (
+        f"{arithmetic(read(TEXT, ''))}\n3 steps \nreport: runs/my run/report.html\n"
+        f"demo:   mmgrpo demo 'runs/my run'{extra}\n"
+    )
+    assert ran == [read(TEXT, "")]
+    assert trained([])[1][0].model.family == "sd3" and trained([], "", "whisper")[1][0].model.family == "whisper"
+
+
+def test_a_dry_run_prints_the_costs_and_runs_nothing(trained):
+    assert trained([*TEXT, "--dry-run"]) == (f"{arithmetic(read(TEXT, ''))}\n", [])
+
+
+def test_only_the_first_process_prints(trained, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert trained(TEXT)[0].startswith("3 steps")
+    monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=False))
+    assert trained(TEXT)[0] == "" and len(trained(TEXT)[1]) == 1
+    monkeypatch.setenv("RANK", "0")
+    assert trained(TEXT)[0].startswith("a rollout: ")
+
+
+@pytest.mark.parametrize(("about", "shown"), [((), "accelerate launch -m"), (("What it is.",), "What it is.")])
+def test_help_of_training_begins_with_what_it_is_about(about, shown, capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"], *about)
+    said = capsys.readouterr().out
+    assert shown in said and ("accelerate launch -m" in said) is not bool(about)
 
 
 def test_the_keys_of_samples_are_those_of_the_policies():

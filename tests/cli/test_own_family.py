@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -14,8 +15,12 @@ from accelerate import Accelerator
 from PIL import Image as Pil
 from torch import nn
 
+from mmgrpo.cli.evaluate import Evaluate
+from mmgrpo.cli.sample import Sample
+from mmgrpo.cli.source import Source, read_source
 from mmgrpo.runtime.checkpoint import save_checkpoint
 from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.runtime.ranges import COUNT
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.types import Output, Policy, Prompt, Request, Text
 from pipelines.language import LanguageFamily
@@ -37,6 +42,7 @@ class Counts(Policy):
     def __init__(self, number: float) -> None:
         self.network = nn.Module()
         self.network.number = nn.Parameter(torch.tensor(number))
+        self.network.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
 
     def sample(self, request: Request) -> Sequence[Output]:
         number = self.network.number.item()
@@ -154,7 +160,9 @@ def test_a_model_is_measured_blind_and_against_another(folder, capsys):
 
 def test_a_value_that_is_no_number_is_null_and_a_reward_without_any_is_an_error(folder):
     options = ["--model.path", 3, "--file", "asked.jsonl", "--limit", 2, *SEVERAL, "--no-blind", "--success", 2]
-    result = evaluated(LOOKS, *options, "--rewards", HALVES, "exact(tags=False)", "--output", "out.json", path="out.json")
+    result = evaluated(
+        LOOKS, *options, "--rewards", HALVES, "exact(tags=False)", "--output", "out.json", path="out.json"
+    )
     assert [row["halves"] for row in result["values"]] == [[1.5, None]] * 2
     assert [row["exact"] for row in result["values"]] == [[1.0, 0.0], [0.0, 1.0]]
     assert result["rewards"]["halves"]["failed"] == 2 and list(result["best_of"]) == ["exact"]
@@ -316,7 +324,84 @@ def test_of_a_run_the_model_a_checkpoint_or_the_first_weights_are_loaded(folder)
     assert [said(weights) for weights in ("model", "1", "2")] == ["9", "4", "6"]  # half of the way from 2
 
 
+def test_weights_that_are_not_there_or_not_as_they_were_saved_are_refused(folder):
+    run = run_of(folder / "run", LOOKS, 2, data={"heldout": "asked.jsonl"})
+    with pytest.raises(FileNotFoundError, match="model does not exist, so the run is incomplete; --weights latest"):
+        call("sample", "--run", run)
+    with pytest.raises(FileNotFoundError, match="contains no complete checkpoint; --weights untrained"):
+        call("sample", "--run", run, "--weights", "latest")
+    saved(run, 9)
+    (folder / "run" / "model" / "number").write_text("8")
+    with pytest.raises(ValueError, match="number"):
+        call("sample", "--run", run)
+    with pytest.raises(ValueError, match="--weights '7' selects weights of a run; name the run with --run"):
+        call("sample", "--model.family", LOOKS, "--model.path", 3, "--prompts", "a", "--weights", 7)
+
+
+# ---- options
+
+
+@dataclass
+class FewEval(VlmEval):
+    """Evaluates on few prompts by default."""
+
+    prompts: int = 5
+
+
+FEW = counting(Sections(QwenVlOptions, VlmSampling, VlmData, FewEval, ("exact(tags=False)",)))
+
+
+def test_the_settings_of_a_run_are_the_defaults_of_a_command(folder):
+    evaluation = {"batch_size": 5, "samples": 2, "seed": 7}
+    run = run_of(folder / "run", LOOKS, 2, data={"heldout": "asked.jsonl"}, eval=evaluation, threads=3)
+
+    def settings(*options: str) -> list[Any]:
+        args, *_ = read_source(Sample, options, "")
+        return [getattr(args, name) for name in ("run", "file", "limit", "samples", "seed", "batch_size", "threads")]
+
+    assert settings("--run", run) == [run, "asked.jsonl", 16, 2, 7, 5, 3]
+    (folder / "run" / "config.yaml").unlink()
+    (folder / "run").rmdir()
+    run = run_of(folder / "run", LOOKS, 2, data={"heldout": "asked.jsonl"}, eval={**evaluation, "prompts": 3})
+    assert settings("--run", run) == [run, "asked.jsonl", 3, 2, 7, 5, 0]
+    assert settings("--run", run, "--limit", "1", "--seed", "2")[2:5] == [1, 2, 2]
+    # without a run, those of the family and of the command
+    assert settings("--model.family", HEARS) == ["", "", 16, 1, 1234, SpeechEval().batch_size, 0]
+    assert settings("--model.family", "tests.cli.test_own_family:FEW")[2] == 16
+
+
+def test_the_options_of_the_commands_have_the_values_that_are_documented():
+    given = {name: [] for name in ("prompts", "image", "video", "audio", "answers", "rewards")} | {"task": ""}
+    source = {"run": "", "weights": "model", "file": "", "samples": 1, "seed": 1234, "batch_size": 64, "threads": 0}
+    own = {"against": "", "success": 1.0, "blind": True, "groups": [], "worst": 10, "output": "", "limit": 0}
+    assert vars(Evaluate()) == {**given, **source, **own}
+    assert vars(Sample()) == {**given, **source, "limit": 16, "before": False, "output": "", "columns": 4}
+
+
+@dataclass
+class Warm(Source):
+    """A command with an option of its own whose name another had once."""
+
+    max_tokens: Annotated[int, COUNT] = 1
+    """How much."""
+
+
+def test_an_old_name_is_free_for_a_command_that_gives_it_a_meaning():
+    args, *_ = read_source(Warm, ["--max-tokens", "2"], "")
+    assert args.max_tokens == 2
+    with pytest.raises(ValueError, match="'--steps' is called --sampling.evaluation-steps now"):
+        read_source(Warm, ["--steps", "2"], "")
+
+
+def test_a_run_whose_model_is_no_section_was_trained_from_python(folder):
+    (folder / "config.yaml").write_text("model: mine\n")
+    with pytest.raises(ValueError, match="'.' was trained from Python with a custom policy"):
+        read_source(Evaluate, ["--run", "."], "")
+
+
 def test_a_family_of_ones_own_is_that_of_its_runs(folder):
     run = run_of(folder / "run", LOOKS, 3, data={"heldout": "asked.jsonl"})
-    with pytest.raises(ValueError, match="is a run of .*:LOOKING, whose samples cannot be compared with those of counting"):
+    with pytest.raises(
+        ValueError, match="is a run of .*:LOOKING, whose samples cannot be compared with those of counting"
+    ):
         evaluated(HEARS, "--model.path", 3, "--file", "said.jsonl", "--against", run)
