@@ -14,13 +14,8 @@ from mmgrpo.types import Prompt
 def test_answers_are_compared_without_case_spaces_and_full_stop_and_numbers_by_value():
     assert normal(" A  red\nCircle. ") == "a red circle"
     assert normal("2.0") == normal("2") == normal("+2") != normal("20")
-    assert (
-        normal("2") == "2.0"
-        and normal("0") == normal("-0.0") == "0.0"
-        and normal("nan") == "nan"
-        and normal("Infinity") == "infinity"
-        and normal("1,2") != normal("12")
-    )
+    assert normal("2") == "2.0" and normal("0") == normal("-0.0") == "0.0"
+    assert normal("nan") == "nan" and normal("Infinity") == "infinity" and normal("1,2") != normal("12")
 
 
 def test_the_answer_is_what_stands_in_the_tags_and_all_where_there_are_none():

@@ -1,4 +1,4 @@
-"""What ``sample`` and ``evaluate`` write of a model whose words are known: it says the number that is its only weight."""
+"""What ``sample`` and ``evaluate`` write of a model whose words are known: it says the number that is its weight."""
 
 from __future__ import annotations
 
