@@ -203,12 +203,12 @@ def test_a_translation_is_compared_as_one_unless_the_run_or_the_user_says_how(fo
 def test_a_run_is_measured_on_its_prompts_as_it_was_and_its_result_lies_in_its_folder(folder):
     sections = {"data": {"heldout": "asked.jsonl"}, "eval": {"prompts": 3, "seed": 7, "samples": 2}}
     run = run_of(folder / "run", LOOKS, 3, **sections, sampling={"evaluation_temperature": 0.5})
-    saved(run, 4)
+    saved(run, 5)
     result = evaluated(LOOKS, "--run", run, "--against", "untrained", path="run/evaluation.json")
     keys = ("run", "weights", "model", "file", "prompts", "samples", "seed")
     assert [result[key] for key in keys] == [run, "model", "3", "asked.jsonl", 3, 2, 7]
-    # it says 4 and 5, and said 3 and 4
-    assert [row["exact"] for row in result["values"]] == [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    # it says 5 and 6, and said 3 and 4
+    assert [row["exact"] for row in result["values"]] == [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
     assert result["against"]["rewards"]["exact"]["mean"] == pytest.approx(1 / 3)
     assert not Path("evaluation.json").exists()
     other = run_of(folder / "other", LOOKS, 9)
@@ -225,6 +225,7 @@ def test_prompts_of_the_command_line_are_no_file(folder):
     result = evaluated(LOOKS, *options, "--file", "asked.jsonl")
     assert (result["file"], result["prompts"], result["rewards"]["exact"]["mean"]) == ("", 2, 0.5)
     assert [row["id"] for row in result["values"]] == ["prompt-0", "prompt-1"] and "blind" not in result
+    assert evaluated(LOOKS, *options)["values"] == result["values"]
 
 
 def test_only_the_first_process_writes(folder, capsys, monkeypatch):
@@ -339,6 +340,25 @@ def test_weights_that_are_not_there_or_not_as_they_were_saved_are_refused(folder
 
 
 # ---- options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "there are no prompts; give --file, --prompts, or --run"),
+        (["--file", "asked.jsonl", "--samples", 2], "--samples 2 at temperature 0 are 2 equal samples"),
+        (["--file", "asked.jsonl", "--against", "untrained"], "name the run with --run"),
+    ],
+)
+def test_what_evaluate_needs_is_said_before_anything_is_drawn(options, message, folder):
+    with pytest.raises(ValueError, match=message):
+        evaluated(LOOKS, "--model.path", 3, *options)
+
+
+def test_a_run_is_not_taken_for_one_of_another_family(folder):
+    run = run_of(folder / "run", LOOKS, 3)
+    with pytest.raises(ValueError, match="--model.family .*:FEW: .* is a run of .*:LOOKING; omit the option"):
+        read_source(Evaluate, ["--run", run, "--model.family", "tests.cli.test_own_family:FEW"], "")
 
 
 @dataclass
