@@ -285,7 +285,7 @@ def test_samples_of_a_run_are_those_of_its_weights_and_before_those_of_its_first
 
 
 def test_the_rewards_of_a_run_annotate_samples_that_they_do_not_score(folder):
-    run = run_of(folder / "run", HEARS, 3, data={"heldout": "said.jsonl"}, rewards=["one_minus_wer", "seconds"])
+    run = run_of(folder / "run", HEARS, 3, data={"heldout": "said.jsonl"}, rewards=["one_minus_wer", "gone:reward"])
     saved(run, 4)
     listed = sampled("--run", run, folder="run/drawn")
     assert [row["rewards"] for row in listed["drawn"]] == [{}, {}]
