@@ -295,7 +295,7 @@ def spread(unit: str, values: Sequence[float | int]) -> str:
     if not values:
         return ""
     ordered = sorted(values)
-    high = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    high = ordered[int(0.95 * len(ordered))]
     low, middle, high, top = (f"{value:.4g}" for value in (ordered[0], statistics.median(ordered), high, ordered[-1]))
     return f"{unit}: minimum {low}, median {middle}, 95th percentile {high}, maximum {top}"
 

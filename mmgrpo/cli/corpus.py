@@ -118,12 +118,11 @@ def compare(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]
 
     rates = {}
     for name, errors, units in (("wer", "word_errors", "words"), ("cer", "letter_errors", "letters")):
-        if before:
-            sides = [
-                ErrorCounts([getattr(c, errors) for c in side], [getattr(c, units) for c in side])
-                for side in (before, after)
-            ]
-            rates[name] = compare_rates(*sides)
+        sides = [
+            ErrorCounts([getattr(c, errors) for c in side], [getattr(c, units) for c in side])
+            for side in (before, after)
+        ]
+        rates[name] = compare_rates(*sides)
     return {name: {key: one[key] for key in ("difference", "relative")} for name, one in rates.items() if one}
 
 

@@ -45,4 +45,4 @@ def is_user_error(error: Exception) -> bool:
     # A ValueError from a line without ``raise`` comes from a library or a built-in, and is a defect of the program.
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = any(Path(last.filename).resolve().is_relative_to(room) for room in ROOMS)
-    return ours and (last.line or "").startswith("raise ")
+    return ours and str(last.line).startswith("raise ")

@@ -67,7 +67,7 @@ def with_sections(options: type[S], sections: Sections) -> type[S]:
     """The options of a command, extended by the sections of a model family."""
     kinds = [(name, getattr(sections, name)) for name in ("model", "sampling", "data")]
     fields = [(name, kind, field(default_factory=kind)) for name, kind in kinds]
-    return make_dataclass(options.__name__, fields, bases=(options,), namespace={"__module__": __name__})
+    return make_dataclass(options.__name__, fields, bases=(options,))
 
 
 def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple[S, Config, Family]:
@@ -90,7 +90,6 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
         f"The model and sampling options are those of the family {named}; set --model.family to see those of another."
     )
     default = with_sections(options, model_family.sections)(
-        run=folder,
         file=config.data.heldout if folder else "",
         samples=config.eval.samples,
         seed=config.eval.seed,

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name not in TARGETS:
         raise ValueError(f"--reward: no published number of '{name}' is known.{nearest(name, TARGETS)}")
     known = {one.data for one in TARGETS[name]}
-    wanted = [one for one in TARGETS[name] if not one.parameters or one.parameters in args.reward.replace('"', "'")]
+    wanted = [one for one in TARGETS[name] if one.parameters in args.reward.replace('"', "'")]
     if not wanted:
         versions = " or ".join(sorted({f"{name}({one.parameters})" for one in TARGETS[name]}))
         raise ValueError(f"--reward: got {args.reward}, but its published numbers are of {versions}")

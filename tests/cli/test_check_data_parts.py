@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -27,6 +26,7 @@ from mmgrpo.data.media import Skipped
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Media, Prompt, Turn
+from pipelines.vlm.estimate import Sizes
 from pipelines.vlm.media import Measure
 
 SOUND, PICTURE, CLIP = Media("audio", "a.wav"), Media("image", "a.png"), Media("video", "a.mp4")
@@ -61,7 +61,8 @@ def test_the_first_medium_that_cannot_be_read_is_named():
 )
 def test_a_task_is_known_and_speech_has_texts(media: tuple[Media, ...], task: str, answer: Any, words: str):
     problem = task_problem(asked(*media, task=task, answer=answer))
-    assert words in problem.reason and problem.id == "q" if problem else not words
+    assert (problem is not None) is bool(words)
+    assert problem is None or (problem.id == "q" and problem.file == "" and words in problem.reason)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,8 @@ def texts_of(outputs: Any) -> list[str]:
 )
 def test_a_reference_answer_gets_the_maximum_and_an_empty_one_less(gold: float, empty: float, best: float, words: str):
     problem = gold_problem(Prompt("q", "q", answer="a"), [(giving(**{"a": gold, "": empty}), best)])
-    assert words in problem.reason if problem else not words
+    assert (problem is not None) is bool(words)
+    assert problem is None or (problem.id == "q" and words in problem.reason)
     second = gold_problem(Prompt("q", "q", answer="a"), [(giving(a=1.0), 1.0), (giving(a=0.0), 1.0)])
     assert second is not None and "itself 0, expected 1" in second.reason
 
@@ -125,6 +127,15 @@ def test_a_reference_answer_is_tried_in_tags_and_as_it_stands_each_and_together(
     assert seen == [form for word in [*words, ""] for form in (f"<answer>{word}</answer>", word)]
     long = gold_problem(Prompt("q", answer="x" * 99), [(giving(), 1.0)])
     assert long is not None and f"'{'x' * 80}'" in long.reason
+
+
+def test_an_answer_that_a_reward_refuses_is_a_problem():
+    def refusing(prompts: Any, outputs: Any) -> list[float]:
+        raise ValueError("not a sum")
+
+    assert gold_problem(Prompt("q", "q", answer="a"), [(Scorer("sums", refusing), 1.0)]) == Skipped(
+        "q", "", "not a sum"
+    )
 
 
 @pytest.mark.parametrize("answer", [None, {"a": 1}, ["a", None], [["a"]]])
@@ -144,10 +155,10 @@ def test_without_a_reward_only_tasks_that_are_answered_in_words_are_tried():
 
 def test_a_prompt_is_too_long_beyond_the_limit():
     prompt = Prompt("q", "q")
-    for limit, problem in ((0, False), (5, False), (6, False), (4, True)):
+    for limit, problem in ((0, False), (5, False), (6, False), (4, True), (1, True)):
         found, length = length_problem(prompt, [], lambda prompt, sizes: 5, limit)
         assert length == 5 and (found is not None) is problem
-        assert found is None or found.reason == "has 5 tokens, more than --max-prompt-tokens 4"
+        assert found in (None, Skipped("q", "", f"has 5 tokens, more than --max-prompt-tokens {limit}"))
 
     def impossible(prompt: Prompt, sizes: Any) -> int:
         raise ValueError("too thin")
@@ -181,6 +192,19 @@ def test_tokens_are_those_of_pictures_and_a_quarter_of_the_letters(options: dict
 )
 def test_tokens_of_clips_follow_the_options(options: dict[str, Any], tokens: int):
     assert counter(Args("a.jsonl", **options))(asked(CLIP), [Measure(224, 224, 300, 10.0)]) == tokens + 1
+
+
+def test_tokens_of_a_model_are_those_that_it_counts(monkeypatch):
+    asked_for: list[Any] = []
+
+    def of_model(path: str, **limits: Any) -> Any:
+        asked_for.append((path, limits))
+        return Sizes(max_pixels=28 * 28 * 100), lambda prompt: 50
+
+    monkeypatch.setattr("pipelines.vlm.estimate.of_model", of_model)
+    count = counter(Args("a.jsonl", model="a/model", fps=1.0))
+    assert asked_for == [("a/model", {"fps": 1.0})]
+    assert count(asked(PICTURE), [Measure(480, 640)]) == 50 + 88  # 8 x 11 patches
 
 
 # ---- statistics
@@ -221,6 +245,8 @@ def test_the_spread_of_numbers_and_sizes():
     assert spread("s", [*range(100, 0, -1)]) == "s: minimum 1, median 50.5, 95th percentile 96, maximum 100"
     assert spread("s", [1]) == "s: minimum 1, median 1, 95th percentile 1, maximum 1"
     assert spread("s", [1, 2.00004]).endswith("maximum 2")
+    sizes = [Measure(1000, 2000), Measure(1000, 1000), Measure(3000, 500)]
+    assert sizes_of(sizes) == "3, sides from 500 to 3000 pixels, median area 1.5 megapixels"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +284,8 @@ def checked(tmp_path, monkeypatch, capsys):
             check_data.main([])
         except SystemExit as end:
             status = end.code
-        return status, capsys.readouterr().out, (tmp_path / "bad.jsonl").read_text()
+        written = tmp_path / "bad.jsonl"
+        return status, capsys.readouterr().out, written.read_text() if written.exists() else ""
 
     return run
 
@@ -273,12 +300,35 @@ def test_only_lengths_that_are_known_are_counted_and_problems_are_written_as_the
     assert checked(rows, max_prompt_tokens=4, limit=1)[0] == 0
 
 
+def test_a_row_has_the_first_of_its_problems_and_no_length(checked):
+    rows = [
+        {"text": "abc"},
+        {"text": "abcdefgh", "task": "numerc"},
+        {"text": "abcdefgh", "answer": "<answer>a</answer> b"},
+        {"text": "abcdefgh", "image": "gone.png", "task": "numerc"},
+        {"text": ""},
+    ]
+    status, text, bad = checked(rows, reward=["exact"])
+    assert status == 1 and "data.jsonl: 5 rows\n" in text and "4 rows have problems" in text
+    places, reasons = zip(*(line.split("data.jsonl:", 1)[1].split(": ", 1) for line in text.splitlines()[-5:-1]))
+    assert places == ("2", "3", "4", "5")
+    words = ("Did you mean 'numeric'", "reward 'exact' gives the reference answer", "there is no such file", "'text'")
+    assert all(part in reason for part, reason in zip(words, reasons, strict=True)), reasons
+    assert "per prompt: minimum 3, median 3, 95th percentile 3, maximum 3" in text
+    listed = [json.loads(line) for line in bad.splitlines()]
+    assert sorted(row["reason"] for row in listed) == sorted(reasons)
+    assert [row["file"].rpartition("/")[2] for row in listed if row["file"]] == ["gone.png"]
+    status, text, bad = checked(rows, check_tasks=False, reward=["exact"], skipped="")
+    assert "2 rows have problems" in text and "maximum 8" in text and "written" not in text
+
+
 def test_columns_are_read_under_our_names(checked):
     status, text, _ = checked([{"question": "abcdefg"}], columns="question=prompt")
     assert status == 0 and "maximum 7" in text and "no problems" in text
 
 
-def test_options_have_the_sizes_of_the_model_by_default():
-    names = ("min_pixels", "max_pixels", "frame_pixels", "max_frames", "fps", "max_prompt_tokens", "limit")
-    defaults = {field.name: field.default for field in dataclasses.fields(Args)}
-    assert {defaults[name] for name in names} == {0}
+def test_by_default_all_rows_are_checked_with_the_sizes_of_the_model_and_none_may_have_a_problem():
+    zeros = dict.fromkeys(("min_pixels", "max_pixels", "frame_pixels", "max_frames", "max_prompt_tokens", "limit"), 0)
+    texts = dict.fromkeys(("media_root", "columns", "skipped", "model"), "")
+    others = {"workers": 2, "check_tasks": True, "reward": [], "skip_limit": 0.0, "fps": 0.0, "family": "qwen_vl"}
+    assert vars(Args("a.jsonl")) == {"data": "a.jsonl", **zeros, **texts, **others}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from mmgrpo.cli.corpus import alignment_text, compare, count, lines, scores, suitable
+from mmgrpo.cli.corpus import alignment_text, compare, count, lines, mean, normal_of, scores, suitable
 from mmgrpo.types import Prompt
 from reward_models.rules.translation import corpus_bleu, corpus_chrf, corpus_interval
 
@@ -77,6 +79,42 @@ def test_the_tables_name_everything():
     assert list(lines({})) == []
 
 
+def test_the_lines_of_a_table_are_those_of_its_numbers():
+    """An interval of one clip is its value; what a group does not have is a dash."""
+    one = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 1}
+    groups = {"voice": {"x": {"clips": 1, "wer": one}, "y": {"clips": 2}}}
+    kinds = {"substituted": 1.0, "deleted": 0.5, "inserted": 0.0, "words": 3.0}
+    difference = {
+        "wer": {"difference": {**one, "n": 0}, "relative": None},
+        "cer": {"difference": one, "relative": -0.5},
+    }
+    found = {"clips": 3, "wer": one, **kinds, "groups": groups, "worst": [], "difference": difference}
+    interval, title = "    0.500 [0.250, 0.750]", "all together (95 %)     "
+    assert list(lines(found)) == [
+        "",
+        f"{title}  clips                      wer",
+        f"all                           3 {interval}",
+        f"voice x                       1 {interval}",
+        "voice y                       2                        –",
+        "of 3 words: 1 substituted, 0.5 deleted, 0 inserted",
+        "wer against the other: –, paired",
+        "cer against the other: +0.500 [+0.250, +0.750] (-50.0%), paired",
+    ]
+    # without words, there is nothing to count
+    translated = {"clips": 3, "bleu": one, "groups": {}, "worst": []}
+    assert list(lines(translated)) == [
+        "",
+        f"{title}  clips                     bleu",
+        f"all                           3 {interval}",
+    ]
+    worst = [{"id": "a", "errors": 12, "aligned": [("delete", "so", "")]}]
+    assert list(lines({**translated, "worst": worst}))[-3:] == [
+        "",
+        "worst clips: {hypothesis for reference}, [-deleted-], [+inserted+]",
+        " 12 a: [-so-]",
+    ]
+
+
 def test_translations_have_bleu_and_chrf_and_no_word_error_rate():
     rewards = ["sentence_bleu(tokenize='char')", "sentence_chrf"]
     assert count(CLIPS, rows(SAID), rewards) == []
@@ -85,6 +123,10 @@ def test_translations_have_bleu_and_chrf_and_no_word_error_rate():
     assert found["chrf"]["mean"] == pytest.approx(corpus_chrf([p.answer for p in CLIPS], SAID))
     assert "wer" not in found and found["worst"] == [] and "chrf" in found["groups"]["voice"]["y"]
     assert compare([], []) == {}
+    by_word = scores(CLIPS, rows(SAID), [], ["sentence_bleu"], [], 10)
+    assert by_word["bleu"]["mean"] == pytest.approx(corpus_bleu([p.answer for p in CLIPS], SAID, "13a"))
+    # one such reward among others is enough
+    assert scores(CLIPS, rows(SAID), [], ["exact", "sentence_chrf"], [], 10)["chrf"] == found["chrf"]
 
 
 def test_the_interval_of_a_corpus_score_takes_several_references():
@@ -107,6 +149,8 @@ def test_rewards_suit_what_is_known_of_the_clips():
     assert suitable([Prompt("", answer="a")], True, HEARING) == translations
     assert suitable([Prompt("", answer="a", task="translate")], False, HEARING) == translations
     assert suitable([Prompt("", answer=["a", "b"])], False, HEARING) == translations
+    one_of_two = [Prompt("", answer="a"), Prompt("", answer="a", task="translate")]
+    assert suitable(one_of_two, False, HEARING) == suitable(one_of_two[::-1], False, HEARING) == translations
     # Of a family that does not compare transcripts nothing is changed.
     assert suitable([Prompt("", answer=["a", "b"])], False, ["task"]) == ["task"]
 
@@ -122,3 +166,38 @@ def test_other_rewards_report_nothing_of_a_corpus():
     assert count(CLIPS, rows(SAID), ["scene_all"]) == []
     assert scores(CLIPS, rows(SAID), [], ["scene_all"], [], 10) == {}
     assert scores(CLIPS, [], [], WER, [], 10) == {}  # nothing was written
+    assert count(CLIPS, [], WER) == []
+
+
+def test_references_without_words_have_no_rates():
+    silent = [Prompt("", id="a", answer="", meta={"voice": "x"})] * 2
+    nothing = count(silent, rows(["", "hm"]), WER)
+    assert [one.words for one in nothing] == [0, 0] and compare(nothing, nothing) == {}
+    found = scores(silent, rows(["", "hm"]), nothing, WER, [], 10)
+    assert "wer" not in found and "words" not in found and found["clips"] == 2
+
+
+def test_errors_of_all_clips_are_added():
+    # one word of three is wrong, of two one more is said, and of one another
+    found = whole(["the bat sat", "a dog dog", "old words of mine", "yes", "no no", "up"])
+    assert [found[kind] for kind in ("substituted", "deleted", "inserted", "words")] == [1, 0, 2, 12]
+
+
+def test_groups_have_several_values_and_three_clips_each_on_average():
+    def groups(**values):
+        clips = [Prompt("", id=str(n), answer="a", meta={k: v[n] for k, v in values.items()}) for n in range(6)]
+        said = rows(["a"] * 6)
+        return list(scores(clips, said, count(clips, said, WER), WER, [], 10)["groups"])
+
+    assert groups(all="xxxxxx", two="xxxyyy", three="xxyyzz") == ["two"]
+    assert groups(flag=[True, False] * 3, number=[1, 2] * 3, ratio=[0.5, 1.5] * 3) == ["flag", "number", "ratio"]
+    assert groups(turns=[["a"], ["b"]] * 3, two="xyxyxy") == ["two"]
+
+
+def test_the_mean_of_nothing_is_no_number():
+    assert mean([1.0, 2.0]) == 1.5 and math.isnan(mean([]))
+
+
+def test_a_normalization_is_that_of_the_first_reward_that_compares_transcripts():
+    assert normal_of(["exact"]) == "" and normal_of(WER) == "english"
+    assert normal_of(["exact", "neg_wer(normal='none')", "one_minus_wer"]) == "none"

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from mmgrpo.cli import evaluate_rewards, train_reward, verify_reward
 from mmgrpo.registry import parse
 from mmgrpo.report.figures import NONE
 from mmgrpo.runtime.plugins import load_object
+from mmgrpo.scoring import Scorer
 from reward_models import REWARDS
 from reward_models.clip.hpsv2 import FILES
 from reward_models.evaluation import published
+from reward_models.evaluation.evaluate import evaluate, score
+from reward_models.evaluation.protocols import read_benchmark
 from reward_models.evaluation.published import TARGETS, Target, Verdict
+from reward_models.last_hidden import ADAPTERS
+from reward_models.preference import scores_of
+from reward_models.preference_training import untrained
 from tests.cli.running import call
-from tests.reward_models.evaluation.benchmarks import grey, pictures, write_json
+from tests.reward_models.evaluation.benchmarks import LEVEL, grey, level, pictures, write_json
 
 
 def test_an_evaluation_writes_tables_plots_and_numbers(tmp_path, capsys):
@@ -57,8 +68,73 @@ def broken(prompts, outputs):
 
 
 def test_what_is_missing_is_asked_for():
-    with pytest.raises(ValueError, match="got no rewards or no data, expected --rewards NAME"):
-        evaluate_rewards.main(["--rewards", "scene_score"])
+    for given in ([], ["--rewards", "scene_score"], ["--data", "scenes:heldout"]):
+        with pytest.raises(ValueError, match="got no rewards or no data, expected --rewards NAME"):
+            evaluate_rewards.main(given)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, result: Any = None, **functions: str) -> dict[str, list[Any]]:
+    """Replaces functions, and remembers the arguments of each call by the name of the first keyword."""
+    calls: dict[str, list[Any]] = {}
+
+    def replaced(name: str) -> Callable[..., Any]:
+        def function(*given: Any, **named: Any) -> Any:
+            calls.setdefault(name, []).append((*given, *([named] if named else [])))
+            return result(name, given) if callable(result) else result
+
+        return function
+
+    for name, place in functions.items():
+        monkeypatch.setattr(place, replaced(name))
+    return calls
+
+
+EVALUATION = "reward_models.evaluation"
+
+
+def test_the_numbers_seeds_and_batches_are_those_of_the_options(monkeypatch, tmp_path, capsys):
+    def results(name: str, given: tuple[Any, ...]) -> Any:
+        made = {"score": {"level": [[1.0, 2.0]] * 3}, "evaluate": {"of": "level"}, "compare": {"differences": []}}
+        return {**made, "robustness": {"n": 2}, "write": None, "lines": ["a table"], "scorers": [LEVEL]}[name]
+
+    places = {name: f"{EVALUATION}.evaluate.{name}" for name in ("score", "evaluate", "compare")}
+    places |= {"robustness": f"{EVALUATION}.robustness.robustness", "write": f"{EVALUATION}.report.write_results"}
+    places |= {"lines": f"{EVALUATION}.report.lines", "scorers": "mmgrpo.rewards.scorers"}
+    calls = recorded(monkeypatch, results, **places)
+    output = str(tmp_path / "out")
+    options = ["--limit", "3", "--attacks", "2", "--batch-size", "5", "--seed", "7", "--device", "cpu"]
+    data = ["scenes:heldout", "scenes:train", "scenes:heldout"]
+    evaluate_rewards.main(["--rewards", "a", "b", "--data", *data, *options, "--output", output])
+    assert calls["scorers"] == [(["a", "b"], "cpu")]
+    assert [(given[0], len(given[1]), given[2]) for given in calls["score"]] == [([LEVEL], 3, 5)] * 2
+    assert [given[1:] for given in calls["evaluate"]] == [([[1.0, 2.0]] * 3, 7)] * 2
+    assert [given[1:] for given in calls["compare"]] == [({"level": [[1.0, 2.0]] * 3}, 7)] * 2
+    assert [(given[0], len(given[1]), *given[2:]) for given in calls["robustness"]] == [(LEVEL, 2, 7, 5)] * 2
+    ((folder, written, scores),) = calls["write"]
+    assert str(folder) == output and list(written) == list(scores) == ["scenes:heldout", "scenes:train"]
+    assert {key: value for key, value in written["scenes:train"].items() if key != "note"} == {
+        "rewards": {"level": {"of": "level"}},
+        "attacks": {"level": {"n": 2}},
+        "differences": [],
+    }
+    assert written["scenes:train"]["note"] == calls["evaluate"][0][0].protocol.note
+    assert scores["scenes:train"] == {"level": [[1.0, 2.0]] * 3} and calls["lines"] == [(written,)]
+    assert capsys.readouterr().out == f"a table\n\nwritten: {output}/report.html\n"
+
+
+def test_the_options_of_the_commands_have_the_values_that_are_documented():
+    assert vars(evaluate_rewards.Args()) == {
+        **{"rewards": [], "data": [], "limit": 0, "attacks": 100, "batch_size": 16, "seed": 0},
+        **{"device": "auto", "output": "reward_evaluation"},
+    }
+    assert vars(verify_reward.Args()) == {
+        **{"reward": "", "weights": "", "data": [], "limit": 0, "batch_size": 16, "device": "auto"}
+    }
+    assert vars(train_reward.Args()) == {
+        **{"data": "scenes:train", "heldout": "scenes:heldout", "features": "scenes", "loss": "bradley_terry_ties"},
+        **{"epochs": 6, "lr": 0.002, "batch_size": 64, "weight_decay": 0.01, "hidden": 128, "lora_rank": 0},
+        **{"user_groups": 1, "user_rounds": 10, "limit": 0, "seed": 0, "device": "auto", "output": "preference_head"},
+    }
 
 
 # ---- train-reward
@@ -77,6 +153,99 @@ def test_a_head_is_trained_saved_and_evaluated(tmp_path, capsys):
         + ["--device", "cpu", "--output", str(tmp_path)]
     )
     assert json.loads((tmp_path / "evaluation.json").read_text())["scenes:heldout"]["attacks"] == {}
+
+
+TRAINING = ["--limit", "3", "--epochs", "2", "--lr", "0.5", "--batch-size", "4", "--weight-decay", "0.25"]
+TRAINING += ["--hidden", "6", "--seed", "7", "--loss", "bradley_terry", "--device", "cpu"]
+SETTINGS = {"loss": "bradley_terry", "epochs": 2, "lr": 0.5, "weight_decay": 0.25, "hidden": 6, "seed": 7, "batch": 4}
+SETTINGS["device"] = "cpu"
+
+
+def test_a_head_is_trained_as_the_options_say_and_measured_on_what_is_held_out(monkeypatch, tmp_path):
+    places = {"train": "reward_models.preference_training.train", "finish": "mmgrpo.cli.train_reward._finish"}
+    calls = recorded(monkeypatch, lambda name, given: "a head", **places)
+    features = ["--features", "own.clip:embed(size=3)"]
+    train_reward.main([*TRAINING, *features, "--output", str(tmp_path / "head")])
+    ((comparisons, *rest),) = calls["train"]
+    assert len(comparisons) == 3 and rest == ["own.clip:embed", {"size": 3}, SETTINGS]
+    ((model, folder, record, heldout, users, device),) = calls["finish"]
+    assert (model, folder, users, device) == ("a head", tmp_path / "head", None, "cpu")
+    assert record["comparisons"] == 3 and record["features"] == features[1] and record["lr"] == 0.5
+    assert heldout.name == "scenes:heldout" and len(heldout.comparisons) > 3  # all of them
+    train_reward.main([*TRAINING, "--heldout", ""])
+    assert calls["finish"][1][3] is None and str(calls["finish"][1][1]) == "preference_head"
+
+
+def test_every_group_of_users_has_a_head_that_is_measured_on_their_comparisons(monkeypatch, tmp_path, capsys):
+    def results(name: str, given: tuple[Any, ...]) -> Any:
+        return (["one", "two"], {"ann": 1, "bob": 0, "eve": 1}) if name == "train" else None
+
+    places = {"train": "reward_models.preference_users.train_groups", "finish": "mmgrpo.cli.train_reward._finish"}
+    calls = recorded(monkeypatch, results, **places)
+    output = tmp_path / "heads"
+    output.mkdir()
+    groups = ["--user-groups", "2", "--user-rounds", "5"]
+    train_reward.main([*TRAINING, *groups, "--heldout", "", "--output", str(output)])
+    ((comparisons, *rest),) = calls["train"]
+    assert len(comparisons) == 3 and rest == [2, 5, "scenes", {}, SETTINGS]
+    assert [(given[0], given[1], given[2]["users"], given[4]) for given in calls["finish"]] == [
+        ("one", output / "group-0", 1, {"bob"}),
+        ("two", output / "group-1", 2, {"ann", "eve"}),
+    ]
+    assert json.loads((output / "users.json").read_text()) == {"ann": 1, "bob": 0, "eve": 1}
+
+
+def test_adapters_are_saved_beside_their_head(monkeypatch, tmp_path):
+    def results(name: str, given: tuple[Any, ...]) -> Any:
+        return ("a head", {"b.lora_B": torch.ones(2)}) if name == "train" else None
+
+    places = {"train": "reward_models.preference_backbone.train_backbone"}
+    calls = recorded(monkeypatch, results, **places, finish="mmgrpo.cli.train_reward._finish")
+    output = tmp_path / "runs" / "head"
+    for _ in range(2):  # also into a folder that is there
+        train_reward.main([*TRAINING, "--lora-rank", "8", "--heldout", "", "--output", str(output)])
+    comparisons, *rest = calls["train"][0]
+    assert len(comparisons) == 3 and rest == ["scenes", {}, 8, SETTINGS]
+    assert load_file(output / ADAPTERS)["b.lora_B"].tolist() == [1.0, 1.0]
+    assert [given[0] for given in calls["finish"]] == ["a head"] * 2 and calls["finish"][0][4] is None
+
+
+def test_adapters_and_groups_of_users_exclude_each_other(monkeypatch):
+    with pytest.raises(ValueError, match="--lora-rank: got adapters with --user-groups above 1"):
+        train_reward.main(["--lora-rank", "1", "--user-groups", "2"])
+
+
+def test_a_head_is_measured_as_it_was_saved_on_the_comparisons_of_its_users(tmp_path, capsys):
+    """The head saved last says the opposite of the first; of five comparisons one is by bob, and none by eve."""
+    heldout = read_benchmark("scenes:heldout", 5)
+    users = ("ann", "bob", "ann", "ann", "ann")
+    own = tuple(replace(one, user=user) for one, user in zip(heldout.comparisons, users, strict=True))
+    heldout = replace(heldout, comparisons=own)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, _ = untrained(own, "scenes", {}, 4, "cpu")
+
+    def measured(users: set[str] | None) -> dict[str, Any]:
+        train_reward._finish(model, tmp_path, {"seed": 3}, heldout, users, "cpu")
+        return json.loads((tmp_path / "preference.json").read_text())["training"]
+
+    everyone = measured(None)
+    assert everyone.keys() == {"seed", "heldout_accuracy"}
+    judge = Scorer("head", lambda prompts, outputs: scores_of(model, prompts, outputs, "cpu"))
+    expected = evaluate(heldout, score([judge], own)["head"], 3)
+    keys = ("headline", "interval", "categories", "failed")
+    assert everyone["heldout_accuracy"] == json.loads(json.dumps({key: expected[key] for key in keys}))
+    said = capsys.readouterr().out
+    assert said.startswith(f"scenes:heldout: accuracy {expected['headline']:.3f} (")
+    assert said.endswith(f"written: {tmp_path}; as a reward: preference(weights='{tmp_path}')\n")
+    with torch.no_grad():
+        for parameter in list(model.head.parameters())[-2:]:
+            parameter.neg_()
+    opposite = measured(None)["heldout_accuracy"]["headline"]
+    assert opposite == pytest.approx(1 - expected["headline"]) and opposite != expected["headline"]
+    assert measured({"bob"})["heldout_accuracy"]["headline"] in (0.0, 1.0)
+    capsys.readouterr()
+    assert measured({"eve"}) == {"seed": 3} and "accuracy" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -110,6 +279,59 @@ def test_a_published_number_is_reproduced_or_not(monkeypatch, capsys, tmp_path):
     assert end.value.code == 1 and "FAIL" in capsys.readouterr().out
 
 
+@pytest.fixture
+def verified(monkeypatch, tmp_path, capsys):
+    """What is printed of a reward that always prefers the darker of two grey pictures, the status, and its text."""
+    pictures(tmp_path)
+    rows = [{"id": str(n), "prompt": f"{n}", "generations": grey(30, 20), "ranking": [2, 1]} for n in range(3)]
+    data = f"imagereward:{write_json(tmp_path / 'test.json', rows)}"
+    darker = Scorer("own", lambda prompts, outputs: [-value for value in level(prompts, outputs)])
+    calls = recorded(monkeypatch, lambda name, given: darker, scorer="mmgrpo.rewards.scorer")
+
+    def run(reward: str, *options: str, targets: tuple[Target, ...]) -> tuple[list[str], int, Any]:
+        monkeypatch.setitem(published.TARGETS, "own", targets)
+        status = 0
+        try:
+            verify_reward.main([reward, "--data", data, "--device", "cpu", *options])
+        except SystemExit as end:
+            status = end.code  # type: ignore[assignment]
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()], status, calls["scorer"][-1]
+
+    return run
+
+
+RIGHT, WRONG = Target("imagereward", 1.0, "a table"), Target("imagereward", 0.5, "a table")
+
+
+def test_one_number_that_is_not_reproduced_is_a_failure_wherever_it_stands(verified):
+    assert verified("own", targets=(RIGHT,)) == (["pass"], 0, ("own()", "cpu"))
+    assert verified("own", targets=(WRONG, RIGHT))[:2] == (["FAIL", "pass"], 1)
+    assert verified("own", targets=(RIGHT, WRONG))[:2] == (["pass", "FAIL"], 1)
+    # numbers of other benchmarks are not compared
+    assert verified("own", targets=(RIGHT, Target("hpdv2", 0.5, "a table")))[:2] == (["pass"], 0)
+
+
+def test_weights_and_parameters_are_those_of_the_reward_and_a_version_has_its_own_numbers(verified):
+    targets = (RIGHT, replace(WRONG, parameters="version='2'"))
+    assert verified("own", "--weights", "a/b", targets=targets) == (["pass"], 0, ("own(weights='a/b')", "cpu"))
+    lines, status, asked = verified('own(version="2", size=3)', targets=targets)
+    assert (lines, status, asked) == (["pass", "FAIL"], 1, ("own(version='2', size=3)", "cpu"))
+
+
+def test_a_benchmark_is_read_up_to_the_limit_and_scored_in_batches(verified, monkeypatch):
+    real = score
+    sizes: list[Any] = []
+
+    def seen(judges: Any, comparisons: Any, batch: int) -> Any:
+        sizes.append((len(comparisons), batch))
+        return real(judges, comparisons, batch)
+
+    monkeypatch.setattr(f"{EVALUATION}.evaluate.score", seen)
+    verified("own", targets=(RIGHT,))
+    verified("own", "--limit", "2", "--batch-size", "5", targets=(RIGHT,))
+    assert sizes == [(3, 16), (2, 5)]
+
+
 def test_one_point_is_tolerated_and_no_failure_is():
     target = Target("imagereward", 0.65, "a table")
     assert Verdict(target, 0.66, 0).passed and Verdict(target, 0.64, 0).passed and not Verdict(target, 0.6601, 0).passed
@@ -123,6 +345,7 @@ def test_targets_are_listed_with_their_sources(capsys):
     assert len(lines) == sum(map(len, published.TARGETS.values()))
     assert any(line.split()[:3] == ["hpsv3", "hpdv3", "0.769"] and "2508.03789" in line for line in lines)
     assert all(one.source for targets in published.TARGETS.values() for one in targets)
+    assert "hpsv2          hpdv2        0.833  version='2.0'    " in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +353,10 @@ def test_targets_are_listed_with_their_sources(capsys):
     [
         (["scene_all"], "no published number of 'scene_all' is known. Did you mean 'scene_score'"),
         (["scene_score"], "--data: got nothing, expected benchmarks with a published number of scene_score: scenes"),
+        (
+            ["--reward", "scene_score"],
+            "--data: got nothing, expected benchmarks with a published number of scene_score",
+        ),
         (["scene_score", "--data", "hpdv3:x"], "--data: got hpdv3, expected benchmarks"),
         (["hpsv2", "--data", "hpdv2:x"], r"published numbers are of hpsv2\(version='2.0'\) or hpsv2\(version='2.1'\)"),
     ],

@@ -73,6 +73,35 @@ def test_what_a_family_cannot_read_is_an_error(files, name, options, complaint):
         prompts(name, **options)
 
 
+def test_a_sound_is_named_also_where_a_file_of_prompts_might_skip_it(files):
+    config = read(["--model.family", "whisper", "--data.skip-limit", "0.5"], "")
+    with pytest.raises(ValueError, match="^--prompts: bad.png: "):
+        given_prompts(Given(audio=["a.wav", "bad.png"]), config, family("whisper"))
+
+
+def test_answers_or_a_task_alone_belong_to_the_prompts(files):
+    one, two = prompts("qwen_vl", prompts=["a", "b"], answers=["1", "2"])
+    assert [(p.text, p.answer, p.task) for p in (one, two)] == [("a", "1", ""), ("b", "2", "")]
+    (one,) = prompts("qwen_vl", prompts=["a"], task="exact")
+    assert (one.text, one.answer, one.task, one.media) == ("a", None, "exact", ())
+    with pytest.raises(ValueError, match="--answers: got 1 answers, expected 2, one for each prompt"):
+        prompts("qwen_vl", prompts=["a", "b"], answers=["1"])
+
+
+def test_every_kind_of_medium_makes_prompts():
+    given = [Given(image=["a"]), Given(video=["a"]), Given(audio=["a"]), Given(prompts=["a"])]
+    assert all(map(is_given, given)) and not is_given(Given(task="a")) and not is_given(Given())
+
+
+def test_rows_have_all_media_or_one_sound_each():
+    media = {"image": ["a.png", "b.png"], "audio": ["c.wav"]}
+    row = {"images": ["a.png", "b.png"], "audios": ["c.wav"]}
+    assert rows_of(["x", "y"], media) == [{"text": "x", **row}, {"text": "y", **row}]
+    assert rows_of([], {"audio": ["c.wav", "d.wav"]}) == [{"text": "", "audio": name} for name in ("c.wav", "d.wav")]
+    with pytest.raises(ValueError, match="--image: got no question about it"):
+        rows_of([], media)
+
+
 def test_texts_alone_are_left_to_the_family():
     assert is_given(Given(prompts=["a"])) and is_given(Given(video=["a.mp4"])) and not is_given(Given(answers=["a"]))
     assert [prompt.text for prompt in prompts("sd3", prompts=["a cat"])] == ["a cat"]

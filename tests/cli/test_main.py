@@ -38,6 +38,21 @@ def test_usage_begins_with_the_command_as_it_is_typed(command):
     assert first.startswith(f"usage: mmgrpo {'bench visual' if command == 'bench' else command} [")
 
 
+def test_usage_lines_begin_with_the_command_whatever_the_path_of_its_file(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/mmgrpo", "families", "sd3"])
+    main.main()
+    assert sys.argv == ["mmgrpo families", "families", "sd3"]
+    assert capsys.readouterr().out.splitlines()[0].startswith("sd3 ")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/mmgrpo"])
+    main.main()
+    assert sys.argv == ["mmgrpo"] and capsys.readouterr().out == main.usage() + "\n"
+
+
+def test_a_command_that_there_is_not_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="^mmgrpo: there is no command 'trian'. Did you mean 'train'?"):
+        main.run(["trian"])
+
+
 WATCHED = """
 import sys, time
 from mmgrpo.cli import main

@@ -14,7 +14,8 @@ from mmgrpo.types import Prompt
 def test_answers_are_compared_without_case_spaces_and_full_stop_and_numbers_by_value():
     assert normal(" A  red\nCircle. ") == "a red circle"
     assert normal("2.0") == normal("2") == normal("+2") != normal("20")
-    assert normal("0") == normal("-0.0") and normal("nan") == "nan" and normal("1,2") != normal("12")
+    assert normal("2") == "2.0" and normal("0") == normal("-0.0") == "0.0"
+    assert normal("nan") == "nan" and normal("Infinity") == "infinity" and normal("1,2") != normal("12")
 
 
 def test_the_answer_is_what_stands_in_the_tags_and_all_where_there_are_none():
@@ -41,6 +42,8 @@ def test_a_majority_scores_what_its_answer_scores():
     # k = 1 is the mean.
     assert majority_at(answers, values, 1) == pytest.approx(sum(values) / 6)
     assert math.isnan(majority_at(["1", "1"], [math.nan, 1.0], 2))
+    # every set has its own values: of "aab" the first a, of "cbb" the first b
+    assert majority_at(list("aabcbb"), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 3) == pytest.approx((0.1 + 0.5) / 2)
     with pytest.raises(ValueError, match="there are only 6"):
         majority_at(answers, values, 7)
 

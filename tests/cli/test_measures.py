@@ -91,6 +91,21 @@ def test_one_sample_has_no_chances_and_one_task_no_table():
     assert "task" not in text and text.startswith("3 prompts x 1 samples\n\nreward")
 
 
+def test_what_was_not_measured_is_not_reported():
+    made = {
+        key: value for key, value in result(2).items() if key not in ("blind", "against", "difference", "agreement")
+    }
+    text = "\n".join(report(made, {}))
+    assert "against" not in text and "fraction of samples" not in text and "best of k" in text
+
+
+def test_prompts_of_a_task_are_those_that_any_reward_scored():
+    table = {"right": [[1.0], [NAN], [NAN]], "size": [[2.0], [1.0], [3.0]]}
+    made = {"prompts": 3, "samples": 1, **describe(table, [], PROMPTS, success=1.0)}
+    lines = [line.split() for line in report(made, {})]
+    assert ["count", "2", "1.000", "2.500"] in lines and ["colour", "1", "–", "1.000"] in lines
+
+
 def test_a_task_that_could_not_be_scored_is_a_dash():
     made = result(2)
     made["tasks"]["colour"]["right"] = {"n": 0, "failed": 2}

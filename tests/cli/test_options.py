@@ -9,12 +9,18 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
+import tyro
 
+from mmgrpo.cli.options import options, words
 from mmgrpo.cli.train import KEYS, arithmetic, main, read
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.ranges import within
 from mmgrpo.runtime.reading import option_names
 
 
@@ -153,6 +159,92 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(options, message):
         main([*options, "--dry-run"])
 
 
+TEXT = ["--model.family", "qwen_vl", "--sampling.max-tokens", "10", "--data.group-size", "2"]
+TEXT += ["--data.prompts-per-step", "4", "--optim.epochs", "3", "--steps", "13"]
+
+
+def test_the_costs_of_a_run_are_those_of_its_rollouts():
+    """Six optimizer steps each, so that thirteen need three."""
+    assert arithmetic(read([*TEXT, "--optim.updates", "2"], "")).splitlines() == [
+        "a rollout: 4 prompts x 2 samples = 8 completions of at most 10 tokens, 80 in all",
+        "           80 tokens sampled, 24 completions forward and backward",
+        "           cut into 2 update(s) x 3 epoch(s) = 6 optimizer step(s)",
+        "the run:   13 optimizer steps = 3 rollouts = "
+        "24 completions, 240 tokens sampled at most, 72 completions to train",
+    ]
+    assert "cut into 4 update(s)" in arithmetic(read([*TEXT, "--optim.updates", "4"], ""))
+    with pytest.raises(ValueError, match="a rollout of 4 groups cannot be split into optim.updates=5 steps"):
+        arithmetic(read([*TEXT, "--optim.updates", "5"], ""))
+
+
+def test_a_reward_may_be_a_function_or_have_any_weight():
+    assert arithmetic(read(["--rewards", "own:reward", "scene_all(weight=-2)", "scene_score"], ""))
+    with pytest.raises(ValueError, match="rewards: 'own:reward': got weight 'x'"):
+        arithmetic(read(["--rewards", "own:reward(weight='x')"], ""))
+
+
+def test_a_mistake_is_that_of_the_file_or_of_the_command_line(tmp_path):
+    with pytest.raises(ValueError, match="^the command line: there is no preset 'gpro'"):
+        read(["--algorithm.preset", "gpro"], "")
+    (tmp_path / "a.yaml").write_text("stepps: 3\n")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/a.yaml: unknown key 'stepps'"):
+        read(["--config", str(tmp_path / "a.yaml")], "")
+
+
+@pytest.fixture
+def trained(monkeypatch, capsys):
+    """What a training prints whose run does nothing, and the configurations of such runs."""
+    ran: list[Any] = []
+
+    def run_config(config: Any) -> Any:
+        ran.append(config)
+        return SimpleNamespace(summary={"steps": 3}, folder=Path("runs/my run"))
+
+    monkeypatch.setattr("mmgrpo.api.run_config", run_config)
+    monkeypatch.setattr("mmgrpo.report.terminal.closing", lambda summary: f"{summary['steps']} steps")
+    monkeypatch.delenv("RANK", raising=False)
+
+    def train(*arguments: Any) -> tuple[str, list[Any]]:
+        ran.clear()
+        main(*arguments)
+        return capsys.readouterr().out, ran
+
+    return train
+
+
+@pytest.mark.parametrize(("found", "extra"), [(None, ", after pip install 'mmgrpo[demo]'"), (object(), "")])
+def test_a_run_ends_with_its_results_and_where_to_look_at_them(trained, found, extra, monkeypatch):
+    monkeypatch.setattr("mmgrpo.cli.train.find_spec", lambda name: found)
+    said, ran = trained(TEXT)
+    assert said == (
+        f"{arithmetic(read(TEXT, ''))}\n3 steps \nreport: runs/my run/report.html\n"
+        f"demo:   mmgrpo demo 'runs/my run'{extra}\n"
+    )
+    assert ran == [read(TEXT, "")]
+    assert trained([])[1][0].model.family == "sd3" and trained([], "", "whisper")[1][0].model.family == "whisper"
+
+
+def test_a_dry_run_prints_the_costs_and_runs_nothing(trained):
+    assert trained([*TEXT, "--dry-run"]) == (f"{arithmetic(read(TEXT, ''))}\n", [])
+
+
+def test_only_the_first_process_prints(trained, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert trained(TEXT)[0].startswith("3 steps")
+    monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=False))
+    assert trained(TEXT)[0] == "" and len(trained(TEXT)[1]) == 1
+    monkeypatch.setenv("RANK", "0")
+    assert trained(TEXT)[0].startswith("a rollout: ")
+
+
+@pytest.mark.parametrize(("about", "shown"), [((), "accelerate launch -m"), (("What it is.",), "What it is.")])
+def test_help_of_training_begins_with_what_it_is_about(about, shown, capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"], *about)
+    said = capsys.readouterr().out
+    assert shown in said and ("accelerate launch -m" in said) is not bool(about)
+
+
 def test_the_keys_of_samples_are_those_of_the_policies():
     from mmgrpo.policies.categorical import CategoricalPolicy
     from mmgrpo.policies.denoising import DenoisingPolicy
@@ -201,6 +293,34 @@ def test_help_lists_every_option_of_a_family_with_its_doc(name, capsys, monkeypa
     assert set(docs) == set(option_names(kind))
     missing = [option for option, doc in docs.items() if not re.search(rf"{option}[ ,]", shown) or doc not in shown]
     assert missing == []
+
+
+@dataclasses.dataclass
+class Few:
+    """Few options."""
+
+    words: tyro.conf.Positional[list[str]]
+    """Some words."""
+    count: Annotated[int, within("[0, 9]")] = 4
+    """A count."""
+
+
+def test_words_are_those_that_are_given_or_those_of_the_process(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["a command", "x", "--count", "3"])
+    assert words(None) == ["x", "--count", "3"] and words(()) == [] and words(["y"]) == ["y"]
+    assert options(Few, None, "") == Few(["x"], 3) and options(Few, ["y", "z"], "") == Few(["y", "z"], 4)
+    with pytest.raises(ValueError, match="the command line: --count: got 10, expected"):
+        options(Few, ["y", "--count", "10"], "")
+
+
+@pytest.mark.parametrize(("program", "name"), [(None, "a command"), ("mmgrpo few", "mmgrpo few")])
+def test_help_begins_with_the_name_of_the_program_and_what_it_is_about(program, name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["a command"])
+    given = () if program is None else (program,)
+    with pytest.raises(SystemExit):
+        options(Few, ["--help"], "It counts.", *given)
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: {name} [") and "It counts." in shown and "A count." in shown
 
 
 def documented(kind: type, prefix: str = "--") -> Iterator[tuple[str, str]]:

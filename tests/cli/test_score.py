@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import wave
 
 import numpy as np
@@ -10,8 +11,8 @@ import PIL.Image
 import pytest
 import torch
 
-from mmgrpo.cli.score import answer_of, kind_of, read_output
-from mmgrpo.types import Text
+from mmgrpo.cli.score import answer_of, kind_of, line_of, read_output
+from mmgrpo.types import Prompt, Text
 from tests.cli.running import call
 
 FAILING = """
@@ -55,7 +56,16 @@ def test_failures_are_shown_and_end_with_status_1(files, capsys, batch):
         {"file": "good.txt", "rewards": {"length": 4.0}},
         {"file": "bad.txt", "rewards": {"length": None}},
     ]
-    assert "1 of 2 files could not be scored by every reward" in said.err
+    assert said.err == "1 of 2 files could not be scored by every reward\n" * 2
+
+
+def test_a_file_that_one_of_two_rewards_cannot_score_is_a_failure(files, capsys):
+    rewards = ["--reward", "own:length(process=False)", "--reward", f"{__name__}:seen(process=False)"]
+    with pytest.raises(SystemExit):
+        call("score", *rewards, "bad.txt", "good.txt", "bad.txt")
+    said = capsys.readouterr()
+    assert [line.split() for line in said.out.splitlines()][1] == ["bad.txt", "failed", "3"]
+    assert said.err.startswith("2 of 3 files")
 
 
 def test_the_prompt_the_answer_and_the_task_reach_the_reward(files, capsys):
@@ -89,6 +99,7 @@ def test_a_clip_is_read_whole(files):
         container.mux(stream.encode())
     clip = read_output("clip.mp4")
     assert list(clip.frames.shape) == [5, 3, 32, 32] and clip.fps == 8.0
+    assert torch.allclose(clip.frames * 255, (clip.frames * 255).round(), atol=1e-3)
     assert clip.frames.min() >= 0 and 0.7 < clip.frames[4].mean() < 0.85
 
 
@@ -106,6 +117,64 @@ def test_what_cannot_be_scored_is_named(files, arguments, words):
     (files / "latin.txt").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=words):
         call("score", *arguments)
+
+
+def seen(prompts, outputs):
+    """Remembers what it is asked, and scores letters."""
+    CALLS.append(list(zip(prompts, outputs, strict=True)))
+    return [len(output.text) for output in outputs]
+
+
+CALLS: list[list[tuple[Prompt, Text]]] = []
+
+
+@pytest.fixture
+def calls():
+    CALLS.clear()
+    return CALLS
+
+
+def test_files_are_read_and_scored_in_batches_each_for_a_prompt_of_its_own(files, capsys, calls):
+    names = [f"{number}.txt" for number in range(17)]
+    for name in names:
+        (files / name).write_text(name)
+    reward = ["--reward", f"{__name__}:seen(process=False)"]
+    call("score", *reward, *names)
+    assert [len(batch) for batch in calls] == [16, 1]
+    assert [(prompt.id, output.text) for batch in calls for prompt, output in batch] == [(name, name) for name in names]
+    asked = ["--prompt", "a", "--answer", "[1]", "--task", "b", "--batch-size", 2, "--device", "cpu"]
+    call("score", *reward, *asked, *names[:3])
+    assert [len(batch) for batch in calls[2:]] == [2, 1]
+    assert [prompt for prompt, _ in calls[2]] == [Prompt("a", name, [1], "b") for name in names[:2]]
+    assert calls[0][0][0] == Prompt("", "0.txt")
+    assert capsys.readouterr().out.splitlines()[:2] == ["file         seen", "0.txt           5"]
+
+
+def test_a_line_has_six_digits_of_each_value_and_json_all_of_them(files, capsys):
+    values = {"a": 0.12345678, "length_of_it": math.nan}
+    assert line_of("ü.txt", values, 7, as_json=False) == "ü.txt     0.123457        failed"
+    assert line_of("ü.txt", values, 7, as_json=True) == (
+        '{"file": "ü.txt", "rewards": {"a": 0.12345678, "length_of_it": null}}'
+    )
+
+
+def test_nothing_is_scored_before_all_files_are_known_to_be_of_a_kind(files, capsys, calls):
+    with pytest.raises(ValueError, match="b.pkl: got the suffix '.pkl'"):
+        call("score", "--reward", f"{__name__}:seen(process=False)", "good.txt", "b.pkl")
+    assert calls == [] and capsys.readouterr().out == ""
+
+
+def test_torch_computes_with_as_many_threads_as_it_is_told(files):
+    before = torch.get_num_threads()
+    options = ["--reward", f"{__name__}:seen(process=False)", "good.txt"]
+    try:
+        for threads, present in ((3, 3), (0, 3), (2, 2)):
+            call("score", "--threads", threads, *options)
+            assert torch.get_num_threads() == present
+        call("score", *options)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_suffixes_do_not_depend_on_case():

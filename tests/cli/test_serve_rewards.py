@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import torch
 
-from mmgrpo.cli.serve_rewards import Args, batches, is_loopback, main, warm_up
+from mmgrpo.cli.serve_rewards import Args, batches, is_loopback, main, read_token, warm_up
+from mmgrpo.scoring.batching import Busy, Joining
+from mmgrpo.scoring.envelope import Limits
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt, Text
 from tests.cli.running import COMMAND, environment, refused
@@ -66,6 +72,137 @@ def test_it_says_where_and_serves_until_it_is_stopped(monkeypatch, capsys):
         main(["--reward", "ocr"])
 
 
+class Served:
+    """In place of the server: what it was made with; it runs until it is stopped, which a failing reward does."""
+
+    made: list[Any]
+    fails = False
+
+    def __init__(self, app: Any, host: str, port: int, drain: float) -> None:
+        Served.made = [app, host, port, drain]
+        self.port, self.stopped = 1234, False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def run(self) -> None:
+        if Served.fails:
+            self.made[0].failed(OSError("no weights"))
+        assert self.stopped is Served.fails
+
+
+@pytest.fixture
+def served(monkeypatch, capsys):
+    """What a server was made with and what was printed."""
+    monkeypatch.setattr("mmgrpo.scoring.server.Running", Served)
+    monkeypatch.setattr(
+        "mmgrpo.scoring.server.application",
+        lambda rewards, token, limits, failed: SimpleNamespace(
+            rewards=rewards, token=token, limits=limits, failed=failed
+        ),
+    )
+
+    def serve(*options: str, fails: bool = False) -> tuple[Any, list[Any], str]:
+        monkeypatch.setattr(Served, "fails", fails)
+        main([*options, "--device", "cpu"])
+        return Served.made[0], Served.made[1:], capsys.readouterr().out
+
+    return serve
+
+
+def test_a_server_has_the_limits_of_its_options(served, tmp_path):
+    app, place, said = served("--reward", "ocr", "--reward", "jpeg_compressibility(log_as='size')")
+    assert list(app.rewards) == ["ocr", "size"] == [one.name for one in app.rewards.values()]
+    assert app.token == "" and app.limits == Limits(body=1 << 30, pixels=1 << 24, decoded=1 << 32)
+    assert place == ["127.0.0.1", 8700, 600.0] and said == "ocr, size: http://127.0.0.1:1234\n"
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    given = ["--host", "::", "--port", "9", "--drain", "2", "--max-mebibytes", "3", "--max-pixels", "5"]
+    app, place, said = served("--reward", "ocr", *given, "--token-file", str(tmp_path / "token"))
+    assert app.token == "0123456789abcdef" and place == ["::", 9, 2.0]
+    assert app.limits == Limits(body=3 << 20, pixels=5, decoded=12 << 20) and said == "ocr: http://[::]:1234\n"
+
+
+def test_a_reward_that_cannot_be_loaded_stops_the_server(served):
+    with pytest.raises(ValueError, match="a reward could not be loaded: no weights"):
+        served("--reward", "ocr", fails=True)
+
+
+def test_torch_computes_with_as_many_threads_as_the_server_is_told(served):
+    before = torch.get_num_threads()
+    try:
+        for options, present in ((["--threads", "3"], 3), (["--threads", "0"], 3), ([], 3), (["--threads", "2"], 2)):
+            served("--reward", "ocr", *options)
+            assert torch.get_num_threads() == present
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("jpeg_compressibility", "jpeg_compressibility(timeout=600.0)"),
+        ("own:mine(size=3, timeout=5, process=True)", "own:mine(size=3, timeout=5)"),
+    ],
+)
+def test_a_reward_is_loaded_on_its_device_and_warmed_up(text, written, monkeypatch):
+    loaded: list[tuple[str, str]] = []
+    asked: list[Any] = []
+
+    def reward(prompts: list[Prompt], outputs: list[Any]) -> list[float]:
+        asked.extend(outputs)
+        return [0.0]
+
+    def scorer(spec: str, device: str) -> Any:
+        loaded.append((spec, device))
+        return SimpleNamespace(fn=reward)
+
+    monkeypatch.setattr("mmgrpo.rewards.scorer", scorer)
+
+    async def warmed() -> None:
+        one = batches(text, Args(), "cuda:1")
+        task = asyncio.create_task(one.run())
+        while not one.ready and not task.done():
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(warmed())
+    assert loaded == [(written, "cuda:1")] and len(asked) == (text == "jpeg_compressibility")
+
+
+def test_as_many_requests_wait_as_are_allowed():
+    async def crowd(allowed: int) -> int:
+        one = batches("jpeg_compressibility", Args(max_waiting=allowed), "cpu")
+        one.ready = True
+        tasks = [asyncio.create_task(one.score([Prompt("a")], [Text("a")])) for _ in range(4)]
+        await asyncio.sleep(0)
+        refused = sum(task.done() and isinstance(task.exception(), Busy) for task in tasks)
+        for task in tasks:
+            task.cancel()
+        return refused
+
+    assert [asyncio.run(crowd(allowed)) for allowed in (1, 3, 256)] == [3, 1, 0]
+
+
+def test_a_token_is_what_stands_in_its_file(tmp_path, monkeypatch):
+    assert read_token("") == ""
+    (tmp_path / "token").write_text("\n  0123456789abcdef \n")
+    assert read_token(str(tmp_path / "token")) == "0123456789abcdef"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_token("~/token") == "0123456789abcdef"
+    for wrong in ("0123456789abcde", "0123456789 abcdef", "0123456789abcdé0", "0123456789\x07abcdef"):
+        (tmp_path / "token").write_text(wrong)
+        with pytest.raises(ValueError, match=f"got a token of {len(wrong)} characters"):
+            read_token(str(tmp_path / "token"))
+
+
+def test_the_options_of_a_server_have_the_values_that_are_documented():
+    assert vars(Args()) == {
+        **{"reward": [], "host": "127.0.0.1", "port": 8700, "token_file": "", "max_batch": 0, "max_wait": 0.005},
+        **{"max_waiting": 256, "max_mebibytes": 1024, "max_pixels": 16_777_216, "drain": 600.0, "device": "auto"},
+        "threads": 0,
+    }
+
+
 @pytest.mark.parametrize("token", ["", "short", "with spaces in the token", "é" * 20])
 def test_a_token_that_protects_nothing_is_refused(token, tmp_path):
     (tmp_path / "token").write_text(token + "\n")
@@ -82,20 +219,35 @@ def test_a_reward_has_its_name_its_time_and_its_manifest():
     plain = batches("jpeg_compressibility", Args(), "cpu")
     assert (plain.name, plain.timeout, plain.alone, plain.joining.outputs) == ("jpeg_compressibility", 600, False, 0)
     own = batches("my.module:mine(timeout=inf, log_as='other')", Args(max_batch=8), "cpu")
-    assert (own.name, own.timeout, own.alone, own.joining.outputs) == ("other", float("inf"), True, 8)
+    assert (own.name, own.timeout, own.alone, own.joining) == ("other", float("inf"), True, Joining(8, 0.005))
+    assert batches("my.module:mine", Args(max_wait=2.0), "cpu").joining.seconds == 2.0
+    assert batches("my.module:mine", Args(), "cpu").name == "mine"
     assert batches("length_bonus", Args(), "cpu").alone
 
 
 def test_a_reward_is_warmed_up_with_what_it_reads_and_only_if_that_can_be_made_up():
     asked: list[Any] = []
+    prompted: list[Prompt] = []
 
     def reward(prompts: list[Prompt], outputs: list[Any]) -> list[float]:
+        prompted.extend(prompts)
         asked.extend(outputs)
         return [0.0]
 
     for kind in ("Text", "Image", "Video", "Audio"):
         warm_up(reward, Manifest((kind,), reads=("text",)))
-    assert [type(one).__name__ for one in asked] == ["Text", "Image", "Video", "Audio"]
+    text, image, video, audio = asked
+    assert text == Text("a red circle", tokens=3)
+    assert image.pixels.shape == (3, 64, 64) and video.frames.shape == (4, 3, 64, 64) and video.fps == 8
+    assert image.pixels.unique().tolist() == video.frames.unique().tolist() == [0.5]
+    # two seconds of a tone of 440 Hz, which is 0.1 loud
+    assert audio.samples.shape == (1, 32_000) and audio.rate == 16_000
+    crossings = (audio.samples[0, 1:] * audio.samples[0, :-1] < 0).sum().item()
+    assert abs(crossings - 2 * 2 * 440) <= 2 and audio.samples.max() == pytest.approx(0.1, abs=1e-4)
+    assert audio.samples[0, 1] == pytest.approx(0.1 * math.sin(2 * math.pi * 440 / 16_000))
+    assert prompted == [Prompt("a red circle", "warm-up")] * 4
+    warm_up(reward, Manifest(("Image", "Text")))
+    assert type(asked.pop()).__name__ == "Image"  # the first of what it scores
     warm_up(reward, Manifest(("Text",), reads=("answer",)))
     warm_up(reward, None)
     assert len(asked) == 4
