@@ -124,7 +124,8 @@ def listen(host: str, port: int) -> int | None:
     """The port after holding it for a moment; None if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)  # as servers do: connections of an earlier one linger
+        # As servers do: connections of an earlier one linger.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         try:
             one.bind((host.strip("[]"), port))
         except OSError as error:

@@ -32,8 +32,8 @@ from mmgrpo.cli.train import read
 from mmgrpo.family import family
 from mmgrpo.runtime.reading import write_yaml
 from mmgrpo.types import Policy, Request
-from tests.cli import quick
 from pipelines.visual.family import VisualFamily
+from tests.cli import quick
 from tests.cli.demo.ballots import Model
 from tests.cli.demo.told import pair as told_pair
 
@@ -347,9 +347,11 @@ def test_an_error_is_a_line_of_at_most_500_letters():
 def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = open_all(Args(), "cuda:2")
-    assert list(found.pairs) == [f"embedded: {recipe}" for recipe in EMBEDDED] == [
-        *(pair.name for pair in found.pairs.values())
-    ]
+    assert (
+        list(found.pairs)
+        == [f"embedded: {recipe}" for recipe in EMBEDDED]
+        == [*(pair.name for pair in found.pairs.values())]
+    )
     assert [pair.modality for pair in found.pairs.values()] == ["visual", "visual", "vlm", "speech", "speech"]
     assert (found.votes, found.device, found.folders) == (tmp_path / "votes.jsonl", "cuda:2", ["runs"])
     assert found.left_out == {} and Opened({}, {}, Path("v")).device == "cpu"

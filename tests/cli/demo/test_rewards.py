@@ -422,7 +422,9 @@ def test_small_pictures_are_marked_and_large_ones_are_sent_small():
     assert sound.startswith('<audio controls aria-label="&quot;a&quot;" src="data:audio/')
     assert rewards_media.medium(Text(""), "a").endswith('aria-label="a">(no text)</div>')
     assert rewards_media.figure(Text("x"), "a").endswith("<figcaption>a</figcaption></figure>")
-    assert rewards_media.figure(Text("x"), "a", "b").endswith('aria-label="a">x</div><figcaption>b</figcaption></figure>')
+    assert rewards_media.figure(Text("x"), "a", "b").endswith(
+        'aria-label="a">x</div><figcaption>b</figcaption></figure>'
+    )
 
 
 @pytest.mark.parametrize(
