@@ -202,8 +202,13 @@ def test_held_out_prompts_are_offered_once_each_and_the_first_is_filled_in():
 
 def test_a_run_tells_how_far_it_is():
     told: list[Any] = []
-    list(visual.run(painters(), "a", "a wall", None, None, 2, lambda *place, **words: told.append(place)))  # type: ignore[arg-type]
-    assert told == [((2, 4),), ((2, 4),), ((4, 4),), ((4, 4),)]
+
+    class Bar(gr.Progress):
+        def __call__(self, progress: Any, *rest: Any, **words: Any) -> None:
+            told.append(progress)
+
+    list(visual.run(painters(), "a", "a wall", None, None, 2, Bar()))
+    assert told == [(2, 4), (2, 4), (4, 4), (4, 4)]
     first, *_, last = results(painters(), "a", "a wall", None, None, 2)
     assert all(part == gr.skip() for part in first[2:]) and "seed 0, noise 1 to 2" in last[1]
     assert 'data-sample="0" aria-pressed="true"' in last[7] and 'data-sample="0" aria-pressed="true"' in last[8]
