@@ -501,6 +501,7 @@ def test_six_completions_of_each_moment_are_shown(tmp_path):
     for moment in ("before", "after"):
         assert [f"said {moment} {n}." in html for n in range(8)] == [True] * 6 + [False] * 2
     assert "said after" not in runs_html.samples_html([look], "before")
+    assert runs_html.samples(look, "after").notes == []
     elsewhere = runs_html.samples(look, "step-000007")
     assert elsewhere.notes == ["No samples: step 7. There are: after, before."] and elsewhere.prompt_files == []
     (tmp_path / "b").mkdir()
