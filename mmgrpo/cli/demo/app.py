@@ -121,13 +121,13 @@ def free_port(host: str, port: int) -> int:
 
 
 def listen(host: str, port: int) -> int | None:
-    """The port after listening on it for a moment; None if it is taken."""
+    """The port after holding it for a moment; None if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections of an earlier one linger
+        # As servers do: connections of an earlier one linger.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         try:
             one.bind((host.strip("[]"), port))
-            one.listen(1)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise

@@ -76,8 +76,8 @@ class Gate:
             length = headers.get("content-length", "")
             if not length.isdecimal():
                 return 411, "a request must say how long it is"
-            if int(length[:20]) > self.most:
-                return 413, f"got a request of {int(length[:20]):,} bytes, expected at most {self.most:,}"
+            if (size := int(length[:20])) > self.most:
+                return 413, f"got a request of {size:,} bytes, expected at most {self.most:,}"
         return None
 
 

@@ -126,19 +126,12 @@ def theme() -> gr.themes.Base:
     made = gr.themes.Base(
         primary_hue=blue,
         secondary_hue=blue,
-        neutral_hue="zinc",
         font=FONTS,
         font_mono=MONO,
-        radius_size="md",
-        spacing_size="md",
-        text_size="md",
     )
     return made.set(
         **values,
-        block_shadow="none",
-        input_shadow="none",
         input_border_width="1px",
-        block_border_width="1px",
         block_title_text_weight="500",
         slider_color="#2f6fae",
         slider_color_dark="#6ba7e0",

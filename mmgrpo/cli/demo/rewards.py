@@ -162,8 +162,8 @@ def tab(opened: Opened) -> None:
                 stop = gr.Button("Cancel", min_width=90, elem_id="rewards-cancel")
                 try_one = gr.Button("Try an example", min_width=90, elem_id="rewards-example")
         with gr.Column(min_width=300):
-            shown = gr.HTML(f"<p class='mm-note'>{NOTHING}</p>", label="Upload", elem_id="rewards-shown")
-            values = gr.HTML(label="Values", elem_id="rewards-values")
+            shown = gr.HTML(f"<p class='mm-note'>{NOTHING}</p>", elem_id="rewards-shown")
+            values = gr.HTML(elem_id="rewards-values")
             with gr.Accordion("What the chosen rewards measure", open=False):
                 manifests = gr.HTML("<p class='mm-note'>No reward is chosen.</p>", elem_id="rewards-manifests")
     gr.Markdown("### Attack")
@@ -187,8 +187,8 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         run_attack = gr.Button("Attack", variant="primary", min_width=90, elem_id="rewards-attack-run")
         stop_attack = gr.Button("Cancel", min_width=90, elem_id="rewards-attack-cancel")
-    damage = gr.HTML(label="Original and attacked", elem_id="rewards-attacked")
-    effects = gr.HTML(label="Values before and after", elem_id="rewards-effects")
+    damage = gr.HTML(elem_id="rewards-attacked")
+    effects = gr.HTML(elem_id="rewards-effects")
 
     private: dict[str, Any] = {"api_visibility": "private"}
     # In the mode "multiple" a click right after a cancellation, which ends with the batch, counts.

@@ -89,7 +89,7 @@ def _clip(file: str) -> Video:
     most = min(FRAMES, MAX_CLIP_PIXELS // (height * width))
     # One frame of the largest video that is decoded at all is within the limit.
     clip = decode(file, lambda frames, fps: spaced(frames, most))
-    return Video(clip.frames.float() / 255, clip.fps * len(clip.frames) / max(1, len(clip.times)))
+    return Video(clip.frames.float() / 255, clip.fps * len(clip.frames) / len(clip.times))
 
 
 def spaced(total: int, most: int) -> list[int]:

@@ -174,9 +174,7 @@ def absolute(attack: str, strength: int | float) -> float:
     """
     if not WEAKEST <= strength <= STRONGEST:
         raise ValueError(f"strength: got {strength}, expected {WEAKEST} to {STRONGEST}")
-    if attack == "jpeg":
-        return min(95.0, max(1.0, STRENGTHS[attack] / strength))
-    return STRENGTHS[attack] * strength
+    return STRENGTHS[attack] / strength if attack == "jpeg" else STRENGTHS[attack] * strength
 
 
 def describe(attack: str, strength: int | float) -> str:

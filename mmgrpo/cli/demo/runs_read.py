@@ -166,7 +166,7 @@ def flat(value: Any, name: str = "", level: int = 0) -> Iterator[tuple[str, str]
     """Settings by flat names (``optim.lr``) with their values as text of a bounded length."""
     if isinstance(value, Mapping) and value and level < LEVELS:
         for key, inner in value.items():
-            yield from flat(inner, f"{name}.{key}" if name else str(key)[:LETTERS], level + 1)
+            yield from flat(inner, f"{name}.{key}" if name else str(key), level + 1)
     elif name:
         yield name[:LETTERS], "".join(islice(pieces(value), LETTERS))[:LETTERS]
 

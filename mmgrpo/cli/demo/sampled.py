@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,7 +109,7 @@ class Examples:
         pair = look_up(self.opened, name)
         if name not in self.known:
             try:
-                prompts = pair.examples(1 << 31)
+                prompts = pair.examples(sys.maxsize)
             except ImportError:  # a library that decodes the media is not installed
                 prompts = []
             count = min(EXAMPLES, len(prompts))

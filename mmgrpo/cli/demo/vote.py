@@ -116,8 +116,8 @@ def tab(opened: Opened) -> None:
             label="or a prompt of your own", max_length=2_000, min_width=200, visible=False, elem_id="vote-typed"
         )
     trial = gr.State(None)
-    asked = gr.HTML(label="Prompt", elem_id="vote-asked")
-    sides = gr.HTML(label="Left and right", elem_id="vote-sides")
+    asked = gr.HTML(elem_id="vote-asked")
+    sides = gr.HTML(elem_id="vote-sides")
     with gr.Row():
         buttons = {
             vote: gr.Button(label, interactive=False, min_width=90, elem_id=f"vote-{IDS[vote]}-button")
@@ -126,8 +126,8 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         more = gr.Button("Next two samples", variant="primary", min_width=140, elem_id="vote-next")
         stop = gr.Button("Cancel", interactive=False, min_width=90, elem_id="vote-cancel")
-    reveal = gr.HTML(label="Which was which", elem_id="vote-reveal")
-    counts = gr.HTML(label="Votes so far", elem_id="vote-tally")
+    reveal = gr.HTML(elem_id="vote-reveal")
+    counts = gr.HTML(elem_id="vote-tally")
 
     private: dict[str, Any] = {"api_visibility": "private"}
     every = [*buttons.values(), stop]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import gradio as gr
 import httpx
 import pytest
 
-from mmgrpo.cli.demo import Args, gate, look
+from mmgrpo.cli.demo import Args, app, gate, look, main
 from mmgrpo.cli.demo.app import TABS, build, free_port, header, launch, listen, read_password, serve
 from mmgrpo.cli.demo.opened import Opened, open_all
 from tests import ROOT
@@ -82,6 +83,72 @@ def test_a_port_that_is_taken_is_an_error_that_names_a_free_one(taken):
     free = int(re.findall(r"--port (\d+) is free", str(error.value))[0])
     assert free > taken and listen("127.0.0.1", free) == free
     assert free_port("127.0.0.1", free) == free
+
+
+def test_the_head_names_pairs_without_a_run_and_counts_what_is_left_out():
+    pair = painters().pairs["a"]
+    pairs = {"run0": pair, "--before and --after": pair, "embedded: visual/demo": pair}
+    found = Opened({"run0": Path("/")}, pairs, Path("v"), left_out={"b": "broken", "c": "gone"})
+    assert header(found) == (
+        "<header><h1>mmgrpo</h1><p>1 run: run0; --before and --after; 5 embedded models. Device: cpu.</p></header>"
+        "<details><summary>2 runs not opened or only in part</summary><ul><li>b: broken</li><li>c: gone</li></ul>"
+        "</details>"
+    )
+
+
+def test_the_page_has_its_head_and_keeps_files_of_visitors_for_an_hour():
+    opened = painters()
+    page = build(opened)
+    (head,) = [one for one in page.blocks.values() if getattr(one, "elem_id", None) == "head"]
+    assert head.value == header(opened)
+    assert (page.title, page.delete_cache, page.analytics_enabled) == ("mmgrpo", (3600, 3600), False)
+
+
+def test_the_command_serves_what_its_options_say(monkeypatch):
+    served: list[Args] = []
+    monkeypatch.setattr(app, "serve", served.append)
+    main(["a", "b", "--port", "5"])
+    monkeypatch.setattr(sys, "argv", ["demo", "--votes", "v.jsonl"])
+    main()
+    assert served == [Args(runs=["a", "b"], port=5), Args(votes="v.jsonl")]
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(ImportError, match=r'pip install "mmgrpo\[demo\]"'):
+        main([])
+
+
+@pytest.mark.parametrize(
+    ("port", "free", "named"),
+    [(5, {6, 7}, 6), (5, {1004}, 1004), (5, {1005}, 0), (65_534, {65_535}, 65_535), (65_000, {65_536}, 0)],
+)
+def test_the_next_free_port_is_sought_among_the_next_thousand(port: int, free: set[int], named: int, monkeypatch):
+    monkeypatch.setattr(app, "listen", lambda host, one: one if one in free else None)
+    with pytest.raises(OSError, match=f"--port {port} is taken, expected a free one; --port {named} is free$") as error:
+        free_port("127.0.0.1", port)
+    assert error.value.errno == errno.EADDRINUSE
+
+
+def test_a_port_is_free_though_connections_of_an_earlier_server_linger():
+    with socket.socket() as server, socket.socket() as visitor:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        visitor.connect(("127.0.0.1", port))
+        server.accept()[0].close()  # who closes first waits
+        assert visitor.recv(1) == b""
+    assert listen("127.0.0.1", port) == port
+
+
+def test_a_port_that_one_may_not_use_is_taken_and_an_address_of_another_machine_is_an_error(monkeypatch):
+    with pytest.raises(OSError) as error:
+        listen("192.0.2.1", 0)  # an address for documentation, of no machine
+    assert error.value.errno == errno.EADDRNOTAVAIL
+
+    def forbidden(self: socket.socket, address: tuple[str, int]) -> None:
+        raise PermissionError(errno.EACCES, "only root may use ports below 1024")
+
+    monkeypatch.setattr(socket.socket, "bind", forbidden)
+    assert listen("127.0.0.1", 80) is None
 
 
 def test_port_0_is_a_free_one(taken):

@@ -95,6 +95,9 @@ def test_a_text_is_the_held_out_prompt_or_what_its_words_say():
     assert prompt_of(painter(), "a cat") == Prompt("a cat", "demo")
     assert prompt_of(painter(("scene_all", "film_all")), "a red circle").answer is not None
     assert prompt_of(painter(("scene_all", "film_all")), "no scene at all") == Prompt("no scene at all", "demo")
+    film = "a red circle moves up fast"
+    assert prompt_of(painter(("scene_all", "film_all")), film) == Prompt(film, "demo")
+    assert prompt_of(painter(("film_all",)), film).answer == [[1, "red", "circle", "up", "fast"]]
     assert prompt_of(painter(("jpeg_compressibility",)), "a red circle") == Prompt("a red circle", "demo")
     own = Prompt("a", turns=(FRAME,))
     assert prompt_of(painter(heldout=(own,), family="wan_i2v"), "a") is own
@@ -326,3 +329,11 @@ def test_the_best_by_a_reward_is_shown_of_each_side():
     assert "base #1" in unscored[4] and "trained #2" in unscored[4]
     for drawn, reward in ((None, "r"), (one, None), (one, "other")):
         assert len(visual.choose_best(drawn, reward, 1)) == 8
+
+
+def test_the_picture_of_a_card_is_of_high_quality():
+    picture = Pil.radial_gradient("L").resize((64, 64)).convert("RGB")
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=90)
+    content = medium(Sample(picture), "t").split("base64,")[1].split('"')[0]
+    assert b64decode(content) == buffer.getvalue()

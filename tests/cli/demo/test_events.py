@@ -77,6 +77,13 @@ def test_an_example_fills_the_fields_and_the_own_question_empties_them(looking):
     assert len(same) == 6 and all(map(skipped, same))
 
 
+def test_a_task_that_is_not_in_the_list_is_left_empty():
+    one = pair("p", "qwen_vl", [])
+    one.__dict__["_heldout"] = [Prompt("q", "0", task="a task of one's own")]
+    shown = page(vision_language.tab, opened(one)[0])
+    assert event(shown, "vlm-example", "input")("0", "", "p", "0")[3] == ""
+
+
 def test_an_upload_is_shown_or_refused(looking):
     shown, _, folder = looking
     upload = event(shown, "vlm-file", "upload")
@@ -138,6 +145,7 @@ def test_a_recognizer_offers_its_examples_and_hears_uploads(tmp_path):
     values = ["w", "", file, "", " hello "]
     results = list(event(shown, "speech-transcribe")(lambda *parts: told.append(parts), *values))
     assert told[-1] == (1.0, "") and len(told) == len(results) and "class=unseen" in results[0][0]
+    assert results[0][1] == ""
     prompt = sides[0].asked[0][0]
     assert (prompt.text, prompt.id, prompt.answer, prompt.task) == ("", "a.wav", "hello", "transcribe")
     assert "word error rate <b>0.0%</b>" in results[-1][1] and '<p class="soft">a.wav</p>' in results[-1][1]

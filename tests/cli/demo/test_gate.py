@@ -93,6 +93,11 @@ def test_a_request_is_passed_on_whole_and_the_page_may_load_only_its_own():
         ),
         ({"method": "POST", "headers": {"content-length": "100"}}, 200, "page"),
         ({"method": "POST", "headers": {"content-length": "9" * 5000}}, 413, "expected at most 100"),
+        (
+            {"method": "POST", "headers": {"content-length": "9" * 21}},
+            413,
+            "got a request of 99,999,999,999,999,999,999 bytes",
+        ),
         ({"method": "HEAD", "headers": {"content-length": "101"}}, 200, "page"),
         ({"method": "OPTIONS", "headers": {"content-length": "101"}}, 200, "page"),
         ({"method": "POST", "body": b'{"path": "https://a"}'}, 403, "not fetched from an address"),
@@ -197,6 +202,22 @@ def test_the_command_says_where_the_page_is(monkeypatch, capsys, tmp_path):
             app.serve(args)
 
 
+@pytest.mark.parametrize(("threads", "set_to"), [(0, []), (3, [3])])
+def test_the_command_sets_its_threads_and_names_every_address(threads, set_to, monkeypatch, capsys, tmp_path):
+    class Page:
+        local_url, share_url, block_thread = "http://localhost:5/", "https://a.example/", lambda self: None
+
+    counts, launched = [], []
+    monkeypatch.setattr("torch.set_num_threads", counts.append)
+    monkeypatch.setattr(app, "open_all", lambda args, device: Opened({}, {}, Path("v")))
+    monkeypatch.setattr(app, "launch", lambda *given: launched.append(given) or Page())
+    (tmp_path / "password").write_text("12345678")
+    args = Args(port=0, device="cpu", threads=threads, share=True, password_file=str(tmp_path / "password"))
+    app.serve(args)
+    assert counts == set_to and launched[0][1] is args and launched[0][3] == "12345678"
+    assert "\nhttp://localhost:5 and https://a.example (Ctrl+C ends it)\n" in capsys.readouterr().out
+
+
 def test_the_look_is_that_of_the_reports():
     made = look.theme()
     assert (made.block_shadow, made.input_shadow, made.input_border_width, made.block_border_width) == (
@@ -216,6 +237,7 @@ def test_the_look_is_that_of_the_reports():
         ("link_text_color", look.ACCENT),
     ):
         assert (getattr(made, name), getattr(made, f"{name}_dark")) == (both["light"], both["dark"])
+    assert (made.font, made.font_mono) == (", ".join(look.FONTS), ", ".join(look.MONO))
     plain = gr.themes.Base()
     assert made.primary_500 != plain.primary_500 and made.secondary_500 == made.primary_500
     assert made.neutral_500 == gr.themes.colors.zinc.c500

@@ -8,11 +8,13 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
+from mmgrpo.cli.demo import group
 from mmgrpo.cli.demo.app import build
 from mmgrpo.cli.demo.group import show, steps_of, with_groups_first
 from mmgrpo.cli.demo.group_tree import CHOOSE
 from mmgrpo.cli.demo.opened import Opened
-from tests.report.test_group_runs import BAD, strange
+from tests.cli.demo.told import page as page_of
+from tests.report.test_group_runs import BAD, fresh, strange
 
 
 def opened(tmp_path: Path, **changes) -> Opened:
@@ -83,3 +85,38 @@ def test_every_control_of_the_tab_has_a_label_and_an_id(tmp_path):
     assert all(one.label for one in mine if isinstance(one, gr.Dropdown))
     events = [one for one in page.fns.values() if {block._id for block in one.outputs} & {one._id for one in mine}]
     assert len(events) == 3 and {one.api_visibility for one in events} == {"private"}
+
+
+def test_the_newest_group_is_shown_first_and_another_when_it_is_chosen(tmp_path):
+    known = opened(tmp_path)
+    older = tmp_path / "full" / "groups" / "step-000000"
+    newer = older.with_name("step-000012")
+    newer.mkdir()
+    (newer / "group.json").write_text((older / "group.json").read_text().replace('"step": 0', '"step": 12'))
+    shown = page_of(group.tab, known)
+    events = {target: one for one in shown["events"] for target in one.targets}
+    for place in ((shown["group-run"]._id, "change"), (shown["group-refresh"]._id, "click")):
+        assert [one.elem_id for one in events[place].inputs] == ["group-run"]
+        steps, newest, content = events[place].fn("full")
+        assert (steps.choices, steps.value, newest) == ([("12", 12), ("0", 0)], 12, 12)
+        assert content == show(known, "full", 12) != show(known, "full", 0)
+    select = events[shown["group-step"]._id, "input"].fn
+    assert select(0, 12, "full", 0) == [0, show(known, "full", 0)]
+    assert shown["group-page"].js_on_load == CHOOSE and not shown["group-page"].apply_default_css
+    assert any("samples with a positive one become more likely" in str(getattr(b, "value", "")) for b in shown["all"])
+
+
+def test_nodes_of_a_tree_can_be_chosen(tmp_path):
+    fresh(tmp_path, steps=1).fit()
+    content = show(Opened({"tree": tmp_path}, {}, tmp_path / "votes.jsonl"), "tree", 0)
+    assert content.count('role="button"') == content.count('class="node"') > 1
+
+
+def test_the_reason_of_an_error_is_at_most_300_letters_of_one_line(tmp_path, monkeypatch):
+    def broken(folder: Path, step: int) -> None:
+        raise ValueError("x" * 301 + "\nsecond line")
+
+    monkeypatch.setattr(group, "read_group", broken)
+    with pytest.raises(gr.Error) as caught:
+        show(opened(tmp_path), "full", 0)
+    assert caught.value.message == "x" * 300

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mmgrpo.cli.demo import Args
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, NAMED, Opened, Pair, find_runs, open_all, trained_model
+from mmgrpo.cli.demo import opened as opening
+from mmgrpo.cli.demo.opened import (
+    AFTER,
+    BEFORE,
+    EMBEDDED,
+    NAMED,
+    Opened,
+    Pair,
+    find_runs,
+    free_memory,
+    in_a_line,
+    open_all,
+    run_pair,
+    trained_model,
+)
 from mmgrpo.cli.train import read
 from mmgrpo.family import family
 from mmgrpo.runtime.reading import write_yaml
 from mmgrpo.types import Policy, Request
+from pipelines.visual.family import VisualFamily
 from tests.cli import quick
+from tests.cli.demo.ballots import Model
+from tests.cli.demo.told import pair as told_pair
 
 
 def make_run(folder: Path, words: Path, *more: object) -> Path:
@@ -224,3 +245,129 @@ def test_prompts_that_cannot_be_read_are_no_examples(folder, words_folder):
     assert len(run(folder).examples(3)) == 3
     other = make_run(folder.parent / "second", words_folder, "--data.heldout", "nowhere.jsonl")
     assert run(other).examples(3) == []
+
+
+@dataclass(frozen=True)
+class Loader(VisualFamily):
+    """A family that notes which models it is asked for, and makes one that does nothing of each."""
+
+    name: str = "own"
+    about: str = ""
+    module: str = ""
+    architectures: tuple[str, ...] = ()
+    asked: list[Any] = field(default_factory=list)
+
+    def policy(self, config: Any, device: str, prompts: Any = (), *, training: bool = True, weights: str = "") -> Any:
+        self.asked.append((config.model.path, device, training, weights))
+        return Model()
+
+
+def loading(name: str, loader: Any, weights: str = "") -> Pair:
+    """A pair of the model ``name`` and its ``weights`` after training, if there are any."""
+    return Pair(name, read(["--model.family", "sd3", "--model.path", name], ""), loader, weights=weights)
+
+
+def test_a_pair_without_a_run_is_loaded_to_be_sampled_from(tmp_path):
+    loader = Loader()
+    one = loading("a/base", loader, str(tmp_path))
+    one.load(BEFORE, "cpu")
+    one.load(AFTER, "cuda:1")
+    one.load(AFTER, "cpu", "b/tuned")
+    assert loader.asked == [
+        ("a/base", "cpu", False, ""),
+        ("a/base", "cuda:1", False, str(tmp_path)),
+        ("b/tuned", "cpu", False, ""),
+    ]
+
+
+def test_of_three_models_the_one_that_was_used_longest_ago_is_given_up(monkeypatch):
+    loader, freed = Loader(), []
+    monkeypatch.setattr(opening, "free_memory", freed.append)
+    found = Opened({}, {name: loading(name, loader) for name in "abc"}, Path("v"), device="cuda:0")
+    assert not found.holds("a", BEFORE)
+    first = found.policy("a", BEFORE)
+    found.policy("b", BEFORE)
+    assert found.policy("a", BEFORE) is first and list(found.loaded) == [("b", BEFORE, ""), ("a", BEFORE, "")]
+    found.policy("c", BEFORE)
+    assert list(found.loaded) == [("a", BEFORE, ""), ("c", BEFORE, "")] and found.policy("a", BEFORE) is first
+    assert [path for path, *_ in loader.asked] == ["a", "b", "c"] and freed == ["cuda:0"] * 3
+    assert found.holds("a", BEFORE) and not found.holds("a", AFTER) and not found.holds("b", BEFORE)
+
+
+def test_a_model_in_memory_is_that_of_its_weights():
+    found = Opened({}, {"a": loading("a", Loader(), "tuned")}, Path("v"))
+    found.policy("a", AFTER)
+    found.policy("a", BEFORE)
+    assert list(found.loaded) == [("a", AFTER, "tuned"), ("a", BEFORE, "")]
+
+
+def test_the_version_of_weights_is_when_the_model_of_a_run_was_written(tmp_path):
+    (tmp_path / "model").mkdir()
+    os.utime(tmp_path / "model", ns=(5, 7))
+    without = loading("p", Loader())
+    of_run = replace(without, run=tmp_path)
+    assert (of_run.version("model"), of_run.version("12"), without.version("model")) == ("model 7", "12", "model")
+    assert without.run is None and without.weights == without.trained == ""
+
+
+def test_memory_of_models_in_cycles_is_given_back_to_their_device(monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    gc.collect()
+    one: Any = Model()
+    one.asked.append(one)
+    there = weakref.ref(one)
+    del one
+    free_memory("cpu")
+    assert there() is None and emptied == []
+    free_memory("cuda:1")
+    assert emptied == [1]
+
+
+def test_pairs_are_told_apart_by_their_modality():
+    pairs = {name: told_pair(name, family, []) for name, family in (("a", "sd3"), ("b", "qwen_vl"), ("c", "wan"))}
+    found = Opened({}, pairs, Path("v"))
+    assert (found.of("visual"), found.of("vlm"), found.of("speech")) == (["a", "c"], ["b"], [])
+
+
+def test_a_reward_that_ends_the_process_is_one_that_cannot_be_loaded(monkeypatch):
+    def ending(spec: str, device: str) -> Any:
+        raise SystemExit(f"{device}\n ends")
+
+    monkeypatch.setattr("mmgrpo.rewards.scorer", ending)
+    found = Opened({}, {"a": told_pair("a", "sd3", ["mine:own(weight=2)"])}, Path("v"), device="cuda:3")
+    assert found.scorers("a") == ([], {"mine:own": "cuda:3 ends"}) == found.rewards["a"]
+
+
+def test_an_error_is_a_line_of_at_most_500_letters():
+    assert in_a_line(ValueError("a\n b")) == "a b" and in_a_line(KeyError()) == "KeyError"
+    assert in_a_line(ValueError("x" * 501)) == "x" * 500
+
+
+def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = open_all(Args(), "cuda:2")
+    assert (
+        list(found.pairs)
+        == [f"embedded: {recipe}" for recipe in EMBEDDED]
+        == [*(pair.name for pair in found.pairs.values())]
+    )
+    assert [pair.modality for pair in found.pairs.values()] == ["visual", "visual", "vlm", "speech", "speech"]
+    assert (found.votes, found.device, found.folders) == (tmp_path / "votes.jsonl", "cuda:2", ["runs"])
+    assert found.left_out == {} and Opened({}, {}, Path("v")).device == "cpu"
+    pair = open_all(Args(before="a/base", family="wan", after="b/tuned"), "cpu").pairs[NAMED]
+    assert (pair.name, pair.weights, pair.family.name, pair.config.model.path) == (NAMED, "b/tuned", "wan", "a/base")
+    assert pair.sides == (BEFORE, AFTER)
+
+
+@pytest.mark.parametrize("section", [{}, {"model": "sd3"}, {"model": {}}, {"model": {"family": ""}}])
+def test_a_run_without_a_family_has_no_pair(section, tmp_path):
+    assert run_pair("a", tmp_path, section) is None
+
+
+def test_after_a_damaged_run_the_others_are_opened(folder, words_folder):
+    make_run(folder.parent / "second", words_folder)
+    (folder / "config.yaml").write_text("a: [")
+    found = opened(folder.parent)
+    assert list(found.runs) == ["second"] == [name for name in found.pairs if not name.startswith("embedded")]
+    assert found.folders == [str(folder.parent)]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import struct
 import zlib
+from base64 import b64decode
 from pathlib import Path
 
 import gradio as gr
 import numpy as np
 import pytest
 import torch
+from PIL import Image as Pil
 
 from mmgrpo.cli import score as score_command
 from mmgrpo.cli.demo import rewards, rewards_media
 from mmgrpo.cli.demo import rewards_scoring as scoring
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.rewards import entries
-from mmgrpo.types import Audio, Image, Media, Prompt, Text, Video
+from mmgrpo.rewards import RewardEntry, entries
+from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
 from pipelines.visual.clips import mp4
 from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged
 
@@ -340,3 +346,260 @@ def test_events_are_private_models_compute_one_at_a_time_and_can_be_cancelled(wi
     assert cancelled == {one._id for one in computing}
     controls = [one for one in wired.blocks.values() if type(one).__name__ in ("Textbox", "Dropdown", "Slider", "File")]
     assert len(controls) == 9 and all(one.label for one in controls)
+
+
+class Loud(gr.Progress):
+    """A bar that may not be moved."""
+
+    def __call__(self, *place, **words):
+        raise AssertionError("the bar is moved")
+
+
+def test_an_attack_shows_values_as_they_come_and_at_last_the_verdict(wired, picture):
+    places = []
+    names = ["jpeg_compressibility", "jpeg_incompressibility"]
+    given = (picture, None, None, None, None, names, "blur", 1.0, None)
+    steps = list(function(wired, "attack").fn(*given, progress=lambda *place, **words: places.append(place)))
+    tables = [table for _, table in steps]
+    assert tables[0] == "<p class='mm-note'>scoring …</p>" and len({sides for sides, _ in steps}) == 1
+    assert [table.count("<tr>") - 1 for table in tables[1:]] == [1, 2, 1, 2]
+    assert ["<strong>" in table for table in tables] == [False, False, False, False, True]
+    assert places == [((0, 2),), ((1, 2),)] * 2
+
+
+def test_as_the_slider_moves_the_same_attack_is_shown_without_a_bar(opened, monkeypatch):
+    monkeypatch.setattr(rewards, "PROGRESS", Loud())
+    with gr.Blocks() as page:
+        rewards.tab(opened)
+    for text, which, other in (("words", scoring.SWAP, "b"), ("words", "padding", ""), ("words", "padding", None)):
+        given = (None, text, "a", "", "", ["format"], which, 1.0, other)
+        steps = list(function(page, "attack").fn(*given, progress=lambda *place, **words: None))
+        assert list(function(page, "again").fn(*given)) == steps and len(steps) == 3
+
+
+def test_what_the_chosen_rewards_measure_is_told(wired):
+    assert function(wired, "about").fn(["exact", "format"]) == scoring.manifest_html(["exact", "format"])
+    assert function(wired, "about").fn([]) == ""
+    with pytest.raises(gr.Error, match="no reward of the list"):
+        function(wired, "about").fn(["os:system"])
+
+
+def test_the_example_lies_in_a_folder_of_its_own(wired):
+    file, text, asked, answer, names = function(wired, "take").fn()
+    assert Path(file).parent.name.startswith("mmgrpo-demo-") and text == ""
+    assert asked == "two blue triangles and a black circle" and names == [*rewards.EXAMPLE]
+    assert json.loads(answer)["things"] == [[2, "blue", "triangle"], [1, "black", "circle"]]
+
+
+def test_what_was_uploaded_is_shown_with_the_rewards_and_attacks_of_its_kind(wired, picture):
+    shown, choices, attacks = function(wired, "look").fn(picture, None)
+    assert "<figcaption>your upload</figcaption>" in shown and shown.startswith("<div class='mm-sides'>")
+    assert choices["choices"] == scoring.choices("Image") != scoring.choices()
+    assert attacks["choices"] == ["blur", "noise", "jpeg", "texture", "prompt_swap"] and attacks["value"] == "blur"
+    with pytest.raises(gr.Error, match="20,001 characters") as caught:
+        function(wired, "look").fn(None, "x" * 20_001)
+    assert not caught.value.print_exception
+    with pytest.raises(gr.Error, match="Upload a file") as caught:
+        rewards.upload(None, None)
+    assert not caught.value.print_exception
+
+
+# Media.
+
+
+def side_of(mark_up: str) -> tuple[int, int]:
+    """Width and height of the picture in mark-up."""
+    content = b64decode(mark_up.split("base64,")[1].split('"')[0])
+    return Pil.open(io.BytesIO(content)).size
+
+
+def test_small_pictures_are_marked_and_large_ones_are_sent_small():
+    assert 'class="mm-medium mm-small"' in rewards_media.medium(Image(torch.zeros(3, 2, 127)), "a")
+    assert 'class="mm-medium"' in rewards_media.medium(Image(torch.zeros(3, 128, 2)), "a")
+    assert side_of(rewards_media.medium(Image(torch.zeros(3, 1536, 4)), "a")) == (2, 768)
+    assert side_of(rewards_media.medium(Image(torch.zeros(3, 4, 1536)), "a")) == (768, 2)
+    sound = rewards_media.medium(SOUND, '"a"')
+    assert sound.startswith('<audio controls aria-label="&quot;a&quot;" src="data:audio/')
+    assert rewards_media.medium(Text(""), "a").endswith('aria-label="a">(no text)</div>')
+    assert rewards_media.figure(Text("x"), "a").endswith("<figcaption>a</figcaption></figure>")
+    assert rewards_media.figure(Text("x"), "a", "b").endswith(
+        'aria-label="a">x</div><figcaption>b</figcaption></figure>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("total", "most", "places"),
+    [(1, 3, [0]), (5, 1, [0]), (5, 2, [0, 4]), (10, 4, [0, 3, 6, 9]), (0, 3, []), (4, 4, [0, 1, 2, 3])],
+)
+def test_frames_are_evenly_spaced_from_the_first_to_the_last(total, most, places):
+    assert rewards_media.spaced(total, most) == places
+
+
+def test_a_picture_of_the_largest_size_and_a_text_of_the_largest_length_are_read(picture, tmp_path, monkeypatch):
+    monkeypatch.setattr(rewards_media, "MAX_PIXELS", 24 * 32)
+    assert rewards_media.read_upload(picture, "").pixels.shape == (3, 24, 32)
+    monkeypatch.setattr(rewards_media, "MAX_PIXELS", 24 * 32 - 1)
+    with pytest.raises(Unreadable, match=r"^a\.png: got 32 x 24 pixels, expected at most 767; scale it down"):
+        rewards_media.read_upload(picture, "")
+    words = tmp_path / "a.txt"
+    words.write_text("\N{GRINNING FACE}" * 20_000)
+    assert rewards_media.read_upload(str(words), "") == Text("\N{GRINNING FACE}" * 20_000)
+    words.write_text("x" * 20_001)
+    with pytest.raises(Unreadable, match=r"^a\.txt: got 20,001 characters, expected at most 20,000; shorten it"):
+        rewards_media.read_upload(str(words), "")
+
+
+def test_a_clip_of_one_frame_is_read(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(mp4(Video(CLIP.frames[:1], 4.0)))
+    made = rewards_media.read_upload(str(tmp_path / "a.mp4"), "")
+    assert (len(made.frames), made.fps) == (1, pytest.approx(4)) and 0.5 < float(made.frames.max()) <= 1
+
+
+def test_media_of_prompts_are_decoded_by_their_kind(picture, tmp_path, monkeypatch):
+    assert rewards_media.decoded(Media("image", PICTURE)) is PICTURE
+    assert rewards_media.decoded(Media("image", picture)).pixels.shape == (3, 24, 32)
+    (tmp_path / "a.wav").write_bytes(rewards_media.wav(SOUND).content)
+    assert rewards_media.decoded(Media("audio", str(tmp_path / "a.wav"))).rate == 16_000
+    (tmp_path / "a.mp4").write_bytes(mp4(CLIP))
+    assert len(rewards_media.decoded(Media("video", str(tmp_path / "a.mp4"))).frames) == 5
+    files = []
+    for number in range(4):
+        files.append(str(tmp_path / f"{number}.png"))
+        Pil.new("RGB", (2, 2), (51 * number, 0, 0)).save(files[-1])
+    clip = rewards_media.decoded(Media("video", tuple(files)))
+    assert clip.fps == 2 and clip.frames[:, 0, 0, 0].tolist() == pytest.approx([0, 0.2, 0.4, 0.6])
+    monkeypatch.setattr(rewards_media, "FRAMES", 2)
+    clip = rewards_media.decoded(Media("video", tuple(files), {"fps": 5}))
+    assert clip.fps == 5 and clip.frames[:, 0, 0, 0].tolist() == pytest.approx([0, 0.6])
+
+
+def test_a_prompt_is_shown_with_its_media_and_its_text():
+    shown = rewards_media.prompt_html(Prompt("a<b", turns=(Turn("user", (Media("image", PICTURE), "a<b")),)))
+    assert shown.startswith('<div class="mm-sides"><figure><img class="mm-medium mm-small" alt="picture of the prompt"')
+    assert shown.endswith('</figure></div><div class="mm-text">a&lt;b</div>')
+    assert rewards_media.prompt_html(Prompt(" ")) == '<div class="mm-sides"></div>'
+    sound = rewards_media.prompt_html(Prompt("", turns=(Turn("user", (Media("audio", SOUND),)),)))
+    assert 'aria-label="sound of the prompt"' in sound
+
+
+def test_a_message_is_one_line_of_at_most_300_letters():
+    assert rewards_media.one_line(ValueError("a\n b")) == "a b"
+    assert rewards_media.one_line(ValueError("x" * 300)) == "x" * 300
+    assert rewards_media.one_line(ValueError("x" * 301)) == "x" * 299 + "…"
+    assert "KeyError" in rewards_media.one_line(KeyError())
+
+
+# Rewards of the table.
+
+
+def own(prompts, outputs, factor=1.0):
+    """Scores nothing. It never does; not ever."""
+    return [factor for _ in outputs]
+
+
+def strict(prompts, outputs, *many, least, most, **others):
+    """Needs two numbers."""
+    return [least + most for _ in outputs]
+
+
+def several(function_=own, **facts):
+    """A table of one reward."""
+    manifest = Manifest(**facts) if facts else ""
+    return lambda: {"mine": RewardEntry(f"tests.cli.demo.test_rewards:{function_.__name__}", manifest=manifest)}
+
+
+def test_a_reward_that_says_nothing_of_itself_can_be_tried(monkeypatch):
+    monkeypatch.setattr(scoring, "entries", several())
+    monkeypatch.setattr(scoring, "scorer", lambda name, device: Scorer(name, own))
+    assert scoring.missing("mine") == scoring.scale("mine") == "" and scoring.kinds(scoring.entries()["mine"]) == ()
+    assert scoring.choices("Text") == scoring.choices() == [("mine ()", "mine")]
+    assert scoring.manifest_html(["mine"]) == (
+        "<p><strong>mine</strong>. Scores nothing. It can be computed here now.</p>"
+    )
+    assert scoring.score_one("mine", Prompt("a"), Text("b"), "cpu") == scoring.Score("mine", 1.0)
+    monkeypatch.setattr(scoring, "entries", several(strict))
+    assert scoring.missing("mine") == "needs least, most: name it on the command line, mmgrpo score"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            {"scores": ("Text", "Image"), "reads": ("text", "answer", "meta.x")},
+            "It scores texts, pictures; its values are 0 to 1, higher is better. "
+            "Of the prompt it reads the text, the reference answer, meta.x.",
+        ),
+        (
+            {"scores": ("Audio",), "high": math.inf, "scale": "<hertz>", "deterministic": False, "source": "a paper"},
+            "It scores sounds; its values are at least 0, higher is better. The number is &lt;hertz&gt;. "
+            "It does not look at the prompt. Equal inputs can have different values. Source: a paper.",
+        ),
+    ],
+)
+def test_the_facts_of_a_reward_are_sentences(facts, words, monkeypatch):
+    monkeypatch.setattr(scoring, "entries", several(**facts))
+    assert scoring.manifest_html(["mine"]) == (
+        f"<p><strong>mine</strong>. Scores nothing. {words} It can be computed here now.</p>"
+    )
+
+
+def test_a_scale_is_the_range_and_what_the_number_is():
+    assert scoring.scale("exact") == "0 to 1" and scoring.scale("jpeg_compressibility") == "at most 0, kilobytes"
+    table = scoring.values_html([scoring.Score("exact", -0.0), scoring.Score("exact", 1 / 3)])
+    assert "<td class='mm-number'>0</td><td class='mm-note'>0 to 1</td>" in table
+    assert "<td class='mm-number'>0.333333</td>" in table
+    assert table.startswith(
+        "<div class='mm-wide'><table class='mm-table'><tr><th scope='col'>reward</th><th scope='col'>value</th>"
+    )
+    missing = Manifest(("Image",), packages=("nobody_has_this",), weights={"pypi:brisque": ()}, licence="MIT")
+    assert scoring.absent(missing).startswith("needs the package nobody_has_this")
+
+
+def test_rewards_are_chosen_once_each_and_at_least_one():
+    assert scoring.known(["exact", "format", "exact"]) == ["exact", "format"]
+    with pytest.raises(ValueError, match="got no reward; choose one or several"):
+        scoring.known([])
+    with pytest.raises(ValueError, match=f"got '{'x' * 80}', which is"):
+        scoring.known(["x" * 81])
+    assert scoring.prompt_of("a", "[3]", "count") == Prompt("a", "upload", [3], "count")
+
+
+def test_kinds_of_outputs_are_told_in_words():
+    assert score("decision_statistic", SOUND).reason.startswith("not computed: reads the decisions")
+    assert score("preference", SOUND).reason == "scores pictures and clips and texts, got audio"
+
+
+def test_attacks_that_apply_to_an_output_and_what_they_do():
+    assert scoring.attacks_of(None) == ["blur", "noise", "jpeg", "texture", "padding", "prompt_swap"]
+    assert scoring.attacks_of(CLIP) == ["blur", "noise", "jpeg", "texture", "prompt_swap"]
+    assert (scoring.attacks_of(SOUND), scoring.attacks_of(Text("a"))) == (["prompt_swap"], ["padding", "prompt_swap"])
+    assert [scoring.describe(attack, 2) for attack in scoring.ATTACKS] == [
+        "Gaussian blur, sigma 2/32 of the longer side",
+        "white noise, standard deviation 0.3 (white is 1)",
+        "JPEG of quality 5",
+        "a fine checkerboard of amplitude 0.3 (white is 1)",
+        "the text says everything twice",
+        "the output is scored for another prompt",
+    ]
+    assert [scoring.absolute("jpeg", strength) for strength in (0.25, 1, 4)] == [40, 10, 2.5]
+    assert [scoring.absolute("blur", strength) for strength in (0.25, 1, 4)] == [0.25, 1, 4]
+    for strength in (0.2, 4.1):
+        with pytest.raises(ValueError, match=f"strength: got {strength}, expected 0.25 to 4"):
+            scoring.absolute("blur", strength)
+    with pytest.raises(ValueError, match=f"got the attack '{'x' * 80}', expected one of blur"):
+        scoring.attacked("x" * 81, 1, Prompt("a"), PICTURE, "")
+    with pytest.raises(ValueError, match="the other prompt: got 20,001 characters"):
+        scoring.attacked("prompt_swap", 1, Prompt("a"), PICTURE, "x" * 20_001)
+
+
+def test_the_verdict_names_all_rewards_that_rose_or_noticed_nothing():
+    low, high = ([scoring.Score(name, value) for name in "ab"] for value in (0.0, 1.0))
+    assert scoring.verdict("noise", low, high).startswith("a and b rose under noise: training on it can learn")
+    assert scoring.verdict("noise", low, low) == "No reward rose under noise. a and b did not notice it."
+    assert scoring.verdict("noise", high, low) == "No reward rose under noise."
+    table = scoring.attack_html([*high, low[0]], [*low, low[0]])
+    assert table.count("<td>fell -1</td>") == 2 and "<td>unchanged</td>" in table
+    failed = scoring.attack_html([scoring.Score("a", math.nan, "<why>")], [scoring.Score("a", 1.0)])
+    assert "<td>failed<br><span class='mm-note'>&lt;why&gt;</span></td>" in failed
+    failed = scoring.attack_html([scoring.Score("a", 1.0)], [scoring.Score("a", math.nan, "later")])
+    assert "<span class='mm-note'>later</span>" in failed and ">1</td>" in failed

@@ -6,6 +6,7 @@ import json
 import os
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -17,6 +18,7 @@ from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.cli.demo.runs_chart import COLOURS, Scale, chart, chart_html
 from mmgrpo.cli.demo.runs_read import Look, Reader, read_look
 from mmgrpo.runtime.identity import MARKER
+from tests.cli.demo.told import page as page_of
 
 ESTIMATE = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
 SCRIPT = "<script>alert(1)</script>"
@@ -308,3 +310,209 @@ def test_a_look_without_a_run_is_running():
     assert Look("a", Path("a"), None).running and "no metrics" in chart_html(
         [Look("a", Path("a"), None)], "", "", False, 0
     )
+
+
+# ---- what is chosen
+
+
+def test_a_run_is_looked_at_once_and_at_most_eight_are(tmp_path):
+    many = Opened({str(number): tmp_path / str(number) for number in range(9)}, {}, Path("v"))
+    shelf = runs.Shelf(many)
+    assert shelf.chosen(["1", "0", "1"]) == {"1": tmp_path / "1", "0": tmp_path / "0"} and shelf.chosen(None) == {}
+    assert list(shelf.chosen(list(many.runs)[:8])) == list(many.runs)[:8]
+    for names, words in ((list(many.runs), "got 9 runs, expected at most 8"), (["x" * 81], f"the run '{'x' * 80}',")):
+        with pytest.raises(gr.Error, match=words) as caught:
+            shelf.chosen(names)
+        assert not caught.value.print_exception
+
+
+def test_a_name_in_a_line_is_short_and_can_be_printed():
+    assert runs.label("a\nb" + "c" * 200) == "a?b" + "c" * 117
+
+
+def test_the_slider_over_moments_is_hidden_where_there_is_nothing_to_choose():
+    def limits(moments: list[str], number: int) -> tuple[Any, ...]:
+        made = runs.moment_slider(moments, number)
+        return made.minimum, made.maximum, made.value, made.step, made.visible
+
+    assert limits([], 1) == (1, 2, 1, 1, False) == limits(["after"], 1)
+    assert limits(["before", "after"], 2) == (1, 2, 2, 1, True) and limits(list("abc"), 1) == (1, 3, 1, 1, True)
+    assert runs.moment_label([], 1) == "samples" and runs.moment_label(["a", "b"], 1) == "samples: a (1 of 2)"
+
+
+def test_a_run_without_samples_and_metrics_is_shown_with_what_it_has(tmp_path):
+    (tmp_path / "a").mkdir()
+    parts = overview(opened(tmp_path / "a"))
+    assert parts["metric"].value is None and parts["metric"].choices == [] and not parts["at"].visible
+    assert "<section>" not in parts["samples"] and "no metrics yet" in parts["curves"]
+    assert "<h2>a</h2>" in parts["details"] and parts["timer"].active and parts["timer"].value == 5
+    assert overview(opened(write_run(tmp_path / "b")), at=-3)["at"].value == 1
+
+
+def test_new_runs_are_told_and_none_is_said(tmp_path, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(gr, "Info", told.append)
+    found = Opened({}, {}, Path("v"), folders=[str(tmp_path)])
+    shown = page_of(runs.tab, found)
+    (look_again,) = [one.fn for one in shown["events"] if (shown["runs-refresh"]._id, "click") in one.targets]
+    several, note = look_again(None)
+    assert several.value == [] and note.visible
+    for name in ("a", "<b>"):
+        write_run(tmp_path / name)
+    several, note = look_again([])
+    assert several.value == ["<b>", "a"] and not note.visible
+    assert told == ["no new runs in the opened folders", "2 new: &lt;b&gt;, a"]
+
+
+# ---- reading
+
+
+def test_a_run_under_another_name_is_read_again(tmp_path):
+    reader, folder = Reader(), write_run(tmp_path / "a")
+    assert [reader.look(name, folder).name for name in ("a", "b")] == ["a", "b"]
+
+
+def test_a_file_that_cannot_be_looked_at_hides_no_other(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "samples" / "aaa.png").symlink_to(folder / "samples" / "nothing.png")
+    assert [name for name, *_ in runs_read.signature(folder)] == [
+        *("config.yaml", "metrics.jsonl", "summary.json", "samples", "samples/after.png", "samples/before.png"),
+        *("samples/step-000002.png", "samples/step-000010.png"),
+    ]
+    sizes = {name: size for name, _, size in runs_read.signature(folder)}
+    assert sizes["config.yaml"] == len("seed: 0\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "problem"),
+    [
+        (FileNotFoundError(2, "gone", "/x/metrics.jsonl"), 2, "metrics.jsonl has vanished while it was read"),
+        (FileNotFoundError("gone"), 2, " has vanished while it was read"),
+        (
+            PermissionError(13, "Permission denied", "/x/config.yaml"),
+            2,
+            "config.yaml cannot be read: Permission denied",
+        ),
+        (ValueError("{folder}/a is bad\n"), 1, "a is bad"),
+    ],
+)
+def test_a_run_is_read_twice_at_most_and_damaged_ones_once(error: Exception, times: int, problem: str, tmp_path):
+    tried: list[Path] = []
+
+    def failing(folder: Path) -> None:
+        tried.append(folder)
+        raise type(error)(error.args[0].format(folder=folder)) if isinstance(error, ValueError) else error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs_read, "read_run", failing)
+        look = read_look("a", tmp_path)
+    assert tried == [tmp_path] * times and look.run is None
+    assert look.problem.startswith(f"This run cannot be read: {problem}") and look.problem[-1] == "."
+
+
+def test_only_means_of_rewards_come_first(tmp_path):
+    metrics = {"reward/a/std": 1.0, "grad/mean": 1.0, "reward/a/mean": 1.0}
+    names = runs_read.metrics_of([read_look("a", write_run(tmp_path / "a", **metrics))])
+    assert names == ["reward/a/mean", "seconds", "loss", "reward/a/std", "grad/mean"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs_read, "METRICS", 2)
+        assert runs_read.metrics_of([read_look("a", tmp_path / "a")]) == names[:2]
+
+
+def test_a_curve_over_seconds_needs_seconds(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n')
+    look = read_look("a", folder)
+    assert runs_read.curve_points(look, "loss", True, 0) == []
+    assert runs_read.curve_points(look, "loss", False, 0) == [(1, 1), (2, 2)]
+
+
+def test_settings_are_flat_and_of_bounded_length():
+    flat = {"a": {"b": 1, "c": {}}, 3: [1, (2, {"x": None})], "l": []}
+    assert dict(runs_read.flat(flat)) == {"a.b": "1", "a.c": "{}", "3": "[1, [2, {x: None}]]", "l": "[]"}
+    assert dict(runs_read.flat({})) == dict(runs_read.flat(3)) == {}
+    deep: Any = 1
+    for level in range(9, 0, -1):
+        deep = {level: deep}
+    assert dict(runs_read.flat(deep)) == {"1.2.3.4.5.6.7.8": "{9: 1}"}
+    long = {"k" * 401: "x" * 401, "l": [1] * 1000}
+    assert dict(runs_read.flat(long)) == {"k" * 400: "x" * 400, "l": ("[" + "1, " * 200)[:400]}
+    assert max(map(len, runs_read.pieces({"k" * 500: "x" * 500}))) == runs_read.LETTERS == 400
+    large = "a very large number"
+    assert ["".join(runs_read.pieces(10**digits)) == large for digits in (299, 301)] == [False, True]
+    assert "".join(runs_read.pieces(-(10**301))) == large and "".join(runs_read.pieces(1e301)) == "1e+301"
+
+
+def test_moments_are_before_then_steps_then_others_then_after():
+    moments = ["after", "zz", "step-1000000", "step-000010", "b", "step-000002", "before", "a"]
+    look = Look("a", Path("a"), None, completions={"heldout": {moment: [] for moment in moments}})
+    ordered = ["before", "step-000002", "step-000010", "step-1000000", "a", "b", "zz", "after"]
+    assert runs_read.moments_of([look]) == ordered
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [
+        ("before", "before"),
+        ("step-000010", "step 10"),
+        ("step-x", "step-x"),
+        ("000010", "000010"),
+        (f"step-{'1' * 19}", f"step {'1' * 19}"),
+        (f"step-{'1' * 20}", f"step-{'1' * 20}"),
+    ],
+)
+def test_a_moment_in_words(moment: str, words: str):
+    assert runs_read.heading(moment) == words and runs_read.heading(moment, "x") == f"{words}, prompts of x"
+
+
+# ---- charts and samples
+
+
+def test_the_axes_of_equal_values_have_a_margin_of_a_tenth():
+    assert [(one.low, one.high) for one in (Scale([5.0]), Scale([-5.0, -5.0]), Scale([0.0]))] == [
+        (4.5, 5.5),
+        (-5.5, -4.5),
+        (-1.0, 1.0),
+    ]
+    assert [Scale([0.0, 3.0])(value) for value in (0.0, 1.0, 3.0)] == [0, 333.3, 1000]
+
+
+def test_the_highest_value_is_at_the_top_and_the_last_of_the_running_mean_is_named(tmp_path):
+    look = read_look("a", write_run(tmp_path / "a", steps=6))
+    drawn = chart([look], "loss", "step", False, 10)
+    assert (drawn.metric, drawn.axis) == ("loss", "step") and drawn.lines[0].last == "55"
+    assert drawn.lines[0].thin == "0,1000 200,800 400,600 600,400 800,200 1000,0"
+    assert drawn.lines[0].thick == "0,900 200,800 400,600 600,400 800,200 1000,100"
+    assert drawn.wide == [(0, "1"), (200, "2"), (400, "3"), (600, "4"), (800, "5"), (1000, "6")]
+    assert drawn.high == [(1000, "10"), (800, "20"), (600, "30"), (400, "40"), (200, "50"), (0, "60")]
+    nothing = chart([look], "", "step", False, 0)
+    assert (nothing.lines, nothing.without) == ((), ()) and chart([look], "x", "step", False, 0).without == ["a"]
+
+
+def test_six_completions_of_each_moment_are_shown(tmp_path):
+    folder = tmp_path / "a"
+    (folder / "samples").mkdir(parents=True)
+    row = {"task": "", "prompt": "how many?", "meta": {}, "media": [], "aligned": [], "rewards": {"r": 1}}
+    for moment in ("before", "after"):
+        rows = [json.dumps({**row, "id": str(n), "completion": f"said {moment} {n}."}) for n in range(8)]
+        (folder / "samples" / f"{moment}.jsonl").write_text("\n".join(rows) + "\n")
+    look = read_look("a", folder)
+    html = runs_html.samples_html([look], "after")
+    for moment in ("before", "after"):
+        assert [f"said {moment} {n}." in html for n in range(8)] == [True] * 6 + [False] * 2
+    assert "said after" not in runs_html.samples_html([look], "before")
+    assert runs_html.samples(look, "after").notes == []
+    elsewhere = runs_html.samples(look, "step-000007")
+    assert elsewhere.notes == ["No samples: step 7. There are: after, before."] and elsewhere.prompt_files == []
+    (tmp_path / "b").mkdir()
+    assert runs_html.samples(read_look("b", tmp_path / "b"), "after").notes == ["No samples: after. "]
+
+
+def test_a_run_that_cannot_be_read_has_its_problem_in_place_of_facts_and_samples(tmp_path):
+    broken = Look("a", tmp_path, None, "It is broken.")
+    details = runs_html.details(broken)
+    assert (details.run, details.problem, details.facts, details.tables) == (None, "It is broken.", {}, ())
+    assert runs_html.samples(broken, "after").notes == ["It is broken."]
+    look = read_look("b", write_run(tmp_path / "b"))
+    assert runs_html.details(look).run is look.run and look.titles("nothing") == []
+    assert runs_html.samples_html([look], "") == runs_html.samples_html([], "after")

@@ -14,7 +14,9 @@ from mmgrpo.cli.demo import sampled, vision_language
 from mmgrpo.cli.demo.opened import AFTER, BEFORE
 from mmgrpo.cli.demo.sampled import MAX_TEXT, Drawn, Examples
 from mmgrpo.cli.demo.vision_language import ask, heading, label, side_of, split
-from mmgrpo.types import Media, Prompt, Text, Turn
+from mmgrpo.report.thumbnails import FRAMES
+from mmgrpo.types import Media, Prompt, Request, Text, Turn
+from tests.cli.demo.ballots import Model
 from tests.cli.demo.told import opened, pair
 
 NAN = math.nan
@@ -68,6 +70,30 @@ def test_a_clip_is_shown_as_a_strip_of_its_frames(tmp_path):
         Pil.new("RGB", (8, 8), (60 * number, 0, 0)).save(file)
     shown = sampled.medium(Media("video", tuple(frames)))
     assert 'alt="4 frames of the clip"' in shown and "data:image/jpeg;base64," in shown
+
+
+def test_of_a_long_clip_some_frames_are_shown(tmp_path):
+    Pil.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    shown = sampled.medium(Media("video", (str(tmp_path / "a.png"),) * (FRAMES + 3)))
+    assert f'alt="{FRAMES} frames of the clip"' in shown
+
+
+def test_a_picture_says_whether_boxes_are_drawn_into_it():
+    picture = Pil.new("RGB", (320, 320))
+    assert 'alt="the picture"' in sampled.boxed(picture, {})
+    assert 'alt="the picture with boxes"' in sampled.boxed(picture, {"said": [[0.1, 0.1, 0.5, 0.5]]})
+
+
+def test_a_model_has_its_own_temperature_again_after_a_question():
+    found, (base, _) = asking()
+    base.feature_cache.entries["a prompt"] = None  # type: ignore[index]
+    request = Request([Prompt("q")], [0], 1, 0)
+    with found.lock:
+        assert sampled.sample(base, request, 0.7) == sampled.sample(Model(Text("a0")), request, 0.7)
+    assert (base.asked[-1][4], base.evaluation_temperature, len(base.feature_cache.entries)) == (0.7, 0.0, 0)
+    with pytest.raises(AssertionError):  # the lock is not held
+        sampled.sample(base, request, 0.7)
+    assert base.evaluation_temperature == 0.0
 
 
 def test_the_longest_text():
@@ -279,3 +305,23 @@ def test_numbers_outside_of_the_sliders_are_refused(changes: dict[str, Any]):
         asked(**numbers)
     asked(count=5, temperature=0.0, seed=0)
     assert sides[0].asked[-1][2] == 1 and sum(size for _, _, size, _, _ in sides[1].asked) == 18
+
+
+def test_answers_are_marked_up_again_only_when_they_have_changed(monkeypatch):
+    drawn_sides: list[Drawn] = []
+    monkeypatch.setattr(vision_language, "side_of", lambda prompt, one, picture: drawn_sides.append(one) or "x")
+    found, _ = asking()
+    list(ask(found, Examples(found), "p", "", None, "q", "", "", "resized", 1, 0.0, 0))
+    assert [bool(one.rewards) for one in drawn_sides] == [False, True, False, True]
+
+
+def test_an_upload_is_asked_with_the_system_turn_of_the_first_example():
+    found, _ = asking()
+    assert vision_language.system_of(Examples(found), "p") == ()
+    system = Turn("system", ("be brief",))
+    found.pairs["p"].__dict__["_heldout"] = [Prompt("q", turns=(system, Turn("user", ("q",)))), Prompt("r")]
+    assert vision_language.system_of(Examples(found), "p") == (system,)
+
+
+def test_boxes_that_cannot_be_placed_are_none():
+    assert vision_language.boxes_of(Prompt("where?"), Text("at [1, 2, 3, 4]")) == {}

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from mmgrpo.cli.demo import speech
-from mmgrpo.cli.demo.opened import Opened
-from mmgrpo.cli.demo.sampled import OWN, Examples
+from mmgrpo.cli.demo.opened import BEFORE, Opened
+from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples
 from mmgrpo.cli.demo.speech import hears, read_upload, speak, tab, transcribe, waveform
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.types import Audio, Text
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from tests.cli.demo import told
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -99,6 +99,17 @@ def test_an_example_is_heard_as_it_is_or_against_another_reference(heldout):
     list(transcribe(found, examples, "one", "1", None, "", ""))
     assert base.asked[0][0] is own
     assert (base.asked[1][0].answer, base.asked[1][0].media) == (None, own.media)
+
+
+def test_another_instruction_of_an_example_is_asked_about_its_sound():
+    medium = Media("audio", tone(1))
+    example = Prompt("Transcribe.", "a", "hello", turns=(Turn("user", (medium, "Transcribe.")),))
+    prompt = speech.sound_prompt(told.pair("one", "qwen_audio", []), example, None, " Translate. ", "hello")
+    assert (prompt.text, prompt.answer, prompt.turns) == (
+        "Translate.",
+        "hello",
+        (Turn("user", (medium, "Translate.")),),
+    )
 
 
 def test_an_instruction_stands_after_the_sound(sound):
@@ -210,3 +221,23 @@ def test_without_a_model_the_tab_says_what_to_do(tmp_path):
     page = told.page(tab, Opened({}, {}, tmp_path / "votes.jsonl"))
     assert not page["events"]
     assert any("mmgrpo train" in str(getattr(block, "value", "")) for block in page["all"])
+
+
+def test_a_sound_that_nobody_hears_has_low_bars_and_one_of_few_samples_few():
+    faint = Audio(torch.full((2, 10), 5e-7), 100)
+    assert waveform(faint, 0.0).count('height="26.0"') == 2  # half of the least peak that fills the height
+    assert waveform(Audio(torch.ones(1, 10), 100), 1.0).count("<rect") == 10
+
+
+def test_words_that_a_reward_heard_otherwise_are_marked():
+    notes = {"heard": "one too", "aligned": [("equal", "one", "one"), ("replace", "two", "too")]}
+    made = speech.sounds(Prompt("one two"), {BEFORE: Drawn([tone(1)], [], [notes])})[BEFORE]
+    assert "a recognizer hears: “one too”" in made and made.count('<ins class="replace"') == 1
+    assert "Base: one two" in made
+
+
+def test_a_tab_of_one_half_has_no_other():
+    for name, there, missing in (("whisper", "recognizer", "voice"), ("duration", "voice", "recognizer")):
+        page = told.page(tab, Opened({}, {name: told.pair(name, name, [])}, told.Path("votes.jsonl")))
+        assert f"speech-{there}" in page and f"speech-{missing}" not in page
+        assert not any("No speech model" in str(getattr(block, "value", "")) for block in page["all"])

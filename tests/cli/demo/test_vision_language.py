@@ -146,6 +146,7 @@ def test_boxes_in_an_answer_are_drawn_into_an_upload(picture):
     _, _, page = asked(found, file=picture, count=1)[-1]
     base, trained = page.split("<h3>Trained</h3>")
     assert ("<img" in base, "<img" in trained) == (True, False)
+    assert "; boxes: <b style=" in base.split("</p>")[0]
 
 
 @pytest.mark.parametrize(("coordinates", "box"), [("absolute", [0.1, 0.25, 0.5, 0.5]), ("resized", [0.2, 0.5, 1, 1])])

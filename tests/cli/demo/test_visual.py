@@ -133,6 +133,15 @@ def test_words_of_embedded_scenes_are_their_own_answer():
     assert prompt_of(pair_of("sd3", "jpeg_compressibility"), "a red circle").answer is None
 
 
+def test_batches_are_no_larger_than_those_of_an_evaluation():
+    opened = painters()
+    config = opened.pairs["a"].config
+    smaller = replace(opened.pairs["a"], config=replace(config, eval=replace(config.eval, batch_size=2)))
+    opened.pairs = {"a": smaller}
+    drawn(5, opened)
+    assert [tuple(request.slots) for request in requests(opened, BEFORE)] == [(0, 1), (2, 3), (4,)]
+
+
 @pytest.mark.parametrize(("text", "message"), [("  ", "the prompt is empty"), ("a" * 2001, "got 2,001 characters")])
 def test_a_prompt_is_neither_empty_nor_endless(text, message):
     with pytest.raises(ValueError, match=message):

@@ -183,6 +183,66 @@ def test_the_tab_has_labels_ids_and_private_events():
     assert triggers[following["trigger_after"]] == ["visual-again"]
 
 
+def test_held_out_prompts_are_offered_once_each_and_the_first_is_filled_in():
+    opened = painters(pictures="optional")
+    opened.pairs["a"].__dict__["_heldout"] = [Prompt("b"), Prompt("a"), Prompt("b", "again")]
+    choices = [("b", "b"), ("a", "a")]
+    assert visual.start(opened, "a") == (choices, "b", True)
+    offered, last, text, picture = visual.offer(opened, "a")
+    assert (offered["choices"], offered["value"], last, text) == (choices, None, None, "b")
+    assert (picture["value"], picture["visible"]) == (None, True)
+    with gr.Blocks(analytics_enabled=False) as page:
+        visual.tab(opened)
+    found = {str(getattr(one, "elem_id", "")): one for one in page.blocks.values()}
+    assert (found["visual-example"].choices, found["visual-prompt"].value) == (choices, "b")
+    assert found["visual-picture"].visible
+    opened.pairs["a"].__dict__["_heldout"] = []
+    assert visual.start(opened, "a")[:2] == ([], "") and visual.start(painters(), "a")[2] is False
+
+
+def test_a_run_tells_how_far_it_is():
+    told: list[Any] = []
+
+    class Bar(gr.Progress):
+        def __call__(self, progress: Any, *rest: Any, **words: Any) -> None:
+            told.append(progress)
+
+    list(visual.run(painters(), "a", "a wall", None, None, 2, Bar()))
+    assert told == [(2, 4), (2, 4), (4, 4), (4, 4)]
+    first, *_, last = results(painters(), "a", "a wall", None, None, 2)
+    assert all(part == gr.skip() for part in first[2:]) and "seed 0, noise 1 to 2" in last[1]
+    assert 'data-sample="0" aria-pressed="true"' in last[7] and 'data-sample="0" aria-pressed="true"' in last[8]
+
+
+def test_what_is_drawn_before_the_rewards_offers_no_choice_of_the_best():
+    _, *steps = results(painters(), "a", "a wall", None, 3, 2)
+    assert [all(part == gr.skip() for part in step[9:]) for step in steps] == [True, True, True, False]
+
+
+def test_where_nothing_was_drawn_the_page_says_so_before_the_error():
+    steps = visual.run(painters(), "a", "unreadable", None, 3, 2)
+    next(steps)
+    drawn_, said, *others = next(steps)
+    assert said == status(None, "Nothing was drawn.") and len(others) == 12
+    assert all(part == gr.skip() for part in (drawn_, *others))
+    with pytest.raises(gr.Error, match="cannot be read whole") as error:
+        next(steps)
+    assert not error.value.print_exception
+
+
+def test_one_sample_leaves_nothing_to_choose_the_best_of():
+    opened = painters()
+    best_by, last_by, first, words, how = visual.finished(opened, drawn(1, opened))
+    assert (best_by["value"], last_by) == ("brightness", "brightness") and "sample 1 alone" in words and how == ""
+    assert (first["maximum"], first["value"], first["interactive"]) == (2, 1, False)
+    first = visual.finished(opened, drawn(2, opened))[2]
+    assert (first["maximum"], first["value"], first["interactive"]) == (2, 1, True)
+    nothing = replace(drawn(2, opened), weights={})
+    assert visual.finished(opened, nothing)[1] is None and visual.finished(opened, nothing)[3] == ""
+    telling = replace(drawn(3, opened), weights={"broken": 1.0, "brightness": 1.0})
+    assert visual.finished(opened, telling)[1] == "brightness"
+
+
 def test_without_models_the_tab_says_what_to_do():
     with gr.Blocks(analytics_enabled=False) as page:
         visual.tab(Opened({}, {}, Path("votes.jsonl")))

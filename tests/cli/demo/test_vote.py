@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,8 +15,10 @@ from mmgrpo.cli import evaluate_rewards
 from mmgrpo.cli.demo import vote, vote_store
 from mmgrpo.cli.demo import vote_trials as trials
 from mmgrpo.cli.demo.opened import AFTER, BEFORE
-from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, append_vote, tally, wilson
-from mmgrpo.types import Audio, Media, Prompt, Text, Turn
+from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally, wilson
+from mmgrpo.runtime.lock import UNSUPPORTED
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn, Video
+from pipelines.vlm.frames import decode
 from reward_models.evaluation.protocols import read_benchmark
 from tests.cli.demo.ballots import (
     BUSY,
@@ -194,3 +199,66 @@ def test_wilson_intervals_are_those_of_the_literature():
     ):
         made = wilson(hits / n, n)
         assert (made.low, made.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_intervals_lie_between_0_and_1():
+    """Also where rounding would lead out of it, as for no hit of 21 and for 11 of 11."""
+    for n in range(1, 100):
+        none, all_ = wilson(0.0, n), wilson(1.0, n)
+        assert 0 <= none.low < 1e-15 < none.high < 1 and 0 < all_.low < 1 - 1e-15 < all_.high <= 1
+    assert wilson(0.0, 21).low == 0 and wilson(1.0, 11).high == 1 and wilson(0.5, 7).n == 7
+
+
+def test_without_a_vote_there_is_no_rate_and_ties_count_half():
+    assert Tally().win_rate is None and Tally().votes == 0
+    rate = Tally(neither=4).win_rate
+    assert rate is not None and rate.mean == 0.5 and rate.n == 4
+
+
+# What is on the disk.
+
+
+def test_a_vote_is_on_the_disk_before_it_is_thanked(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(vote_store.os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
+    add(tmp_path / "votes.jsonl", 0)
+    assert synced == [(tmp_path / "votes.jsonl").stat().st_size]
+
+
+def test_a_line_without_its_end_counts_as_a_vote(tmp_path, monkeypatch):
+    monkeypatch.setattr(vote_store, "MAX_VOTES", 2)
+    file = tmp_path / "votes.jsonl"
+    file.write_text('{"a": 1}')
+    add(file, 1)
+    assert len(file.read_text().splitlines()) == 2
+    file.write_text('{"a": 1}\n{"a": 2}')
+    with pytest.raises(ValueError, match="got 2 votes, which is the most"):
+        add(file, 2)
+
+
+def test_where_files_cannot_be_locked_votes_are_stored_and_other_errors_are_shown(tmp_path, monkeypatch):
+    def refusing(number: int):
+        def flock(stream, how):
+            raise OSError(number, "no")
+
+        return flock
+
+    monkeypatch.setattr(fcntl, "flock", refusing(next(iter(UNSUPPORTED))))
+    add(tmp_path / "votes.jsonl", 0)
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
+    with pytest.raises(OSError, match="no") as error:
+        add(tmp_path / "votes.jsonl", 1)
+    assert error.value.errno == errno.EIO and len(vote_store.read_votes(tmp_path / "votes.jsonl")) == 1
+
+
+def test_values_that_json_does_not_know_are_texts(tmp_path):
+    append_vote(tmp_path / "v.jsonl", {"vote_type": TIE, "meta": tmp_path}, {})
+    assert vote_store.read_votes(tmp_path / "v.jsonl") == [{"vote_type": TIE, "meta": str(tmp_path)}]
+
+
+def test_the_frames_a_second_of_a_clip_are_a_fraction_of_at_most_1001(tmp_path):
+    frames = torch.zeros(3, 3, 16, 16)
+    for fps, told in ((30_000 / 1001, 30_000 / 1001), (1003 / 1002, 1002 / 1001), (2.5, 2.5)):
+        (tmp_path / "a.mp4").write_bytes(vote_store.lossless(Video(frames, fps)))
+        read = decode(str(tmp_path / "a.mp4"), lambda count, fps: range(count))
+        assert read.fps == pytest.approx(told, rel=1e-9) and len(read.frames) == 3

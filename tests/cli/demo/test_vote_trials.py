@@ -211,3 +211,108 @@ def test_without_a_trained_model_the_page_says_what_to_do(tmp_path):
     with gr.Blocks() as page:
         vote.tab(opened_on(tmp_path, pair(weights="")))
     assert any(getattr(one, "value", None) == vote.EMPTY for one in page.blocks.values()) and not page.fns
+
+
+def drawing(opened, place="0", typed=""):
+    """All that the button that draws shows, and what it tells of its progress."""
+    with gr.Blocks() as page:
+        vote.tab(opened)
+    told = []
+    (draw,) = functions(page, "draw")
+    steps = list(draw.fn("a", place, typed, lambda *given, **words: told.append((*given, words["desc"]))))
+    return steps, told
+
+
+def test_what_goes_on_is_told_until_there_is_something_to_vote_on(tmp_path):
+    opened = opened_on(tmp_path, pair(prompts=[Prompt("a")]), Model(FLAT), Model(BUSY))
+    steps, told = drawing(opened)
+    assert [said for _, _, said, *_ in steps[:-1]] == [
+        f"<p class='mm-note'>{words} …</p>" for words in ("drawing", "sampling 1 of 2", "sampling 2 of 2", "scoring")
+    ]
+    assert told == [(0.5, "sampling 1 of 2"), (0.5, "sampling 2 of 2"), (0.5, "scoring")]
+    for state, asked, _, reveal, *buttons in steps[:-1]:
+        assert (state, asked, reveal) == (None, "", "") and [one["interactive"] for one in buttons] == [False] * 5 + [
+            True
+        ]
+
+
+def test_prompts_that_were_left_out_and_outputs_that_are_the_same_are_told(tmp_path):
+    opened = opened_on(tmp_path, pair(prompts=[Prompt("a")]), Model(FLAT), Model(FLAT))
+    steps, _ = drawing(opened)
+    assert steps[-1][1].endswith("<p class='mm-note'>Both models did exactly the same here.</p>")
+    opened = opened_on(tmp_path, pair(prompts=[Prompt("a"), Prompt("b")]), Model(FLAT), Model(FLAT, BUSY))
+    steps, _ = drawing(opened, trials.ANY)
+    assert "Left out: 1 on which both models did exactly the same." in steps[-1][1]
+    steps, _ = drawing(opened_on(tmp_path, pair(prompts=[Prompt("a")]), Model(FLAT), Model(BUSY)), None, "typed")
+    assert "exactly the same" not in steps[-1][1] and '<div class="mm-text">typed</div>' in steps[-1][1]
+
+
+def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
+    page, _ = wired
+    (cancelled,), (choose,) = functions(page, "cancelled"), functions(page, "choose")
+    state, sides, *buttons = cancelled.fn()
+    assert state is None and "Cancelled." in sides and [one["interactive"] for one in buttons] == [False] * 6
+    _, typed, _, state, *shown = choose.fn("a")
+    assert typed["value"] == "" and state is None and shown[:3] == ["", "", ""]
+    assert [one["interactive"] for one in shown[3:]] == [False] * 6
+
+
+def test_prompts_are_listed_by_their_first_hundred_letters_or_their_name(tmp_path):
+    prompts = [Prompt(f" {'x' * 101}"), Prompt(" ", "clip-7")]
+    with gr.Blocks() as page:
+        vote.tab(opened_on(tmp_path, pair(prompts=prompts)))
+    (choose,) = functions(page, "choose")
+    assert choose.fn("a")[0]["choices"][1:] == [("x" * 100, "0"), ("clip-7", "1")]
+    with gr.Blocks() as page:
+        vote.tab(opened_on(tmp_path, pair(prompts=prompts, modality="vlm")))
+    (choose,) = functions(page, "choose")
+    assert choose.fn("a")[1]["visible"] is False
+
+
+def test_seeds_have_31_bits_and_the_sides_are_tossed(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(trials.secrets, "randbelow", lambda below: asked.append(below) or below - 1)
+    made = last(opened_on(tmp_path, pair(), Model(FLAT), Model(BUSY)), [trials.Question(Prompt("a"))])
+    assert asked == [2**31, 2] and (made.seed, made.left, made.right) == (2**31 - 1, AFTER, BEFORE)
+    assert (made.skipped, made.values, trial_of(FLAT, BUSY).skipped) == (0, {}, 0)
+
+
+def test_a_model_that_is_not_in_memory_is_loaded_first(tmp_path):
+    opened = opened_on(tmp_path, pair(), Model(FLAT), Model(BUSY))
+    opened.loaded.clear()
+    assert next(trials.trials(opened, "a", [trials.Question(Prompt("a"))])) == "loading and sampling 1 of 2"
+
+
+def test_media_of_a_prompt_that_cannot_be_read_are_left_out(tmp_path, capsys):
+    media = (Media("image", str(tmp_path / "gone.png")), Media("image", BUSY))
+    assert trials.media_of(Prompt("a", turns=(Turn("user", media),))) == [BUSY]
+    assert "without a medium of its prompt" in capsys.readouterr().out
+
+
+def test_a_stored_vote_has_only_what_its_prompt_has():
+    row = trial_of(FLAT, BUSY, prompt=Prompt("")).row(LEFT, pair(weights=""))
+    assert row["prompt"] == "(no text)" and row["model_b"] == "a" and not {"id", "answer", "task", "meta"} & {*row}
+    row = trial_of(FLAT, BUSY, prompt=Prompt("x", "1", 0, "count", {"k": 1})).row(LEFT, pair())
+    assert (row["id"], row["answer"], row["task"], row["meta"]) == ("1", 0, "count", {"k": 1})
+
+
+def test_at_most_fifty_completions_are_offered_and_none_with_a_sound(tmp_path):
+    folder = tmp_path / "run" / "samples"
+    folder.mkdir(parents=True)
+    for name in ("before", "after"):
+        rows = [completion(number, name) for number in range(52)]
+        rows[1]["sound"] = "a.wav"
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    several = trials.questions(pair(run=tmp_path / "run", modality="vlm"))
+    assert [one.prompt.id for one in several] == [str(number) for number in range(50) if number != 1]
+    first = several[0]
+    assert (first.prompt.answer, first.prompt.task, dict(first.prompt.meta)) == ("3", "t", {}) and first.prompt.turns
+    (tmp_path / "empty" / "samples").mkdir(parents=True)
+    assert trials.questions(pair(run=tmp_path / "empty")) == [] == trials.questions(pair())
+
+
+def test_pairs_with_two_sides_are_compared(tmp_path):
+    one, alone = pair(), pair(weights="")
+    opened = opened_on(tmp_path, one)
+    opened.pairs = {"a": one, "b": alone}
+    assert trials.compared(opened) == ["a"]

@@ -11,8 +11,10 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from mmgrpo.cli.demo import app
+from mmgrpo.cli.demo import app, rewards, rewards_media, runs, runs_html, speech, vision_language, vote
 from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.visual import CHOOSE
+from mmgrpo.cli.score import SUFFIXES
 from tests.cli.demo.told import pair
 
 NAMES = {
@@ -168,3 +170,103 @@ def test_a_column_fits_a_narrow_window(page: gr.Blocks):
     """A telephone of 360 pixels has 320 beside the margins of the page."""
     widths = {one.min_width for one in page.blocks.values() if isinstance(one, gr.Column)}
     assert widths <= {280, 300}
+
+
+def test_every_tab_says_what_it_is_for(page: gr.Blocks):
+    told = [str(one.value) for one in page.blocks.values() if isinstance(one, gr.Markdown)]
+    halves = [f"### Recognition\n{speech.HEAR}", f"### Synthesis\n{speech.SPEAK}", "### Attack"]
+    abouts = [vision_language.ABOUT, *halves, rewards.ABOUT, vote.ABOUT, runs.NOTHING]
+    assert {" ".join(text.split()) for text in abouts} <= {" ".join(text.split()) for text in told}
+    assert any(text.startswith("One prompt of training and all its samples") for text in told)
+    marked = [str(one.value) for one in page.blocks.values() if isinstance(one, gr.HTML)]
+    assert marked.count(rewards_media.STYLE) == 2 and marked.count(runs_html.style()) == 1
+    assert named(page)["rewards-shown"].value == f"<p class='mm-note'>{rewards.NOTHING}</p>"
+    assert named(page)["rewards-manifests"].value == "<p class='mm-note'>No reward is chosen.</p>"
+
+
+def test_the_button_to_press_stands_out(page: gr.Blocks):
+    variants = {name: one.variant for name, one in named(page).items() if isinstance(one, gr.Button)}
+    first = {"visual-generate", "vlm-ask", "speech-transcribe", "speech-speak", "rewards-score", "rewards-attack-run"}
+    assert {name for name, variant in variants.items() if variant == "primary"} == {*first, "vote-next"}
+    assert [name for name, variant in variants.items() if variant == "stop"] == ["visual-cancel"]
+
+
+def test_files_that_can_be_uploaded_are_those_that_can_be_read(page: gr.Blocks):
+    found = named(page)
+    pictures, clips = SUFFIXES["image"], SUFFIXES["video"]
+    assert found["vlm-file"].file_types == [*pictures, *clips]
+    assert found["rewards-file"].file_types == [*pictures, *clips, *SUFFIXES["audio"], *SUFFIXES["text"]]
+    assert found["visual-picture"].type == found["speech-file"].type == "filepath"
+    assert found["visual-picture"].sources == ["upload", "clipboard"]
+    assert found["speech-file"].sources == ["microphone", "upload"] and found["speech-file"].buttons == []
+
+
+def test_pictures_keep_every_pixel_and_clips_repeat(page: gr.Blocks):
+    found = named(page)
+    assert found["visual-slider"].format == found["visual-alone"].format == "png"
+    assert found["visual-slider"].buttons == ["fullscreen"]
+    assert found["visual-alone"].buttons == ["download", "fullscreen"]
+    for side in ("before", "after"):
+        clip = found[f"visual-clip-{side}"]
+        assert clip.autoplay and clip.loop and clip.buttons == ["download"]
+        assert found[f"visual-{side}"].js_on_load == CHOOSE
+
+
+def test_only_what_takes_long_covers_the_page_while_it_is_waited_for(page: gr.Blocks):
+    """A reader is not interrupted by what is filled in within a moment."""
+    names = {one._id: name for name, one in named(page).items()}
+    shown: dict[str, set[str]] = {}
+    for fn in page.fns.values():
+        places = {f"{names.get(at, '')}.{event}" for at, event in fn.targets if fn.fn is not None and at in names}
+        shown.setdefault(fn.show_progress, set()).update(places)
+    draws = {f"{name}.click" for several in DRAWS for name in several.split() if name not in AFTERWARDS}
+    assert shown["full"] == draws | {"visual-prompt.submit", "rewards-strength.input", "rewards-attack.input"} | {
+        f"vote-{name}-button.click" for name in ("left", "right", "tie", "bad", "skip")
+    } | {"rewards-example.click"}
+    assert shown["minimal"] == {"group-run.change", "group-refresh.click", "group-step.input"}
+
+
+AFTERWARDS = ("visual-prompt", "visual-again")
+"""They draw by another event than a click, and after one."""
+
+
+def test_a_vote_is_stored_after_the_one_before_it(page: gr.Blocks):
+    stores = [fn for fn in page.fns.values() if fn.name == "store"]
+    assert [(fn.concurrency_limit, fn.concurrency_id) for fn in stores] == [(1, "votes")] * 5
+    assert [[one._id for one in fn.outputs] == [one._id for one in stores[0].outputs] for fn in stores] == [True] * 5
+
+
+def test_what_was_cancelled_says_so(page: gr.Blocks):
+    found = named(page)
+    afterwards = {
+        "visual-status": "Cancelled.",
+        "vlm-status": "cancelled",
+        "speech-transcribe-status": "cancelled",
+        "speech-speak-status": "cancelled",
+        "rewards-values": "Cancelled.",
+        "rewards-effects": "Cancelled.",
+    }
+    for name, words in afterwards.items():
+        (said,) = [
+            fn
+            for fn in page.fns.values()
+            if fn.fn is not None and [one._id for one in fn.outputs] == [found[name]._id] and not fn.targets[0][0]
+        ]
+        assert f">{words}</p>" in said.fn(*[None for _ in said.inputs])
+
+
+def test_the_samples_of_a_visitor_are_forgotten_after_an_hour(page: gr.Blocks):
+    lives = [one.time_to_live for one in page.blocks.values() if isinstance(one, gr.State)]
+    assert [life for life in lives if life != float("inf")] == [3600]
+
+
+def test_the_next_seed_follows_the_last_and_the_largest_is_followed_by_0(page: gr.Blocks):
+    button = named(page)["visual-again"]._id
+    (following,) = [fn.fn for fn in page.fns.values() if (button, "click") in fn.targets]
+    assert [following(seed) for seed in (None, 0, 7, 2**32 - 2, 2**32 - 1)] == [1, 1, 8, 2**32 - 1, 0]
+
+
+def test_a_prompt_that_is_chosen_is_written_into_the_field(page: gr.Blocks):
+    example = named(page)["visual-example"]._id
+    (chosen,) = [fn.fn for fn in page.fns.values() if (example, "input") in fn.targets]
+    assert chosen("a cat", None, "a cat") == ["a cat", "a cat"]
