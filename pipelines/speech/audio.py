@@ -81,7 +81,7 @@ def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Flo
         clip = resample(read_audio(media, max_seconds=max(seconds, MAX_SECONDS)), rate)
     except Unreadable as error:
         raise Unreadable(f"prompt '{prompt.id}': {error}") from error
-    if (duration := clip.samples.shape[-1] / rate) > seconds:
+    if (duration := clip.samples.shape[1] / rate) > seconds:
         raise ValueError(
             f"prompt '{prompt.id}': its clip has {duration:.1f} s, more than model.seconds={seconds:g}; shorten it, "
             "remove the row, or raise model.seconds"

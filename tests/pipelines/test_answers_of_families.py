@@ -148,6 +148,16 @@ def test_a_policy_of_options_records_them_and_its_family(tmp_path):
         vlm.policy(path, max_token=3)
 
 
+@pytest.mark.parametrize("name", [name for name, one in families().items() if one.modality != "speech"])
+def test_a_family_is_evaluated_and_rewarded_as_its_kind(name):
+    from pipelines.visual.options import VisualEval
+    from pipelines.vlm.options import VlmEval
+
+    sections = family(name).sections
+    kinds = {"visual": (VisualEval, ("scene_all",)), "vlm": (VlmEval, ("task", "format(weight=0.5)"))}
+    assert (sections.eval, sections.rewards) == kinds[family(name).modality]
+
+
 def test_completions_are_written_with_their_prompts(tmp_path):
     shown = Shown([Prompt("how many?", "a")], [Text("three")], [{"r": 1.0}], [{}])
     family("qwen_vl").write_samples(tmp_path / "after", shown)
