@@ -81,7 +81,7 @@ def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Flo
         clip = resample(read_audio(media, max_seconds=max(seconds, MAX_SECONDS)), rate)
     except Unreadable as error:
         raise Unreadable(f"prompt '{prompt.id}': {error}") from error
-    if (duration := clip.samples.shape[-1] / rate) > seconds:
+    if (duration := clip.samples.shape[1] / rate) > seconds:
         raise ValueError(
             f"prompt '{prompt.id}': its clip has {duration:.1f} s, more than model.seconds={seconds:g}; shorten it, "
             "remove the row, or raise model.seconds"
@@ -152,7 +152,7 @@ def _missing_bytes(file: str | BytesIO) -> int:
     Programs that write to a pipe cannot know the size and declare about the largest one; this does not count.
     """
     header = beginning(file, 8)
-    declared = 8 + int.from_bytes(header[4:8], "little" if header.startswith(b"RIFF") else "big")
+    declared = 8 + int.from_bytes(header[4:], "little" if header.startswith(b"RIFF") else "big")
     size = Path(file).stat().st_size if isinstance(file, str) else len(file.getbuffer())
     known = header.startswith((b"RIFF", b"RIFX", b"FORM")) and declared < 0x7F000000
     return max(0, declared - size) if known else 0

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 def check_voices(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose recordings can be read, and the skipped ones; an error if these are too many."""
-    if not any(prompt.media for prompt in prompts):
-        return list(prompts), []
     from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 

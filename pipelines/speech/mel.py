@@ -88,7 +88,7 @@ class GriffinLim:
         # One frame more: the transform of n hops of samples has n + 1.
         energy = mel.float().cpu().clamp(FLOOR, CEILING).exp()
         magnitude = (inverse_bank(form) @ torch.cat([energy, energy[:, -1:]], 1)).clamp(min=0)
-        spectrum, before = magnitude.to(torch.complex64), torch.zeros_like(magnitude, dtype=torch.complex64)
+        spectrum, before = magnitude.to(torch.complex64), torch.zeros_like(magnitude)
         for _ in range(self.rounds):
             samples = torch.istft(spectrum, form.window, form.hop, window=window, length=length)
             # Zero at the ends rather than reflected, so that one frame has enough samples.

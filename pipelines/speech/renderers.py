@@ -115,7 +115,7 @@ def stretch(sound: Sound, rate: int, tempo: float) -> Sound:
     last.link_to(sink)
     graph.configure()
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound)[None], format="flt", layout="mono")
-    frame.sample_rate, frame.pts = rate, 0
+    frame.sample_rate = rate
     graph.push(frame)
     graph.push(None)  # the end of the stream, without which the filters withhold their last samples
     parts = []

@@ -69,7 +69,6 @@ class WanImage(Wan):
         return pipeline.prepare_latents(
             pixels.to(self.device, torch.float32),
             batch_size=1,
-            num_channels_latents=pipeline.vae.config.z_dim,
             height=height * factor,
             width=width * factor,
             num_frames=(frames - 1) * pipeline.vae_scale_factor_temporal + 1,

@@ -199,7 +199,7 @@ def measure(media: Media) -> Measure:
     from pipelines.speech.audio import read_audio
 
     sound = read_audio(media)
-    return Measure(0, 0, 0, sound.samples.shape[-1] / sound.rate)
+    return Measure(0, 0, 0, sound.samples.shape[1] / sound.rate)
 
 
 def measure_all(prompts: Sequence[Prompt], workers: int = 1, title: str = "") -> list[tuple[Measure | Unreadable, ...]]:

@@ -104,7 +104,7 @@ class QwenVl(Decoder):
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
-        kinds = torch.zeros_like(ids, dtype=torch.int)
+        kinds = torch.zeros_like(ids)
         kinds[ids == network.config.image_token_id] = 1
         kinds[ids == network.config.video_token_id] = 2
         pictures = [one.grid for inputs in media for one in inputs if not one.seconds]

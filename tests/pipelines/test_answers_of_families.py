@@ -8,12 +8,13 @@ from typing import ClassVar
 import pytest
 import torch
 
+from mmgrpo.evaluation import Shown
 from mmgrpo.family import families, family
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.runtime.config import config_class
 from mmgrpo.toy import scenes
-from mmgrpo.types import Media, Prompt, Request, Turn
+from mmgrpo.types import Media, Prompt, Request, Text, Turn
 from pipelines.factory import recognize
 from pipelines.options import ModelOptions
 from pipelines.pretrained import architecture, locate, read_network
@@ -128,6 +129,40 @@ def test_settings_reach_the_policy_of_a_language_model(tmp_path):
     assert made.feature_cache.capacity == 3 and plain.feature_cache.capacity == 0
     assert made.contrast.text == "shuffled_frames" and plain.contrast is None
     assert made.reference_in_group and made.settings.config is config and made.search == "sample"
+    assert "divergence" not in plain.fields
+    config.algorithm.credit = "divergence_weight"
+    assert "divergence" in family("causal_lm").policy(config, "cpu").fields
+
+
+def test_a_policy_of_options_records_them_and_its_family(tmp_path):
+    from pipelines import vlm
+    from pipelines.vlm import causal_lm
+
+    path = causal_lm.tiny(tmp_path)
+    settings = vlm.policy(path, seed=5, max_tokens=3, lora_rank=2, device="cpu").settings
+    model, sampling = settings.config.model, settings.config.sampling
+    assert (settings.family.name, model.family, model.path) == ("causal_lm", "causal_lm", path)
+    assert (settings.config.seed, sampling.max_tokens, model.lora_rank) == (5, 3, 2)
+    assert vlm.policy(path, device="cpu").settings.config.seed == 0
+    with pytest.raises(ValueError, match="family 'causal_lm' has no option 'max_token'.*max_tokens"):
+        vlm.policy(path, max_token=3)
+
+
+@pytest.mark.parametrize("name", [name for name, one in families().items() if one.modality != "speech"])
+def test_a_family_is_evaluated_and_rewarded_as_its_kind(name):
+    from pipelines.visual.options import VisualEval
+    from pipelines.vlm.options import VlmEval
+
+    sections = family(name).sections
+    kinds = {"visual": (VisualEval, ("scene_all",)), "vlm": (VlmEval, ("task", "format(weight=0.5)"))}
+    assert (sections.eval, sections.rewards) == kinds[family(name).modality]
+
+
+def test_completions_are_written_with_their_prompts(tmp_path):
+    shown = Shown([Prompt("how many?", "a")], [Text("three")], [{"r": 1.0}], [{}])
+    family("qwen_vl").write_samples(tmp_path / "after", shown)
+    [row] = (tmp_path / "after.jsonl").read_text().splitlines()
+    assert "how many?" in row and "three" in row
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from pipelines.containers import container_format, open_container, within_limit
 from pipelines.speech import audio
 from pipelines.speech.audio import read_audio
 from pipelines.vlm import frames
-from pipelines.vlm.frames import check_selection, decode
+from pipelines.vlm.frames import check_selection, decode, frame_indices
+from pipelines.vlm.media import read_video
 from tests.faults import bad_media
 
 av = pytest.importorskip("av")
@@ -148,3 +149,23 @@ def test_a_file_in_memory_is_read_from_its_beginning_again():
     file = BytesIO(b"abc")
     file.read()
     assert containers.rewound(file) is file and file.read() == b"abc" and containers.rewound("a.mp4") == "a.mp4"
+
+
+def test_the_selected_frames_in_files_are_bounded_too(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(bad_media.picture("png"))
+    clip = Media("video", (str(tmp_path / "a.png"),) * 4)
+    height, width = read_video(clip).frames.shape[2:]
+    monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * height * width)
+    assert len(read_video(clip).frames) == 4
+    monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * height * width - 1)
+    with pytest.raises(Unreadable, match="got 4 selected frames"):
+        read_video(clip)
+
+
+@pytest.mark.parametrize("wrong", [{"fps": 0}, {"min_frames": 0}, {"max_frames": 0}, {"frames": -1}])
+def test_a_selection_has_positive_numbers(wrong):
+    assert frame_indices(8, 4.0, frames=0, fps=1e-9, min_frames=1, max_frames=1) == [0, 7]
+    with pytest.raises(ValueError, match="frames of a clip: got .*, expected positive numbers"):
+        frame_indices(8, 4.0, **wrong)
+    with pytest.raises(ValueError, match="source 0"):
+        frame_indices(8, 0.0)

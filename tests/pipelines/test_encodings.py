@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from mmgrpo.data.inside import MEMORY
 from mmgrpo.family import family
 from mmgrpo.runtime.config import config_class
-from mmgrpo.types import Prompt
-from pipelines.conditions import SUFFIX, Conditioning, Encodings, padded
+from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
+from pipelines.conditions import SUFFIX, Conditioning, Encodings, key_of, padded
 from pipelines.denoising import check_sampling, refuse_other_architectures
 
 
@@ -75,6 +77,38 @@ def test_the_oldest_encodings_in_memory_go_first_and_a_prompt_is_encoded_once_a_
     assert cache.kept == 4 and len(cache.memory) == 4
     with pytest.raises(KeyError, match="prompt 'new' was not encoded before the text encoders were freed"):
         cache.rows([Prompt("new")])
+
+
+def test_an_encoding_depends_on_the_words_and_on_the_content_of_the_media_in_their_order(tmp_path):
+    contents = {"a.png": b"one", "b.png": b"two", "again.png": b"one"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    one, two, again = (str(tmp_path / name) for name in contents)
+    pixels = torch.arange(12.0).view(1, 3, 2, 2) / 12
+
+    def key(kind: str, source: Any, words: str = "a", **options: Any) -> str:
+        medium = Media(kind, source, options)  # type: ignore[arg-type]
+        return key_of(Prompt(words, turns=(Turn("user", (medium, words)),)))
+
+    stored = MEMORY.keep(b"one")
+    keys = [
+        key_of(Prompt("a")),
+        key("image", one),
+        key("image", one, "b"),
+        key("image", one, max_pixels=4),
+        key("image", two),
+        key("video", one),
+        key("video", (one, two)),
+        key("video", (two, one)),
+        key("image", Image(pixels[0])),
+        key("image", Image(pixels[0].flip(0))),
+        key("image", Image(pixels[0].reshape(3, 1, 4))),
+        key("video", Video(pixels, 1.0)),
+        key("audio", Audio(pixels[0, 0], 8_000)),  # which the check of the model refuses
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[1] == key("image", again) == key("image", stored) and keys[6] == key("video", (again, two))
+    assert keys[8] == key("image", Image(pixels[0].clone()))
 
 
 def test_padding_is_zero_and_not_real():

@@ -117,3 +117,16 @@ def test_errors_of_datasets_name_the_source(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(ValueError, match="hf:a/b:c@train: .*inner"):
         hub.files_of("hf:a/b:c@train")
+
+
+def test_a_saved_table_is_its_own_split_or_any_where_it_has_none(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"text": ["one", "two"]}
+    datasets.Dataset.from_dict(rows, split="train").save_to_disk(tmp_path / "named")
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "plain")
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(tmp_path / "several")
+    for source in ("named@train", "plain@train", "plain@test", "several@train"):
+        assert [one.text for one in load_prompts(f"hf:{tmp_path}/{source}")] == ["one", "two"]
+    for source in ("named@test", "several@test"):
+        with pytest.raises(ValueError, match=f"{source}: there is no split 'test'"):
+            load_prompts(f"hf:{tmp_path}/{source}")

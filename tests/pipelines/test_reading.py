@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image as Pil
 
 from mmgrpo.data.media import Skipped
 from mmgrpo.types import Image, Media, Prompt, Turn
+from pipelines import reading
 from pipelines.reading import check_skip_limit, filter_readable, same_medium
 from pipelines.vlm.media import measure
 
@@ -67,3 +70,15 @@ def test_a_file_may_lack_the_fraction_of_the_limit_but_not_all_of_it():
     for skipped, of, limit in (([one], 4, 0.24), ([one] * 4, 4, 1.0), ([one], 1, 1.0)):
         with pytest.raises(ValueError, match=f"a.jsonl: {len(skipped)} of {of} cannot be read, more than"):
             check_skip_limit(skipped, of, limit, "a.jsonl", "cannot be read")
+
+
+def test_each_process_opens_its_share_and_all_know_every_reason(monkeypatch):
+    """The second of two processes opens the second of three files."""
+    files = [Media("image", name) for name in ("a.png", "b.png", "c.png")]
+    state = SimpleNamespace(num_processes=2, process_index=1, is_main_process=False)
+    monkeypatch.setattr(reading, "is_initialized", lambda: True)
+    monkeypatch.setattr(reading, "PartialState", lambda: state)
+    shared = lambda local, state: ["first", "third", *local]  # noqa: E731
+    monkeypatch.setattr("mmgrpo.runtime.distributed.gather_texts", shared)
+    found = reading._on_all_ranks(files, lambda medium: f"not {medium.source}", 1, "")
+    assert found == ["first", "not b.png", "third"]

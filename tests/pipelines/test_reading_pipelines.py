@@ -7,13 +7,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 
-from pipelines import pretrained
+from pipelines import conversation, pretrained
+from pipelines.conversation import load_tokenizer
 from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, read_pipeline
 from pipelines.training import Training
+from tests.building import module
 
 PARTS = {
     "_class_name": "SomePipeline",
@@ -107,3 +110,46 @@ def test_settings_of_adapters_are_numbers_and_names(rank, alpha, targets, tmp_pa
         ValueError, match="got rank .*, alpha .* and targets .*, expected two numbers and a list of names"
     ):
         read_adapters(tmp_path)
+
+
+READ_BY_NAME = ("AutoConfig", "AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "Qwen2AudioProcessor")
+"""Classes of transformers that would run code of a checkpoint."""
+
+
+@pytest.mark.parametrize("name", ["qwen_vl", "smolvlm", "image_text", "ctc", "qwen_audio", "audio_text"])
+def test_no_code_of_a_checkpoint_is_trusted(name, tmp_path, monkeypatch):
+    folder, asked, inside = module(name).tiny(tmp_path / "tiny"), set(), []
+
+    def watched(kind: Any) -> Any:
+        read = kind.from_pretrained
+
+        def from_pretrained(*given: Any, **options: Any) -> Any:
+            if not inside:  # what transformers asks itself follows from that
+                asked.add(options.get("trust_remote_code"))
+            inside.append(kind)
+            try:
+                return read(*given, **options)
+            finally:
+                inside.pop()
+
+        return from_pretrained
+
+    for kind in READ_BY_NAME:
+        monkeypatch.setattr(getattr(transformers, kind), "from_pretrained", watched(getattr(transformers, kind)))
+    module(name).load(folder)
+    assert asked == {False}
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind"),
+    [
+        ({"tokenizer_class": "TokenizersBackend"}, transformers.PreTrainedTokenizerFast),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, transformers.PreTrainedTokenizerFast),
+        ({"tokenizer_class": "Qwen2Tokenizer"}, transformers.AutoTokenizer),
+        ({}, transformers.AutoTokenizer),
+    ],
+)
+def test_a_tokenizer_without_a_class_of_its_own_is_read_as_it_was_saved(declared, kind, tmp_path, monkeypatch):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(declared))
+    monkeypatch.setattr(conversation, "read_part", lambda *given, **options: (given, options))
+    assert load_tokenizer(str(tmp_path)) == ((kind, str(tmp_path)), {"trust_remote_code": False})

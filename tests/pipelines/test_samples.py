@@ -6,6 +6,7 @@ import json
 import os
 import tarfile
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.completions import completions_html
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
+from pipelines import samples
 from pipelines.samples import (
     SMALL,
     small_sound,
@@ -135,3 +137,15 @@ def test_sounds_are_written_as_waves_and_nothing_else_is(tmp_path):
     assert [file.name for file in (tmp_path / "waves").iterdir()] == ["001.wav"]
     samples, rate = soundfile.read(tmp_path / "waves" / "001.wav")
     assert rate == 16_000 and len(samples) == 16_000
+
+
+def test_annotations_are_written_beside_their_completions_and_sounds(tmp_path, monkeypatch):
+    written: dict[str, Any] = {}
+    for name in ("write_completions", "write_sounds"):
+        monkeypatch.setattr(samples, name, lambda stem, shown, media, name=name, **notes: written.update({name: notes}))
+    notes = [{"boxes": {"cat": [[0, 0, 2, 3]]}, "heard": "a cat", "aligned": [["a", "a"]]}, {}]
+    samples.write_texts(tmp_path / "a", Shown([Prompt("a")] * 2, [Text("x")] * 2, [{}, {}], notes))
+    samples.write_speech(tmp_path / "a", Shown([Prompt("a")] * 2, [HUM] * 2, [{}, {}], notes))
+    aligned = [[["a", "a"]], []]
+    assert written["write_completions"] == {"boxes": [{"cat": [[0, 0, 2, 3]]}, {}], "aligned": aligned}
+    assert written["write_sounds"] == {"transcripts": ["a cat", ""], "aligned": aligned}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -98,9 +99,17 @@ def test_the_prompt_is_the_chat_template_around_the_instruction_and_the_beginnin
     assert model.tokenizer.convert_ids_to_tokens(ids) == ["s", "a", "y", " ", "h", "i", "<|s_0|>"]
 
 
-@pytest.mark.parametrize("text", ["hi <|s_3|>", "hi <|eos1|>", "a <|sos|> b", "  "])
-def test_a_text_with_marks_of_the_model_or_without_words_is_refused(folder, text):
-    with pytest.raises(ValueError, match="prompt '7': got .*, expected the words to be spoken"):
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("hi <|s_3|>", "a text with <|s_{}|>"),
+        ("hi <|eos1|>", "a text with <|eos1|>"),
+        ("a <|sos|> b <|s_3|>", "a text with <|sos|>"),
+        ("  ", "no text"),
+    ],
+)
+def test_a_text_with_marks_of_the_model_or_without_words_is_refused(folder, text, got):
+    with pytest.raises(ValueError, match=f"prompt '7': got {re.escape(got)}.*, expected the words to be spoken"):
         loaded(folder, begin="<|sos|>").encode([Prompt(text, "7")])
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from transformers import GraniteSpeechForConditionalGeneration, audio_utils
 
 from mmgrpo.policies.token import TokenPolicy
 from pipelines.speech import audio_text, processors
-from pipelines.speech.granite import granite_extractor, granite_frames
+from pipelines.speech.granite import granite_extractor, granite_frames, merge
 from pipelines.training import Training
 from tests.pipelines.speech.test_qwen_audio import ONE, TWO, WORDS, hum
 from tests.seeing import asked, rollout
@@ -74,6 +75,7 @@ def test_the_adapter_beside_granites_weights_is_merged_into_them(adapted, tmp_pa
             without = theirs(**model._inputs(context.ids[0], context.media[0])).logits[0]
             theirs.enable_adapters()
         found = model.own_logits(context.ids[0], context.media[0])
+        assert model.network.config.has_lora_adapter is False  # there is none to be switched on any more
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
         assert (without - wanted).abs().max() > 0.01
         model.save(tmp_path / str(training.lora_rank), model.network)
@@ -91,6 +93,54 @@ def test_an_adapter_of_another_kind_is_refused(adapted, tmp_path):
     save_file(renamed, folder / "adapter_model.safetensors")
     with pytest.raises(ValueError, match="the checkpoint's adapter: got the tensor '.*layers.9.*expected pairs"):
         audio_text.load(folder)
+
+
+def decoder() -> torch.nn.Module:
+    """One layer with a linear map of two numbers to one, and a norm."""
+    layer = torch.nn.ModuleDict({"q": torch.nn.Linear(2, 1, bias=False), "norm": torch.nn.LayerNorm(2)})
+    layer["q"].weight.data = torch.tensor([[10.0, 20.0]])
+    return torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})
+
+
+PAIR = {
+    "model.layers.0.q.lora_A.weight": torch.tensor([[1.0, 2.0]]),
+    "model.layers.0.q.lora_B.weight": torch.tensor([[3.0]]),
+}
+SCALED = {"lora_alpha": 8, "r": 2, "use_rslora": False}
+
+
+def test_an_adapter_is_merged_by_alpha_over_its_rank():
+    """[10, 20] + 8 / 2 x 3 x [1, 2], wherever the second one of a pair stands."""
+    for weights in (PAIR, dict(reversed(PAIR.items()))):
+        one = decoder()
+        merge(one, weights, SCALED)
+        assert one.layers[0]["q"].weight.tolist() == [[22.0, 44.0]]  # type: ignore[index, union-attr]
+
+
+@pytest.mark.parametrize(
+    ("weights", "config"),
+    [
+        ({name: PAIR[name] for name in PAIR if "lora_A" in name}, SCALED),
+        ({name: PAIR[name] for name in PAIR if "lora_B" in name}, SCALED),
+        ({name.replace(".q.", ".norm."): value for name, value in PAIR.items()}, SCALED),
+        ({name.replace("lora_", "lokr_"): value for name, value in PAIR.items()}, SCALED),
+        (PAIR, {**SCALED, "use_rslora": True}),
+    ],
+)
+def test_what_is_no_pair_of_a_linear_layer_is_not_merged(weights, config):
+    one = decoder()
+    with pytest.raises(ValueError, match="expected pairs of lora_A and lora_B of linear layers"):
+        merge(one, weights, config)
+    assert one.layers[0]["q"].weight.tolist() == [[10.0, 20.0]]  # type: ignore[index, union-attr]
+
+
+@pytest.mark.parametrize("kind", ["granite_speech", "granite_speech_plus", "qwen2_5_omni", "qwen2_5_omni_thinker"])
+def test_where_its_packages_are_installed_a_processor_is_that_of_transformers(kind, monkeypatch):
+    for package in ("torchaudio", "torchvision"):
+        monkeypatch.setattr(f"transformers.utils.is_{package}_available", lambda: True)
+    monkeypatch.setattr(processors, "read_processor", lambda *given: given)
+    config = SimpleNamespace(model_type=kind)
+    assert processors.read_hearing_processor("folder", config) == ("folder", kind)
 
 
 def test_granites_spectrogram_is_the_one_of_a_second_implementation():

@@ -15,7 +15,17 @@ from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.registry import parse
 from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Media, Prompt, Turn
-from pipelines.speech import codec_speech, ctc, flow_speech, qwen_audio, renderers, stable_audio, vocoders, whisper
+from pipelines.speech import (
+    codec_speech,
+    ctc,
+    flow_speech,
+    options,
+    qwen_audio,
+    renderers,
+    stable_audio,
+    vocoders,
+    whisper,
+)
 from pipelines.speech.mel import GriffinLim, MelFormat
 from pipelines.training import Training
 from reward_models import REWARDS
@@ -42,9 +52,9 @@ def f5(tmp_path_factory) -> str:
 
 def test_settings_reach_a_model_of_flow_matching(f5):
     place = f5.rpartition("/")[0]
-    options = {"folder": "inside", "release": "v0", "head": "drawn", "sigma": 0.7, "vocoder": f"{__name__}:Mute"}
+    names = {"folder": "inside", "release": "v0", "head": "drawn", "sigma": 0.7, "vocoder": f"{__name__}:Mute"}
     numbers = {"seconds": 3.0, "guidance": 2.0, "pace": 9.0, "lora_rank": 2, "gradient_checkpointing": True}
-    made = config("flow_speech", place, **options, **numbers)
+    made = config("flow_speech", place, **names, **numbers)
     made.sampling.grid, made.sampling.kernel = "shifted_linspace(shift=2)", "drawn_velocity"
     made.sampling.steps, made.sampling.evaluation_steps = 4, 6
     policy = family("flow_speech").policy(made, "cpu")
@@ -159,8 +169,8 @@ def test_settings_reach_a_model_of_sounds(tmp_path):
 
 def test_settings_reach_a_model_of_speech_tokens(tmp_path):
     folder = codec_speech.tiny(tmp_path / "tiny")
-    options = {"begin": "<|s_0|>", "end": "<|s_31|>", "instruction": "say {text}", "vocoder": "tones"}
-    made = config("codec_speech", folder, **options, gradient_checkpointing=True, dtype="bfloat16", lora_rank=2)
+    names = {"begin": "<|s_0|>", "end": "<|s_31|>", "instruction": "say {text}", "vocoder": "tones"}
+    made = config("codec_speech", folder, **names, gradient_checkpointing=True, dtype="bfloat16", lora_rank=2)
     policy = family("codec_speech").policy(made, "cpu")
     model = policy.model
     assert {name: getattr(model, name) for name in ("begin", "instruction", "speech_token")} == {
@@ -171,6 +181,10 @@ def test_settings_reach_a_model_of_speech_tokens(tmp_path):
     assert isinstance(model.voice, vocoders.Tones) and model.checkpointing and model.dtype == torch.bfloat16
     assert model.end_ids == {model.tokenizer.convert_tokens_to_ids("<|s_31|>")} and model.reading is None
     assert policy.settings.config is made and policy.settings.family.name == "codec_speech"
+    policy.save(tmp_path / "adapters")
+    made.model.lora_rank = 0
+    again: Any = family("codec_speech").policy(made, "cpu", training=False, weights=str(tmp_path / "adapters"))
+    assert again.model.network.peft_config["default"].r == 2 and not again.model.checkpointing
 
 
 @pytest.mark.parametrize("module", [whisper, ctc, qwen_audio])
@@ -270,6 +284,27 @@ def test_a_width_of_a_new_network_is_a_multiple_of_twice_its_heads():
     for width in (10, 9):
         with pytest.raises(ValueError, match=f"model.width: got {width}, expected a multiple of twice model.heads=3"):
             family("duration").check(config("duration", width=width, heads=3))
+
+
+OWN = {
+    "ctc": (options.CtcOptions, options.CtcSampling, options.SpeechData),
+    "whisper": (options.WhisperOptions, options.HearingSampling, options.SpeechData),
+    "qwen_audio": (options.HearingOptions, options.HearingSampling, options.SpeechData),
+    "audio_text": (options.AudioTextOptions, options.HearingSampling, options.SpeechData),
+    "duration": (options.DurationOptions, options.CategoricalSampling, options.DurationData),
+    "stable_audio": (options.StableAudioOptions, options.SoundSampling, options.CaptionData),
+    "codec_speech": (options.CodecOptions, options.CodecSampling, options.CodecData),
+    "flow_speech": (options.FlowSpeechOptions, options.FlowSpeechSampling, options.FlowSpeechData),
+}
+"""Family to its settings of the model, of sampling and of the data."""
+
+
+@pytest.mark.parametrize("name", [one.name for one in families().values() if one.modality == "speech"])
+def test_a_family_has_the_settings_of_its_kind(name):
+    sections = family(name).sections
+    assert (sections.model, sections.sampling, sections.data) == OWN[name]
+    assert sections.eval is options.SpeechEval
+    assert sections.samples_shown == (100 if sections.data is options.SpeechData else 16)
 
 
 @pytest.mark.parametrize("name", [one.name for one in families().values() if one.modality == "speech"])

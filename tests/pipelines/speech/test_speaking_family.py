@@ -64,7 +64,8 @@ def test_the_policy_is_pretrained_on_the_training_texts_alone_with_the_sizes_tha
     from tests.speaking import hummer
 
     (tmp_path / "train.txt").write_text("One.\nTwo.\n")
-    monkeypatch.setitem(renderers.RENDERERS, "hum", hummer)
+    voice = hummer()
+    monkeypatch.setitem(renderers.RENDERERS, "hum", lambda: voice)
     asked = []
     monkeypatch.setattr(duration, "pretrain", lambda network, texts, **given: asked.append((texts, given)))
     sizes = {"classes": 24, "frames_a_class": 40, "width": 32, "layers": 1, "heads": 2, "inner": 64}
@@ -79,6 +80,7 @@ def test_the_policy_is_pretrained_on_the_training_texts_alone_with_the_sizes_tha
     again = SPEAKS.policy(config(renderer="hum", path=str(tmp_path / "model")), "cpu")
     other = SPEAKS.policy(config(renderer="hum", path="nowhere"), "cpu", weights=str(tmp_path / "model"))
     for loaded in (again, other):
+        assert loaded.model.voice is policy.model.voice is voice
         assert all(torch.equal(a, b) for a, b in zip(policy.network.parameters(), loaded.network.parameters()))
     assert len(asked) == 1
 
@@ -160,6 +162,7 @@ def test_hibari_speaks_with_a_fixed_seed_at_half_to_double_speed(monkeypatch):
         ([0.0, 0.5, -1.0, 0.02, 0.0], 3),  # up to a hundredth of the peak is silence
         ([0.01, 0.5, -1.0, -0.01, 0.0], 2),
         ([0.0, 0.0, 0.3], 1),
+        ([0.004, 0.006, -0.5, 0.006, 0.004], 3),
     ],
 )
 def test_silence_at_the_ends_is_no_speech(samples, kept):

@@ -123,8 +123,9 @@ def test_words_are_encoded_once_and_what_the_model_cannot_make_is_refused(folder
     for seconds in (0, 0.6, "long", True, None):
         with pytest.raises(ValueError, match="prompt 'a': seconds: got .* above 0 of at most 0.512, the longest sound"):
             model.check(Prompt("rain", "a", meta={"seconds": seconds}))
-    with pytest.raises(ValueError, match="has 151 tokens, expected at most 128, which T5 reads"):
-        model.check(Prompt("a" * 149, "a"))
+    for read in (model.check, lambda prompt: model.encode([prompt])):
+        with pytest.raises(ValueError, match="has 151 tokens, expected at most 128, which T5 reads"):
+            read(Prompt("a" * 149, "a"))
     with pytest.raises(ValueError, match="model.seconds"):
         load(stable_audio, folder, seconds=2.0)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mmgrpo.data.prompts import load_prompts
+from mmgrpo.runtime.pypi_weights import HASHES
 from pipelines.speech import whisper_weights as weights
 from tests import ROOT
 from tests.pipelines.speech.test_whisper_weights import packed, whisper_variables
@@ -91,6 +92,8 @@ def test_the_weights_and_settings_of_the_wheel_are_those_of_the_folder(tmp_path,
     assert not tokenizer["clean_up_tokenization_spaces"] and tokenizer["model_max_length"] == 1024
     assert weights.SHA256 in (folder / "SOURCE.txt").read_text()
     assert json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"] == {"a": 0, "b": 1, "c": 2}
+    hashes = json.loads((folder / HASHES).read_text())
+    assert {*hashes, HASHES, "model.safetensors"} == {path.name for path in folder.iterdir()}
     # Nothing half done is left, and the second call converts nothing.
     assert [path.name for path in folder.parent.iterdir()] == ["tiny.en"]
     monkeypatch.setattr(weights, "convert", lambda *_: pytest.fail("it is there already"))
@@ -159,10 +162,16 @@ def test_the_error_rate_is_that_of_all_words_of_all_clips_and_has_a_limit(wrong,
             assert skip_special_tokens
             return [heard[int(ids[0])]]
 
-    monkeypatch.setattr(
-        transformers.WhisperForConditionalGeneration, "from_pretrained", lambda folder, **given: Network()
-    )
-    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda folder, **given: Processor())
+    def network(folder, dtype, use_safetensors):
+        assert (folder, dtype, use_safetensors) == (tmp_path, torch.float32, True)
+        return Network()
+
+    def processor(folder, trust_remote_code):
+        assert (folder, trust_remote_code) == (tmp_path, False)
+        return Processor()
+
+    monkeypatch.setattr(transformers.WhisperForConditionalGeneration, "from_pretrained", network)
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", processor)
     monkeypatch.setattr(weights, "MAX_WER", 0.1)
     clips = [replace(clip, answer=text) for clip, text in zip(CLIPS, said)]
     if kept:

@@ -168,3 +168,21 @@ def test_latents_are_scaled_back_by_deviation_factor_and_mean():
     )
     clip = clips_of_latents(vae, torch.full((1, 1, 1, 1, 1), 6.0))
     assert clip.item() == (6 * 2 / 4 + 1) / 2 + 0.5
+
+
+def test_frames_are_drawn_from_a_fixed_seed_at_time_zero_in_the_precision_of_the_decoder():
+    """2 x 2 / 4 + 1 = 2."""
+
+    def decode(latents: torch.Tensor, time: torch.Tensor) -> SimpleNamespace:
+        assert latents.tolist() == [[[[[2.0]], [[2.0]]]]] and time.tolist() == [0.0]
+        assert latents.dtype == time.dtype == torch.bfloat16
+        return SimpleNamespace(sample=torch.rand(1, 3, 2, 1, 1))
+
+    vae = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(scaling_factor=4.0), decode=decode)
+    vae.latents_mean, vae.latents_std = torch.ones(1), torch.full((1,), 2.0)
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    clip = clips_of_latents(vae, torch.full((1, 1, 2, 1, 1), 2.0))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(0)
+    assert torch.equal(clip, torch.rand(1, 3, 2, 1, 1).transpose(1, 2) / 2 + 0.5)

@@ -141,6 +141,8 @@ class Counted(torch.nn.Module):
 def test_a_network_without_rows_is_not_called(pictures):
     first, second = Counted(1.0), Counted(2.0)
     experts = Experts(first, second, 900.0)
+    first.config = object()  # type: ignore[assignment]
+    assert experts.config is first.config
     x, words = torch.zeros(3, 4, 1, 2, 2), torch.zeros(3, 5, 8)
     (moved,) = experts(x, torch.tensor([900.0, 950.0, 1000.0]), words, pictures, return_dict=False)
     assert bool((moved == 1).all()) and second.rows == []

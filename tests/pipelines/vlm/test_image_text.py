@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,3 +188,37 @@ def test_a_family_names_the_one_that_reads_a_checkpoint(folders, tmp_path):
     ):
         vlm.policy(words, family="image_text")
     assert vlm.policy(smolvlm.tiny(tmp_path / "looking")).settings.family.name == "smolvlm"
+
+
+def test_whole_completions_leave_no_cache_and_prompts_do(folders):
+    """Rows of completions end with padding wherever they are shorter than the longest."""
+    model = image_text.load(folders["llava"]) if "llava" in folders else image_text.load(next(iter(folders.values())))
+    [row] = model.encode([Prompt("yes or no ?", "1")]).ids.tolist()
+    ids, real = torch.tensor([row, row]), torch.ones(2, len(row), dtype=torch.bool)
+    places = torch.arange(len(row)).expand(2, 1, -1)
+    with torch.no_grad():
+        assert model.hidden(model.network, ids, real, places, (), None)[1] is not None
+        real[1, -1] = False
+        assert model.hidden(model.network, ids, real, places, (), None)[1] is None
+
+
+def test_positions_are_asked_with_what_the_model_wants():
+    model = object.__new__(image_text.ImageText)
+    own = torch.arange(6).view(3, 1, 2)
+    asks = lambda input_ids, image_grid_thw: (own, None)  # noqa: E731
+    model.network = SimpleNamespace(base_model=SimpleNamespace(get_rope_index=asks))  # type: ignore[assignment]
+    inputs = {name: torch.zeros(1, 2) for name in ("input_ids", "image_grid_thw", "pixel_values")}
+    assert torch.equal(model._positions(inputs), own[:, 0])
+    del inputs["image_grid_thw"]
+    assert model._positions(inputs).tolist() == [[0, 1]]
+
+
+def test_padding_is_the_tokenizers_or_the_first_end(folders):
+    model = image_text.load(next(iter(folders.values())))
+    tokenizer = model.processor.tokenizer
+    model.network.generation_config.eos_token_id = [5, 3]  # type: ignore[union-attr]
+    model.__post_init__()
+    assert model.pad_id == tokenizer.pad_token_id
+    tokenizer.pad_token = None
+    model.__post_init__()
+    assert {3, 5} <= model.end_ids and model.pad_id == min(model.end_ids)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from transformers.models.smolvlm import processing_smolvlm as library
 
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl, smolvlm
+from tests.building import load
 
 WORDS = (4, smolvlm.FAKE, smolvlm.IMAGE, smolvlm.WHOLE)
 
@@ -201,3 +203,20 @@ def test_a_template_kept_in_a_file_of_the_processor_is_found(tmp_path):
         smolvlm.load(source).encode([asked("what")])
     (source / "chat_template.json").write_text(json.dumps({"chat_template": text}))
     assert len(smolvlm.load(source).encode([asked("what")]).ids[0]) > 0
+
+
+def test_a_tile_has_a_token_for_each_merged_square_and_a_limit_is_that_of_its_edge(folder):
+    model = smolvlm.load(folder, max_pixels=16 * 16)
+    assert model.limits.edge == model.side == 16
+    config: Any = model.network.config
+    for scale in (1, 2):
+        config.scale_factor = scale
+        model.__post_init__()
+        across = 16 // (config.vision_config.patch_size * scale)
+        assert model.tile_tokens == across * across
+
+
+def test_media_are_not_frozen_where_some_of_their_weights_train(folder):
+    adapted = {"lora_rank": 2, "lora_targets": ("self_attn.q_proj",)}
+    assert load(smolvlm, folder, freeze_vision=True, **adapted).frozen_media
+    assert not load(smolvlm, folder, freeze_vision=False, **adapted).frozen_media
