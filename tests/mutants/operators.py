@@ -142,6 +142,8 @@ class Sites(ast.NodeVisitor):
         self.body(node.body)
         self.depth -= 1
 
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self.depth += 1
         self.visit(node.body)

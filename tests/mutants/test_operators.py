@@ -112,3 +112,9 @@ def test_further_lines_are_drawn_of_the_folders_that_have_too_few():
     assert drawn[:20] == sample(0, 20, found)
     assert sum(one.file == "b/a.py" for one in drawn) == 3 == len({one.line for one in drawn if one.file == "b/a.py"})
     assert len({(one.file, one.line) for one in drawn}) == len(drawn) <= 23
+
+
+@pytest.mark.parametrize("source", ["def f():\n    x = 1", "async def f():\n    x = 1", "f = lambda: 1"])
+def test_what_a_call_runs_is_told_from_what_an_import_runs(source):
+    assert {one.called for one in mutants("a.py", source) if one.kind == "constant"} == {True}
+    assert {one.called for one in mutants("a.py", "x = 1\ndef f(a=1): ...")} == {False}
