@@ -15,7 +15,7 @@ from mmgrpo.data.images import from_pil
 from mmgrpo.data.inside import MEMORY, decoded, referred
 from mmgrpo.data.messages import identity_of, prompt_of
 from mmgrpo.data.prompts import distinct, whole
-from mmgrpo.data.values import check_values, one_line, shown
+from mmgrpo.data.values import MAX_DEPTH, check_values, one_line, shown
 from mmgrpo.types import Prompt
 
 
@@ -36,11 +36,13 @@ def _prompt(row: Any, place: str, default_id: str, columns: Mapping[str, str]) -
     if isinstance(row, str):
         row = Prompt(row)
     if isinstance(row, Mapping):
-        row = {key: in_memory(value) for key, value in row.items() if value is not None}
         try:
+            row = {key: in_memory(value) for key, value in row.items() if value is not None}
             row = referred(row, lambda _, content: MEMORY.keep(decoded(content)), also=columns.values())
         except ValueError as error:
             raise ValueError(f"{place}: {one_line(error)}") from error
+        except RecursionError as error:
+            raise ValueError(f"{place}: is nested too deeply; expected at most {MAX_DEPTH} levels") from error
         return prompt_of(row, place, default_id, columns=columns)
     if not isinstance(row, Prompt):
         raise ValueError(f"{place}: got a {type(row).__name__}, expected a string, a dict or a Prompt")

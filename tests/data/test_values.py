@@ -133,3 +133,16 @@ def test_values_in_errors_are_short_and_whole_characters():
 def test_the_reason_of_a_library_is_one_line_of_300_characters():
     assert reason_of(OSError("no\n\n  such  file")) == "OSError: no such file"
     assert reason_of(KeyError("x" * 500)) == "KeyError: '" + "x" * 289
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 100_000])
+def test_rows_of_python_that_are_nested_too_deeply_are_refused_by_their_place(levels):
+    with pytest.raises(ValueError, match=r"^prompts\[1\]: .*is nested too deeply; expected at most 32 levels$"):
+        as_prompts([{"text": "a"}, {"text": "a", "answer": inside(levels)}])
+
+
+def inside(levels: int) -> list:
+    value: list = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
