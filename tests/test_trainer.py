@@ -263,6 +263,7 @@ def test_rounds_without_spread_are_skipped_visibly_and_leave_the_weights_alone(t
         and [line["skipped"] for line in lines] == [1, 1, 1]
         and asked == []
     )
+    assert [parameter.grad for parameter in made.trained.values()] == [None] * len(made.trained)
     assert [line["group/zero_std_fraction"] for line in lines] == [1, 1, 1]
     assert all(torch.equal(value, before[name]) for name, value in policy.network.state_dict().items())
 

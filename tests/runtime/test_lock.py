@@ -151,3 +151,5 @@ def test_a_file_that_another_has_put_in_its_place_meanwhile_is_the_lock(tmp_path
     with lock(path, "demo"):
         assert json.loads(path.read_text())["process"] == os.getpid()
         assert (tmp_path / "old").read_text() == ""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(first[0])

@@ -317,6 +317,11 @@ def test_a_short_sound_is_a_frame_with_silence_behind():
     assert torch.equal(sounds.bands([Audio(short, 8_000)]), sounds.bands([Audio(padded, 8_000)]))
 
 
+def test_what_fills_no_half_frame_behind_the_last_is_not_heard():
+    sound = torch.randn(1, 1024 + 511, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(sounds.bands([Audio(sound, 8_000)]), sounds.bands([Audio(sound[:, :1024], 8_000)]))
+
+
 def test_windows_are_at_least_one_sample():
     parts = sounds.windows(Audio(torch.arange(3.0)[None], 10), 0.01)
     assert [part.samples.tolist() for part in parts] == [[[0]], [[1]], [[2]]] and parts[0].rate == 10
