@@ -151,7 +151,6 @@ def tab(opened: Opened) -> None:
                 task = gr.Textbox(label="Task", info="for the reward task", max_length=200, elem_id="rewards-task")
             names = gr.Dropdown(
                 scoring.choices(),
-                value=[],
                 multiselect=True,
                 label="Rewards",
                 info="Those for your upload come first. All have their default parameters.",
@@ -168,9 +167,7 @@ def tab(opened: Opened) -> None:
                 manifests = gr.HTML("<p class='mm-note'>No reward is chosen.</p>", elem_id="rewards-manifests")
     gr.Markdown("### Attack")
     with gr.Row():
-        which = gr.Dropdown(
-            list(scoring.ATTACKS), value="blur", label="Attack", min_width=200, elem_id="rewards-attack"
-        )
+        which = gr.Dropdown(list(scoring.ATTACKS), label="Attack", min_width=200, elem_id="rewards-attack")
         strength = gr.Slider(
             scoring.WEAKEST,
             scoring.STRONGEST,

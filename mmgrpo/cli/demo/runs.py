@@ -131,7 +131,7 @@ def tab(opened: Opened) -> None:
         percent = gr.Slider(0, 20, value=10, step=1, label="smoothing, %", elem_id="runs-smooth", min_width=240)
     plot = gr.HTML(elem_id="runs-curves", padding=False)
     details = gr.HTML(elem_id="runs-details", padding=False)
-    at = gr.Slider(1, 2, value=1, step=1, label="samples", visible=False, elem_id="runs-moment")
+    at = gr.Slider(1, 2, step=1, label="samples", visible=False, elem_id="runs-moment")
     samples = gr.HTML(elem_id="runs-samples", padding=False)
     with gr.Accordion("settings that differ", open=False, elem_id="runs-settings"):
         settings = gr.HTML(elem_id="runs-differences", padding=False)

@@ -195,10 +195,8 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
     gr.Markdown(f"### Recognition\n{HEAR}")
     with gr.Row():
         with gr.Column(min_width=300):
-            pair = gr.Dropdown(list(names), value=names[0], label="Recognizer", elem_id="speech-recognizer")
-            example = gr.Dropdown(
-                [("my own sound", OWN)], value=OWN, label="Held-out example", elem_id="speech-example"
-            )
+            pair = gr.Dropdown(list(names), label="Recognizer", elem_id="speech-recognizer")
+            example = gr.Dropdown([("my own sound", OWN)], label="Held-out example", elem_id="speech-example")
             preview = gr.HTML(css_template=sampled.CSS, elem_id="speech-preview")
         with gr.Column(min_width=300):
             file = gr.Audio(
@@ -276,8 +274,8 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
     gr.Markdown(f"### Synthesis\n{SPEAK}")
     with gr.Row():
         with gr.Column(min_width=300):
-            pair = gr.Dropdown(list(names), value=names[0], label="Voice", elem_id="speech-voice")
-            example = gr.Dropdown([("my own text", OWN)], value=OWN, label="Held-out text", elem_id="speech-said")
+            pair = gr.Dropdown(list(names), label="Voice", elem_id="speech-voice")
+            example = gr.Dropdown([("my own text", OWN)], label="Held-out text", elem_id="speech-said")
         with gr.Column(min_width=300):
             text = gr.Textbox(label="Text to speak", lines=3, max_length=MAX_SPOKEN, elem_id="speech-text")
     with gr.Row():

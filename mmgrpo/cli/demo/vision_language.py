@@ -210,10 +210,8 @@ def tab(opened: Opened) -> None:
         return
     with gr.Row():
         with gr.Column(min_width=300):
-            pair = gr.Dropdown(names, value=names[0], label="Models", elem_id="vlm-pair")
-            example = gr.Dropdown(
-                [("my own question", OWN)], value=OWN, label="Held-out example", elem_id="vlm-example"
-            )
+            pair = gr.Dropdown(names, label="Models", elem_id="vlm-pair")
+            example = gr.Dropdown([("my own question", OWN)], label="Held-out example", elem_id="vlm-example")
             suffixes = [*SUFFIXES["image"], *SUFFIXES["video"]]
             file = gr.File(file_types=suffixes, label="Or upload a picture or a clip", height=140, elem_id="vlm-file")
         with gr.Column(min_width=300):
@@ -221,9 +219,7 @@ def tab(opened: Opened) -> None:
             question = gr.Textbox(label="Question", lines=2, max_length=sampled.MAX_TEXT, elem_id="vlm-question")
             with gr.Accordion("Reference answer, for rewards that compare with one", open=False):
                 answer = gr.Textbox(label="Reference answer", elem_id="vlm-answer")
-                task = gr.Dropdown(
-                    ["", *TASKS], value="", label="Task", info="how the reward task compares", elem_id="vlm-task"
-                )
+                task = gr.Dropdown(["", *TASKS], label="Task", info="how the reward task compares", elem_id="vlm-task")
                 coordinates = gr.Dropdown(
                     list(COORDINATES),
                     value="resized",

@@ -51,16 +51,15 @@ def tab(opened: Opened) -> None:
         gr.Markdown(NOTHING)
         return
     drawn = gr.State(None, time_to_live=3600)
-    with gr.Row(elem_classes="tool"):
+    with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            model = gr.Dropdown(names, value=names[0], label="Models", elem_id="visual-model")
+            model = gr.Dropdown(names, label="Models", elem_id="visual-model")
             example = gr.Dropdown([], label="Held-out prompt", elem_id="visual-example")
             prompt = gr.Textbox(label="Prompt", lines=2, max_length=MAX_TEXT, elem_id="visual-prompt")
             picture = gr.Image(
                 label="Picture to start from",
                 type="filepath",
                 sources=["upload", "clipboard"],
-                visible=False,
                 height=220,
                 elem_id="visual-picture",
             )
@@ -98,7 +97,6 @@ def tab(opened: Opened) -> None:
                         interactive=False,
                         visible=False,
                         min_width=140,
-                        buttons=["download"],
                         elem_id=f"visual-clip-{side}",
                     )
                     for side, label in ((BEFORE, "Base"), (AFTER, "Trained"))
@@ -106,7 +104,7 @@ def tab(opened: Opened) -> None:
             table = gr.HTML(elem_id="visual-rewards")
             with gr.Row():
                 reward = gr.Dropdown([], label="Choose the best by", elem_id="visual-reward", min_width=160)
-                first = gr.Slider(1, 2, value=1, step=1, label="of the first n samples", elem_id="visual-best")
+                first = gr.Slider(1, 2, step=1, label="of the first n samples", elem_id="visual-best")
             winner = gr.HTML(elem_id="visual-winner")
     # One below the other: samples of the same noise stand in one column.
     galleries = {side: gr.HTML(elem_id=f"visual-{side}", js_on_load=CHOOSE) for side in (BEFORE, AFTER)}

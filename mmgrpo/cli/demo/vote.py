@@ -104,10 +104,9 @@ def tab(opened: Opened) -> None:
     anyone = [("any held-out prompt", trials.ANY)]
     gr.Markdown(ABOUT)
     with gr.Row():
-        pair = gr.Dropdown(names, value=names[0], label="Pair of models", min_width=200, elem_id="vote-pair")
+        pair = gr.Dropdown(names, label="Pair of models", min_width=200, elem_id="vote-pair")
         place = gr.Dropdown(
-            [("any held-out prompt", trials.ANY)],
-            value=trials.ANY,
+            anyone,
             label="Prompt",
             min_width=200,
             elem_id="vote-prompt",
