@@ -7,7 +7,7 @@ why, and the other runs are shown.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -81,14 +81,14 @@ class Reader:
         """A run as it is now."""
         with self._lock:
             now = signature(folder)
-            before, look = self._kept.get(folder, (None, None))
-            if look is None or before != now or look.name != name:
-                look = read_look(name, folder)
-            self._kept[folder] = now, look
+            kept = self._kept.get(folder)
+            if kept is None or kept[0] != now or kept[1].name != name:
+                kept = now, read_look(name, folder)
+            self._kept[folder] = kept
             self._kept.move_to_end(folder)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            return look
+            return kept[1]
 
 
 def signature(folder: Path) -> Signature:
@@ -127,10 +127,7 @@ def read_look(name: str, folder: Path) -> Look:
 
 def metrics_of(looks: Sequence[Look]) -> list[str]:
     """Names of all metrics, those of most runs first, rewards before others, then in order of appearance."""
-    names = [name for look in looks if look.run for name in look.run.metric_names()]
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for look in looks if look.run for name in look.run.metric_names())
 
     def rank(name: str) -> tuple[bool, int]:
         return not (name.startswith("reward/") and name.endswith("/mean")), -counts[name]
@@ -190,11 +187,9 @@ def pieces(value: Any) -> Iterator[str]:
 
 def moments_of(looks: Sequence[Look]) -> list[str]:
     """The moments of which any of the runs has samples: before, steps, others, after."""
-    order = {"before": 0, "after": 3}
 
-    def rank(moment: str) -> tuple[int, int, str]:
-        kind = 1 if moment.startswith("step-") else 2
-        return order.get(moment, kind), len(moment), moment
+    def rank(moment: str) -> tuple[bool, bool, bool, int, str]:
+        return moment != "before", moment == "after", not moment.startswith("step-"), len(moment), moment
 
     return sorted({moment for look in looks for moment in look.moments()}, key=rank)
 

@@ -214,7 +214,7 @@ def scorers_of(specs: tuple[str, ...], device: str) -> tuple[list[Scorer], dict[
 def in_words(error: BaseException, file: str = "") -> str:
     """An error in one line, with the name of an upload in place of its path."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text.replace(file, Path(file).name) if file else text
+    return text.replace(file, Path(file).name)
 
 
 @contextmanager

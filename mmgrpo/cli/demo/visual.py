@@ -242,8 +242,8 @@ def choose_best(drawn: Comparison | None, reward: str | None, count: float | int
     """Show the best of the first ``count`` samples of each side by a reward, which have different noise."""
     if drawn is None or not reward or reward not in drawn.weights:
         return (gr.skip(),) * 8
-    sign = -1.0 if drawn.weights[reward] < 0 else 1.0
-    found = {side: best(drawn.sides[side], reward, int(count), sign) for side in drawn.scored}
+    lowest = drawn.wants_lowest(reward)
+    found = {side: best(drawn.sides[side], reward, int(count), lowest) for side in drawn.scored}
     chosen = {side: one[0] if one else 0 for side, one in found.items()}
     return *view(drawn, chosen), best_text(drawn, reward, int(count))
 

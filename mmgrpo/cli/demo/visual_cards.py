@@ -94,8 +94,10 @@ def medium(sample: Sample, text: str) -> str:
 
 def rewards_table(drawn: Comparison | None, chosen: Mapping[str, int]) -> str:
     """Every reward of the chosen sample of each side, and the difference."""
-    sides = [side for side in chosen if drawn and side in drawn.scored]
-    if drawn is None or not sides:
+    if drawn is None:
+        return ""
+    sides = [side for side in chosen if side in drawn.scored]
+    if not sides:
         return ""
     both = len(sides) == 2
     heads = "".join(f'<th scope="col">{title(s, drawn)} #{chosen[s] + 1}</th>' for s in sides)
@@ -116,30 +118,32 @@ def change(difference: float, weight: float) -> str:
     """A difference with its sign, coloured by whether it is what training wants."""
     if math.isnan(difference) or abs(difference) < 5e-7:
         return figure(abs(difference))
-    good = difference * (weight or 1.0) > 0
-    return f'<span class="{"good" if good else "bad"}">{difference:+.3g}</span>'
+    text = f"{difference:+.3g}"
+    good = text.startswith("-") == (weight < 0)
+    return f'<span class="{"good" if good else "bad"}">{text}</span>'
 
 
 def best_text(drawn: Comparison | None, reward: str, count: int) -> str:
     """The best of the first ``count`` samples of each side, in words, and how it grows with the count."""
     if drawn is None or reward not in drawn.weights:
         return ""
-    sign = -1.0 if drawn.weights[reward] < 0 else 1.0
+    lowest = drawn.wants_lowest(reward)
     parts = []
     for side in drawn.scored:
-        found = best(drawn.sides[side], reward, count, sign)
+        found = best(drawn.sides[side], reward, count, lowest)
         words = f"<b>{figure(found[1])}</b> (sample {found[0] + 1})" if found else "<b>none</b> could be scored"
         parts.append(f"{title(side, drawn)} {words}")
-    first = "sample 1 alone" if count == 1 else f"{'lowest' if sign < 0 else 'best'} of the first {count}"
+    first = "sample 1 alone" if count == 1 else f"{'lowest' if lowest else 'best'} of the first {count}"
     text = f"<p>{escaped(reward)}, {first}: {', '.join(parts)}</p>"
-    return text + curve(drawn, reward, count, sign)
+    return text + curve(drawn, reward, count)
 
 
-def curve(drawn: Comparison, reward: str, count: int, sign: float = 1.0) -> str:
+def curve(drawn: Comparison, reward: str, count: int) -> str:
     """The best of the first n against n, a line for each side, as SVG; empty where it is the same for all."""
     lines: dict[str, list[tuple[int, float]]] = {}
+    lowest = drawn.wants_lowest(reward)
     for side in drawn.scored:
-        found = [(n, best(drawn.sides[side], reward, n, sign)) for n in range(1, drawn.count + 1)]
+        found = [(n, best(drawn.sides[side], reward, n, lowest)) for n in range(1, drawn.count + 1)]
         lines[side] = [(n, one[1]) for n, one in found if one]
     values = [value for points in lines.values() for _, value in points]
     if drawn.count < 2 or not values or min(values) == max(values):

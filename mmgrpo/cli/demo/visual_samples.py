@@ -79,6 +79,10 @@ class Comparison:
         """Whether all samples are drawn and scored."""
         return set(self.scored) == set(self.models)
 
+    def wants_lowest(self, reward: str) -> bool:
+        """Whether training lowers a reward."""
+        return self.weights[reward] < 0
+
     @property
     def are_clips(self) -> bool:
         """Whether samples are clips."""
@@ -205,12 +209,12 @@ def shown(output: Output) -> Sample:
     return Sample(enlarged(to_pil(output), LARGE))
 
 
-def best(samples: Sequence[Sample], reward: str, count: int, sign: float = 1.0) -> tuple[int, float] | None:
-    """Place and value of the highest (with ``sign`` -1 the lowest) of the first ``count`` values of a reward, the first
-    of equal ones; None if none of them could be computed."""
+def best(samples: Sequence[Sample], reward: str, count: int, lowest: bool = False) -> tuple[int, float] | None:
+    """Place and value of the highest (or ``lowest``) of the first ``count`` values of a reward, the first of equal
+    ones; None if none of them could be computed."""
     values = [(place, sample.values.get(reward, math.nan)) for place, sample in enumerate(samples[:count])]
     scored = [(place, value) for place, value in values if not math.isnan(value)]
-    return max(scored, key=lambda one: sign * one[1], default=None)
+    return (min if lowest else max)(scored, key=lambda one: one[1], default=None)
 
 
 def command(pair: Pair, drawn: Comparison) -> str:

@@ -50,8 +50,7 @@ def append_vote(
     if row["vote_type"] not in VOTES:
         raise ValueError(f"got the vote '{str(row['vote_type'])[:80]}', expected one of {', '.join(VOTES)}")
     with locked(file) as stream:
-        content = whole_lines(stream)
-        if content.count(b"\n") >= MAX_VOTES:
+        if whole_lines(stream) >= MAX_VOTES:
             raise ValueError(f"{file.name}: got {MAX_VOTES:,} votes, which is the most; move it away with its media")
         media = {side: stored(output, file) for side, output in outputs.items()}
         if about:
@@ -75,20 +74,18 @@ def locked(file: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def whole_lines(stream: BinaryIO) -> bytes:
-    """The content of an open file after what follows its last end of line is removed, or ended if it is whole."""
+def whole_lines(stream: BinaryIO) -> int:
+    """The lines of an open file, after what follows its last end of line is removed, or ended if it is whole."""
     stream.seek(0)
     content = stream.read()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        try:
-            json.loads(content[end:])
-        except ValueError:
-            stream.truncate(end)
-            return content[:end]
-        stream.write(b"\n")
-        content += b"\n"
-    return content
+    end, lines = content.rfind(b"\n") + 1, content.count(b"\n")
+    try:
+        json.loads(content[end:])
+    except ValueError:  # also where there is nothing
+        stream.truncate(end)
+        return lines
+    stream.write(b"\n")
+    return lines + 1
 
 
 def stored(output: Output, file: Path) -> Any:
@@ -129,7 +126,7 @@ def lossless(clip: Video) -> bytes:
         stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], "rgb24"
         stream.options = {"crf": "0"}
         for frame in pixels:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame))))
         container.mux(stream.encode())
     return buffer.getvalue()
 

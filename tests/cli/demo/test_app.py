@@ -151,6 +151,17 @@ def test_a_port_that_one_may_not_use_is_taken_and_an_address_of_another_machine_
     assert listen("127.0.0.1", 80) is None
 
 
+def test_a_port_of_the_sixth_version_of_addresses_is_listened_on_with_and_without_brackets():
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no addresses of version 6")
+    with socket.socket(socket.AF_INET6) as one:
+        try:
+            one.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no addresses of version 6")
+    assert [bool(listen(host, 0)) for host in ("::1", "[::1]")] == [True, True]
+
+
 def test_port_0_is_a_free_one(taken):
     assert free_port("127.0.0.1", 0) not in (0, taken)
 

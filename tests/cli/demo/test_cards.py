@@ -56,19 +56,20 @@ def comparison(before: Any, after: Any = None, *, scored: Any = None, **changes:
 
 
 @pytest.mark.parametrize(
-    ("values", "count", "sign", "found"),
+    ("values", "count", "lowest", "found"),
     [
-        ((1.0, 3.0, 2.0), 3, 1.0, (1, 3.0)),
-        ((1.0, 3.0, 2.0), 1, 1.0, (0, 1.0)),
-        ((1.0, 3.0, 0.0), 3, -1.0, (2, 0.0)),
-        ((2.0, 2.0), 2, 1.0, (0, 2.0)),
-        ((NAN, 1.0), 2, 1.0, (1, 1.0)),
-        ((NAN, 1.0), 1, 1.0, None),
-        ((), 3, 1.0, None),
+        ((1.0, 3.0, 2.0), 3, False, (1, 3.0)),
+        ((1.0, 3.0, 2.0), 1, False, (0, 1.0)),
+        ((1.0, 3.0, 0.0), 3, True, (2, 0.0)),
+        ((2.0, 2.0), 2, False, (0, 2.0)),
+        ((2.0, 2.0), 2, True, (0, 2.0)),
+        ((NAN, 1.0), 2, False, (1, 1.0)),
+        ((NAN, 1.0), 1, True, None),
+        ((), 3, False, None),
     ],
 )
-def test_the_best_is_the_first_of_the_highest(values, count: int, sign: float, found):
-    assert best(samples(*values), "r", count, sign) == found
+def test_the_best_is_the_first_of_the_highest_or_the_lowest(values, count: int, lowest: bool, found):
+    assert best(samples(*values), "r", count, lowest) == found
     assert best(samples(1.0, 5.0, 2.0), "r", 3) == (1, 5.0) and best(samples(1.0), "other", 1) is None
 
 
@@ -116,6 +117,27 @@ def test_a_text_is_the_held_out_prompt_or_what_its_words_say():
 def test_what_cannot_be_drawn_is_said(family: str, text: str, picture: str, words: str):
     with pytest.raises(ValueError, match=words):
         prompt_of(painter(family=family), text, picture)
+
+
+def test_words_of_films_are_no_answer_where_no_reward_is_of_films():
+    film = "a red circle moves up fast"
+    assert prompt_of(painter(("jpeg_compressibility", "brightness")), film) == Prompt(film, "demo")
+    assert prompt_of(painter(("jpeg_compressibility", "film_all")), film).answer is not None
+
+
+def test_two_hundred_held_out_prompts_are_offered_and_a_text_twice_is_the_first():
+    heldout = tuple(Prompt(f"p{number}", str(number)) for number in range(201))
+    choices, first, _ = visual.start(Opened({}, {"p": painter(heldout=heldout)}, Path("v")), "p")
+    assert len(choices) == 200 and first == "p0"
+    assert prompt_of(painter(heldout=heldout), "p199") is heldout[199]
+    assert prompt_of(painter(heldout=heldout), "p200") == Prompt("p200", "demo")
+    twice = (Prompt("a", "first"), Prompt("a", "second"))
+    assert prompt_of(painter(heldout=twice), "a") is twice[0]
+
+
+def test_a_clip_is_shown_by_its_first_frame():
+    frames = torch.stack([torch.full((3, 16, 16), grey) for grey in (1.0, 0.0, 0.5)])
+    assert shown(Video(frames, 4.0)).picture.getextrema() == ((255, 255),) * 3
 
 
 def test_an_upload_is_the_picture_of_the_prompt(tmp_path):
@@ -278,7 +300,19 @@ def test_the_curve_of_the_best_of_n_rises_from_the_lowest_to_the_highest():
     assert curve(comparison((NAN, NAN)), "r", 1) == "" and "base from 1 to 2" in curve(
         comparison((NAN, 1.0, 2.0)), "r", 1
     )
-    assert "base from 3 to 1" in curve(comparison((3.0, 1.0)), "r", 1, -1.0)
+    assert "base from 3 to 1" in curve(comparison((3.0, 1.0), weights={"r": -1.0}), "r", 1)
+
+
+@pytest.mark.parametrize(("weight", "lowest"), [(-0.5, True), (0.0, False), (0.5, False)])
+def test_the_best_is_the_lowest_of_what_training_lowers(weight: float, lowest: bool):
+    one = comparison((3.0, 1.0, 4.0), weights={"r": weight})
+    assert best_text(one, "r", 3).startswith(
+        "<p>r, lowest of the first 3: base <b>1</b> (sample 2)"
+        if lowest
+        else "<p>r, best of the first 3: base <b>4</b>"
+    )
+    assert ("base from 3 to 1" if lowest else "base from 3 to 4") in curve(one, "r", 1)
+    assert f"base #{2 if lowest else 3}" in visual.choose_best(one, "r", 3)[4]
 
 
 @pytest.mark.parametrize(

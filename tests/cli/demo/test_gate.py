@@ -133,6 +133,17 @@ def test_an_address_is_found_where_a_file_is_named(value: Any, found: bool):
     assert names_an_address(json.dumps(value).encode()) is found
 
 
+def test_after_a_body_that_was_read_comes_what_the_server_sends_next():
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def both() -> list[Any]:
+        receive = gate.again(b"x", gone)
+        return [await receive(), await receive()]
+
+    assert asyncio.run(both()) == [{"type": "http.request", "body": b"x", "more_body": False}, asyncio.run(gone())]
+
+
 def test_what_is_nested_too_deeply_to_tell_names_an_address():
     def nested(levels: int) -> bytes:
         return b"[" * levels + b"]" * levels

@@ -1,8 +1,8 @@
 """What every control listens to: what is read, what is written, and how it is waited for.
 
 A line is ``what happens: what is read > what is written; how it is waited for``. A ``*`` is what the page remembers of
-a visitor without showing it. Unless a line says otherwise, an event waits its turn by itself, covers what it writes while
-it is waited for, and is ignored while it is under way; after a change, only the last one counts.
+a visitor without showing it. Unless a line says otherwise, an event waits its turn by itself, covers what it writes
+while it is waited for, and is ignored while it is under way; after a change, only the last one counts.
 """
 
 from __future__ import annotations

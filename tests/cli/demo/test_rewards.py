@@ -14,7 +14,7 @@ from mmgrpo.cli.demo import rewards, rewards_media
 from mmgrpo.cli.demo import rewards_scoring as scoring
 from mmgrpo.cli.demo.opened import Opened
 from mmgrpo.rewards import entries
-from mmgrpo.types import Text
+from mmgrpo.types import Prompt, Text
 from tests.cli.demo.uploads import HOSTILE, PICTURE
 
 
@@ -72,6 +72,25 @@ def test_values_come_one_by_one_and_others_can_come_between(wired, opened, pictu
         opened.lock.release()
         tables.append(table)
     assert [table.count("<tr>") - 1 for table in tables] == [1, 2, 3] and "needs detector" in tables[-1]
+
+
+def test_what_a_visitor_writes_is_what_rewards_read(wired, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        scoring, "score_one", lambda name, prompt, *given: read.append(prompt) or scoring.Score(name, 1.0)
+    )
+    still = {"progress": lambda *place, **words: None}
+    list(function(wired, "score").fn(None, "text", "how many?", "3", "count", ["exact"], **still))
+    list(
+        function(wired, "attack").fn(None, "text", "how many?", "3", "count", ["exact"], "padding", 1.0, None, **still)
+    )
+    assert read == [Prompt("how many?", "upload", 3, "count")] * 3
+    read.clear()
+    list(function(wired, "score").fn(None, "text", None, None, None, ["exact"], **still))
+    list(function(wired, "attack").fn(None, "text", "a", None, None, ["exact"], scoring.SWAP, 1.0, "b", **still))
+    assert read == [Prompt("", "upload"), Prompt("a", "upload"), Prompt("b", "upload")]
+    with pytest.raises(gr.Error, match="got no other prompt"):
+        list(function(wired, "attack").fn(None, "text", "a", "", "", ["exact"], scoring.SWAP, 1.0, None, **still))
 
 
 def test_an_attack_shows_both_and_a_verdict(wired, picture):

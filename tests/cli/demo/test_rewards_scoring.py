@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.cli.demo import rewards_media
 from mmgrpo.cli.demo import rewards_scoring as scoring
 from mmgrpo.rewards import RewardEntry, entries
 from mmgrpo.scoring import Scorer
@@ -61,6 +62,29 @@ def test_what_is_missing_is_said_and_not_tried(name, reason, monkeypatch, tmp_pa
     made = score(name, output)
     assert math.isnan(made.value) and made.reason.startswith("not computed: ") and reason in made.reason
     assert reason in scoring.manifest_html([name])
+
+
+def test_a_module_of_the_working_directory_never_stands_in_for_a_reward_of_the_table(monkeypatch, tmp_path):
+    module = entries()["exact"].function.partition(":")[0]
+    file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    file.write_text("raise RuntimeError('a file of the working directory was run')\n")
+    monkeypatch.chdir(tmp_path)
+    assert scoring.missing("exact") == ""
+
+
+def test_the_weights_of_recognizers_are_one_folder(monkeypatch, tmp_path):
+    for there, folder in ((True, tmp_path), (False, tmp_path / "nothing")):
+        monkeypatch.setattr("pipelines.speech.whisper_weights.CACHE", folder)
+        assert scoring.in_cache("whisper-tiny.en") is there
+
+
+def test_the_example_is_the_first_picture_of_its_sentence(tmp_path):
+    from mmgrpo.toy import scenes
+
+    file, prompt = scoring.example(tmp_path)
+    shown = rewards_media.read_upload(file, "")
+    assert torch.equal(shown.pixels, scenes.picture(scenes.parse(prompt.text), 0).pixels)
 
 
 def test_weights_that_were_downloaded_are_not_missing(monkeypatch, tmp_path):

@@ -194,6 +194,15 @@ def test_a_run_without_samples_and_metrics_is_shown_with_what_it_has(tmp_path):
     assert overview(opened(write_run(tmp_path / "b")), at=-3)["at"].value == 1
 
 
+def test_the_first_three_runs_are_chosen_at_first_and_their_last_samples_shown(tmp_path):
+    found = opened(*(write_run(tmp_path / name) for name in "abcd"))
+    shown = page_of(runs.tab, found)
+    assert shown["runs-choose"].value == ["a", "b", "c"]
+    (first,) = [one.fn for one in shown["events"] if any(event == "load" for _, event in one.targets)]
+    *_, at, samples, _, _ = first(["a"], "loss", runs.STEP, 0)
+    assert at.value == 4 and "Samples of a, after" in samples
+
+
 def test_new_runs_are_told_and_none_is_said(tmp_path, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(gr, "Info", told.append)

@@ -52,6 +52,7 @@ def test_a_chart_has_a_line_per_run_in_the_colour_of_its_place(tmp_path):
 def test_ticks_are_round_values_inside_the_axes():
     assert Scale([0.0, 10.0]).ticks() == [(0, "0"), (200, "2"), (400, "4"), (600, "6"), (800, "8"), (1000, "10")]
     assert all(0 <= at <= 1000 for at, _ in Scale([3.7, 91.2]).ticks())
+    assert [text for _, text in Scale([0.0, 6.0]).ticks()] == ["0", "1.5", "3", "4.5", "6"]  # at most five steps
     assert Scale([5.0, 5.0])(5.0) == 500 and Scale([-1e300, 1e300])(0.0) == 500
 
 
@@ -121,6 +122,43 @@ def test_a_file_that_vanishes_while_it_is_read_is_a_sentence(tmp_path, monkeypat
     monkeypatch.setattr(runs_read, "read_run", lambda folder: (folder / "gone").read_bytes())
     look = read_look("a", folder)
     assert look.run is None and look.problem == "This run cannot be read: gone has vanished while it was read."
+
+
+def test_what_lies_outside_of_a_run_is_not_looked_at(tmp_path):
+    folder, outside = write_run(tmp_path / "a"), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "metrics.jsonl").write_text("{}\n")
+    row = {"id": "1", "task": "", "prompt": "p", "meta": {}, "media": [], "aligned": [], "rewards": {}}
+    (outside / "before.jsonl").write_text(json.dumps({**row, "completion": "a secret"}) + "\n")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    assert "metrics.jsonl" not in [name for name, *_ in runs_read.signature(folder)]
+    (folder / "samples").rename(tmp_path / "moved")
+    (folder / "samples").symlink_to(outside)
+    assert read_look("a", folder).completions == {}
+
+
+def test_a_run_that_cannot_be_read_has_no_samples(tmp_path):
+    look = Look("a", tmp_path, None)
+    assert (look.titles("before"), look.moments()) == ([], set())
+
+
+def test_a_metric_that_is_not_a_number_has_no_curve(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "seconds": "soon", "loss": 1.0}\n{"step": 2, "seconds": 2.0, "loss": 2.0}\n'
+    )
+    look = read_look("a", folder)
+    assert look.run is not None and look.run.metric_names() == ["loss"]
+    for metric in ("seconds", "step"):
+        assert runs_read.curve_points(look, metric, False, 0) == []
+    assert runs_read.curve_points(look, "loss", True, 0) == []
+    assert runs_read.curve_points(look, "loss", False, 0) == [(1, 1), (2, 2)]
+
+
+def test_what_is_read_and_kept_at_once_has_limits():
+    limits = (runs_read.KEPT, runs_read.POINTS, runs_read.SETTINGS, runs_read.METRICS, runs_html.MEDIA)
+    assert limits == (8, 1000, 2000, 10_000, 32 * 2**20)
 
 
 def test_a_look_without_a_run_is_running():
@@ -201,7 +239,7 @@ def test_settings_are_flat_and_of_bounded_length():
     assert dict(runs_read.flat(long)) == {"k" * 400: "x" * 400, "l": ("[" + "1, " * 200)[:400]}
     assert max(map(len, runs_read.pieces({"k" * 500: "x" * 500}))) == runs_read.LETTERS == 400
     large = "a very large number"
-    assert ["".join(runs_read.pieces(10**digits)) == large for digits in (299, 301)] == [False, True]
+    assert ["".join(runs_read.pieces(number)) == large for number in (int(1e300), 15 * 10**299)] == [False, True]
     assert "".join(runs_read.pieces(-(10**301))) == large and "".join(runs_read.pieces(1e301)) == "1e+301"
 
 

@@ -142,6 +142,7 @@ def test_a_model_that_is_not_in_memory_is_said_to_be_loaded():
 def test_the_mean_of_a_reward_is_over_what_it_scored():
     rows = [{"a": 1.0, "b": NAN, "c": NAN}, {"a": 2.0, "b": 4.0, "c": NAN}]
     made = sampled.means(rows)
+    assert sampled.means([{"a": 3.0}]) == {"a": 3.0}
     assert (made["a"], made["b"]) == (1.5, 4.0) and math.isnan(made["c"]) and sampled.means([]) == {}
 
 
@@ -167,18 +168,25 @@ def breaks(prompts, outputs):
     raise RuntimeError("no\nluck")
 
 
+def few(prompts, outputs):
+    return [1.0]
+
+
 def reads(prompts, outputs, rollout):
     return [1.0 for _ in outputs]
 
 
 def test_a_reward_without_a_finite_value_has_none_and_one_that_fails_a_reason():
-    one = replace(pair("p", "qwen_vl", [OWN.format(name) for name in ("infinite", "breaks", "reads", "gone")]))
+    one = replace(pair("p", "qwen_vl", [OWN.format(name) for name in ("infinite", "breaks", "few", "reads", "gone")]))
     drawn = sampled.scored(one, Prompt("q"), [Text("a"), Text("b"), Text("c")], "cpu")
     assert drawn.rewards[0]["infinite"] == 1 and len(drawn.outputs) == 3
     assert all(math.isnan(row["infinite"]) for row in drawn.rewards[1:])
-    assert all(math.isnan(row[name]) for row in drawn.rewards for name in ("breaks", "reads", OWN.format("gone")))
-    assert drawn.reasons["reads"] == "it reads the decisions of training" and "no luck" in drawn.reasons["breaks"]
-    assert {*drawn.reasons} == {"breaks", "reads", OWN.format("gone")}
+    assert all(
+        math.isnan(row[name]) for row in drawn.rewards for name in ("breaks", "few", "reads", OWN.format("gone"))
+    )
+    assert drawn.reasons["reads"] == "it reads the decisions of training" and drawn.reasons["breaks"] == "no luck"
+    assert "expected 3" in drawn.reasons["few"]
+    assert {*drawn.reasons} == {"breaks", "few", "reads", OWN.format("gone")}
 
 
 # ---- words

@@ -66,6 +66,10 @@ def test_nothing_is_locked_between_batches_nor_after_a_cancellation():
     assert drawn(2, opened).done
 
 
+def test_samples_are_those_of_the_weights_that_there_are():
+    assert [drawn(1, painters(sides)).trained for sides in ([BEFORE], [BEFORE, AFTER])] == ["", "b"]
+
+
 def test_rewards_that_fail_are_not_a_number_and_say_why():
     last = drawn(2)
     (first, second) = last.sides[AFTER]
@@ -95,7 +99,7 @@ def test_the_best_of_the_first_n_is_the_first_of_equal_ones():
     samples = [Sample(Pil.new("RGB", (1, 1)), values={"r": value}) for value in (math.nan, 2.0, 3.0, 3.0, 5.0)]
     assert best(samples, "r", 1) is None
     assert best(samples, "r", 4) == (2, 3.0) and best(samples, "r", 5) == (4, 5.0)
-    assert best(samples, "r", 5, -1.0) == (1, 2.0)
+    assert best(samples, "r", 5, lowest=True) == (1, 2.0)
     assert best(samples, "other", 5) is None
 
 

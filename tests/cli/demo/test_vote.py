@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_a_vote_says_what_was_compared_and_nothing_of_the_visitor(tmp_path):
     opened = opened_on(tmp_path, pair())
     vote.cast(opened, trial_of(Text("x"), Text("y"), AFTER), LEFT)
     (row,) = vote_store.read_votes(opened.votes)
-    assert row.pop("time").endswith("+00:00")
+    assert datetime.fromisoformat(row["time"]).tzinfo == UTC and "." not in row.pop("time")
     assert row == {
         "prompt": "how many?",
         "vote_type": LEFT,
@@ -153,9 +154,18 @@ def test_what_a_killed_process_left_is_survived(left_behind, kept, tmp_path):
 
 
 def test_a_picture_is_stored_once(tmp_path):
+    written = []
     for number in range(2):
         append_vote(tmp_path / "v.jsonl", {"prompt": f"{number}", "vote_type": TIE}, {"left": FLAT, "right": FLAT})
-    assert len(list((tmp_path / "v-media").iterdir())) == 1
+        (file,) = (tmp_path / "v-media").iterdir()
+        written.append((file.stat().st_ino, file.stat().st_mtime_ns))
+    assert written[0] == written[1]
+
+
+def test_votes_can_lie_in_folders_that_there_are_not_yet(tmp_path):
+    add(tmp_path / "a" / "b" / "votes.jsonl", 0)
+    add(tmp_path / "a" / "b" / "votes.jsonl", 1)
+    assert len(vote_store.read_votes(tmp_path / "a" / "b" / "votes.jsonl")) == 2
 
 
 @pytest.mark.parametrize(
