@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,14 @@ def test_the_command_serves_what_its_options_say(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ImportError, match=r'pip install "mmgrpo\[demo\]"'):
         main([])
+
+
+def test_without_options_the_page_is_for_this_machine_and_has_its_limits():
+    assert asdict(Args()) == {
+        **{"runs": [], "before": "", "after": "", "family": "", "rewards": [], "votes": "votes.jsonl"},
+        **{"host": "127.0.0.1", "port": 7860, "share": False, "password_file": ""},
+        **{"max_mebibytes": 20, "waiting": 64, "device": "auto", "threads": 0},
+    }
 
 
 @pytest.mark.parametrize(
