@@ -103,7 +103,6 @@ NONE = GroupRecord(Path(), 0)
 def write_group(place: Path, step: int, round: Round, displayed: Displayed) -> None:
     """Write the folder of a group; a partial one is never seen under its name."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    _remove_partial(place.parent)
     writing = Path(tempfile.mkdtemp(dir=place.parent, prefix=".writing-"))
     try:
         writing.chmod(0o755)

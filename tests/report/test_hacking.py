@@ -51,6 +51,7 @@ def course(*levels, last=True):
             [30],
         ),  # falls from its best, still above 0
         ([(0, 0), (0.1, -0.1)], [10]),  # before and after only
+        ([(0, 0), (0.1, -0.1), (0.2, -0.2), (0.3, 0.5)], [20]),  # what comes later does not count
     ],
 )
 def test_the_alarm_is_raised_where_the_rewards_part_for_two_evaluations(levels, steps):
