@@ -64,9 +64,8 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
 
 def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of one metric, both [rows]; NaN for rows without a value."""
-    steps = np.array([row["step"] for row in metrics], dtype=np.float64)
-    values = [row.get(key) for row in metrics]
-    return steps, np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    steps = np.array([row["step"] for row in metrics])
+    return steps, np.array([row.get(key) for row in metrics], dtype=np.float64)  # of None this makes NaN
 
 
 def title_of(name: str) -> str:

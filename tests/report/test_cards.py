@@ -117,3 +117,11 @@ def test_the_headings_of_cards_are_those_that_have_some():
     found = selection(sides)
     assert list(found) == ["Largest improvements", "Lowest results", "Further prompts"]
     assert {heading: len(ids) for heading, ids in found.items()}["Further prompts"] == 9 - 1 - 6
+
+
+def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
+    (tmp_path / "elsewhere.jsonl").write_text(json.dumps(row()) + "\n")
+    samples = tmp_path / "samples"
+    (samples / "before.jsonl").mkdir(parents=True)
+    (samples / "after.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    assert sections(MediaFolder(samples)) == []

@@ -10,7 +10,7 @@ import pytest
 
 from mmgrpo.report.branch_tree import colour
 from mmgrpo.report.group_page import Card, _card, group_page, newest_group
-from mmgrpo.report.groups import read_group
+from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder
 from tests.report.test_group_runs import strange
 
@@ -77,3 +77,21 @@ def test_a_group_that_has_become_a_link_to_elsewhere_is_not_shown(tmp_path, link
     (folder / link).symlink_to(other)
     with pytest.raises(ValueError, match="groups lies outside of the run folder, and is not read"):
         group_page(folder, group)
+
+
+def test_without_an_advantage_the_scale_is_of_nothing(tmp_path):
+    def change(record, member):
+        member.update(advantage=None)
+
+    folder = strange(tmp_path, change)
+    assert read_group(folder, 0).largest == 0
+    assert re.findall(r'"chip" style="background: [^"]+">([^<]+)<', newest_group(folder))[:5] == ["0"] * 5
+
+
+def test_ten_thousand_folders_of_groups_are_listed(monkeypatch):
+    class Many:
+        def glob(self, pattern):
+            return (Path(pattern.replace("*", f"{number:06d}")) for number in range(10_001))
+
+    monkeypatch.setattr("mmgrpo.report.groups.contained", lambda folder, name: Path(name))
+    assert group_steps(Many()) == list(range(10_000))
