@@ -108,7 +108,7 @@ def write_group(place: Path, step: int, round: Round, displayed: Displayed) -> N
         writing.chmod(0o755)
         record = describe(step, round, GroupFolder(writing, displayed))
         # A lone surrogate, which a prompt read from JSON can contain, becomes a question mark.
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
         write_bytes(writing / "group.json", text.encode(errors="replace"))
         _remove(place)
         if not place.exists():

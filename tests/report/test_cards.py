@@ -39,7 +39,7 @@ def picture(folder: Path) -> str:
 
 
 def test_the_held_out_prompts_come_first_and_other_files_by_name(tmp_path):
-    found = read(tmp_path, after_z=[row()], after_a=[row()], before=[row()])
+    found = read(tmp_path, after_z=[row("z")], after_a=[row("a")], before=[row()])
     assert [one.heading.removesuffix(" and their completions") for one in found] == [
         "Held-out prompts",
         "Prompts of a",
@@ -125,3 +125,17 @@ def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
     (samples / "before.jsonl").mkdir(parents=True)
     (samples / "after.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
     assert sections(MediaFolder(samples)) == []
+
+
+def test_a_section_counts_the_prompts_below_all_of_its_headings(tmp_path):
+    def rows(*values):
+        return [row(str(n), sound="a.wav", seconds=1, rewards={"r": value}) for n, value in enumerate(values)]
+
+    (section,) = read(tmp_path, before=rows(0, 0, 0), after=rows(1, -1, 0))
+    assert [len(group) for group in section.groups.values()] == [1, 1, 1] and (section.count, section.total) == (3, 3)
+
+
+def test_a_sound_of_a_prompt_is_played_and_a_picture_is_seen(tmp_path):
+    (tmp_path / "b.Ogg").write_bytes(b"sound")
+    (card,) = cards(tmp_path, after=[row(media=[picture(tmp_path), "b.Ogg"])])
+    assert [(medium.kind, medium.text) for medium in card.media] == [("picture", "a.png"), ("sound", "a")]

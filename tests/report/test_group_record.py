@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.report import group_record
-from mmgrpo.report.group_record import GroupFolder, GroupRecord, displayed
+from mmgrpo.report.group_record import GroupFolder, GroupRecord, displayed, tree_of
 from mmgrpo.report.groups import group_steps
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
 from tests.report.test_groups import pictures, rolled, write
@@ -111,3 +111,15 @@ def test_previews_are_of_every_kind_but_texts(tmp_path):
     outputs = [Text("a"), pictures(1)[0], Video(torch.zeros(2, 3, 4, 4), 1.0), Audio(torch.zeros(1, 8), 8)]
     assert [folder.preview(str(n), one) for n, one in enumerate(outputs)] == ["", "1.png", "2.png", "3.wav"]
     assert folder.left_out == []
+
+
+def test_a_group_that_is_written_again_has_nothing_of_the_first(tmp_path):
+    write(tmp_path, rolled(pictures(3), plain([1] * 3), [1.0, 0.0, 0.5]))
+    write(tmp_path, pair())
+    names = {path.name for path in (tmp_path / "groups" / "step-000000").iterdir()}
+    assert names == {"000.png", "001.png", "group.json"}
+
+
+def test_a_sample_that_begins_later_than_the_next_keeps_none_of_its_decisions_away():
+    table, nodes = tree_of(torch.tensor([[0, 1], [2, 3]]), torch.tensor([[False, True], [True, True]]), [1.0, 0.0])
+    assert table == [[-1, 1], [0, 2]] and nodes == [{"value": 0.0}, {"value": 1.0}, {"value": 0.0}]
