@@ -252,7 +252,7 @@ class GroupFolder:
         if isinstance(output, Text):
             return ""
         medium = {Image: "image", Video: "video", Audio: "audio"}[type(output)]
-        return self.small(stem, output if isinstance(output, Audio) else Media(medium, output), plain=True)
+        return self.small(stem, Media(medium, output), plain=True)
 
     def small(self, stem: str, medium: Media | Audio, plain: bool = False) -> str:
         """A thumbnail, a strip of frames, or a small sound; the name of its file, or empty if it is left out.

@@ -273,3 +273,9 @@ def test_a_clip_is_compressed_by_the_second_method_of_its_encoder():
     first, second, buffer = noise(48), noise(48).rotate(90), BytesIO()
     first.save(buffer, "WEBP", save_all=True, append_images=[second], duration=125, loop=0, lossless=True, method=2)
     assert webp_within([first, second], 8.0, 10**6)[0] == buffer.getvalue()
+
+
+def test_pictures_of_64_megapixels_are_embedded(tmp_path):
+    for width, kind in ((8192, "picture"), (8193, "note")):
+        Pil.new("1", (width, 8192)).save(tmp_path / "a.png")
+        assert picture(MediaFolder(tmp_path), "a.png", "").kind == kind

@@ -74,3 +74,12 @@ def test_a_picture_of_a_sample_has_at_most_as_many_pixels_as_one_of_a_page(tmp_p
         monkeypatch.setattr(branch_tree, "MAX_PIXELS", most)
         tree = branching(read_group(tmp_path, 0), MediaFolder(folder))
         assert tree is not None and bool(tree.leaves[0].uri) == there
+
+
+def test_one_shared_decision_is_a_tree(tmp_path):
+    assert [node.samples for node in drawn(tmp_path, [[0], [0]]).nodes] == [[0, 1]]
+
+
+def test_nodes_of_a_step_are_counted_from_the_top(tmp_path):
+    tree = drawn(tmp_path, [[0], [1], [0], [0]])
+    assert [(node.id, node.samples) for node in tree.nodes] == [(0, [1]), (1, [0, 2, 3])]

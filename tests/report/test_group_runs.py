@@ -249,3 +249,31 @@ def test_a_decision_has_a_number_up_to_the_most_decisions(tmp_path, monkeypatch)
         record["nodes"] = [{"value": 0.0}] * 3
 
     assert read_group(strange(tmp_path, change), 0).members[0].nodes == [2, 0]
+
+
+def test_what_is_no_name_and_no_text_is_left_out(tmp_path):
+    def change(record, member):
+        record["prompt"].update(media=["a.png", 3, None], answer=[1])
+        member.update(flags=["a", 1], previews={"p": "a.png", "q": 2})
+
+    group = read_group(strange(tmp_path / "a", change), 0)
+    assert (group.prompt["media"], group.prompt["answer"]) == (["a.png"], None)
+    assert (group.members[0].flags, group.members[0].previews) == (["a"], {"p": "a.png"})
+    told = strange(tmp_path / "b", lambda record, member: record["prompt"].update(answer="yes"))
+    assert read_group(told, 0).prompt["answer"] == "yes"
+
+
+@pytest.mark.parametrize("name", ["id", "task", "text"])
+def test_a_prompt_has_three_texts(tmp_path, name):
+    with pytest.raises(ValueError, match="expected id, task and text"):
+        read_group(strange(tmp_path, lambda record, member: record["prompt"].update({name: 1})), 0)
+
+
+@pytest.mark.parametrize(("size", "read"), [(0, True), (2**53 - 1, True), (2**53, False), (1.5, False), ("1", False)])
+def test_a_count_is_a_whole_number_that_floats_hold(tmp_path, size, read):
+    folder = strange(tmp_path, lambda record, member: record.update(size=size))
+    if read:
+        assert read_group(folder, 0).size == size
+    else:
+        with pytest.raises(ValueError, match="size: got .*, expected a whole number"):
+            read_group(folder, 0)

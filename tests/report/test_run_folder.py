@@ -7,7 +7,8 @@ import json
 import pytest
 
 from mmgrpo.report import run_folder
-from mmgrpo.report.html import facts
+from mmgrpo.report.html import curves, facts, grids
+from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.report.statistics import bootstrap_mean
 
@@ -57,3 +58,38 @@ def test_an_evaluation_of_nothing_is_empty(tmp_path):
 def test_a_section_of_another_form_tells_no_facts(tmp_path):
     (tmp_path / "config.yaml").write_text("model: sd3\noptim: [1]\nseed: true\n")
     assert facts(read_run(tmp_path)) == {"optimizer steps": "0"}
+
+
+def test_curves_of_error_rates_come_first_and_steps_are_none(tmp_path):
+    (tmp_path / "evaluations").mkdir()
+    for step, title in enumerate(("before", "step-000001", "after")):
+        counts = {"wer": {"errors": [step], "units": [4]}}
+        record = {"step": step, "values": {}, "counts": counts}
+        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps(record))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "grad_norm": 0.5}\n')
+    assert [one.text for one in curves(read_run(tmp_path))] == ["Curve of held-out wer", "Curve of grad_norm"]
+
+
+def test_grids_have_headings_by_prompts_and_moments(tmp_path):
+    (tmp_path / "samples").mkdir()
+    for title in ("before", "after", "after-more", "step-000001"):
+        (tmp_path / "samples" / f"{title}.png").touch()
+    assert [(one.heading, list(one.pictures)) for one in grids(read_run(tmp_path), MediaFolder(tmp_path))] == [
+        ("", ["before", "after"]),
+        ("prompts of further files", ["after-more"]),
+        ("during the run", ["step-000001"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[1]", r"metrics\.jsonl:3: got '\[1\]', expected an object"),
+        ('{"step": "x"}', "'step': got 'x'"),
+        ("{}", "None"),
+    ],
+)
+def test_a_row_of_metrics_that_is_none_is_named_by_its_line(tmp_path, line, told):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=told):
+        read_run(tmp_path)
