@@ -120,7 +120,7 @@ def branching(group: Group, media: MediaFolder) -> Branching | None:
             parents.setdefault(key, last)
     if not 0 < len(below) <= MAX_NODES:
         return None
-    column = min(COLUMN, WIDEST / max(1, group.steps))
+    column = min(COLUMN, WIDEST / group.steps)
     height = {key: sum(map(_height, samples)) / len(samples) for key, samples in below.items()}
     order = sorted(below, key=lambda key: (key.step, height[key]))
     ids = {key: number for number, key in enumerate(order)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,16 +27,15 @@ def compare_rates(before: ErrorCounts, after: ErrorCounts) -> dict[str, Any]:
     ``relative`` is the difference divided by the rate before; None if there was no error before. The result is empty
     if the references have no units.
     """
-    both = zip(before.errors, after.errors, before.units, strict=True)
-    scored = np.array([row for row in both if not any(map(math.isnan, row))]).reshape(-1, 3)
-    first, second, units = scored.T
+    both = np.array([before.errors, after.errors, before.units])
+    first, second, units = both[:, ~np.isnan(both).any(axis=0)]
     if not units.sum():
         return {}
     return {
         "before": bootstrap_ratio(first, units).as_dict(),
         "after": bootstrap_ratio(second, units).as_dict(),
         "difference": paired_ratio_difference(first, second, units).as_dict(),
-        "relative": float((second.sum() - first.sum()) / first.sum()) if first.sum() else None,
+        "relative": float((second.sum() - first.sum()) / first.sum()) if first.any() else None,
         "errors": {"before": float(first.sum()), "after": float(second.sum())},
         "units": float(units.sum()),
     }

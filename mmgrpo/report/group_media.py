@@ -52,7 +52,7 @@ def webp_within(frames: Sequence[Pil.Image], fps: float, limit: int) -> File:
     note = "" if count == len(frames) else f"clips have {CLIP_FRAMES} frames here"
     while True:
         size = (max(1, round(frames[0].width * scale)), max(1, round(frames[0].height * scale)))
-        first, *rest = [frame.resize(size) if size != frame.size else frame for frame in chosen]
+        first, *rest = [frame.resize(size) for frame in chosen]
         options: dict[str, Any] = {"save_all": True, "append_images": rest, "duration": duration, "loop": 0}
         buffer = BytesIO()
         first.save(buffer, "WEBP", lossless=exact, method=2, **options)

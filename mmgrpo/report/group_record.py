@@ -103,13 +103,12 @@ NONE = GroupRecord(Path(), 0)
 def write_group(place: Path, step: int, round: Round, displayed: Displayed) -> None:
     """Write the folder of a group; a partial one is never seen under its name."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    _remove_partial(place.parent)
     writing = Path(tempfile.mkdtemp(dir=place.parent, prefix=".writing-"))
     try:
         writing.chmod(0o755)
         record = describe(step, round, GroupFolder(writing, displayed))
         # A lone surrogate, which a prompt read from JSON can contain, becomes a question mark.
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
         write_bytes(writing / "group.json", text.encode(errors="replace"))
         _remove(place)
         if not place.exists():
@@ -253,7 +252,7 @@ class GroupFolder:
         if isinstance(output, Text):
             return ""
         medium = {Image: "image", Video: "video", Audio: "audio"}[type(output)]
-        return self.small(stem, output if isinstance(output, Audio) else Media(medium, output), plain=True)
+        return self.small(stem, Media(medium, output), plain=True)
 
     def small(self, stem: str, medium: Media | Audio, plain: bool = False) -> str:
         """A thumbnail, a strip of frames, or a small sound; the name of its file, or empty if it is left out.

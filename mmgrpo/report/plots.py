@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image as Pil
@@ -35,7 +34,6 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
     rows = math.ceil(len(keys) / columns)
     width, height = 3.6 * columns, 2.3 * rows
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     # Margins are equal in inches for all figures, so that axes align on a page.
     figure.subplots_adjust(0.6 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
     for number, key in enumerate(keys, start=1):
@@ -64,9 +62,8 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
 
 def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of one metric, both [rows]; NaN for rows without a value."""
-    steps = np.array([row["step"] for row in metrics], dtype=np.float64)
-    values = [row.get(key) for row in metrics]
-    return steps, np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    steps = np.array([row["step"] for row in metrics])
+    return steps, np.array([row.get(key) for row in metrics], dtype=np.float64)  # of None this makes NaN
 
 
 def title_of(name: str) -> str:

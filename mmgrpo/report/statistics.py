@@ -33,7 +33,7 @@ NOTHING: Mapping[str, Any] = {"mean": None, "low": None, "high": None, "n": 0}
 
 def mean_of_scored(values: npt.ArrayLike) -> dict[str, Any]:
     """``bootstrap_mean`` of the values that are not NaN, as a dict; ``NOTHING`` if there are none."""
-    array = np.asarray(values, dtype=np.float64)
+    array = np.asarray(values)
     scored = array[~np.isnan(array)]
     return bootstrap_mean(scored).as_dict() if scored.size else dict(NOTHING)
 
@@ -71,7 +71,7 @@ def bootstrap_ratio(parts: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int 
     top, bottom = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if top.ndim != 1 or top.shape != bottom.shape:
         raise ValueError(f"got shapes {top.shape} and {bottom.shape}, expected one part and one whole per prompt")
-    if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (bottom >= 0).all() and bottom.sum() > 0):
+    if not (np.isfinite(top).all() and np.isfinite(bottom).all() and (bottom >= 0).all() and bottom.any()):
         raise ValueError(
             "got parts or wholes out of range, expected finite parts, and wholes that are not negative and not all 0"
         )

@@ -254,3 +254,28 @@ def test_pictures_of_samples_in_a_tree_have_68_pixels(tmp_path):
     tree = branching(read_group(folder, 0), MediaFolder(place))
     assert tree is not None
     assert opened(b64decode(tree.leaves[0].uri.partition(",")[2])).size == (68, 34)
+
+
+def test_the_longer_side_of_a_clip_decides():
+    wide = noise(256).crop((0, 0, 256, 100))
+    assert clip(wide, wide.rotate(180))[0].convert("RGB").tobytes() != wide.tobytes(), "with losses"
+    assert clip(noise(128).crop((0, 0, 128, 32)), limit=1)[0].size == (64, 16)
+    assert clip(Pil.new("RGB", (1, 1024)), Pil.new("RGB", (1, 1024), "red"))[0].size == (1, 256)
+
+
+def test_a_frame_lasts_at_least_a_millisecond():
+    playing, _ = clip(Pil.new("RGB", (4, 4)), Pil.new("RGB", (4, 4), "red"), fps=4000.0)
+    playing.load()
+    assert playing.info["duration"] == 1
+
+
+def test_a_clip_is_compressed_by_the_second_method_of_its_encoder():
+    first, second, buffer = noise(48), noise(48).rotate(90), BytesIO()
+    first.save(buffer, "WEBP", save_all=True, append_images=[second], duration=125, loop=0, lossless=True, method=2)
+    assert webp_within([first, second], 8.0, 10**6)[0] == buffer.getvalue()
+
+
+def test_pictures_of_64_megapixels_are_embedded(tmp_path):
+    for width, kind in ((8192, "picture"), (8193, "note")):
+        Pil.new("1", (width, 8192)).save(tmp_path / "a.png")
+        assert picture(MediaFolder(tmp_path), "a.png", "").kind == kind

@@ -64,3 +64,12 @@ def test_a_step_that_no_curve_can_place_exactly_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": {2**53}}}\n')
     with pytest.raises(ValueError, match="'step': got"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize(("values", "drawn"), [((0.0, 0.25), True), ((0.25, None), True), ((None, 0.0), False)])
+def test_what_is_zero_at_some_steps_only_is_drawn(tmp_path, values, drawn):
+    (tmp_path / "config.yaml").write_text("name: trial\n")
+    with MetricsLog(tmp_path) as log:
+        for step, value in enumerate(values, start=1):
+            log.write(step, {"kl": value, "loss": 0.5})
+    assert [one.text for one in curves(read_run(tmp_path))] == ["Curve of kl" if drawn else "Curve of loss"]

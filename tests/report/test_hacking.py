@@ -51,6 +51,7 @@ def course(*levels, last=True):
             [30],
         ),  # falls from its best, still above 0
         ([(0, 0), (0.1, -0.1)], [10]),  # before and after only
+        ([(0, 0), (0.1, -0.1), (0.2, -0.2), (0.3, 0.5)], [20]),  # what comes later does not count
     ],
 )
 def test_the_alarm_is_raised_where_the_rewards_part_for_two_evaluations(levels, steps):
@@ -257,3 +258,30 @@ def test_the_report_has_the_correlations_of_rewards_over_the_last_tenth(tmp_path
         "b:c": ["−0.3", "1"],
     }
     assert "Correlation of rewards within groups" in write_report(tmp_path).read_text()
+
+
+def test_eight_prompts_are_needed():
+    assert paired_interval(np.zeros(7), np.arange(7)) is None
+    found = paired_interval(np.zeros(8), np.arange(8))
+    assert found is not None and (found.mean, found.n) == (3.5, 8)
+
+
+def test_an_alarm_is_written_with_its_intervals():
+    (alarm,) = alarms([measured(0, RAMP, RAMP), measured(1, RAMP + 0.5, RAMP - 0.5, final=True)])
+    written = alarm.as_dict()
+    assert (written["trained"], written["held_out"], written["since"], written["step"]) == ("trained", "held", 0, 1)
+    assert written["gain"]["mean"] == pytest.approx(0.5) and written["loss"]["mean"] == pytest.approx(-0.5)
+
+
+def test_a_held_out_reward_that_is_not_measured_any_more_raises_nothing():
+    end = Measured(1, {"trained": RAMP + 0.5}, TRAINED, final=True)
+    assert alarms([measured(0, RAMP, RAMP), end]) == []
+
+
+@pytest.mark.parametrize("first", [RAMP, np.full(16, np.nan)])
+def test_a_trained_reward_that_has_not_risen_hides_no_other(first):
+    directions = {"first": 1.0, **TRAINED}
+    both = [measured(0, RAMP, RAMP, directions), measured(1, RAMP + 0.5, RAMP - 0.5, directions, final=True)]
+    for one, values in zip(both, (RAMP, first), strict=True):
+        one.values["first"] = values
+    assert [alarm.trained for alarm in alarms(both)] == ["trained"]

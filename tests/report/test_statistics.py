@@ -174,3 +174,21 @@ def test_what_has_no_ratio_is_an_error():
         bootstrap_ratio([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="expected the same prompts"):
         paired_ratio_difference([1.0], [1.0, 2.0], [1.0, 2.0])
+
+
+def test_means_of_single_precision_are_taken_in_double():
+    values = np.array([2**24, 1, 1], np.float32)
+    assert bootstrap_mean(values).mean == (2**24 + 2) / 3 == per_prompt(["a"] * 3, values)[1].tolist()[0]
+
+
+def test_one_resample_is_enough_and_wholes_may_be_parts_of_one():
+    assert bootstrap_mean([1.0], resamples=1) == Interval(1.0, 1.0, 1.0, 1)
+    assert bootstrap_ratio([0.25, 0.25], [0.5, 0.5]) == Interval(0.5, 0.5, 0.5, 2)
+
+
+@pytest.mark.parametrize(("parts", "wholes"), [([math.nan, 1.0], [1.0, 1.0]), ([1.0, 1.0], [math.inf, 1.0])])
+def test_a_ratio_is_of_finite_numbers(parts, wholes):
+    with pytest.raises(ValueError, match="expected finite parts, and wholes"):
+        bootstrap_ratio(parts, wholes)
+    with pytest.raises(ValueError, match=r"got shapes \(1, 2\) and \(1, 2\)"):
+        bootstrap_ratio([parts], [wholes])

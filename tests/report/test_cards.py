@@ -1,0 +1,141 @@
+"""Which completions a page shows, and what it says of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pil
+
+from mmgrpo.report.cards import Card, Section, sections, selection
+from mmgrpo.report.media import MediaFolder
+from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+
+BOX = {"gold": [[0.1, 0.1, 0.9, 0.9]]}
+EQUAL = [["equal", "a", "a"]]
+
+
+def row(name: str = "a", **fields: Any) -> dict[str, Any]:
+    texts = {"id": name, "task": "", "prompt": "p", "completion": "c", "answer": None}
+    return {**texts, "meta": {}, "media": [], "aligned": [], "rewards": {}, "tokens": 3, **fields}
+
+
+def read(folder: Path, **files: list[dict[str, Any]]) -> list[Section]:
+    for title, rows in files.items():
+        (folder / f"{title.replace('_', '-')}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return sections(MediaFolder(folder))
+
+
+def cards(folder: Path, **files: list[dict[str, Any]]) -> list[Card]:
+    (section,) = read(folder, **files)
+    return [card for group in section.groups.values() for card in group]
+
+
+def picture(folder: Path) -> str:
+    Pil.new("RGB", (8, 8), "red").save(folder / "a.png")
+    return "a.png"
+
+
+def test_the_held_out_prompts_come_first_and_other_files_by_name(tmp_path):
+    found = read(tmp_path, after_z=[row("z")], after_a=[row("a")], before=[row()])
+    assert [one.heading.removesuffix(" and their completions") for one in found] == [
+        "Held-out prompts",
+        "Prompts of a",
+        "Prompts of z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "text"),
+    [
+        ({}, "3 tokens", "c"),
+        ({"truncated": False}, "3 tokens", "c"),
+        ({"truncated": True, "completion": ""}, "3 tokens, truncated", ""),
+        ({"sound": "a.wav", "seconds": 1.25, "completion": ""}, "1.2 s", None),
+        ({"sound": "a.wav", "seconds": 2, "completion": "heard"}, "2.0 s", "heard"),
+    ],
+)
+def test_a_completion_has_its_length_and_its_words_if_there_are_any(tmp_path, fields, size, text):
+    (card,) = cards(tmp_path, after=[row(**fields)])
+    assert [(side.size, side.text) for side in card.sides] == [(size, text)]
+
+
+def test_a_card_has_no_empty_fact_and_no_prompt_of_marks_alone(tmp_path):
+    heard, asked = (
+        row("a", prompt="[audio] ", media=["a.ogg"], meta={"voice": 3}),
+        row("b", task="t", prompt="[image] ?"),
+    )
+    one, two = cards(tmp_path, after=[heard, asked])
+    assert (one.facts, one.prompt) == (["voice 3"], "") and (two.facts, two.prompt) == (["t"], "[image] ?")
+
+
+def test_the_picture_of_a_prompt_stands_on_both_sides_if_one_of_them_has_boxes(tmp_path):
+    media = [picture(tmp_path)]
+    before, after = [row(name, media=media) for name in "ab"], [row("a", media=media, boxes=BOX), row("b", media=media)]
+    (section,) = read(tmp_path, before=before, after=after)
+    boxed, plain = next(iter(section.groups.values()))
+    assert (boxed.media, [len(side.media) for side in boxed.sides]) == ([], [1, 1])
+    assert (len(plain.media), [len(side.media) for side in plain.sides]) == (1, [0, 0])
+    assert boxed.sides[0].media == plain.media != boxed.sides[1].media
+    assert section.box_colours == {"reference": REFERENCE, "prediction": PREDICTION}
+
+
+def test_words_are_explained_where_a_single_transcript_is_aligned(tmp_path):
+    (section,) = read(tmp_path, after=[row("a", aligned=EQUAL), row("b")])
+    assert section.aligned and section.box_colours == {}
+
+
+@pytest.mark.parametrize("fields", [{"media": ["a.jpg", "a.OGG"]}, {"sound": "a.ogg"}])
+def test_one_prompt_with_a_sound_limits_a_page_to_24(fields):
+    silent = {f"c{n}": [("after", row())] for n in range(29)}
+    assert selection({**silent, "last": [("after", row(**fields))]}) == {"": [f"c{n}" for n in range(24)]}
+
+
+def test_a_reward_that_could_not_be_computed_is_nothing_and_the_next_one_counts():
+    def pair(before, after):
+        return [(title, row(sound="a.wav", rewards=rewards)) for title, rewards in (("b", before), ("a", after))]
+
+    sides = {
+        "up": pair({"r": None}, {"r": 0.5}),
+        "down": pair({}, {"r": -0.5}),
+        "same": pair({"r": None, "s": 0.25}, {"r": 0.25, "s": 9.0}),
+    }
+    assert selection(sides) == {
+        "Largest improvements": ["up"],
+        "Largest regressions": ["down"],
+        "Lowest results": ["same"],
+    }
+
+
+def test_the_headings_of_cards_are_those_that_have_some():
+    sides = {
+        f"c{n}": [("b", row(sound="a", rewards={"r": 0.0})), ("a", row(sound="a", rewards={"r": 1.0 - (n > 0)}))]
+        for n in range(9)
+    }
+    found = selection(sides)
+    assert list(found) == ["Largest improvements", "Lowest results", "Further prompts"]
+    assert {heading: len(ids) for heading, ids in found.items()}["Further prompts"] == 9 - 1 - 6
+
+
+def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
+    (tmp_path / "elsewhere.jsonl").write_text(json.dumps(row()) + "\n")
+    samples = tmp_path / "samples"
+    (samples / "before.jsonl").mkdir(parents=True)
+    (samples / "after.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    assert sections(MediaFolder(samples)) == []
+
+
+def test_a_section_counts_the_prompts_below_all_of_its_headings(tmp_path):
+    def rows(*values):
+        return [row(str(n), sound="a.wav", seconds=1, rewards={"r": value}) for n, value in enumerate(values)]
+
+    (section,) = read(tmp_path, before=rows(0, 0, 0), after=rows(1, -1, 0))
+    assert [len(group) for group in section.groups.values()] == [1, 1, 1] and (section.count, section.total) == (3, 3)
+
+
+def test_a_sound_of_a_prompt_is_played_and_a_picture_is_seen(tmp_path):
+    (tmp_path / "b.Ogg").write_bytes(b"sound")
+    (card,) = cards(tmp_path, after=[row(media=[picture(tmp_path), "b.Ogg"])])
+    assert [(medium.kind, medium.text) for medium in card.media] == [("picture", "a.png"), ("sound", "a")]
