@@ -104,6 +104,7 @@ def test_adapters_that_do_not_fit_are_refused(change):
     fresh = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
     parameters = lora.load_lora(fresh, weights, config)
     assert all(torch.equal(p.detach(), w) for p, w in zip(parameters, weights.values(), strict=True))
+    assert [tuple(p.shape) for p in lora.add_lora(LlamaModel(made.config), 1, 4.0, ["q_proj"], 0)] == [(1, 8), (8, 1)]
     broken = dict(weights)
     name, value = broken.popitem()
     if change == "unexpected":
