@@ -69,6 +69,12 @@ def test_several_branch_points_are_groups_of_their_own():
     assert made.totals["evaluations to train"] == 3 * 2
 
 
+def test_the_cost_is_that_of_the_first_round():
+    """Its window begins at step 0, which a group has in common; the next one's would begin at step 1."""
+    made = family("sd3").arithmetic(visual(plan="sliding_window(size=2, interval=1)"))
+    assert made.totals["evaluations to sample"] == 3 * (1 + 4 * 4)
+
+
 def test_a_policy_of_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="sampling.policy: got 'other', expected one of transitions, matching"):
         visual(policy="other").check()
@@ -217,6 +223,7 @@ def test_a_reference_that_was_not_kept_is_an_error_and_one_that_was_is_kept_once
     with torch.no_grad():
         network.weight += 1
     copy.keep()
+    assert len(copy.copies) == 1
     with copy() as before:
         assert torch.equal(before.weight, first) and not before.weight.requires_grad
 
