@@ -133,9 +133,12 @@ def test_a_sound_inside_a_data_file_is_written_anew(tmp_path):
 
 def test_sounds_are_written_as_waves_and_nothing_else_is(tmp_path):
     shown = Shown([Prompt("a", "a")] * 2, [Text("x"), HUM], [{}, {}])
-    write_waves(tmp_path / "waves", shown)
-    assert [file.name for file in (tmp_path / "waves").iterdir()] == ["001.wav"]
-    samples, rate = soundfile.read(tmp_path / "waves" / "001.wav")
+    folder = tmp_path / "run" / "waves"
+    for _ in range(2):  # a later call writes them again
+        write_waves(folder, shown)
+    assert [file.name for file in folder.iterdir()] == ["001.wav"]
+    samples, rate = soundfile.read(folder / "001.wav")
+    assert soundfile.info(folder / "001.wav").subtype == "PCM_16"
     assert rate == 16_000 and len(samples) == 16_000
 
 
