@@ -144,6 +144,20 @@ def test_the_way_is_chosen_on_an_answer_and_the_same_backwards(capsys):
     assert model.shared and capsys.readouterr().out == "mine: the samples of a group share their prompt\n"
 
 
+@pytest.mark.parametrize(("most", "accepted"), [(0.5, True), (0.499, False)])
+def test_logits_may_differ_by_as_much_as_is_tolerated(most, accepted, monkeypatch):
+    """They are half of those of the whole pass."""
+    monkeypatch.setattr(own_forward, "TOLERANCE", {torch.float32: most})
+    model, own = Model(), Model.own_logits
+    monkeypatch.setattr(Model, "own_logits", lambda self, ids, media: 2 * own(self, ids, media))
+    if accepted:
+        choose_way(model, "mine", Prompt("5 6 7"))
+        assert model.shared
+    else:
+        with pytest.raises(ValueError, match="logits differ by 5.0e-01 of the largest"):
+            choose_way(model, "mine", Prompt("5 6 7"))
+
+
 def test_places_of_a_tokenizer_are_its_own_marks_and_those_of_the_configuration():
     from tests.pipelines.test_words_as_tokens import Letters
 
