@@ -50,6 +50,14 @@ def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
     assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_file_of_the_largest_size_is_kept(tmp_path, monkeypatch):
+    file = tmp_path / "a.wav"
+    soundfile.write(file, HUM.samples[0, :800].numpy(), 16_000)
+    for most, suffix in ((file.stat().st_size, ".wav"), (file.stat().st_size - 1, ".ogg")):
+        monkeypatch.setattr(samples, "SMALL", most)
+        assert sound_of(Media("audio", str(file))).suffix == suffix
+
+
 def test_nothing_but_a_sound_is_copied(tmp_path):
     (tmp_path / "a.wav").write_text("a secret")
     os.mkfifo(tmp_path / "b.wav")
