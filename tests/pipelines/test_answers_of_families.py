@@ -337,6 +337,17 @@ def test_options_of_a_run_are_those_of_its_training():
     assert Training.of(ModelOptions(gradient_checkpointing=True), seed=0, device="cpu").gradient_checkpointing
 
 
+def test_the_fewest_pixels_may_be_the_most_and_no_more():
+    config = config_class(family("qwen_vl").sections)()
+    config.model.path = "a/b"
+    for fewest, most in ((784, 784), (784, 0), (0, 784), (784, 1568)):
+        config.model.min_pixels, config.model.max_pixels = fewest, most
+        family("qwen_vl").check(config)
+    config.model.min_pixels, config.model.max_pixels = 785, 784
+    with pytest.raises(ValueError, match="model.min_pixels: got 785, expected at most model.max_pixels=784"):
+        family("qwen_vl").check(config)
+
+
 # Texts and media of a command line
 
 
