@@ -59,6 +59,16 @@ def test_adapters_need_a_rank_and_targets_that_are_there():
     assert str(error.value).endswith("Known: body.q_proj, tower.q_proj.")
 
 
+def test_a_target_is_proposed_by_the_last_two_parts_of_a_name_without_numbers():
+    made = nn.ModuleDict({"net": nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": network()})])})})
+    with pytest.raises(ValueError) as error:
+        lora.check_targets(made, ["something"])
+    assert str(error.value).endswith("Known: body.q_proj, tower.q_proj.")
+    with pytest.raises(ValueError) as error:
+        lora.check_targets(nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)])]), ["something"])
+    assert "Known: 0" not in str(error.value)
+
+
 def test_a_folder_of_adapters_is_whole_or_refused(tmp_path):
     assert not lora.has_adapters("") and not lora.has_adapters(tmp_path)
     with pytest.raises(
