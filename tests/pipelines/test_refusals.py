@@ -14,7 +14,7 @@ from torch import nn
 from pipelines import kv, lora
 from pipelines.own_forward import _joined
 from pipelines.speech import audio, duration, whisper
-from pipelines.training import Training, autocast, make_trainable, target_names
+from pipelines.training import Training, autocast, freeze, make_trainable, target_names
 from pipelines.visual import flow, sizes
 
 
@@ -44,6 +44,19 @@ def test_targets_are_written_in_full_where_a_frozen_part_has_one_too():
     assert target_names(made, ["q_proj"], [made.tower]) == ["body.q_proj"]
     assert target_names(made, ["body.q_proj"], [made.tower]) == ["body.q_proj"]
     assert target_names(made, ["proj"], [made.tower]) == ["proj"]  # names end at a dot
+
+
+def test_a_layer_of_the_network_itself_is_a_target_too():
+    made = network()
+    made.q_proj = nn.Linear(2, 2)
+    assert sorted(target_names(made, ["q_proj"], [made.tower])) == ["body.q_proj", "q_proj"]
+
+
+def test_parts_are_frozen_in_evaluation_mode_and_missing_ones_are_left_out():
+    made = network().train()
+    freeze([None, made.body], "cpu")
+    assert [part.training for part in (made.body, made.tower)] == [False, True]
+    assert {name.split(".")[0] for name, one in made.named_parameters() if one.requires_grad} == {"tower"}
 
 
 def test_adapters_need_a_rank_and_targets_that_are_there():
