@@ -61,14 +61,14 @@ def credits(protocol: Protocol, comparisons: Sequence[Comparison], scores: Score
         else:
             threshold, _ = accuracy.best_threshold(every.human, every.difference)
             values = accuracy.with_ties(every.human, every.difference, threshold)
-        return Credits(values, every.cluster, np.array(every.category, dtype=str))
+        return Credits(values, every.cluster, np.array(every.category))
     values = [
         math.nan if np.isnan(one).any() else _of_comparison(protocol, np.array(one), np.array(comparison.ranks))
         for one, comparison in zip(scores, comparisons, strict=True)
     ]
     clusters = {name: number for number, name in enumerate(dict.fromkeys(one.cluster for one in comparisons))}
     cluster = np.array([clusters[one.cluster] for one in comparisons])
-    return Credits(np.array(values), cluster, np.array([one.category for one in comparisons], dtype=str))
+    return Credits(np.array(values), cluster, np.array([one.category for one in comparisons]))
 
 
 def _of_comparison(protocol: Protocol, scores: np.ndarray, ranks: np.ndarray) -> float:

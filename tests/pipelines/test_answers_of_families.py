@@ -69,6 +69,12 @@ def test_several_branch_points_are_groups_of_their_own():
     assert made.totals["evaluations to train"] == 3 * 2
 
 
+def test_the_cost_is_that_of_the_first_round():
+    """Its window begins at step 0, which a group has in common; the next one's would begin at step 1."""
+    made = family("sd3").arithmetic(visual(plan="sliding_window(size=2, interval=1)"))
+    assert made.totals["evaluations to sample"] == 3 * (1 + 4 * 4)
+
+
 def test_a_policy_of_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="sampling.policy: got 'other', expected one of transitions, matching"):
         visual(policy="other").check()
@@ -217,6 +223,7 @@ def test_a_reference_that_was_not_kept_is_an_error_and_one_that_was_is_kept_once
     with torch.no_grad():
         network.weight += 1
     copy.keep()
+    assert len(copy.copies) == 1
     with copy() as before:
         assert torch.equal(before.weight, first) and not before.weight.requires_grad
 
@@ -328,6 +335,17 @@ def test_options_of_a_run_are_those_of_its_training():
         asked = Training.of(ModelOptions(gradient_checkpointing=checkpointing), seed=0, device="cpu", training=training)
         assert asked == Training(gradient_checkpointing=checkpointing and training)
     assert Training.of(ModelOptions(gradient_checkpointing=True), seed=0, device="cpu").gradient_checkpointing
+
+
+def test_the_fewest_pixels_may_be_the_most_and_no_more():
+    config = config_class(family("qwen_vl").sections)()
+    config.model.path = "a/b"
+    for fewest, most in ((784, 784), (784, 0), (0, 784), (784, 1568)):
+        config.model.min_pixels, config.model.max_pixels = fewest, most
+        family("qwen_vl").check(config)
+    config.model.min_pixels, config.model.max_pixels = 785, 784
+    with pytest.raises(ValueError, match="model.min_pixels: got 785, expected at most model.max_pixels=784"):
+        family("qwen_vl").check(config)
 
 
 # Texts and media of a command line

@@ -38,6 +38,15 @@ def mp4(tmp_path_factory):
         (b"\x47" + bytes(187) + b"\x47" + bytes(10), "mpegts"),
         (b"ID3\x04" + bytes(20), "mp3"),
         (b"\xff\xf1" + bytes(20), "aac"),
+        (b"OggS\0\x02" + bytes(20), "ogg"),
+        (b"FLV\x01\x05" + bytes(20), "flv"),
+        (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9" + bytes(20), "asf"),
+        (b"\0\0\x01\xba\x44" + bytes(20), "mpeg"),
+        (b"GIF89a" + bytes(20), "gif"),
+        (b"#!AMR\n" + bytes(20), "amr"),
+        *((b"\xff" + second + bytes(20), "aac") for second in (b"\xf0", b"\xf8", b"\xf9")),
+        *((b"\xff" + second + bytes(20), "mp3") for second in (b"\xfa", b"\xfb", b"\xf2", b"\xf3", b"\xe2", b"\xe3")),
+        *((bytes(4) + kind, "mov") for kind in (b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp")),
     ],
 )
 def test_a_container_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path, head, name):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +51,23 @@ def test_files_of_encodings_are_kept_up_to_the_limit_and_the_longest_unused_goes
             again, encoded = encodings(tmp_path / str(limit), limit)
             again.rows([Prompt("ccc")])
             assert encoded == []  # the last stays
+
+
+def test_a_file_that_another_process_removes_first_is_no_error(tmp_path, monkeypatch):
+    folder = tmp_path / "not" / "there"
+    cache, _ = encodings(folder, 10**6)
+    cache.rows([Prompt("a")])
+    [size] = sizes(folder)
+    cache.disk_bytes, remove = size, Path.unlink
+
+    def late(file: Path, **given: bool) -> None:
+        with suppress(FileNotFoundError):
+            remove(file)
+        remove(file, **given)
+
+    monkeypatch.setattr(Path, "unlink", late)
+    cache.rows([Prompt("bb")])
+    assert sizes(folder) == [size]
 
 
 def test_a_file_that_is_read_counts_as_used(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 import transformers
 from diffusers import AutoencoderKL
 from safetensors.torch import save_file
+from transformers.utils import peft_utils
 
 from pipelines import conversation, pretrained
 from pipelines.conversation import load_tokenizer
 from pipelines.lora import read_adapters
-from pipelines.pretrained import check_pipeline, read_pipeline
+from pipelines.pretrained import check_pipeline, check_weights, read_pipeline
 from pipelines.training import Training
 from tests.building import module
 
@@ -91,6 +93,18 @@ def test_a_part_of_another_package_is_refused_unless_it_is_not_read(part, tmp_pa
     index.write_text(json.dumps({"_class_name": ["code", "A"]}))
     with pytest.raises(ValueError, match=r"its pipeline is code of the checkpoint \(.*\), which is not run"):
         check_pipeline(str(tmp_path))
+
+
+def test_a_hub_id_of_adapters_is_refused_and_a_part_is_looked_at_in_its_folder(monkeypatch):
+    asked: list[tuple] = []
+    find = lambda source, subfolder: asked.append((source, subfolder))  # noqa: E731
+    monkeypatch.setattr(peft_utils, "find_adapter_config_file", find)
+    monkeypatch.setattr(pretrained, "check_weight_files", lambda *given: asked.append(given))
+    check_weights("owner/name", "unet", True)
+    assert asked == [("owner/name", "unet"), (Path("owner/name/unet"), True, "--model.allow-pickle")]
+    monkeypatch.setattr(peft_utils, "find_adapter_config_file", lambda *given, **options: "adapter_config.json")
+    with pytest.raises(ValueError, match="'owner/name' contains adapters; give the model that they adapt"):
+        check_weights("owner/name", "", False)
 
 
 @pytest.mark.parametrize("library", ["diffusers", "transformers", "stable_audio"])

@@ -14,7 +14,7 @@ from torch import nn
 from pipelines import kv, lora
 from pipelines.own_forward import _joined
 from pipelines.speech import audio, duration, whisper
-from pipelines.training import Training, autocast, make_trainable, target_names
+from pipelines.training import Training, autocast, freeze, make_trainable, target_names
 from pipelines.visual import flow, sizes
 
 
@@ -46,6 +46,19 @@ def test_targets_are_written_in_full_where_a_frozen_part_has_one_too():
     assert target_names(made, ["proj"], [made.tower]) == ["proj"]  # names end at a dot
 
 
+def test_a_layer_of_the_network_itself_is_a_target_too():
+    made = network()
+    made.q_proj = nn.Linear(2, 2)
+    assert sorted(target_names(made, ["q_proj"], [made.tower])) == ["body.q_proj", "q_proj"]
+
+
+def test_parts_are_frozen_in_evaluation_mode_and_missing_ones_are_left_out():
+    made = network().train()
+    freeze([None, made.body], "cpu")
+    assert [part.training for part in (made.body, made.tower)] == [False, True]
+    assert {name.split(".")[0] for name, one in made.named_parameters() if one.requires_grad} == {"tower"}
+
+
 def test_adapters_need_a_rank_and_targets_that_are_there():
     with pytest.raises(ValueError, match="lora rank must be at least 1, got 0"):
         lora.add_lora(network(), 0, 8.0, ["q_proj"], 0)
@@ -57,6 +70,16 @@ def test_adapters_need_a_rank_and_targets_that_are_there():
     with pytest.raises(ValueError) as error:  # only layers that can have adapters are proposed
         lora.check_targets(network(), ["bod"])
     assert str(error.value).endswith("Known: body.q_proj, tower.q_proj.")
+
+
+def test_a_target_is_proposed_by_the_last_two_parts_of_a_name_without_numbers():
+    made = nn.ModuleDict({"net": nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": network()})])})})
+    with pytest.raises(ValueError) as error:
+        lora.check_targets(made, ["something"])
+    assert str(error.value).endswith("Known: body.q_proj, tower.q_proj.")
+    with pytest.raises(ValueError) as error:
+        lora.check_targets(nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)])]), ["something"])
+    assert "Known: 0" not in str(error.value)
 
 
 def test_a_folder_of_adapters_is_whole_or_refused(tmp_path):
@@ -104,6 +127,7 @@ def test_adapters_that_do_not_fit_are_refused(change):
     fresh = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
     parameters = lora.load_lora(fresh, weights, config)
     assert all(torch.equal(p.detach(), w) for p, w in zip(parameters, weights.values(), strict=True))
+    assert [tuple(p.shape) for p in lora.add_lora(LlamaModel(made.config), 1, 4.0, ["q_proj"], 0)] == [(1, 8), (8, 1)]
     broken = dict(weights)
     name, value = broken.popitem()
     if change == "unexpected":

@@ -50,6 +50,14 @@ def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
     assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_file_of_the_largest_size_is_kept(tmp_path, monkeypatch):
+    file = tmp_path / "a.wav"
+    soundfile.write(file, HUM.samples[0, :800].numpy(), 16_000)
+    for most, suffix in ((file.stat().st_size, ".wav"), (file.stat().st_size - 1, ".ogg")):
+        monkeypatch.setattr(samples, "SMALL", most)
+        assert sound_of(Media("audio", str(file))).suffix == suffix
+
+
 def test_nothing_but_a_sound_is_copied(tmp_path):
     (tmp_path / "a.wav").write_text("a secret")
     os.mkfifo(tmp_path / "b.wav")
@@ -133,9 +141,12 @@ def test_a_sound_inside_a_data_file_is_written_anew(tmp_path):
 
 def test_sounds_are_written_as_waves_and_nothing_else_is(tmp_path):
     shown = Shown([Prompt("a", "a")] * 2, [Text("x"), HUM], [{}, {}])
-    write_waves(tmp_path / "waves", shown)
-    assert [file.name for file in (tmp_path / "waves").iterdir()] == ["001.wav"]
-    samples, rate = soundfile.read(tmp_path / "waves" / "001.wav")
+    folder = tmp_path / "run" / "waves"
+    for _ in range(2):  # a later call writes them again
+        write_waves(folder, shown)
+    assert [file.name for file in folder.iterdir()] == ["001.wav"]
+    samples, rate = soundfile.read(folder / "001.wav")
+    assert soundfile.info(folder / "001.wav").subtype == "PCM_16"
     assert rate == 16_000 and len(samples) == 16_000
 
 

@@ -100,6 +100,22 @@ def test_correlations_within_prompts_are_of_three_scored_outputs_or_more():
     assert _correlations([right, wrong], values)["srcc_within_prompts"] == pytest.approx(0)
 
 
+def test_the_subset_of_ties_has_its_own_score_only_where_the_best_counts():
+    """One of three is right and ties with a wrong one, which is a half; as a pair it is as wrong as the other."""
+    rows = (ranked(0, 1, 1, task="ref:7", category="Ties"), ranked(0, 1, 1, task="tied:7", category="Ties"))
+    scores, none = [[3.0, 3.0, 1.0]] * 2, [[3.0, 3.0, 1.0]]
+    best, paired = (Protocol(lambda row: row, headline=headline) for headline in ("best", "pairs"))
+    assert evaluate(Benchmark("b", best, rows), scores)["categories"] == {"Ties": ties_subset(rows, scores)}
+    assert evaluate(Benchmark("b", paired, rows), scores)["categories"] == {"Ties": 0.5}
+    assert evaluate(Benchmark("b", best, (ranked(0, 1, 1, category="Math"),)), none)["categories"] == {"Math": 0.5}
+
+
+@pytest.mark.parametrize(("values", "credit"), [([3.0, 2.0, 1.0], 1), ([1.0, 2.0, 3.0], 0), ([2.0, 3.0, 1.0], 0)])
+def test_the_best_output_is_the_one_of_the_lowest_rank(values, credit):
+    found = evaluate(Benchmark("b", Protocol(lambda row: row, headline="best"), (ranked(0, 1, 1),)), [values])
+    assert found["headline"] == credit
+
+
 def test_ties_are_those_of_the_subset_whose_outputs_all_have_scores():
     """One is right by 2, among two right ones the margin is 2 over a spread of 1."""
     one = ranked(0, 1, task="ref:7", category="Ties")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
 from mmgrpo.report.plots import ACCENT, INK
@@ -82,8 +83,11 @@ def grid(axis: Any) -> tuple:
     return line.get_visible(), line.get_color(), line.get_alpha(), line.get_linewidth()
 
 
+@rc_context({"lines.markersize": 1, "lines.linewidth": 0.1, "text.color": "red", "grid.alpha": 0.9})
 def test_plots_have_the_style_of_reports():
-    """Ink on nothing: no frame, no ticks, labels of 8 points; a height for each row and a width for each column."""
+    """Ink on nothing: no frame, no ticks, labels of 8 points; a height for each row and a width for each column.
+    Whatever settings of matplotlib there are.
+    """
     figure = plots.accuracy_plot({"a": reward(0.625), "b": reward(0.25)})
     axes, faint = figure.axes[0], (True, INK, 0.18, 0.6)
     assert look(axes) == ((5.2, 1.4), {8.0}, False) and figure.get_layout_engine() is not None

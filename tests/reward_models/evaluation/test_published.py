@@ -29,6 +29,7 @@ def test_the_numbers_of_each_table_add_up():
         (0.49, 0, True, "pass  hpdv2, headline: published 0.500, measured 0.490, difference -0.010 (table 2)"),
         (0.511, 0, False, "FAIL  hpdv2, headline: published 0.500, measured 0.511, difference +0.011 (table 2)"),
         (0.489, 0, False, "FAIL  hpdv2, headline: published 0.500, measured 0.489, difference -0.011 (table 2)"),
+        (0.5100000015, 0, False, "FAIL  hpdv2, headline: published 0.500, measured 0.510, difference +0.010 (table 2)"),
         (None, 0, False, "FAIL  hpdv2, headline: published 0.500, nothing could be scored (table 2)"),
         (0.5, 2, False, "FAIL  hpdv2, headline: published 0.500, measured 0.500, difference +0.000, 2 outputs could "
                         "not be scored (table 2)"),

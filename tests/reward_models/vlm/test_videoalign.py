@@ -190,6 +190,15 @@ def test_another_rate_may_be_asked_for(made):
     assert found == [pytest.approx(wanted, abs=1e-5)]
 
 
+def test_the_instruction_may_be_a_file_of_its_own(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "asked.txt").write_text(INSTRUCTION.replace("quality", "rate"))
+    weights, base, _ = made
+    for name in (str(tmp_path / "asked.txt"), "~/asked.txt"):
+        assert load(str(weights), str(base), name, False, "cpu").instruction == INSTRUCTION.replace("quality", "rate")
+    assert load(str(weights), str(base), "", False, "cpu").instruction == INSTRUCTION
+
+
 def test_an_odd_number_of_frames_is_completed_by_the_last():
     frames = torch.rand(3, 3, 28, 28)
     odd, even = patches(frames), patches(torch.cat([frames, frames[2:]]))
