@@ -101,7 +101,7 @@ def gumbel_given_argmax(
     distributed, truncated there (Maddison et al. 2014, A* sampling, section 3).
     """
     uniform = torch.rand(log_probs.shape, generator=generator, dtype=torch.double).to(log_probs.device)
-    gumbel = -torch.log(-torch.log(uniform.clamp(1e-300, 1 - 1e-16)))
+    gumbel = -torch.log(-torch.log(uniform.clamp(min=1e-300)))
     top = gumbel.gather(1, code[:, None])
     others = -torch.logaddexp(-top, -(log_probs + gumbel))
     return (others.scatter(1, code[:, None], top) - log_probs).to(log_probs.dtype)

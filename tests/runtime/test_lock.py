@@ -24,6 +24,12 @@ def test_a_second_holder_is_refused_by_name_and_may_hold_it_afterwards(tmp_path)
         assert json.loads(path.read_text())["process"] == os.getpid()
 
 
+def test_a_lock_file_that_was_removed_meanwhile_is_no_error(tmp_path):
+    with lock(tmp_path / "runs" / ".demo.lock", "demo"):
+        (tmp_path / "runs" / ".demo.lock").unlink()
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
     path = tmp_path / ".demo.lock"
     code = f"""

@@ -98,6 +98,22 @@ def test_sound_may_be_flac():
         read(FRAMES, frames(body(audio=1, rate=8000), b"fLaC" + b"\0" * 60), LIMITS)
 
 
+def test_no_more_of_a_flac_is_decoded_than_shows_that_it_is_too_large(monkeypatch):
+    soundfile = pytest.importorskip("soundfile")
+    stream, counts = io.BytesIO(), []
+    soundfile.write(stream, np.zeros((1000, 2), np.int16), 8000, format="FLAC", subtype="PCM_16")
+    decode = soundfile.SoundFile.read
+
+    def counted(self: Any, count: int, **keywords: Any) -> Any:
+        counts.append(count)
+        return decode(self, count, **keywords)
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", counted)
+    with pytest.raises(TooLarge):
+        read(FRAMES, frames(body(audio=1, rate=8000), stream.getvalue()), Limits(decoded=400))
+    assert counts == [51]  # 400 bytes are 50 samples of two channels of four bytes
+
+
 def test_media_of_prompts_are_sent_from_memory_and_never_read_from_files():
     inside = Prompt("what", turns=(Turn("user", (Media("image", pictures(1)[0], {"max_pixels": 64}), "is this")),))
     (prompt,) = read(FRAMES, write("r", [inside], [Text("a")], ["0"]), LIMITS).prompts

@@ -148,7 +148,7 @@ def curve_points(look: Look, metric: str, seconds: bool, percent: int) -> Points
         across = series(look.run.metrics, "seconds")[1] if timed else np.full_like(values, np.nan)
     x, y = thinned(across, running_mean(values, percent) if percent else values, POINTS)
     known = np.isfinite(x) & np.isfinite(y)
-    return list(zip(x[known].tolist(), y[known].tolist(), strict=True))
+    return list(zip(x[known].astype(float).tolist(), y[known].tolist(), strict=True))
 
 
 def differences(looks: Sequence[Look]) -> dict[str, list[str]]:
