@@ -158,7 +158,10 @@ def facts(reward: Batches) -> dict[str, Any]:
 
 
 class Running:
-    """A server that listens on ``host`` and ``port`` (0: a free one, which ``port`` then names)."""
+    """A server that listens on ``host`` and ``port`` (0: a free one, which ``port`` then names).
+
+    Clients may connect as soon as it exists; ``run`` answers them.
+    """
 
     def __init__(self, app: FastAPI, host: str, port: int, drain: float) -> None:
         """``drain``: seconds that requests have to end once the server is told to stop."""
@@ -171,6 +174,7 @@ class Running:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((host, port))
+            self.socket.listen()
         except OSError as error:
             raise OSError(f"--host {host} --port {port}: {error.strerror or error}; choose another port") from error
         self.port: int = self.socket.getsockname()[1]

@@ -265,7 +265,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
-        until(lambda: httpx.get(f"{url}/health", trust_env=False).status_code == 200, 200)
+        until(lambda: httpx.get(f"{url}/health", trust_env=False, timeout=200).status_code == 200, 200)
         yield process, url
     finally:
         process.kill()

@@ -198,7 +198,7 @@ def test_a_server_listens_where_it_is_told_and_says_little(drain, limit):
     assert server.socket.getsockname() == ("127.0.0.1", server.port) and server.port > 0
     assert server.socket.family == socket.AF_INET
     assert server.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
-    server.socket.listen()
+    socket.create_connection(("127.0.0.1", server.port), 60).close()  # before it runs
     with pytest.raises(OSError, match=rf"--host 127\.0\.0\.1 --port {server.port}: .*; choose another port"):
         Running(application({}), "127.0.0.1", server.port, drain)
     server.socket.close()

@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -17,7 +18,6 @@ from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import Limits
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.served import Client, check, is_local
-from mmgrpo.scoring.server import Running, application
 from mmgrpo.types import Prompt, Text
 from tests.scoring.serving import PICTURES, TEXTS, batches, length, mean, pictures, serving, url
 
@@ -206,13 +206,11 @@ def test_a_server_that_comes_back_goes_on_with_the_run(monkeypatch):
         port = server.port
         reward = Client([url(server)], "length", patience=60, pause=0.001)
         assert reward(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
-    again = Running(application({"length": batches("length", length)}), "127.0.0.1", port, 10.0)
-    thread = threading.Thread(target=again.run, daemon=True)
-    # It is started when the client says that it waits.
-    monkeypatch.setattr("builtins.print", lambda *words, **options: thread.start())
-    assert reward(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
-    again.stop()
-    thread.join(30)
+    with ExitStack() as later:
+        # It is started when the client says that it waits.
+        again = serving(batches("length", length), port=port)
+        monkeypatch.setattr("builtins.print", lambda *words, **options: later.enter_context(again))
+        assert reward(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
 
 
 def test_proxies_are_ignored_for_this_machine(monkeypatch):
