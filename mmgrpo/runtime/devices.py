@@ -80,8 +80,7 @@ def accelerator(device: str, **options: Any) -> Accelerator:
         os.environ["ACCELERATE_TORCH_DEVICE"] = device  # the only way to name one of several
     try:
         # Without being told, accelerate takes several processes on a machine that has only a CPU for a process each.
-        alone = device == "auto" and available() == ["cpu"]
-        made = Accelerator(cpu=device == "cpu" or alone, **options)
+        made = Accelerator(cpu=device == "cpu" or available() == ["cpu"], **options)
     finally:
         if ":" in device and before is None:
             del os.environ["ACCELERATE_TORCH_DEVICE"]

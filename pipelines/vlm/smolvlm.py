@@ -187,11 +187,10 @@ class SmolVlm(Decoder):
         high = int(medium.options.get("max_pixels", 0))
         edge = min(edge_within(high, self.side), self.limits.edge) if high else self.limits.edge
         if medium.kind == "image":
-            pixels, split = read_image(medium).pixels[None], bool(self.processor.do_image_splitting)
-            times, duration = (), 0.0
+            pixels, times, duration = read_image(medium).pixels[None], (), 0.0
         elif medium.kind == "video":
             clip = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames)
-            pixels, edge, split = clip.frames, self.side, False
+            pixels, edge = clip.frames, self.side  # of one tile, which the processor does not split
             times, duration = clip.seconds, len(clip.frames) / clip.sample_fps
         else:
             raise ValueError(
@@ -200,7 +199,6 @@ class SmolVlm(Decoder):
         inputs = self.processor(
             [Pil.fromarray(frame) for frame in eight_bits(pixels).permute(0, 2, 3, 1).numpy()],
             size={"longest_edge": edge},
-            do_image_splitting=split,
             return_row_col_info=True,
             return_tensors="pt",
         )

