@@ -344,3 +344,12 @@ def test_a_recognizer_is_a_folder_or_a_hub_id(path, tmp_path, monkeypatch):
     for there in ("owner/name", str(tmp_path / "a" / "b")):
         with pytest.raises(Reached):
             recognizer.recognizer.__wrapped__(there)
+
+
+def test_the_recognizer_is_whisper_tiny_where_none_is_named(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(recognizer, "locate", lambda path: asked.append(path) or "nowhere")
+    for path in ("", "own"):
+        with pytest.raises(FileNotFoundError):
+            recognizer.recognizer.__wrapped__(path)
+    assert asked == ["pypi:whisper-tiny.en", "own"]

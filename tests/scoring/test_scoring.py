@@ -14,7 +14,7 @@ import torch
 
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, in_words
+from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, in_words, score_column
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]
@@ -222,6 +222,19 @@ def test_prompts_are_copied_with_their_media_unless_the_reward_is_trusted():
     assert own is not picture.pixels and same is picture.pixels
     for one in (answer, other):  # what Python alone could change is copied for all
         assert one == shown.answer and one is not shown.answer and one[1][1] is not shown.answer[1][1]
+
+
+def test_a_reward_of_another_process_is_given_prompts_and_outputs_without_copies():
+    prompt, output, seen = Prompt("p", answer=[1]), Image(torch.zeros(3, 1, 1)), []
+
+    def note(prompts, outputs):
+        seen.append((prompts[0] is prompt, outputs[0] is output))
+        return [1.0]
+
+    for score in (score_column, column_or_nan):
+        for elsewhere in (False, True):
+            assert score("r", note, [prompt], [output], True, elsewhere) == [1.0]
+    assert seen == [(False, False), (True, True)] * 2
 
 
 def test_a_picture_that_was_made_for_inference_can_be_scored():
