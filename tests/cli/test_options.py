@@ -94,6 +94,13 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(opti
         arithmetic(read(options, ""))
 
 
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_loaded(monkeypatch):
+    config = read(["--trackers", "comet_ml"], "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="trackers: got 'comet_ml', which is not installed"):
+        arithmetic(config)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
