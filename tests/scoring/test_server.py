@@ -43,31 +43,22 @@ def get(server: Any, path: str, **options: Any) -> httpx.Response:
 
 def test_it_is_healthy_once_all_rewards_are_loaded_and_have_scored_a_first_batch():
     loading, warming = threading.Event(), threading.Event()
-    reward = batches("length", length, warm_up=lambda function: warming.wait(60))
+    reward, other = batches("length", length, warm_up=lambda function: warming.wait(60)), batches("other", length)
     load, reward._load = reward._load, lambda: loading.wait(60) and load()
-    with ThreadPoolExecutor(1) as pool:
-        with serving(batches("other", length)) as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.scoring.serving.until", lambda happened: None)
+        with serving(reward, other) as server:
+            until(lambda: other.ready)
+            assert post(server, **texts("ab", reward="other")).json() == {"version": 1, "values": {"0": 2.0}}
+            early = post(server, **texts("abc"))
+            assert (early.status_code, early.json()["error"]) == (503, "reward 'length' is not loaded yet")
+            assert get(server, "/health").status_code == 503
+            loading.set()
+            assert get(server, "/health").status_code == 503, "loaded, but not warm"
+            warming.set()
+            until(lambda: get(server, "/health").status_code == 200)
             assert get(server, "/health").json() == {"version": 1, "status": "ready"}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tests.scoring.serving.until", lambda happened: None)
-            with serving(reward) as server:
-                until(lambda: pool.submit(answers, server).result())
-                assert get(server, "/health").status_code == 503
-                early = post(server, **texts("abc"))
-                assert (early.status_code, early.json()["error"]) == (503, "reward 'length' is not loaded yet")
-                loading.set()
-                assert get(server, "/health").status_code == 503, "loaded, but not warm"
-                warming.set()
-                until(lambda: get(server, "/health").status_code == 200)
-                assert post(server, **texts("abc")).json() == {"version": 1, "values": {"0": 3.0}}
-
-
-def answers(server: Any) -> bool:
-    try:
-        get(server, "/health")
-    except httpx.ConnectError:
-        return False
-    return True
+            assert post(server, **texts("abc")).json() == {"version": 1, "values": {"0": 3.0}}
 
 
 def test_a_reward_that_cannot_be_loaded_is_reported():
