@@ -279,6 +279,14 @@ def test_a_process_that_ended_may_be_asked_again_and_an_exception_in_it_may_not(
         assert (raised.status_code, raised.json()["error"]) == (422, "reward 'length': ValueError: no such answer")
 
 
+def answers(server: Any) -> bool:
+    try:
+        get(server, "/health")
+    except httpx.ConnectError:
+        return False
+    return True
+
+
 def test_it_answers_what_it_works_on_before_it_ends_and_nothing_else():
     go, begun, closed = threading.Event(), threading.Event(), []
 
