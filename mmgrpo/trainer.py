@@ -288,7 +288,8 @@ class Trainer:
             refuse_tensors(self.trained, f"the weights after optimizer step {self.step + 1}")
         self.skipped += not trainable
         self.nonfinite_steps += not finite
-        self.nonfinite_row = 0 if finite else self.nonfinite_row + 1
+        if trainable:  # a step with nothing to train tells nothing about the weights
+            self.nonfinite_row = 0 if finite else self.nonfinite_row + 1
         self.step += 1
         if self.ema is not None:
             self.ema.update(self.step)

@@ -13,7 +13,7 @@ from mmgrpo.evaluation import evaluate
 from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.finite import NotFinite, is_finite, refuse_nan, refuse_nonfinite, refuse_tensors
 from mmgrpo.scoring import Scorer
-from tests.building import first_number, trainer
+from tests.building import first_number, recipe, trainer
 from tests.cli.running import read_lines
 from tests.toys import toy_policy, toy_prompts
 
@@ -75,6 +75,27 @@ def test_after_several_such_steps_in_a_row_the_run_stops_and_says_how_to_go_on(t
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
     assert not (tmp_path / "model").exists()
     assert "step-000006 is the newest checkpoint; go on with: COMMAND" in capsys.readouterr().out
+
+
+def test_a_step_without_anything_to_train_does_not_break_the_row(tmp_path):
+    rounds = []
+
+    def without_spread_in_the_second(prompts, outputs):
+        rounds.append(len(outputs))
+        return [1.0] * len(outputs) if len(rounds) == 2 else first_number(prompts, outputs)
+
+    made = trainer(
+        breaking(toy_policy(), {1, 2}),  # the second step scores nothing
+        tmp_path,
+        toy_prompts(2),
+        reward=without_spread_in_the_second,
+        advantages=recipe(select=["drop_zero_spread"]),
+        max_nonfinite_steps=2,
+    )
+    with pytest.raises(NotFinite, match="2 optimizer steps in a row, up to step 3"):
+        made.fit()
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert [(line["nonfinite"], line["skipped"]) for line in lines] == [(1, 0), (0, 1), (1, 0)]
 
 
 def test_how_many_is_a_setting(tmp_path):
