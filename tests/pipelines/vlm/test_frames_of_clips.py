@@ -46,6 +46,14 @@ def test_a_frame_at_an_unknown_time_is_none_of_the_clip(mp4):
         assert torch.equal(found[row].permute(1, 2, 0), decoded[number][1])
 
 
+@pytest.mark.parametrize(("stated", "guessed"), [(None, None), (0, 0), (-1, None)])
+def test_a_clip_of_no_stated_rate_is_refused(stated, guessed, mp4, monkeypatch):
+    stream = SimpleNamespace(average_rate=stated, guessed_rate=guessed)
+    monkeypatch.setattr(frames, "_video_of", lambda container: stream)
+    with pytest.raises(frames.Unreadable, match=r"a\.mp4: states no frames per second; encode it again"):
+        frames.decode(mp4, lambda count, fps: [0])
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_wrong_index_is_done_without(indexed, mp4, monkeypatch):
     asked: list[bool] = []
