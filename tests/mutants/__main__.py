@@ -42,9 +42,9 @@ TABLES |= {"tests/families/test_defaults_agree.py"}
 LEAST_SECONDS = 10.0
 """Time-out of a test that takes a moment; others have ten times what they take."""
 
-MOST_SECONDS = 60.0
-"""Tests of one mutant, by the time that they took while their lines were recorded; one that further tests might kill
-counts as a survivor."""
+FIRST_SECONDS, MORE_SECONDS = 60.0, 600.0
+"""Tests of one mutant, by the time that they took while their lines were recorded: those that are tried first, and
+those that run its line and are tried on what survives them. What further tests might kill counts as a survivor."""
 
 
 LEFT_OUT = re.compile(r"mmgrpo/cli/bench/|_tiny\.py$|tiny_(parts|text)\.py$")
@@ -145,9 +145,11 @@ class Tests:
                     for line in lines:
                         self.by_line.setdefault((file, line), []).append(name)
 
-    def of(self, mutant: Mutant) -> dict[str, float]:
-        """First the tests that run the line, those of the room that mirrors the module's before others, then the other
-        tests of their files that run the module.
+    def of(self, mutant: Mutant) -> tuple[dict[str, float], dict[str, float]]:
+        """The tests that are tried first and those that are tried then, with their time-outs.
+
+        First those that run the line, of the room that mirrors the module's before others, and if there is time the
+        other tests of their files that run the module; then the rest of those that run the line.
 
         What is cached shows in the first test only. A line that no test is seen to run is run at import or in another
         process: it is seen by whoever names the module or runs code that does.
@@ -163,8 +165,12 @@ class Tests:
         room = str("tests" / Path(mutant.file.removeprefix("mmgrpo/")).parent)
         own = {name for name in runs if str(Path(name.split("::")[0]).parent) == room}
         turns = [*self.in_turn(own), *self.in_turn(runs - own), *self.in_turn(near - runs)]
-        chosen = self.ordered(self.within_time(turns), room)
-        return {name: max(LEAST_SECONDS, 10 * self.seconds[name]) for name in chosen}
+        first = self.within_time(turns, FIRST_SECONDS)
+        more = self.within_time([name for name in turns if name in runs - first], MORE_SECONDS)
+        return self.timed(self.ordered(first, room)), self.timed(self.ordered(more, room))
+
+    def timed(self, names: Sequence[str]) -> dict[str, float]:
+        return {name: max(LEAST_SECONDS, 10 * self.seconds[name]) for name in names}
 
     def in_turn(self, names: set[str]) -> list[str]:
         """The fastest test of each file, then the second fastest of each, and so on."""
@@ -176,10 +182,10 @@ class Tests:
             turns.append((place[file], self.seconds[name], name))
         return [name for _, _, name in sorted(turns)]
 
-    def within_time(self, names: Sequence[str]) -> set[str]:
-        """The first of the tests that take ``MOST_SECONDS`` together, at least one."""
+    def within_time(self, names: Sequence[str], seconds: float) -> set[str]:
+        """The first of the tests that take so many seconds together, at least one."""
         spent = list(itertools.accumulate(self.seconds[name] for name in names))
-        return {name for name, until in zip(names, spent) if until <= MOST_SECONDS} or set(names[:1])
+        return {name for name, until in zip(names, spent) if until <= seconds} or set(names[:1])
 
     def at(self, file: str, line: int) -> list[str]:
         return self.by_line.get((file, line), [])
@@ -237,15 +243,17 @@ class Worker:
         self.warm = Process(copy, {"tests": files})
         self.cold = Process(copy, {"libraries": libraries})
 
-    def killer(self, job: dict[str, Any]) -> tuple[str, float]:
-        """The test that fails first and the seconds that it took: in the warm process where that can tell, and where
-        all pass there, in the cold one."""
+    def killer(self, job: dict[str, Any], twice: bool) -> tuple[str, float]:
+        """The test that fails first and the seconds that it took: in the warm process, and in the cold one where that
+        cannot tell, or where all pass there and are to be tried ``twice``."""
         seconds = 0.0
         for process in (self.warm, self.cold):
             answer = process.ask(job)
             seconds += answer["seconds"]
             if answer["failed"]:
                 return answer["failed"][0], seconds
+            if answer["failed"] is not None and not twice:
+                break
         return "", seconds
 
     def broken(self, job: dict[str, Any]) -> set[str]:
@@ -262,15 +270,19 @@ def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> 
         idle.put(worker)
 
     def verdict(one: Mutant) -> Verdict:
-        limits = {name: limit for name, limit in tests.of(one).items() if name not in broken}
-        if not limits:
-            return Verdict(one)
-        limit = 60 + 10 * sum(tests.seconds[name] for name in limits)
-        worker = idle.get()
+        worker, spent = idle.get(), 0.0
         try:
             text = one.text((worker.copy / one.file).read_bytes()).hex()
-            job = {"file": one.file, "text": text, "tests": limits, "limit": limit}
-            return Verdict(one, "", *worker.killer(job))
+            for number, chosen in enumerate(tests.of(one)):
+                limits = {name: limit for name, limit in chosen.items() if name not in broken}
+                if limits:
+                    limit = 60 + 10 * sum(tests.seconds[name] for name in limits)
+                    job = {"file": one.file, "text": text, "tests": limits, "limit": limit}
+                    killer, seconds = worker.killer(job, twice=number == 0)
+                    spent += seconds
+                    if killer:
+                        return Verdict(one, "", killer, spent)
+            return Verdict(one, seconds=spent)
         finally:
             idle.put(worker)
 
@@ -289,7 +301,7 @@ def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> 
 
 def run(options: argparse.Namespace) -> list[Verdict]:
     """Draw the mutants and judge them."""
-    files = [file for file in modules() if options.only in file]
+    files = [file for file in modules() if re.search(options.only, file)]
     with ExitStack() as stack:
         copies = [stack.enter_context(copied()) for _ in range(options.workers)]
         found = [one for file in files for one in mutants(file, (copies[0] / file).read_text(encoding="utf-8"))]
@@ -302,7 +314,7 @@ def run(options: argparse.Namespace) -> list[Verdict]:
             chosen = [one for one in found if key(one) in left]
         known = seen(copies[0])
         tests = Tests(known)
-        files = sorted({name.split("::")[0] for one in chosen for name in tests.of(one)})
+        files = sorted({name.split("::")[0] for one in chosen for part in tests.of(one) for name in part})
         return judge([Worker(copy, files, known["modules"]) for copy in copies], chosen, tests)
 
 
@@ -312,7 +324,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--each", type=int, default=0, help="draw further lines until every folder has as many")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants that are tried at once")
-    parser.add_argument("--only", default="", help="part of the path of the files that are changed")
+    parser.add_argument("--only", default="", help="regular expression of the files that are changed")
     parser.add_argument("--every", action="store_true", help="try every mutant instead of a sample")
     parser.add_argument("--line", default="", help="try every mutant of a line: path:number")
     parser.add_argument("--again", type=Path, default=None, help="try those that survived in such a file")
