@@ -73,6 +73,11 @@ def test_annotations_that_fail_are_left_out_and_the_others_stay():
         assert annotate(scorers, [Prompt("p")], [Text("t", 1, False)]) == [{"heard": "t"}]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_reward_without_annotations_has_none_and_nothing_warns():
+    assert annotate([Scorer("a", lambda p, o: [1.0])], [Prompt("p")], [Text("t", 1, False)]) == [{}]
+
+
 def test_at_most_a_batch_of_samples_is_drawn_at_a_time(monkeypatch):
     policy, asked = CategoricalPolicy(TableModel(5, 3)), []
     sample = policy.sample

@@ -14,6 +14,7 @@ from mmgrpo.runtime.reward_weights import directions, inner_products, next_weigh
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 from tests.building import first_number, recipe, trainer
+from tests.cli.running import read_lines
 from tests.toys import toy_policy, toy_prompts
 
 
@@ -86,6 +87,15 @@ def test_a_round_tells_the_weights_that_it_had_and_the_rules_make_the_next(tmp_p
     assert following(blocks) == RewardWeights((1.0, 1.0), 0.75, rounds=5)
     told = {name: round_.metrics[f"weight/{name}"] for name in ("one", "safe", "factor")}
     assert told == {"one": 1.0, "safe": 0.5, "factor": 0.75}
+
+
+def test_a_run_samples_each_round_with_the_weights_that_the_round_before_has_made(tmp_path):
+    blocks = recipe(weighting=["dual_ascent(by='safe', least=3.0, rate=0.25)"])
+    scorers = [Scorer("one", first_number), Scorer("safe", constant, 0.5)]
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=scorers, advantages=blocks, steps=3)
+    made.fit()
+    # each round the mean is 1, 2 below what is wanted
+    assert [line["weight/safe"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0.5, 1.0, 1.5]
 
 
 def test_an_evaluation_is_observed_by_its_means_of_what_could_be_scored():

@@ -1,0 +1,24 @@
+"""``visual.policy`` and its siblings: what they ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines import speech, visual, vlm
+
+
+@pytest.mark.parametrize("modality", [visual, vlm, speech], ids=lambda module: module.__name__)
+def test_the_checkpoint_names_the_family_and_the_seed_is_0_unless_they_are_told(modality, monkeypatch):
+    asked = []
+    monkeypatch.setattr(modality, "make_policy", lambda *given: asked.append(given))
+    modality.policy("a/b")
+    modality.policy("a/b", family="own", seed=3, lora_rank=4)
+    families = modality.FAMILIES
+    assert asked == [(families, "a/b", "", 0, {}), (families, "a/b", "own", 3, {"lora_rank": 4})]
+
+
+def test_a_model_that_hears_is_whisper_tiny_unless_another_is_named(monkeypatch):
+    asked = []
+    monkeypatch.setattr(speech, "make_policy", lambda *given: asked.append(given[1]))
+    speech.policy()
+    assert asked == ["pypi:whisper-tiny.en"]
