@@ -85,6 +85,14 @@ def kill_at(line: int, folder: Path, *arguments: object) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+def is_running(process: int) -> bool:
+    """Whether there is a process with this number; one that has ended is none, whether or not its parent knows."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends while its file is open
+        return False
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
