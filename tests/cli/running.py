@@ -45,6 +45,8 @@ def run(
     start: list[str], *arguments: object, ok: bool = True, limit: int = 0, cwd: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in a process of its own; ``limit`` is the largest file in bytes that it may write."""
+    if limit:  # of a compiled module, too, the beginning alone would be written, for all who import it later
+        more["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def small_files() -> None:
         if limit:
