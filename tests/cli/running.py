@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,8 @@ def run(
     start: list[str], *arguments: object, ok: bool = True, limit: int = 0, cwd: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in a process of its own; ``limit`` is the largest file in bytes that it may write."""
+    if limit:  # of a compiled module, too, the beginning alone would be written, for all who import it later
+        more["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def small_files() -> None:
         if limit:
@@ -72,17 +73,43 @@ def refused(start: list[str], *arguments: object, **more: Any) -> str:
     return last.removeprefix("error: ")
 
 
+KILLED = """
+import os, signal, sys
+from mmgrpo.cli.main import main
+from mmgrpo.runtime.metrics import MetricsLog
+
+write, last = MetricsLog.write, int(sys.argv.pop(1))
+
+def write_and_die(log, *given):
+    write(log, *given)
+    if log.path.read_bytes().count(b"\\n") >= last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+MetricsLog.write = write_and_die
+main()
+"""
+
+
 def kill_at(line: int, folder: Path, *arguments: object) -> None:
-    """Start a training and kill it, without a chance to tidy up, as soon as the metrics have so many lines."""
+    """Start a training that is killed, without a chance to tidy up, when it writes that line of its metrics.
+
+    Where an earlier run has written as many, it is killed while it starts.
+    """
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*COMMAND, "train", *map(str, arguments)], env=environment(), **quiet)
+    command = [sys.executable, "-c", KILLED, str(line), "train", *map(str, arguments)]
+    process = subprocess.Popen(command, env=environment(), **quiet)
     path = folder / "metrics.jsonl"
-    while process.poll() is None:
-        if path.is_file() and path.read_bytes().count(b"\n") >= line:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        time.sleep(0.002)
-    assert process.returncode == -signal.SIGKILL
+    if path.is_file() and path.read_bytes().count(b"\n") >= line:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process with this number; one that has ended is none, whether or not its parent knows."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends while its file is open
+        return False
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

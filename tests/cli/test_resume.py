@@ -14,12 +14,13 @@ from tests.runtime.trees import tree
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # five runs, three of them in processes of their own
 def test_a_run_that_is_killed_again_and_again_ends_with_the_numbers_of_an_uninterrupted_one(
     visual_run, words_folder, tmp_path
 ):
     options = quick.visual(words_folder, tmp_path)
     folder = tmp_path / "run"
-    kill_at(1, folder, *options)  # before the first checkpoint, unless the process outran the kill
+    kill_at(1, folder, *options)  # before the first checkpoint
     kill_at(1, folder, *options, "--resume")  # while it starts: the line of before is still there
     kill_at(6, folder, *options, "--resume")
     assert (folder / "checkpoints" / "step-000004").is_dir() and not (folder / "summary.json").exists()
@@ -91,7 +92,7 @@ def test_a_damaged_checkpoint_is_named_on_resume_and_the_result_is_that_of_an_un
 
 @pytest.mark.slow
 def test_two_runs_never_write_into_one_folder(words_folder, tmp_path):
-    options = quick.visual(words_folder, tmp_path, "--steps", 400)
+    options = quick.visual(words_folder, tmp_path, "--steps", 10**6)  # it goes on until it is stopped
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     first = subprocess.Popen([*COMMAND, "train", *map(str, options)], env=environment(), **quiet)
     try:

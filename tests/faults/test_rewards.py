@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,9 @@ from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.scoring.call import copied
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Media, Prompt, Turn
+from tests.cli.running import is_running
 from tests.faults.bad_rewards import ALONE, ENDS, ERRORS, HANGS, SCORES, right
+from tests.scoring.serving import until
 
 FULL = os.environ.get("MMGRPO_FAULTS") == "full"
 ANY = "tests.faults.bad_rewards:any_of"
@@ -188,24 +189,6 @@ def test_children_end_with_their_process(process, tmp_path):
     file = tmp_path / "children"
     assert score(process, *batch("leaves children", file=str(file))) == RIGHT
     children = [int(number) for number in file.read_text().split()]
-    assert [_exists(child) for child in children] == [True, True]
+    assert [is_running(child) for child in children] == [True, True]
     close(process)
-    assert [_ends(child) for child in children] == [True, True]
-
-
-def _exists(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def _ends(number: int) -> bool:
-    """Whether a process that was killed is gone; the kernel may take a while, and no other end is possible."""
-    import time
-
-    for _ in range(600):
-        if not _exists(number):
-            return True
-        time.sleep(0.05)
-    return False
+    until(lambda: not any(map(is_running, children)))

@@ -155,7 +155,7 @@ with Interruption(grace=60):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    process = run(code, timeout=50)
+    process = run(code, timeout=200)
     assert process.returncode == -signal.SIGTERM and "again to stop at once" in process.stderr
 
 
@@ -167,7 +167,7 @@ with Interruption(grace=0.1):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    process = run(code, timeout=50)
+    process = run(code, timeout=200)
     assert process.returncode == 143 and "the round did not end within 0.1 s" in process.stderr
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.runtime.ports import meeting_port
+
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
 """Operations that change files, except that ``open`` counts for writing only."""
 
@@ -55,11 +57,19 @@ class Ended:
 def in_child(work: Callable[[], None], folder: Path, fault: Fault = NONE, ranks: int = 1) -> Ended:
     """Run ``work`` in a forked child (or in ``ranks`` of them, of which the first has the fault) to its end."""
     log, count = folder.parent / f"{folder.name}.log", folder.parent / f"{folder.name}.count"
-    start, port = time.monotonic(), str(20000 + os.getpid() % 20000 + int(time.monotonic() * 1000) % 20000)
+    start = time.monotonic()
     log.write_text("")
-    children = [
-        _fork(work, folder, fault if rank == 0 else NONE, log, count, rank, ranks, port) for rank in range(ranks)
-    ]
+    with meeting_port() as port:
+        children = [
+            _fork(work, folder, fault if rank == 0 else NONE, log, count, rank, ranks, port) for rank in range(ranks)
+        ]
+        statuses = _statuses(children, start, fault, log)
+    done = int(count.read_text() or 0) if count.exists() else 0
+    return Ended(statuses[children[0]], log.read_text(errors="replace"), done, time.monotonic() - start)
+
+
+def _statuses(children: Sequence[int], start: float, fault: Fault, log: Path) -> dict[int, int]:
+    """How each of the children ended, once all have."""
     statuses: dict[int, int] = {}
     while len(statuses) < len(children):
         for child in children:
@@ -73,8 +83,7 @@ def in_child(work: Callable[[], None], folder: Path, fault: Fault = NONE, ranks:
             _kill([one for one in children if one not in statuses])
             log.write_text(log.read_text() + "\nHUNG")
         time.sleep(0.003)
-    done = int(count.read_text() or 0) if count.exists() else 0
-    return Ended(statuses[children[0]], log.read_text(errors="replace"), done, time.monotonic() - start)
+    return statuses
 
 
 def _kill(children: Sequence[int]) -> None:
@@ -83,7 +92,7 @@ def _kill(children: Sequence[int]) -> None:
 
 
 def _fork(
-    work: Callable[[], None], folder: Path, fault: Fault, log: Path, count: Path, rank: int, ranks: int, port: str
+    work: Callable[[], None], folder: Path, fault: Fault, log: Path, count: Path, rank: int, ranks: int, port: int
 ) -> int:
     child = os.fork()
     if child:

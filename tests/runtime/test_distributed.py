@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +27,7 @@ from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, Decisions
 from tests import ROOT
 from tests.runtime.distributed_worker import CASES
+from tests.runtime.ports import meeting_port
 
 
 def decisions(rows: int, width: int, first: int = 1) -> Decisions:
@@ -115,17 +115,15 @@ def started(folder: Path, index: int, world: int, port: int) -> subprocess.Popen
 def runs(tmp_path_factory) -> dict[int, Path]:
     """Folders of the same runs with one and with two processes."""
     folders = {world: tmp_path_factory.mktemp(f"processes-{world}") for world in (1, 2)}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    workers = [started(folders[world], index, world, port) for world in (1, 2) for index in range(world)]
-    try:
-        for worker in workers:
-            told, _ = worker.communicate(timeout=800)
-            assert worker.returncode == 0, told[-3000:]
-    finally:
-        for worker in workers:
-            worker.kill()
+    with meeting_port() as port:
+        workers = [started(folders[world], index, world, port) for world in (1, 2) for index in range(world)]
+        try:
+            for worker in workers:
+                told, _ = worker.communicate(timeout=800)
+                assert worker.returncode == 0, told[-3000:]
+        finally:
+            for worker in workers:
+                worker.kill()
     assert {world: int((folder / "processes").read_text()) for world, folder in folders.items()} == {1: 1, 2: 2}
     return folders
 

@@ -35,7 +35,7 @@ class Rank(Accelerator):
 @pytest.fixture
 def on_both(monkeypatch):
     """Calls a function with each of two ranks, and returns what it returns on both."""
-    place, barrier, sent = threading.local(), threading.Barrier(2, timeout=20), [torch.empty(0), torch.empty(0)]
+    place, barrier, sent = threading.local(), threading.Barrier(2, timeout=60), [torch.empty(0), torch.empty(0)]
 
     def exchange(index: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         sent[index] = tensor

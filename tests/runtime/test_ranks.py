@@ -21,7 +21,7 @@ class Meeting:
     """Where the ranks lay down a tensor each and take away all."""
 
     def __init__(self, ranks: int) -> None:
-        self.barrier, self.brought = threading.Barrier(ranks, timeout=20), [torch.empty(0)] * ranks
+        self.barrier, self.brought = threading.Barrier(ranks, timeout=60), [torch.empty(0)] * ranks
         self.rank = threading.local()
 
     def all(self, value: torch.Tensor) -> list[torch.Tensor]:

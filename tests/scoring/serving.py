@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from mmgrpo.scoring.batching import Batches, Joining
@@ -61,6 +63,15 @@ def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     while not happened():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
+
+
+def clock_of_pauses(patch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between tries, which take time on this clock alone; each is as long as chance allows."""
+    pauses: list[float] = []
+    patch.setattr(time, "sleep", pauses.append)
+    patch.setattr(time, "monotonic", lambda: 100.0 + sum(pauses))
+    patch.setattr(random, "uniform", lambda low, high: high)
+    return pauses
 
 
 def url(server: Running) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.served import Client
 from mmgrpo.types import Prompt, Request, Rollout, Text
 from tests import building
-from tests.scoring.serving import PICTURES, batches, serving, url
+from tests.scoring.serving import PICTURES, batches, clock_of_pauses, serving, url
 from tests.toys import toy_policy, toy_prompts
 
 PROMPTS = toy_prompts(4)
@@ -56,18 +57,17 @@ def sampled(policy: Any, *scorers: Scorer, at_once: int = 0, redraws: int = 0, n
 
 
 def test_a_part_is_scored_elsewhere_while_the_next_is_sampled():
-    policy = Announcing()
-    places: list[int] = []
+    policy, parts, scored = Announcing(), itertools.count(), []
 
     def waits_for_the_next_part(prompts: Any, outputs: Any) -> list[float]:
-        part = next(place for place, slots in enumerate(policy.slots) if place not in places)
-        places.append(part)
+        part = next(parts)
+        scored.append(part)
         if part < 3:
             assert policy.sampling[part + 1].wait(60), "the next part is not sampled before this one is scored"
         return building.first_number(prompts, outputs)
 
     made = sampled(policy.policy, Scorer("r", waits_for_the_next_part, elsewhere=True), at_once=1)
-    assert policy.slots == [[0], [1], [2], [3]] and sorted(places) == [0, 1, 2, 3]
+    assert policy.slots == [[0], [1], [2], [3]] and sorted(scored) == [0, 1, 2, 3]
     assert made.reward_scores.valid.all() and made.batch.decisions.rows == 12
 
 
@@ -128,7 +128,7 @@ def test_training_is_bit_for_bit_that_without_overlap(tmp_path):
     assert weights(runs["apart"]) == weights(runs["overlapped"]) == weights(runs["served"]) != initial
 
 
-def test_a_server_that_dies_stops_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, capsys):
+def test_a_server_that_dies_stops_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, monkeypatch, capsys):
     whole = trained(tmp_path / "whole", Scorer("reward", building.first_number), steps=5)
     whole.fit()
     folder = tmp_path / "run"
@@ -138,7 +138,9 @@ def test_a_server_that_dies_stops_the_run_with_a_checkpoint_from_which_it_goes_o
         run.steps = 2
         run._train()
     run.steps = 5
-    with pytest.raises(RuntimeError, match=r"reward 'reward' failed on a batch of 4 .* does not answer .* for 0.05 s"):
+    failed = r"reward 'reward' failed on a batch of 4 .* does not answer .* for 0.05 s"
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=failed):
+        clock_of_pauses(patch)  # a first try that takes longer than the patience is not told
         run.fit()
     said = capsys.readouterr()
     assert "reward 'number': http://127.0.0.1" in said.err and "the run waits for it, 0.05 s at most" in said.err

@@ -18,6 +18,7 @@ from mmgrpo.scoring import score_outputs
 from mmgrpo.scoring.call import RewardFailure, WrongValues
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Prompt, Text
+from tests.cli.running import is_running
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +154,14 @@ def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
         scorer("own:texts").fn(PROMPTS, OUTPUTS)
 
 
+def hanging(folder: Path) -> int:
+    """The number of the process of the reward that hangs, once it does."""
+    file = folder / "started.txt"
+    while not (file.exists() and file.read_text()):  # it is empty before it is written
+        time.sleep(0.01)
+    return int(file.read_text())
+
+
 RUN = """
 import sys
 from mmgrpo.rewards import scorer
@@ -175,11 +184,11 @@ def test_it_ends_with_a_run_that_is_killed(moment, folder):
     )
     assert run.stdout is not None and run.stdin is not None
     worker = int(run.stdout.readline())
-    while moment == "busy" and not (folder / "started.txt").exists():
-        time.sleep(0.01)
+    if moment == "busy":
+        hanging(folder)
     run.kill()
     run.wait()
-    while Path(f"/proc/{worker}").exists() and ") Z" not in Path(f"/proc/{worker}/stat").read_text():
+    while is_running(worker):
         time.sleep(0.01)  # the test's own time-out is its verdict
     run.stdin.close()
     run.stdout.close()
@@ -200,10 +209,8 @@ def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
         [sys.executable, "-P", "-c", RUN, "busy"], text=True, cwd=folder,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    while not (folder / "started.txt").exists():
-        time.sleep(0.01)
+    worker = hanging(folder)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate()
     assert errors.strip().endswith("KeyboardInterrupt") and run.returncode == -signal.SIGINT
-    worker = Path("/proc") / (folder / "started.txt").read_text()
-    assert not worker.exists() or ") Z" in (worker / "stat").read_text()
+    assert not is_running(worker)

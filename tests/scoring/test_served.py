@@ -19,6 +19,7 @@ from mmgrpo.scoring.envelope import Limits
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.served import Client, check, is_local
 from mmgrpo.types import Prompt, Text
+from tests.runtime.ports import meeting_port
 from tests.scoring.serving import PICTURES, TEXTS, batches, length, mean, pictures, serving, url
 
 PROMPTS = [Prompt(str(number)) for number in range(6)]
@@ -202,11 +203,10 @@ def test_of_two_servers_one_may_die():
 
 
 def test_a_server_that_comes_back_goes_on_with_the_run(monkeypatch):
-    with serving(batches("length", length)) as server:
-        port = server.port
-        reward = Client([url(server)], "length", patience=60, pause=0.001)
-        assert reward(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
-    with ExitStack() as later:
+    with meeting_port() as port, ExitStack() as later:  # nobody else is given the port meanwhile
+        with serving(batches("length", length), port=port) as server:
+            reward = Client([url(server)], "length", patience=60, pause=0.001)
+            assert reward(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
         # It is started when the client says that it waits.
         again = serving(batches("length", length), port=port)
         monkeypatch.setattr("builtins.print", lambda *words, **options: later.enter_context(again))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import random
 import threading
 import time
 from types import SimpleNamespace
@@ -19,17 +18,13 @@ from mmgrpo.scoring import served as module
 from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.served import Client, check, served
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
+from tests.scoring.serving import clock_of_pauses
 from tests.scoring.test_served import FACTS, LENGTHS, PROMPTS, TEXTS_OF_MANY_LENGTHS, client, values
 
 
 @pytest.fixture
 def slept(monkeypatch) -> list[float]:
-    """The pauses between tries, which take time on this clock alone; each is as long as chance allows."""
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0 + sum(pauses))
-    monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    return pauses
+    return clock_of_pauses(monkeypatch)
 
 
 def refusing(times: int):

@@ -34,8 +34,8 @@ import os, time, torch
 def length(prompts, outputs, scale=1.0, device="nowhere"):
     if outputs and outputs[0].text == "exit":
         os._exit(7)
-    if outputs and outputs[0].text == "sleep":
-        time.sleep(1.0)
+    while outputs and outputs[0].text == "sleep" and not os.path.exists("over"):
+        time.sleep(0.01)
     if outputs and outputs[0].text == "raise":
         raise KeyError("lost")
     if outputs and outputs[0].text == "text":
@@ -46,6 +46,9 @@ def first(prompts, outputs, rollout):
     return rollout.log_probs[:, 0].tolist()
 """
 PROMPTS, OUTPUTS = [Prompt("one"), Prompt("two")], [Text("a"), Text("bb")]
+
+NOBODY = 2**22 + 1
+"""A number that no process has, so that nobody is killed in place of a process that is none."""
 
 
 class Ended(BaseException):
@@ -58,7 +61,7 @@ OF_THREAD: dict[int, Threaded] = {}
 class Gone(subprocess.Popen):
     """A process that has ended, or was never there."""
 
-    _child_created, pid = False, 4321
+    _child_created, pid = False, NOBODY
 
     def __init__(self) -> None:
         self.status = 0
@@ -108,17 +111,23 @@ def world(tmp_path, monkeypatch) -> Iterator[SimpleNamespace]:
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/of/the/run")
-    made = SimpleNamespace(started=[], over=threading.Event(), killed=[], held=[])
+    made = SimpleNamespace(started=[], rewards=[], over=threading.Event(), killed=[], held=[])
+    start = RewardProcess._start
+    monkeypatch.setattr(RewardProcess, "_start", lambda reward: (made.rewards.append(reward), start(reward))[1])
     monkeypatch.setattr(worker, "sys", sys)
     monkeypatch.setattr(worker, "_end_with", made.held.append)
     monkeypatch.setattr(os, "_exit", lambda status: OF_THREAD[threading.get_ident()].exit(status))
     monkeypatch.setattr(os, "killpg", lambda *given: made.killed.append(given))
     monkeypatch.setattr(process.subprocess, "Popen", lambda *given, **options: Threaded(made, *given, **options))
     yield made
+    for reward in made.rewards:  # not later, while another test counts who is killed
+        reward.close()
     made.over.set()
+    Path("over").touch()
     for one in made.started:
         one.disconnect()
-        one.thread.join(10)
+        one.thread.join(60)
+        assert not one.thread.is_alive(), "it would end the tests, once os._exit is the real one again"
 
 
 def length(**parameters) -> RewardProcess:
@@ -190,7 +199,7 @@ def test_after_its_end_the_next_batch_starts_another_and_its_group_is_killed(wor
     reward = length()
     with pytest.raises(RewardFailure, match=r"^its process exited with status 7; a reward returns numbers"):
         reward(PROMPTS, [Text("exit")])
-    assert world.killed == [(4321, signal.SIGKILL)]
+    assert world.killed == [(NOBODY, signal.SIGKILL)]
     assert reward(PROMPTS, OUTPUTS) == [1, 2] and len(world.started) == 2
     world.started[-1].status = -9  # between two batches
     assert reward(PROMPTS, OUTPUTS) == [1, 2] and len(world.started) == 3
@@ -279,7 +288,7 @@ def test_a_fork_of_the_run_leaves_its_rewards_alone(monkeypatch):
     process._end(Gone(), ours, writing, os.getpid() + 1)
     assert ours.fileno() >= 0 and killed == []
     process._end(Gone(), ours, writing, os.getpid())
-    assert ours.fileno() == -1 and killed == [(4321, signal.SIGKILL)] and os.read(reading, 1) == b""
+    assert ours.fileno() == -1 and killed == [(NOBODY, signal.SIGKILL)] and os.read(reading, 1) == b""
     os.close(reading), theirs.close()
 
 
@@ -334,11 +343,15 @@ def test_a_copy_of_a_worker_that_a_reward_forked_ends_without_an_answer(world, m
         raise Ended(status)
 
     monkeypatch.setattr(os, "_exit", ended)
-    numbers = iter([1])
     ours, theirs = spoken({"name": "own:length", "path": "own:length", "parameters": {}, "device": "cpu"})
     reading, _ = os.pipe()
     worker.sys = SimpleNamespace(argv=["worker", str(theirs.detach()), str(reading)])
-    monkeypatch.setattr(os, "getpid", lambda: next(numbers, 2))
+
+    def forks(**request):
+        monkeypatch.setattr(os, "getpid", lambda: NOBODY)
+        return lambda prompts, outputs: []
+
+    monkeypatch.setattr(worker, "load_reward", forks)
     with pytest.raises(Ended) as end:
         worker.main()
     assert end.value.args == (1,)

@@ -208,10 +208,10 @@ def test_answers_are_read_from_the_last_block_of_json_or_not_at_all(task):
 def test_judging_prints_nothing_and_is_fast(capfd):
     gold = [Instance((i, 0, i + 5, 5), "cat") for i in range(0, 100, 10)]
     average_precision(gold, gold)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(10):
         assert average_precision(gold, gold) == pytest.approx(1)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert capfd.readouterr() == ("", "")
 
 

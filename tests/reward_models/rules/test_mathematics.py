@@ -80,9 +80,9 @@ def test_a_number_in_the_thought_is_not_the_answer():
     ],
 )
 def test_numbers_too_large_to_work_out_are_wrong_at_once(answer):
-    start = time.perf_counter()
+    start = time.process_time()
     assert value(answer, 5) == 0
-    assert time.perf_counter() - start < 4  # less than any alarm
+    assert time.process_time() - start < 4  # less than any alarm
 
 
 @pytest.mark.parametrize("text", ["2^{3^4}", "2^ { 3 ^4", "12345!", "1234 !", "5!!", "(5!)!", "0" * 1000 + "5", ""])

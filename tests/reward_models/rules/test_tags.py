@@ -197,10 +197,10 @@ def test_matching_part_by_part_agrees_with_the_published_pattern(style, evaluati
 
 @pytest.mark.parametrize("style", STYLES)
 def test_no_completion_keeps_a_style_busy(style):
-    start = time.perf_counter()
+    start = time.process_time()
     for word in ("<think></think>", "</think>", "<think></think><answer>{[1,2,3,4]", "\\boxed{", "<answer>", "[" * 9):
         passes(style, "<think>" + word * (20_000 // len(word)) + "<")
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
