@@ -33,6 +33,9 @@ USERS = {"notes.txt": b"mine", "samples/best.png": b"mine", "model/mine.md": b"m
 """A user's files in every run folder, once it exists."""
 
 
+COUNTS = {"kill": 30, "term": 6, "overwrite": 8, "damage": 17, "disk": 8, "two": 3}
+"""Trials of each kind, of every setting."""
+
 LENGTH = """
 def length(prompts, outputs):
     return [float(len(output.text) % 7) for output in outputs]
@@ -220,6 +223,7 @@ def damaged(setting: Setting, campaign: Campaign) -> Callable[[random.Random, Pa
     """A checkpoint is damaged; the run ends with the right numbers and names it, or refuses by name."""
 
     def trial(chance: random.Random, output: Path) -> str:
+        campaign.reference(setting)
         shutil.copytree(campaign.folder / f"reference-{setting.name}".replace(" ", "-") / "run", output / "run")
         what = damage(output / "run" / "checkpoints", chance)
         ended = train(setting, output, "--resume")
@@ -331,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="size relative to the whole campaign")
     parser.add_argument("--only", default="", help="settings whose name begins with this, e.g. draws")
+    parser.add_argument("--kinds", nargs="+", choices=COUNTS, default=[*COUNTS], help="only these kinds of faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="file of the results; 'python -m tests.faults.table' makes a table")
     arguments = parser.parse_args()
@@ -338,7 +343,6 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     campaign = Campaign(folder, arguments.seed)
     every = [setting for setting in settings(folder) if setting.name.startswith(arguments.only)]
-    counts = {"kill": 30, "term": 6, "overwrite": 8, "damage": 17, "disk": 8, "two": 3}
 
     for setting in every:
         kinds: dict[str, Callable[[random.Random, Path], str]] = {
@@ -349,9 +353,10 @@ def main() -> None:
             "disk": without_disk(setting, campaign),
             "two": two_at_once(setting, campaign),
         }
-        for kind, trial in kinds.items():
+        for kind in arguments.kinds:
             if setting.ranks == 1 or kind in ("kill", "term", "overwrite"):
-                campaign.run(f"{kind}: {setting.name}", trial, max(1, round(counts[kind] * arguments.scale)))
+                count = max(1, round(COUNTS[kind] * arguments.scale))
+                campaign.run(f"{kind}: {setting.name}", kinds[kind], count)
         write_results(campaign.trials, campaign.faults, campaign.failures, campaign.seconds, arguments.output)
     raise SystemExit(bool(campaign.failures))
 
