@@ -181,5 +181,5 @@ def vlm_run(model: str, media: Path, output: Path, *more: object) -> list[object
 
 # ---- clips that are heard
 
-SPEECH = ["--steps", 2, "--data.prompts-per-step", 2, "--data.group-size", 2, "--sampling.max-tokens", 6]
+SPEECH = ["--steps", 2, "--data.prompts-per-step", 2, "--data.group-size", 4, "--sampling.max-tokens", 6]
 SPEECH += ["--eval.prompts", 4, "--threads", 1, "--trackers"]

@@ -76,7 +76,9 @@ class Campaign:
             output = self.folder / f"reference {setting.name}".replace(" ", "-")
             ended = train(setting, output)
             assert ended.status == 0, ended.output[-3000:]
-            self.references[setting.name] = results(output / "run"), ended
+            found = results(output / "run")
+            assert all(line["decisions"] for line in found["metrics"]), f"{setting.name}: a step trains nothing"
+            self.references[setting.name] = found, ended
         return self.references[setting.name]
 
     def run(self, kind: str, trial: Callable[[random.Random, Path], str], count: int) -> None:
@@ -319,7 +321,18 @@ def settings(folder: Path) -> Iterator[Setting]:
         return [*quick.vlm_run(str(seeing), media, media), "--output-dir", output, *small]
 
     def hearing(output: Path) -> list[object]:
-        short: list[object] = ["--name", "run", "--steps", 4, "--eval.extra", "--eval.prompts", 2, *often]
+        short: list[object] = [
+            "--name",
+            "run",
+            "--steps",
+            4,
+            "--data.group-size",
+            4,
+            "--eval.extra",
+            "--eval.prompts",
+            2,
+            *often,
+        ]
         base: list[object] = ["--recipe", "whisper_adapt", "--model.path", whisper_folder, "--output-dir", output]
         return [*base, *quick.SPEECH, *short, "--rewards", "length:length", "one_minus_wer(weight=0)"]
 
