@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.answers import watch
 from tests.browser.runs import make_hostile, make_runs
 from tests.cli.running import COMMAND, environment
 
@@ -147,6 +148,7 @@ def open_page(browser) -> Iterator[Callable[..., Watched]]:
     def look(address: str, own: str = "", **window: int) -> Watched:
         page = browser.new_page(viewport=window or WIDE)
         page.set_default_timeout(1000 * ANSWER)
+        watch(page)
         watched = Watched(page, own or address)
         opened.append(watched)
         page.goto(address)
