@@ -53,7 +53,7 @@ def choose_second(page: Any, element: str) -> None:
     page.locator(f"#{element}").get_by_role("option").nth(1).click()
 
 
-def set_number(page: Any, element: str, value: int) -> None:
+def set_number(page: Any, element: str, value: float) -> None:
     """Write a number, into the field of a slider too."""
     at_rest(page)
     field = page.locator(f"#{element} input[type=number]")
@@ -128,6 +128,7 @@ def vision_language(page: Any) -> None:
     page.locator("#vlm-question textarea").fill("what colour is it?")
     answers = page.locator("#vlm-result article")
 
+    set_number(page, "vlm-temperature", 0.1)  # which has long answers
     set_number(page, "vlm-count", 16)
     press(page, "#vlm-ask")
     answers.first.wait_for()
@@ -136,7 +137,7 @@ def vision_language(page: Any) -> None:
 
     set_number(page, "vlm-count", 2)
     press(page, "#vlm-ask")
-    page.locator("#vlm-result section[aria-label=Trained] .rewards").first.wait_for()
+    page.locator("#vlm-result section[aria-label=Trained]", has_text="mean of 2 answers").wait_for()
     assert answers.count() == 4
     page.get_by_text("“what colour is it?”").wait_for()
 
