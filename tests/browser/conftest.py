@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import pytest
 
+from tests.browser.answers import watch
 from tests.browser.runs import make_hostile, make_runs
-from tests.cli.demo.serving import free_port
 from tests.cli.running import COMMAND, environment
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
-START = 60.0
-"""Seconds that the demo may take to start on a loaded machine."""
+START = 300.0
+"""Seconds that the demo or the browser may take to start on a slow machine under load."""
+ANSWER = 120.0
+"""Seconds that a page may take to show what a test waits for."""
 
 
 def browser_path() -> str | None:
@@ -39,7 +40,7 @@ def browsing() -> Iterator[Any]:
     # Its sandbox cannot be had by root; /dev/shm is small in containers.
     options = [*(["--no-sandbox"] if os.geteuid() == 0 else []), "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=options)
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=options, timeout=1000 * START)
         yield browser
         browser.close()
 
@@ -71,28 +72,24 @@ def runs(tmp_path_factory) -> Path:
 @contextmanager
 def demo_of(runs: Path, folder: Path) -> Iterator[str]:
     """``mmgrpo demo`` in a process of its own, with its files in ``folder``; its address."""
-    port = free_port()
-    arguments = ["demo", str(runs), "--port", str(port), "--device", "cpu", "--votes", str(folder / "votes.jsonl")]
+    arguments = ["demo", str(runs), "--port", "0", "--device", "cpu", "--votes", str(folder / "votes.jsonl")]
     variables = environment(GRADIO_TEMP_DIR=str(folder / "cache"))
     with (folder / "demo.log").open("w") as log:
         demo = subprocess.Popen([*COMMAND, *arguments], env=variables, cwd=folder, stdout=log, stderr=log)
         try:
-            wait_for(demo, f"http://127.0.0.1:{port}/", folder / "demo.log")
-            yield f"http://127.0.0.1:{port}/"
+            yield address_of(demo, folder / "demo.log")
         finally:
             demo.terminate()
-            demo.wait(10)
+            demo.wait(60)
 
 
-def wait_for(demo: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Wait until the demo answers."""
+def address_of(demo: subprocess.Popen[bytes], log: Path) -> str:
+    """What the demo prints once it answers."""
     end = time.monotonic() + START
     while time.monotonic() < end and demo.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (URLError, OSError):
-            time.sleep(0.1)
+        if told := re.search(r"^(http://\S+) \(Ctrl\+C", log.read_text(), re.MULTILINE):
+            return f"{told[1]}/"
+        time.sleep(0.1)
     raise AssertionError(f"the demo did not start: {log.read_text()[-2000:]}")
 
 
@@ -150,7 +147,8 @@ def open_page(browser) -> Iterator[Callable[..., Watched]]:
 
     def look(address: str, own: str = "", **window: int) -> Watched:
         page = browser.new_page(viewport=window or WIDE)
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(1000 * ANSWER)
+        watch(page)
         watched = Watched(page, own or address)
         opened.append(watched)
         page.goto(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.browser.answers import at_rest
 from tests.browser.tabs import prompt
 
 MOST = 60
@@ -23,6 +24,7 @@ def tab_to(page: Any, selector: str, back: bool = False) -> None:
 def press(page: Any, selector: str, back: bool = False) -> None:
     """Reach a button and press it."""
     tab_to(page, selector, back)
+    at_rest(page)  # on the way to it, a list that loses the focus asks something
     page.keyboard.press("Enter")
 
 
@@ -30,14 +32,14 @@ def visual(page: Any) -> None:
     """Draw a prompt, and choose the second sample."""
     offered = prompt(page)
     tab_to(page, "#visual-prompt")
-    page.wait_for_timeout(500)  # what an answer of the server takes
+    at_rest(page)
     assert prompt(page) == offered  # passing over the lists of models and examples chooses nothing
     page.keyboard.press("Control+A")
     page.keyboard.type("a square 4")
     press(page, "#visual-generate")
     page.locator("#visual-winner p").wait_for()
-    tab_to(page, "#visual-before .card:nth-child(2)")
-    page.keyboard.press("Enter")
+    at_rest(page)
+    press(page, "#visual-before .card:nth-child(2)")
     page.locator("#visual-after .card:nth-child(2)[aria-pressed=true]").wait_for()
 
 
@@ -53,9 +55,11 @@ def vision_language(page: Any) -> None:
 def speech(page: Any) -> None:
     """Choose another example, and transcribe it."""
     page.locator("#speech-preview audio").wait_for()
+    at_rest(page)
     reference = page.locator("#speech-reference").get_by_role("textbox")
     before = reference.input_value()
     tab_to(page, "#speech-example")
+    at_rest(page)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_function(
@@ -75,6 +79,7 @@ def rewards(page: Any) -> None:
     press(page, "#rewards-attack-run")
     page.locator("#rewards-effects strong").wait_for()
     tab_to(page, "#rewards-strength input[type=range]", back=True)
+    at_rest(page)
     page.keyboard.press("End")
     page.locator("#rewards-attacked", has_text="sigma 4/32").wait_for()
 
@@ -83,13 +88,14 @@ def group(page: Any) -> None:
     """Go along the tree and choose a node."""
     page.locator("#group-page .group").wait_for()
     tab_to(page, "#group-run")
+    at_rest(page)
     before = page.locator("#group-page .group").inner_text()  # of another run, which has a tree, too
     page.keyboard.type("pictures")
     page.keyboard.press("Enter")
     page.wait_for_function("before => document.querySelector('#group-page .group').innerText !== before", arg=before)
     tab_to(page, "#group-page .node")
     page.evaluate("document.activeElement.textContent = 'the same'")
-    page.wait_for_timeout(500)  # what an answer of the server takes
+    at_rest(page)
     assert page.locator("#group-page .node", has_text="the same").count() == 1  # passing over the steps changes nothing
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
@@ -101,6 +107,7 @@ def runs(page: Any) -> None:
     """Choose a metric, and look for new runs."""
     page.locator("#runs-curves polyline.thick").first.wait_for(state="attached")
     tab_to(page, "#runs-metric")
+    at_rest(page)
     page.keyboard.press("Control+A")
     page.keyboard.type("loss")
     page.keyboard.press("Enter")

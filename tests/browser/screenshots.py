@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image as Pil
 
 from mmgrpo.cli.demo.app import TABS
+from tests.browser.answers import watch
 from tests.browser.conftest import WIDE, browser_path, browsing, demo_of
 from tests.browser.tabs import PICTURED, to_tab
 
@@ -47,6 +48,7 @@ def main() -> None:
 def screenshot(browser: Any, url: str, tab: str) -> bytes:
     """A tab as it is after a visitor has used it."""
     page = browser.new_page(viewport=WIDE)
+    watch(page)
     page.goto(url)
     to_tab(page, tab)
     PICTURED[tab](page)

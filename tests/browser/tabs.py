@@ -11,14 +11,22 @@ from typing import Any
 
 from PIL import Image as Pil
 
+from tests.browser.answers import at_rest, press
+
 MENU = ".overflow-menu > button"
 """Where the tabs are for which a narrow window has no room."""
+LAID_OUT = """() => {
+    const bar = document.querySelector("[role=tablist]"), tabs = [...document.querySelectorAll("[role=tab]")];
+    const right = one => one.getBoundingClientRect().right;
+    return tabs.length > 0 && tabs.every(tab => right(tab) <= right(bar));
+}"""
+"""Whether tabs for which there is no room are in the menu already: at first all are in the bar."""
 PROMPT = "document.querySelector('#visual-prompt textarea')"
 
 
 def to_tab(page: Any, name: str) -> None:
     """Open a tab by its name, from the menu where the window is narrow."""
-    page.wait_for_selector("button[role=tab]")
+    page.wait_for_function(LAID_OUT)
     tab = page.get_by_role("tab", name=name, exact=True)
     if tab.count() and tab.is_visible():
         tab.click()
@@ -35,12 +43,19 @@ def is_shown(page: Any, name: str) -> None:
 
 def choose(page: Any, element: str, option: str) -> None:
     """Choose an entry of a list."""
-    page.locator(f"#{element} input").click()
-    page.get_by_role("option", name=option, exact=True).click()
+    press(page, f"#{element} input")
+    page.locator(f"#{element}").get_by_role("option", name=option, exact=True).click()
 
 
-def set_number(page: Any, element: str, value: int) -> None:
+def choose_second(page: Any, element: str) -> None:
+    """Choose the second entry of a list."""
+    press(page, f"#{element} input")
+    page.locator(f"#{element}").get_by_role("option").nth(1).click()
+
+
+def set_number(page: Any, element: str, value: float) -> None:
     """Write a number, into the field of a slider too."""
+    at_rest(page)
     field = page.locator(f"#{element} input[type=number]")
     field.fill(str(value))
     field.press("Enter")
@@ -48,6 +63,7 @@ def set_number(page: Any, element: str, value: int) -> None:
 
 def upload(page: Any, element: str, name: str, kind: str, content: bytes) -> None:
     """Upload a file."""
+    at_rest(page)
     page.locator(f"#{element} input[type=file]").set_input_files({"name": name, "mimeType": kind, "buffer": content})
 
 
@@ -76,25 +92,26 @@ def visual(page: Any) -> None:
     offered = prompt(page)
     choose(page, "visual-model", "pictures")
     page.wait_for_function(f"offered => {PROMPT}.value !== offered", arg=offered)
-    page.locator("#visual-example input").click()
-    page.get_by_role("option").nth(1).click()
+    choose_second(page, "visual-example")
     cards = page.locator("#visual-before .card, #visual-after .card")
 
     set_number(page, "visual-count", 16)
-    page.locator("#visual-generate").click()
+    press(page, "#visual-generate")
     cards.first.wait_for()
     cancel(page, "#visual-cancel", "#visual-status", re.compile(r"\d+ of 32 samples drawn.*Cancelled\."))
     assert cards.count() < 32
 
     set_number(page, "visual-count", 2)
-    page.locator("#visual-generate").click()
+    press(page, "#visual-generate")
     page.locator("#visual-winner", has_text="jpeg_compressibility").wait_for()
-    assert cards.count() == page.locator(".card .rewards b").count() == 4
     page.locator("#visual-rewards th", has_text="trained #1").wait_for()
+    page.locator("#visual-slider img").nth(1).wait_for()
+    at_rest(page)
+    assert cards.count() == page.locator(".card .rewards b").count() == 4
     assert page.locator("#visual-slider img").count() == 2
     page.locator("#visual-after .card").nth(1).click()
     page.locator("#visual-rewards th", has_text="trained #2").wait_for()
-    assert page.locator("#visual-before .card[aria-pressed=true]").get_attribute("data-sample") == "1"
+    page.locator("#visual-before .card[data-sample='1'][aria-pressed=true]").wait_for()
 
     set_number(page, "visual-best", 2)
     page.locator("#visual-winner", has_text="best of the first 2").wait_for()
@@ -107,25 +124,26 @@ def vision_language(page: Any) -> None:
     choose(page, "vlm-pair", "texts")
     page.locator("#vlm-preview img").wait_for()
     upload(page, "vlm-file", "red.png", "image/png", picture())
+    at_rest(page)
     page.locator("#vlm-question textarea").fill("what colour is it?")
     answers = page.locator("#vlm-result article")
 
+    set_number(page, "vlm-temperature", 0.1)  # which has long answers
     set_number(page, "vlm-count", 16)
-    page.locator("#vlm-ask").click()
+    press(page, "#vlm-ask")
     answers.first.wait_for()
     cancel(page, "#vlm-cancel", "#vlm-status", "cancelled")
     assert answers.count() < 32
 
     set_number(page, "vlm-count", 2)
-    page.locator("#vlm-ask").click()
-    page.locator("#vlm-result section[aria-label=Trained] .rewards").first.wait_for()
+    press(page, "#vlm-ask")
+    page.locator("#vlm-result section[aria-label=Trained]", has_text="mean of 2 answers").wait_for()
     assert answers.count() == 4
     page.get_by_text("“what colour is it?”").wait_for()
 
-    page.locator("#vlm-example input").click()
-    page.get_by_role("option").nth(1).click()
+    choose_second(page, "vlm-example")
     page.wait_for_function("document.querySelector('#vlm-question textarea').value === 'which box is red?'")
-    page.locator("#vlm-ask").click()
+    press(page, "#vlm-ask")
     page.get_by_text("reference answer: red").wait_for()
     page.locator("#vlm-result .rewards", has_text="task").first.wait_for()
 
@@ -134,7 +152,7 @@ def speech(page: Any) -> None:
     """Transcribe an example and an upload; words are compared with the reference."""
     choose(page, "speech-recognizer", "sounds")
     page.locator("#speech-preview audio").wait_for()
-    page.locator("#speech-transcribe").click()
+    press(page, "#speech-transcribe")
     trained = page.locator("#speech-transcripts section[aria-label=Trained]")
     trained.get_by_text("word error rate").wait_for()
     assert trained.locator(".aligned").count() == 1
@@ -142,10 +160,12 @@ def speech(page: Any) -> None:
     page.locator("#speech-file").get_by_label("Upload file").click()
     upload(page, "speech-file", "tone.wav", "audio/wav", sound())
     page.locator("#speech-preview", has_text="tone.wav: 0.5 s at 16,000 Hz").wait_for()
+    at_rest(page)
     page.locator("#speech-reference").get_by_role("textbox").fill("a tone")
-    page.locator("#speech-transcribe").click()
+    press(page, "#speech-transcribe")
     page.locator("#speech-transcripts", has_text="tone.wav").wait_for()
     trained.get_by_text("word error rate").wait_for()
+    at_rest(page)
     cancel(page, "#speech-transcribe-cancel", "#speech-transcribe-status", "cancelled")
 
 
@@ -154,32 +174,36 @@ def rewards(page: Any) -> None:
     upload(page, "rewards-file", "red.png", "image/png", picture())
     page.locator("#rewards-shown img").wait_for()
     pick_reward(page, "jpeg_compressibility")
-    page.locator("#rewards-score").click()
+    press(page, "#rewards-score")
     page.locator("#rewards-values th", has_text="jpeg_compressibility").wait_for()
-    page.locator("#rewards-attack-run").click()
+    press(page, "#rewards-attack-run")
     page.locator("#rewards-effects strong").wait_for()
     assert page.locator("#rewards-attacked img").count() == 2
     strength = page.locator("#rewards-strength input[type=range]")
+    at_rest(page)
     strength.focus()
     strength.press("End")
     page.locator("#rewards-attacked", has_text="sigma 4/32 of the longer side").wait_for()
 
+    at_rest(page)
     page.locator("#rewards-file").get_by_label("Clear").click()
     page.locator("#rewards-shown", has_text="Upload a file").wait_for()
     page.locator("#rewards-text textarea").fill("red red red red")
+    page.locator("#rewards-text textarea").blur()
     pick_reward(page, "repetition")
-    page.locator("#rewards-score").click()
+    press(page, "#rewards-score")
     page.locator("#rewards-values th", has_text="repetition").wait_for()
     page.locator("#rewards-values", has_text="failed").wait_for()  # the other one scores pictures
+    at_rest(page)
     cancel(page, "#rewards-cancel", "#rewards-values", "Cancelled.")
 
 
 def pick_reward(page: Any, name: str) -> None:
     """Add a reward by its name."""
     field = page.locator("#rewards-names input")
-    field.click()
+    press(page, "#rewards-names input")
     field.fill(name)
-    page.get_by_role("option", name=re.compile(f"^{name}\\b")).click()
+    page.locator("#rewards-names").get_by_role("option", name=re.compile(f"^{name}\\b")).click()
     page.keyboard.press("Escape")
 
 
@@ -188,9 +212,11 @@ def group(page: Any) -> None:
     choose(page, "group-run", "texts")
     page.locator("#group-page .member .words").first.wait_for()
     choose(page, "group-run", "pictures")
+    page.locator("#group-page .node").first.wait_for()  # which completions have not
     page.locator("#group-page", has_text="sampled after 1 optimizer step ").wait_for()
     choose(page, "group-step", "0")
     page.locator("#group-page", has_text="sampled after 0 optimizer steps").wait_for()
+    at_rest(page)
     assert page.locator("#group-page .member img").count() == 4
 
     nodes, chosen = page.locator("#group-page .node"), page.locator("#group-page .node[aria-pressed=true]")
@@ -203,28 +229,29 @@ def group(page: Any) -> None:
     assert chosen.get_attribute("data-id") == child.get_attribute("data-parent")
     page.keyboard.press("Enter")
     assert chosen.count() == page.locator("#group-page .dim").count() == 0
-    page.locator("#group-refresh").click()
+    press(page, "#group-refresh")
     page.locator("#group-page", has_text="sampled after 1 optimizer step ").wait_for()
 
 
 def runs(page: Any) -> None:
     """Choose runs, look at curves, results, and samples, find no new run."""
     page.locator("#runs-curves polyline.thick").first.wait_for(state="attached")
+    at_rest(page)
     shown = page.locator("#runs-details h2").count()
-    page.locator("#runs-choose input").click()
-    page.get_by_role("option", name="texts", exact=True).click()
+    choose(page, "runs-choose", "texts")
     page.locator("#runs-details h2", has_text="texts").wait_for()
     assert page.locator("#runs-details h2").count() == shown + 1
     page.keyboard.press("Escape")
 
-    page.locator("#runs-metric input").click()
-    page.get_by_role("option", name="loss", exact=True).click()
+    choose(page, "runs-metric", "loss")
     page.locator("#runs-curves figcaption", has_text=re.compile("^loss$")).wait_for()
     assert page.locator("#runs-curves polyline.thick").count() == shown + 1 - page.locator("#runs-curves .soft").count()
+    at_rest(page)
     page.locator("#runs-axis").get_by_label("seconds").check()
     page.locator("#runs-curves .axis", has_text="seconds").wait_for()
 
     slider = page.locator("#runs-moment input[type=range]")
+    at_rest(page)
     slider.focus()
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
@@ -233,7 +260,7 @@ def runs(page: Any) -> None:
 
     page.locator("#runs-settings button").click()
     page.locator("#runs-differences th", has_text="model.family").wait_for()
-    page.locator("#runs-refresh").click()
+    press(page, "#runs-refresh")
     page.get_by_text("no new runs in the opened folders").wait_for()
 
 
@@ -242,20 +269,23 @@ def vote(page: Any) -> None:
     choose(page, "vote-pair", "pictures")
     page.locator("#vote-tally", has_text="pictures").wait_for()
     for number, (button, told) in enumerate(VOTES.items()):
-        page.locator("#vote-next").click()
+        press(page, "#vote-next")
         page.locator(f"#{button}:enabled").wait_for()
+        at_rest(page)
         assert page.locator("#vote-sides img").count() == 2
         assert page.locator("#vote-reveal").inner_text().strip() == ""
         assert "training" not in page.locator("#vote-sides").inner_text()
         page.locator(f"#{button}").click()
         page.locator("#vote-reveal", has_text=told).wait_for()
         page.locator("#vote-sides", has_text="after training").wait_for()
+        at_rest(page)
         assert page.locator(f"#{button}").is_disabled(), number
     page.locator("#vote-tally", has_text="the trained model wins").wait_for()
 
     assert page.locator("#vote-cancel").is_disabled()
-    page.locator("#vote-next").click()
+    press(page, "#vote-next")
     page.locator("#vote-left-button:enabled").wait_for()
+    at_rest(page)
     cancel(page, "#vote-cancel", "#vote-sides", "Cancelled.")
     page.locator("#vote-left-button:disabled").wait_for()
 

@@ -12,7 +12,7 @@ import pytest
 from mmgrpo.cli.demo.app import TABS
 from mmgrpo.cli.demo.vote_store import read_votes
 from tests.browser import keyboard
-from tests.browser.conftest import NARROW
+from tests.browser.conftest import ANSWER, NARROW
 from tests.browser.tabs import STEPS, is_shown, to_tab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -83,7 +83,7 @@ def test_texts_of_a_hostile_run_are_not_run(open_page, demo):
 
 def test_the_page_cannot_load_from_other_servers(demo, browser):
     page = browser.new_page()
-    page.goto(demo)
+    page.goto(demo, timeout=1000 * ANSWER)
     source = "https://example.com/a.png"
     refused = page.evaluate(
         """source => new Promise(done => {

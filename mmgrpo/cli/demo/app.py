@@ -65,7 +65,7 @@ def serve(args: Any) -> None:
     if not password and (args.share or not is_loopback(args.host)):
         where = "--share" if args.share else f"--host {args.host}"
         raise ValueError(f"{where}: others can reach the page; set --password-file to a file with a password")
-    port = free_port(args.host, args.port)
+    free_port(args.host, args.port)  # before models are opened, which takes a while
     import torch
 
     from mmgrpo.runtime import devices
@@ -75,7 +75,7 @@ def serve(args: Any) -> None:
     opened = open_all(args, str(devices.accelerator(args.device).device))
     for name, why in opened.left_out.items():
         print(f"left out: {name} ({why})", flush=True)
-    page = launch(opened, args, port, password)
+    page = launch(opened, args, free_port(args.host, args.port), password)
     addresses = " and ".join(address.rstrip("/") for address in (page.local_url, page.share_url) if address)
     print(f"demo of {contents(opened)[:-1]}\n{addresses} (Ctrl+C ends it)", flush=True)
     page.block_thread()

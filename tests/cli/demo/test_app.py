@@ -22,9 +22,11 @@ from mmgrpo.cli.demo import Args, app, gate, look, main
 from mmgrpo.cli.demo.app import TABS, build, free_port, header, launch, listen, read_password, serve
 from mmgrpo.cli.demo.opened import Opened, open_all
 from tests import ROOT
+from tests.browser.answers import at_rest, press, watch
+from tests.browser.conftest import ANSWER, browsing, skip_without_browser
 from tests.cli.demo.painting import EVIL, painters
+from tests.cli.demo.serving import LIMIT
 
-CHROMIUM = Path("/usr/bin/chromium")
 ADDRESS = re.compile(r"""(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s"')]*""")
 
 
@@ -38,7 +40,13 @@ def taken():
 
 
 @pytest.fixture
-def served(tmp_path):
+def cache(tmp_path, monkeypatch) -> None:
+    """Gradio's folder for uploads, which by default is one for all processes and users of the machine."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def served(tmp_path, cache):
     """The address of a served page."""
     page = launch(painters(), Args(votes=str(tmp_path / "votes.jsonl")), free_port("127.0.0.1", 0))
     yield str(page.local_url).rstrip("/")
@@ -56,8 +64,10 @@ page.block_thread()
 
 
 @pytest.fixture
-def apart(tmp_path):
-    """The address of a page that a process of its own serves, without the checks of signatures of these tests."""
+def apart(tmp_path, cache):
+    """The address of a page that a process of its own serves to a browser, without the checks of signatures of these
+    tests."""
+    skip_without_browser()
     command, environment = [sys.executable, "-c", PAINTED], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -181,6 +191,14 @@ def test_nothing_is_opened_before_the_port_is_known_to_be_free(taken, monkeypatc
         serve(Args(port=taken))
 
 
+def test_a_port_that_is_taken_while_runs_are_opened_is_an_error_that_names_a_free_one(monkeypatch):
+    found = {5: iter([5, None]), 6: iter([6])}
+    monkeypatch.setattr(app, "listen", lambda host, port: next(found[port]))
+    monkeypatch.setattr(app, "open_all", lambda *_: painters())
+    with pytest.raises(OSError, match="--port 5 is taken, expected a free one; --port 6 is free"):
+        serve(Args(port=5, device="cpu"))
+
+
 @pytest.mark.parametrize("options", [{"share": True}, {"host": "0.0.0.0"}, {"host": "::"}])
 def test_others_need_a_password(options, tmp_path):
     with pytest.raises(ValueError, match="others can reach the page; set --password-file"):
@@ -237,28 +255,29 @@ def test_every_event_of_the_page_is_private(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_served_page_is_for_this_machine_alone(served, tmp_path):
-    answer = httpx.get(served)
+    visitor = httpx.Client(base_url=served, timeout=LIMIT)
+    answer = visitor.get("/")
     assert answer.status_code == 200 and answer.headers["content-security-policy"] == gate.OWN
     links = re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?([^"'\s>]+)""", answer.text)
     assert len(links) > 2 and not [link for link in links if ADDRESS.match(link)]
-    assert httpx.get(served, headers={"host": "attacker.example"}).status_code == 403
+    assert visitor.get("/", headers={"host": "attacker.example"}).status_code == 403
     (tmp_path / "secret.txt").write_text("hidden words")
     for file in ("/etc/passwd", str(tmp_path / "secret.txt"), "../../../../etc/passwd", str(ROOT / "pyproject.toml")):
-        answer = httpx.get(f"{served}/gradio_api/file={file}")
+        answer = visitor.get(f"/gradio_api/file={file}")
         assert answer.status_code in (403, 404) and "hidden" not in answer.text and "root:" not in answer.text
-    api = httpx.get(f"{served}/gradio_api/info").json()
+    api = visitor.get("/gradio_api/info").json()
     assert api["named_endpoints"] == {} and api["unnamed_endpoints"] == {}
-    assert httpx.get(f"{served}/config").json()["analytics_enabled"] is False
+    assert visitor.get("/config").json()["analytics_enabled"] is False
 
 
 @pytest.mark.slow
-def test_an_upload_beyond_the_limit_is_refused(tmp_path):
+def test_an_upload_beyond_the_limit_is_refused(tmp_path, cache):
     args = Args(votes=str(tmp_path / "votes.jsonl"), max_mebibytes=1)
     page = launch(painters(), args, free_port("127.0.0.1", 0))
     try:
         for size, status in ((1000, 200), (2 << 20, 413)):
             files = {"files": ("a.png", bytes(size))}
-            assert httpx.post(f"{page.local_url}gradio_api/upload", files=files).status_code == status
+            assert httpx.post(f"{page.local_url}gradio_api/upload", files=files, timeout=LIMIT).status_code == status
     finally:
         page.close(verbose=False)
 
@@ -296,28 +315,26 @@ def test_the_start_asks_no_other_machine_and_imports_no_model_library(tmp_path):
 
 @pytest.mark.slow
 def test_a_browser_asks_no_other_server_and_draws(apart):
-    if not CHROMIUM.exists():
-        pytest.skip("there is no Chromium at /usr/bin/chromium: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+    with browsing() as browser:
         page = browser.new_page(viewport={"width": 400, "height": 900})
+        page.set_default_timeout(1000 * ANSWER)
+        watch(page)
         seen = SimpleNamespace(requests=[], errors=[])
         page.on("request", lambda request: seen.requests.append(request.url))
         page.on("console", lambda line: seen.errors.append(line.text) if line.type == "error" else None)
         page.goto(apart)
         page.fill("#visual-prompt textarea", EVIL)
         page.fill("#visual-count input[type=number]", "6")
-        page.click("#visual-generate")
-        page.wait_for_selector("#visual-winner p", timeout=120_000)
-        page.click("#visual-after [data-sample='4']")
-        page.wait_for_selector("#visual-before [data-sample='4'][aria-pressed=true]", timeout=60_000)
+        press(page, "#visual-generate")
+        page.wait_for_selector("#visual-winner p")
+        press(page, "#visual-after [data-sample='4']")
+        page.wait_for_selector("#visual-before [data-sample='4'][aria-pressed=true]")
+        at_rest(page)
         page.focus("#visual-before [data-sample='1']")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#visual-after [data-sample='1'][aria-pressed=true]", timeout=60_000)
+        page.wait_for_selector("#visual-after [data-sample='1'][aria-pressed=true]")
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         assert page.locator("img[src=x]").count() == 0
-        browser.close()
     assert len(seen.requests) > 10
     assert not [url for url in seen.requests if not url.startswith((apart, "data:", "blob:"))]
     assert seen.errors == []

@@ -17,13 +17,13 @@ import pytest
 from mmgrpo.cli.demo import runs_read
 from mmgrpo.cli.demo.gate import FORM, names_an_address
 from mmgrpo.cli.demo.runs_html import details_html
-from tests.cli.demo.serving import FILE, Served, serving
+from tests.cli.demo.serving import FILE, LIMIT, Served, serving
 from tests.cli.demo.test_runs import write_run
 
 SECRET = "the secret of another user"
 CLIENTS = 32
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -270,13 +270,13 @@ def test_visitors_for_whom_there_is_no_room_are_told_so(tmp_path, monkeypatch):
         event, signature = demo.event("runs-choose"), runs_read.signature
 
         def slow(folder: Path) -> runs_read.Signature:
-            assert free.wait(60)
+            assert free.wait(2 * LIMIT)
             return signature(folder)
 
         monkeypatch.setattr(runs_read, "signature", slow)
         with ThreadPoolExecutor(CLIENTS) as pool:
             asked = [pool.submit(demo.ask, [(event, [["a"], None, "seconds", 0])]) for _ in range(CLIENTS)]
-            end = time.monotonic() + 30
+            end = time.monotonic() + LIMIT / 2
             # Four wait, and one or two are being answered.
             while sum(one.done() for one in asked) < CLIENTS - 6 and time.monotonic() < end:
                 time.sleep(0.05)

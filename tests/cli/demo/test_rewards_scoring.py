@@ -114,7 +114,8 @@ def test_nan_is_failed(monkeypatch):
     assert "could not score this output" in score("exact", Text("3"), "3").reason
 
 
-def test_a_manifest_is_told_in_words():
+def test_a_manifest_is_told_in_words(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # where nothing has been downloaded
     words = scoring.manifest_html(["pickscore"])
     assert "It scores pictures; its values are any number" in words and "licence: MIT" in words
     assert "Of the prompt it reads the text." in words and "Not computed here" in words

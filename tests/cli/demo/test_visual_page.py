@@ -148,9 +148,10 @@ def test_the_best_samples_of_both_models_are_shown_though_their_noise_differs():
     assert all(value == gr.skip() for value in visual.choose_best(last, "nobody", 2))
 
 
-def test_a_clip_is_a_file_in_the_cache_of_gradio_and_a_picture_none():
+def test_a_clip_is_a_file_in_the_cache_of_gradio_and_a_picture_none(tmp_path, monkeypatch):
     from gradio.utils import get_upload_folder
 
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     *_, last = draw_sides(painters(clips=True), "a", Prompt("a"), 1, 1)
     slider, alone, before, after, *_ = visual.view(last, {BEFORE: 0, AFTER: 0})
     assert not slider["visible"] and not alone["visible"] and before["visible"] and after["visible"]
