@@ -343,8 +343,9 @@ class TokenPolicy:
     ) -> Float[Tensor, "N vocabulary"]:
         """Log-probs of the next token; ``first`` is True where it begins the completion."""
         logits = self.model.logits(network, hidden).float() / temperature
-        # In place, on the new tensor of the division: a copy would take rows x vocabulary.
-        logits.index_fill_(1, self.suppressed, -torch.inf)
+        if len(self.suppressed):
+            # In place, on the new tensor of the division: a copy would take rows x vocabulary.
+            logits.index_fill_(1, self.suppressed, -torch.inf)
         if len(self.begin_suppressed):
             values = torch.where(first[:, None], -torch.inf, logits[:, self.begin_suppressed])
             logits = logits.index_copy(1, self.begin_suppressed, values)
