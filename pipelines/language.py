@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.family import Arithmetic
-from mmgrpo.registry import bind
+from mmgrpo.registry import bind, parse
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
@@ -67,6 +67,17 @@ class LanguageFamily:
                 raise ValueError(
                     f"sampling.contrast: got '{contrast}' with sampling.search beam, expected search sample; leave out "
                     "one of them"
+                )
+        if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
+            from mmgrpo.advantages.estimate import AdvantageRecipe
+
+            alone = all(key.own for key in AdvantageRecipe.of(config.algorithm).keys)
+            if alone and any(
+                parse(text, "algorithm.select")[0] == "drop_zero_spread" for text in config.algorithm.select
+            ):
+                raise ValueError(
+                    "data.group_size: got 2 with data.reference_in_group and algorithm.select drop_zero_spread, expected at "
+                    "least 3: one sample beside the reference answer has no spread, and nothing would be trained"
                 )
 
     def _check_architecture(self, path: str) -> None:

@@ -94,6 +94,15 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(opti
         arithmetic(read(options, ""))
 
 
+def test_a_single_sample_beside_the_reference_answer_is_refused_where_it_could_never_train():
+    options = ["--recipe", "whisper_adapt", "--data.group-size"]
+    with pytest.raises(ValueError, match="data.group_size: got 2 with data.reference_in_group .* at least 3"):
+        arithmetic(read([*options, "2"], ""))
+    for trains in (["3"], ["2", "--algorithm.select"], ["2", "--algorithm.keys", "prompt(own=False)"]):
+        assert "50 optimizer steps" in arithmetic(read([*options, *trains], ""))
+    assert arithmetic(read([*options, "2", "--data.no-reference-in-group"], ""))
+
+
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_loaded(monkeypatch):
     config = read(["--trackers", "comet_ml"], "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
