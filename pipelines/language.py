@@ -69,16 +69,7 @@ class LanguageFamily:
                     "one of them"
                 )
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
-            from mmgrpo.advantages.estimate import AdvantageRecipe
-
-            alone = all(key.own for key in AdvantageRecipe.of(config.algorithm).keys)
-            if alone and any(
-                parse(text, "algorithm.select")[0] == "drop_zero_spread" for text in config.algorithm.select
-            ):
-                raise ValueError(
-                    "data.group_size: got 2 with data.reference_in_group and algorithm.select drop_zero_spread, expected at "
-                    "least 3: one sample beside the reference answer has no spread, and nothing would be trained"
-                )
+            check_spread(config)
 
     def _check_architecture(self, path: str) -> None:
         """ValueError for a checkpoint that another family reads, which it names."""
@@ -217,3 +208,15 @@ class LanguageFamily:
         if not getattr(config.eval, "blind", False) or not (blank := self.blank(trainer.evaluation.prompts)):
             return {}
         return {"blind": trainer.measure("blind", blank).intervals()}
+
+
+def check_spread(config: Config) -> None:
+    """ValueError where groups of one sample, beside the reference answer, would all be dropped for want of spread."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+
+    selectors = [parse(text, "algorithm.select")[0] for text in config.algorithm.select]
+    if "drop_zero_spread" in selectors and all(key.own for key in AdvantageRecipe.of(config.algorithm).keys):
+        raise ValueError(
+            "data.group_size: got 2 with data.reference_in_group and algorithm.select drop_zero_spread, expected at "
+            "least 3: one sample beside the reference answer has no spread, and nothing would be trained"
+        )
