@@ -121,7 +121,6 @@ CATALOGUE: dict[str, Preset] = {
         "Statistics from many samples, training on a balanced few.",
         scale="none",
         select=["balanced(count=4)"],
-        objective="ppo(low=0.2, high=0.2)",
     ),
     # arXiv:2504.19599: implicit rewards regressed on centred rewards, beta 0.1.
     "gvpo": for_any(
