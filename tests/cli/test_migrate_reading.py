@@ -194,6 +194,7 @@ def test_an_assignment_that_cannot_be_read_takes_the_place_of_one_that_could():
         ("'a' + 'b'", None),
         ("os.path.join(os.getcwd(), 'x')", "x"),
         ("os.path.join(os.getcwd(), 'x', 'y')", None),
+        ("os.path.join(os.getcwd(), 'x') + 'y'", None),
         ("os.path.join('x', 'y')", None),
         ("n * 2", 8),
         ("config.seed + 1", 4),

@@ -18,7 +18,6 @@ import torch
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer, score_outputs
-from mmgrpo.scoring.call import copied
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Media, Prompt, Turn
 from tests.cli.running import is_running
@@ -50,13 +49,13 @@ def settings() -> list[Any]:
 def score(reward: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Image]) -> list[float]:
     """The scores, NaN where they are not valid; whatever the reward does, it must change nothing."""
     given = list(prompts), list(outputs)
-    before, state = copied([list(prompts), list(outputs)]), settings()
+    before, state = repr([list(prompts), list(outputs)]), settings()
     try:
         scores = score_outputs([reward], prompts, outputs)
     finally:
         assert settings() == state
         assert (list(map(id, prompts)), list(map(id, outputs))) == tuple(list(map(id, some)) for some in given)
-        assert repr(before) == repr([list(prompts), list(outputs)])
+        assert repr([list(prompts), list(outputs)]) == before
     good = score_outputs([Scorer("good", lambda p, o: right(o))], prompts, outputs)
     assert good.values[:, 0].tolist() == RIGHT and bool(good.valid.all())
     return torch.where(scores.valid, scores.values, math.nan)[:, 0].tolist()
