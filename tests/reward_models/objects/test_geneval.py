@@ -163,7 +163,11 @@ def test_a_broken_picture_is_nan_and_the_others_keep_their_rows(cups):
     broken = Image(torch.full((3, 8, 8), math.nan))
     first, second = geneval([row] * 2, [broken, Image(torch.zeros(3, 1, 1))], "any:thing")
     assert math.isnan(first) and second == 1.0
-    assert math.isnan(geneval([row], [broken], "any:thing")[0])
+
+
+def test_a_detector_is_not_asked_where_there_is_no_picture_to_show():
+    row, broken = Prompt("a cup", "0", meta={"include": [clause("cup")]}), Image(torch.full((3, 8, 8), math.nan))
+    assert math.isnan(geneval([row], [broken], "no_such_module:detect")[0])
 
 
 @pytest.mark.parametrize(

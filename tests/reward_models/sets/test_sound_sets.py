@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -41,6 +42,18 @@ def write(folder, sounds):
 
 def prompts(ids):
     return [Prompt("", name) for name in ids]
+
+
+def test_bands_are_computed_in_double_precision():
+    samples = torch.rand(1, 2048, generator=torch.Generator().manual_seed(0)) - 0.5
+    sound = samples[0].double().numpy()
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(1024) / 1024)  # 0.1 s, 800 samples, up to a power of two
+    frames = np.stack([sound[start : start + 1024] * window for start in range(0, 1025, 512)])
+    power = np.abs(np.fft.rfft(frames)) ** 2 / window.sum() ** 2
+    octaves = 2 * np.log2(np.maximum(np.arange(513), 1e-9) * RATE / 1024 / LOWEST)
+    levels = [np.log10(power[:, (octaves >= b) & (octaves < b + 1)].sum(1) + 1e-9) for b in range(BANDS)]
+    expected = [one.mean() for one in levels] + [one.std() for one in levels]
+    np.testing.assert_allclose(bands([Audio(samples, RATE)])[0].numpy(), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(("frequency", "rate"), [(100, 8_000), (440, 44_100), (3000, 8_000), (3000, 48_000)])
