@@ -36,7 +36,7 @@ class Common:
     """Whether scores are cached, or in which file."""
 
 
-def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewhere: bool = False) -> Common:
+def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewhere: bool) -> Common:
     """The common parameters of a reward, taken out of its ``parameters`` but for ``device``.
 
     A reward that is computed ``elsewhere`` has the name that it has there, a ``timeout`` of its own meaning, and no
