@@ -14,7 +14,7 @@ import torch
 
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, in_words, score_column
+from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, copied, in_words, score_column
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]
@@ -222,6 +222,12 @@ def test_prompts_are_copied_with_their_media_unless_the_reward_is_trusted():
     assert own is not picture.pixels and same is picture.pixels
     for one in (answer, other):  # what Python alone could change is copied for all
         assert one == shown.answer and one is not shown.answer and one[1][1] is not shown.answer[1][1]
+
+
+def test_what_was_one_object_is_one_in_the_copy():
+    picture = torch.zeros(2)
+    first, second = copied([picture, picture])
+    assert first is second and first is not picture
 
 
 def test_a_reward_of_another_process_is_given_prompts_and_outputs_without_copies():

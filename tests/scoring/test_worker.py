@@ -150,6 +150,11 @@ def test_a_process_is_started_apart_from_the_run_and_scores_batch_after_batch(wo
     assert not any(map(os.get_inheritable, one.descriptors)), "what a reward starts does not hold them open"
 
 
+def test_what_an_ended_process_has_left_is_ended_before_another_is_started(world):
+    connection, world.started[0].status = (reward := length())._connection, 7
+    assert reward(PROMPTS, OUTPUTS) and len(world.started) == 2 and connection.fileno() == -1
+
+
 @pytest.mark.parametrize("given", ["/of/the/run", None])
 def test_what_a_reward_starts_finds_modules_where_the_run_would(given, world, monkeypatch):
     if given is None:
