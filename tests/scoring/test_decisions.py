@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.rollout import sample_round
-from mmgrpo.scoring import decisions, score_outputs
+from mmgrpo.scoring import Scorer, begin_scoring, decisions, score_outputs
 from mmgrpo.types import Decisions, Prompt, Text
 from reward_models.sets.rollout import decision_statistic
 from tests.building import trainer
@@ -120,3 +120,14 @@ def test_a_run_trains_on_it_and_its_evaluation_goes_on(tmp_path, monkeypatch):
     torch.testing.assert_close(found.reward_scores.values[:, 0], found.rollouts[0].decisions.log_probs[:, 0].detach())
     with pytest.warns(UserWarning, match="is left out where there are none"):
         made.fit()
+
+
+def test_outputs_that_come_without_decisions_are_left_out():
+    """As the greedy ones are that a baseline compares with."""
+
+    def reads(prompts, outputs, rollout):
+        pytest.fail("it is called")
+
+    with pytest.warns(UserWarning, match="reward 'greedy' reads .* is left out where there are none"):
+        scores = begin_scoring([Scorer("greedy", reads, reads_rollout=True)], *ROWS)()
+    assert not scores.valid.any()

@@ -80,6 +80,7 @@ class Threaded(Gone):
         self.world, self.command, self.options, self.status = world, command, options, None
         world.started.append(self)
         self.descriptors = [os.dup(int(number)) for number in command[5:7]]
+        [os.set_inheritable(number, True) for number in self.descriptors]  # as pass_fds leaves them
         worker.sys = SimpleNamespace(argv=["worker", *map(str, self.descriptors), *command[7:]])
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -122,8 +123,7 @@ def world(tmp_path, monkeypatch) -> Iterator[SimpleNamespace]:
     yield made
     for reward in made.rewards:  # not later, while another test counts who is killed
         reward.close()
-    made.over.set()
-    Path("over").touch()
+    made.over.set(), Path("over").touch()
     for one in made.started:
         one.disconnect()
         one.thread.join(60)
