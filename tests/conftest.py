@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
+# The package is compiled with checks of shapes here, which no other process knows; `runpy` would leave it to them all.
+sys.dont_write_bytecode = True
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
