@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-# The package is compiled with checks of shapes here, which no other process knows; `runpy` would leave it to them all.
-sys.dont_write_bytecode = True
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+# The package is compiled with checks of shapes here, which no other process knows; `runpy` would leave it to them all.
+sys.dont_write_bytecode = True
 
 # `make test-roundings` chooses another number, because sums over threads are rounded in another order.
 torch.set_num_threads(int(os.environ.get("MMGRPO_TEST_THREADS", "1")))

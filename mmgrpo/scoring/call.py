@@ -74,8 +74,8 @@ def column_or_nan(
     fn: Callable[..., Any],
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
-    trusted: bool = True,
-    elsewhere: bool = False,
+    trusted: bool,
+    elsewhere: bool,
 ) -> list[float]:
     """``score_column``, or NaN for every output and a warning, once for each reason, where that is an error."""
     try:

@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -55,11 +56,9 @@ def main() -> None:
             }
         if os.getpid() != own:
             os._exit(1)  # a copy of this process that the reward forked and that came back
-        try:
+        with suppress(ConnectionError):  # the run has ended, as the next read will find
             for part in frames(answer):
                 connection.sendall(part)
-        except ConnectionError:
-            os._exit(0)  # the run has ended
 
 
 def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float]:

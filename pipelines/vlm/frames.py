@@ -143,7 +143,7 @@ def _decode(path: str | BytesIO, choose: Choose) -> FrameSet:
         raise Unreadable("has no frames")
     stamps = sorted(dts if pts is None else pts for pts, dts, *_ in packets)
     # Where every packet has a presentation time of its own, it tells which frame comes out of the decoder.
-    timed = indexed and len(set(stamps)) == len(stamps) and all(pts is not None for pts, *_ in packets)
+    timed = indexed and len(set(stamps)) == len(stamps) and None not in (pts for pts, *_ in packets)
     places = {stamp: place for place, stamp in enumerate(stamps)} if timed else {}
     seeks = sorted(places[pts] for pts, _, is_key, _ in packets if is_key and places)
     indices = choose(len(stamps), fps)

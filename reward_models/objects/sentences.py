@@ -33,8 +33,8 @@ def sentence_embeddings(
         ids = torch.tensor([row.ids for row in rows], device=device)
         mask = torch.tensor([row.attention_mask for row in rows], device=device)
         states = network(input_ids=ids, attention_mask=mask).last_hidden_state
-        mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        parts.append(torch.nn.functional.normalize(mean).cpu())
+        pooled = (states * mask[..., None]).sum(1)  # of one direction with the mean
+        parts.append(torch.nn.functional.normalize(pooled).cpu())
     return torch.cat(parts)
 
 

@@ -111,9 +111,8 @@ def _edges(table: LatexTable, labels: list[list[Label]]) -> list[int]:
     cells = [(cell, words) for row, texts in zip(table.rows, labels, strict=True) for cell, words in zip(row, texts)]
     for cell, words in sorted(cells, key=lambda pair: pair[0].width):
         inside = slice(cell.column, cell.column + cell.width)
-        missing = _ink(words).shape[1] + 2 * GAP - sum(widths[inside])
-        if missing > 0:
-            widths[inside] = [width + ceil(missing / cell.width) for width in widths[inside]]
+        missing = max(0, _ink(words).shape[1] + 2 * GAP - sum(widths[inside]))
+        widths[inside] = [width + ceil(missing / cell.width) for width in widths[inside]]
     return [0, *np.cumsum(widths).tolist()]
 
 

@@ -119,7 +119,7 @@ def transport(
 def _transported(words: Tensor, parts: Tensor, epsilon: float, exponent: float) -> float:
     units = [torch.nn.functional.normalize(side.detach().cpu().double()) for side in (words, parts)]
     cosine = units[0] @ units[1].T
-    if not cosine.numel() or not bool(cosine.isfinite().all()):
+    if not cosine.numel():
         return math.nan
     cost = 1 - cosine
     spread = float(cost.max() - cost.min())

@@ -9,7 +9,17 @@ import pytest
 import yaml
 
 from mmgrpo.cli.migrate.draft import Draft, equal, say, text_of, typed, yaml_of
-from mmgrpo.cli.migrate.recipe import account, comment, convert, direct, drop_defaults, entry, head, recipe_of
+from mmgrpo.cli.migrate.recipe import (
+    CONVERSIONS,
+    account,
+    comment,
+    convert,
+    direct,
+    drop_defaults,
+    entry,
+    head,
+    recipe_of,
+)
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import Row, table
 from mmgrpo.family import family
@@ -347,3 +357,9 @@ def test_only_nested_projects_have_sections(tmp_path):
         text, _ = recipe_of(project, str(path), flags)
         assert ("unknown to verl" in text) is (project == "verl") and "worker.rollout.n 3" in text
     assert "#   worker {" in recipe_of("trl", str(path))[0]
+
+
+def test_what_has_a_counterpart_is_not_left():
+    made = draft(learning_rate=1e-5, bf16_full_eval=True)
+    convert(made, CONVERSIONS["trl"])
+    assert "learning_rate" not in made.left and made.left.keys() >= {"bf16_full_eval"}

@@ -43,6 +43,7 @@ def nested(levels):
         (b'{"text": "B\xe4r"}', r"not UTF-8 text \(invalid continuation byte at byte 12\); save it as UTF-8"),
         ('{"text": "a", "id": ""}', "'id': got \"\", expected 1 to 256 characters without control characters"),
         (json.dumps({"text": "a", "id": "x" * (MAX_ID + 1)}), "'id': got .*…, expected 1 to 256 characters"),
+        ('{"text": "a", "id": true}', "'id': got true, expected a string or an integer"),
         ('{"text": "a", "id": "x\\ny"}', "'id': got .*without control characters"),
         ('{"text": "a", "image": "a\\u0000.png"}', r"'image': path: got \"a\\u0000.png\", expected a path without"),
         ('{"text": "a", "image": "ftp://host/a.png"}', "'image': ftp://host/a.png is not a local file"),

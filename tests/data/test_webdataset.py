@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.data.images import read_picture
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.data.webdataset import key_of
+from mmgrpo.data.webdataset import Shard, key_of
 from tests.data.layouts import png, shard, wav
 
 
@@ -142,3 +142,10 @@ def test_a_member_twice_is_an_error(tmp_path):
             archive.addfile(tarfile.TarInfo("0001.txt"))
     with pytest.raises(ValueError, match=r"a.tar: has '0001.txt' twice"):
         load_prompts(tmp_path / "a.tar")
+
+
+def test_a_member_may_be_as_large_as_the_limit(tmp_path):
+    read = Shard(shard(tmp_path, {"0001.txt": b"abcd"})).read
+    assert read("0001.txt", 4) == b"abcd"
+    with pytest.raises(Unreadable, match="got 4 bytes, expected 1 to 3"):
+        read("0001.txt", 3)

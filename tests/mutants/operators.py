@@ -56,7 +56,7 @@ class Mutant:
     statement: int = 0
     """First line of the innermost statement."""
     called: bool = True
-    """Whether the place is run by calls, and not (only) when the module is imported."""
+    """Whether the place is run by calls, and not once for all: when the module is imported, or a result is cached."""
 
     def text(self, source: bytes) -> bytes:
         return source[: self.start] + self.after.encode() + source[self.end :]
@@ -138,9 +138,10 @@ class Sites(ast.NodeVisitor):
         for value in [*node.args.defaults, *node.args.kw_defaults]:
             if value is not None:
                 self.default(value)
-        self.depth += 1
+        outer = self.depth
+        self.depth += not any("cache" in ast.unparse(one) for one in node.decorator_list)
         self.body(node.body)
-        self.depth -= 1
+        self.depth = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 

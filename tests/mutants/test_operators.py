@@ -118,3 +118,8 @@ def test_further_lines_are_drawn_of_the_folders_that_have_too_few():
 def test_what_a_call_runs_is_told_from_what_an_import_runs(source):
     assert {one.called for one in mutants("a.py", source) if one.kind == "constant"} == {True}
     assert {one.called for one in mutants("a.py", "x = 1\ndef f(a=1): ...")} == {False}
+
+
+def test_what_is_cached_is_run_once_for_all():
+    for decorator, called in (("cache", False), ("functools.lru_cache(maxsize=4)", False), ("property", True)):
+        assert {one.called for one in mutants("a.py", f"@{decorator}\ndef f():\n    x = 1")} == {called}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from io import BytesIO
+
 import torch
 from PIL import Image as Pil
 
@@ -83,3 +86,12 @@ def test_one_shared_decision_is_a_tree(tmp_path):
 def test_nodes_of_a_step_are_counted_from_the_top(tmp_path):
     tree = drawn(tmp_path, [[0], [1], [0], [0]])
     assert [(node.id, node.samples) for node in tree.nodes] == [(0, [1]), (1, [0, 2, 3])]
+
+
+def test_the_picture_of_a_sample_has_twice_the_pixels_that_it_is_shown_with(tmp_path):
+    write(tmp_path, tree_round())
+    folder = tmp_path / "groups" / "step-000000"
+    Pil.new("RGB", (400, 200)).save(folder / "000.png")
+    tree = branching(read_group(tmp_path, 0), MediaFolder(folder))
+    with Pil.open(BytesIO(b64decode(tree.leaves[0].uri.partition(",")[2]))) as shown:
+        assert shown.size == (2 * branch_tree.THUMBNAIL, branch_tree.THUMBNAIL)

@@ -192,3 +192,9 @@ def test_a_ratio_is_of_finite_numbers(parts, wholes):
         bootstrap_ratio(parts, wholes)
     with pytest.raises(ValueError, match=r"got shapes \(1, 2\) and \(1, 2\)"):
         bootstrap_ratio([parts], [wholes])
+
+
+def test_intervals_are_of_ten_thousand_resamples_unless_others_are_asked_for():
+    parts = list(np.random.default_rng(0).random(9))
+    assert bootstrap_mean(parts) == bootstrap_mean(parts, 10_000)
+    assert bootstrap_ratio(parts, [1.0] * 9) == bootstrap_ratio(parts, [1.0] * 9, 10_000)

@@ -274,7 +274,9 @@ def test_a_voice_is_compared_by_the_cosine_of_embeddings(monkeypatch, tmp_path):
 def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_loads(monkeypatch, tmp_path):
     state = random_speaker().state_dict()
     content = io.BytesIO()
-    torch.save({"model_state": {**state, "similarity_weight": torch.ones(1)}}, content)
+    with monkeypatch.context() as on_a_gpu:  # where these weights were trained, whatever machine reads them
+        on_a_gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        torch.save({"model_state": {**state, "similarity_weight": torch.ones(1)}}, content)
     wheel = tmp_path / "Resemblyzer-0.1.4-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("resemblyzer/pretrained.pt", content.getvalue())

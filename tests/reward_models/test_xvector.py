@@ -128,6 +128,7 @@ def test_a_sound_too_short_for_the_convolutions_is_nan_and_such_a_reference_an_e
     enough, short = (Audio(voice(0.5).samples[:, :count], RATE) for count in (164, 163))
     values = speaker_similarity([PROMPT] * 2, [enough, short], reference=reference, encoder=checkpoint)
     assert math.isfinite(values[0]) and math.isnan(values[1])
+    assert np.isfinite(reference_embedding(saved(tmp_path / "enough.wav", enough), checkpoint)).all()
     with pytest.raises(ValueError, match=r"short\.wav': got 163 samples .* expected at least 164"):
         reference_embedding(saved(tmp_path / "short.wav", short), checkpoint)
 

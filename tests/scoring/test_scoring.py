@@ -170,7 +170,7 @@ def test_a_reward_without_weight_warns_once_for_each_reason_and_name():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name, reason in (("x", "once"), ("x", "once"), ("x", "twice"), ("y", "once"), ("y", "once")):
-            [first, *_] = column_or_nan(f"warned {name}", failing(reason), PROMPTS, OUTPUTS)
+            [first, *_] = column_or_nan(f"warned {name}", failing(reason), PROMPTS, OUTPUTS, True, False)
             assert math.isnan(first)
     assert [str(one.message).partition(" has")[0] for one in caught] == [
         *2 * ["reward 'warned x'"],

@@ -47,3 +47,9 @@ def test_its_columns_are_no_parameters(module):
 def test_another_form_is_an_error(module):
     with pytest.raises(ValueError, match="expected a function of prompts and outputs"):
         scorer(f"{module}:neither(process=False)")
+
+
+@pytest.mark.parametrize("form", ["completions, **columns", "*, prompts, completions, **columns"])
+def test_a_function_that_is_called_by_keywords_is_of_trls_form(form, module, tmp_path):
+    (tmp_path / "by_keywords.py").write_text(f"def one({form}):\n    return [1.0 for _ in completions]\n")
+    assert list(scorer("by_keywords:one(process=False)").fn(PROMPTS, SAID)) == [1.0, 1.0]

@@ -277,3 +277,11 @@ def test_shapes_touch_where_they_share_an_edge(axis, gap, touch):
     beside, way = (16 + gap, 0) if axis == 0 else (0, 16 + gap), next(iter(clips.WAYS))
     one, two = (clips.Mover("red", "circle", 16, start, way, 4, 0, 1) for start in ((0, 0), beside))
     assert clips._touch(one, two) == clips._touch(two, one) == touch
+
+
+def test_a_picture_is_asked_about_once():
+    contents = iter([("a",), ("a",), ("b",), ("b",), ("a",), ("c",)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions, "split_of", lambda content: "tune")
+        stream = questions.question_stream(lambda _: next(contents), lambda content, kind, _: content, ["x"], "tune", 0)
+        assert [content for _, (content, _) in zip(range(3), stream)] == [("a",), ("b",), ("c",)]

@@ -79,3 +79,8 @@ def test_a_vocoder_of_ones_own_is_named_by_its_module():
         vocoder("vocos", FORM)
     with pytest.raises(ValueError, match=r"model\.vocoder"):
         vocoder(f"{__name__}:tone", FORM)
+
+
+def test_four_times_the_magnitude_sounds_four_times_as_loud():
+    mel, voice = FORM.mel(tone(500))[:, :-1], GriffinLim(FORM, rounds=0)
+    torch.testing.assert_close(voice.sound(mel + math.log(4)), 4 * voice.sound(mel), rtol=1e-3, atol=1e-5)

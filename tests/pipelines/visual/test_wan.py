@@ -103,6 +103,8 @@ def test_two_networks_are_trained_and_compared_with_both_references(two, options
         torch.testing.assert_close(scores["reference_log_probs"], sampled, rtol=0, atol=2e-5)
         assert (scores["log_probs"] - sampled).abs().min() > 1e-4
         scores["log_probs"].sum().backward()
+        again = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        assert torch.equal(again, scores["log_probs"]), "the reference leaves both networks as they were"
     for network in (model.network.transformer, model.network.transformer_2):
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         assert all(".lora_" in name or not options for name, p in network.named_parameters() if p.requires_grad)

@@ -222,3 +222,18 @@ def test_padding_is_the_tokenizers_or_the_first_end(folders):
     tokenizer.pad_token = None
     model.__post_init__()
     assert {3, 5} <= model.end_ids and model.pad_id == min(model.end_ids)
+
+
+def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypatch):
+    model = image_text.load(folders["llava"])
+    silent = model.processor
+
+    class Talking:
+        apply_chat_template = silent.apply_chat_template
+
+        def __call__(self, **given):
+            return {**silent(**given), "num_tiles": [1]}
+
+    monkeypatch.setattr(model, "processor", Talking())
+    tensors, _ = model._read(MIXED[0])
+    assert "input_ids" in tensors and all(isinstance(value, torch.Tensor) for value in tensors.values())

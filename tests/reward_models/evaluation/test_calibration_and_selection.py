@@ -203,3 +203,9 @@ def test_an_output_without_a_score_leaves_its_comparison_out_of_selection():
 def test_no_comparison_has_no_pair():
     none = pairs([], [])
     assert [column.tolist() for column in (none.human, none.difference, none.cluster)] == [[], [], []]
+
+
+def test_pairs_of_one_confidence_fall_into_bins_in_their_order():
+    """The first half of 40 pairs was won, at 0.6 and 0.9 in turn: four bins of ten, off by 0.4, 0.6, 0.1 and 0.9."""
+    won, p = np.arange(40) < 20, np.where(np.arange(40) % 2, 0.9, 0.6)
+    assert calibration.expected_calibration_error(won, p, bins=4, adaptive=True) == pytest.approx(0.5)

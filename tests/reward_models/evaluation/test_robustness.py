@@ -116,3 +116,15 @@ def test_a_clip_is_damaged_frame_by_frame_with_one_draw():
     made = damaged(Video(torch.full((2, 3, 8, 8), 0.5), 1.0), "noise", np.random.default_rng(0))
     assert isinstance(made, Video) and torch.equal(made.frames[0], made.frames[1])
     assert not torch.equal(made.frames[0], torch.full((3, 8, 8), 0.5))
+
+
+def test_the_share_is_of_all_comparisons():
+    """A judge that reads its first output as long as the second of four comparisons: it is changed in that one."""
+
+    def judge(prompts, outputs):
+        return [
+            float(len(o.text)) if p.text != "b" else -float(row % 2) for row, (p, o) in enumerate(zip(prompts, outputs))
+        ]
+
+    given = [comparison(name, Text("long"), Text("b")) for name in "abcd"]
+    assert robustness(Scorer("judge", judge), given)["reading_order"] == {"share": 0.25, "equal": None, "n": 4}

@@ -55,3 +55,11 @@ def test_contrast_is_normalized_by_the_window_around_each_pixel():
 def test_flat_parts_are_exactly_0_and_not_rounding_errors():
     for value in (0.1, 0.3, 0.7, 77 / 255, 0.9):
         assert (contrast_normalized(np.full((20, 20), value), 1 / 255)[4:-4, 4:-4] == 0).all()
+
+
+def test_the_flattest_shape_is_a_fifth_and_the_most_peaked_ten():
+    """Nearly all of 2,000 values are 0, or all are of one size: no shape fits, and the nearest is taken."""
+    rare = np.zeros(2_000)
+    rare[:2] = 1, -1
+    assert asymmetric_gaussian(rare - 1e-6 * (np.arange(2_000) % 2))[0] == pytest.approx(0.2)
+    assert asymmetric_gaussian(np.array([1.0, -1.0]))[0] == pytest.approx(10.0)

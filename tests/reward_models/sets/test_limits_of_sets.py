@@ -191,6 +191,7 @@ def test_texts_are_embedded_by_the_one_that_reads_them(monkeypatch, tmp_path):
     # a set like the exemplars, without either (5 - 3)^2 + 2^2 away
     assert found == pytest.approx([8, 8])
     (tmp_path / "none.txt").write_text("\n")
+    monkeypatch.setattr(rewards, "embedded_texts", None)  # an embedding need not take nothing
     with pytest.raises(ValueError, match=r"none.txt: got 0 rows, expected a folder of at least two"):
         rewards._exemplars(str(tmp_path / "none.txt"), spec, "cpu")
 
