@@ -321,20 +321,9 @@ def settings(folder: Path) -> Iterator[Setting]:
         return [*quick.vlm_run(str(seeing), media, media), "--output-dir", output, *small]
 
     def hearing(output: Path) -> list[object]:
-        short: list[object] = [
-            "--name",
-            "run",
-            "--steps",
-            4,
-            "--data.group-size",
-            4,
-            "--eval.extra",
-            "--eval.prompts",
-            2,
-            *often,
-        ]
+        small: list[object] = ["--steps", 4, "--data.group-size", 4, "--eval.extra", "--eval.prompts", 2, *often]
         base: list[object] = ["--recipe", "whisper_adapt", "--model.path", whisper_folder, "--output-dir", output]
-        return [*base, *quick.SPEECH, *short, "--rewards", "length:length", "one_minus_wer(weight=0)"]
+        return [*base, *quick.SPEECH, "--name", "run", *small, "--rewards", "length:length", "one_minus_wer(weight=0)"]
 
     for name, options in (("draws", drawing), ("looks", looking), ("hears", hearing)):
         yield Setting(name, options)
