@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from io import BytesIO
 
+import pytest
 import torch
 from PIL import Image as Pil
 
@@ -88,10 +89,11 @@ def test_nodes_of_a_step_are_counted_from_the_top(tmp_path):
     assert [(node.id, node.samples) for node in tree.nodes] == [(0, [1]), (1, [0, 2, 3])]
 
 
-def test_the_picture_of_a_sample_has_twice_the_pixels_that_it_is_shown_with(tmp_path):
+@pytest.mark.parametrize(("width", "height"), [(2, 1), (1, 2)])
+def test_the_picture_of_a_sample_has_twice_the_pixels_that_it_is_shown_with(width, height, tmp_path):
     write(tmp_path, tree_round())
     folder = tmp_path / "groups" / "step-000000"
-    Pil.new("RGB", (400, 200)).save(folder / "000.png")
+    Pil.new("RGB", (200 * width, 200 * height)).save(folder / "000.png")
     tree = branching(read_group(tmp_path, 0), MediaFolder(folder))
     with Pil.open(BytesIO(b64decode(tree.leaves[0].uri.partition(",")[2]))) as shown:
-        assert shown.size == (2 * branch_tree.THUMBNAIL, branch_tree.THUMBNAIL)
+        assert shown.size == (branch_tree.THUMBNAIL * width, branch_tree.THUMBNAIL * height)
