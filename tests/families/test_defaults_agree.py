@@ -79,3 +79,8 @@ def test_a_generator_draws_by_default_as_its_settings_say():
 
 def test_an_optimizer_of_the_settings_is_adamw_with_its_usual_averages():
     assert (Optim().beta1, Optim().beta2) == (0.9, 0.999)
+
+
+def test_a_family_is_of_the_modality_whose_room_it_lives_in():
+    assert {one.module.split(".")[1] for one in families().values()} == {"visual", "vlm", "speech"}
+    assert all(one.module == f"pipelines.{one.modality}.{name}" for name, one in families().items())

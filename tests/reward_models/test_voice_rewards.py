@@ -138,6 +138,11 @@ def test_channels_are_averaged_and_rates_changed():
     assert resampled is not None and len(resampled) == 16_000 and resampled.dtype == np.float32
 
 
+def test_a_sound_of_the_wanted_rate_is_not_resampled(monkeypatch):
+    monkeypatch.setattr(sounds, "import_library", None)
+    assert sounds.waveform(hum(1.0), 8_000).tolist() == hum(1.0).samples[0].tolist()
+
+
 def test_a_voice_in_memory_is_no_file_and_the_first_sound_of_a_prompt_is_its_voice():
     def asked(*sources) -> Prompt:
         return Prompt("a", "a", turns=(Turn("user", tuple(Media(kind, one) for kind, one in sources)),))
