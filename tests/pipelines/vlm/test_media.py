@@ -354,6 +354,15 @@ def test_what_an_edit_list_cuts_away_is_no_part_of_a_clip(tmp_path, codec):
     assert clip.times[:2] == pytest.approx((0, 1 / FPS))
 
 
+def test_a_clip_without_frames_is_named(tmp_path):
+    with av.open(str(tmp_path / "empty.avi"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=4)
+        stream.width = stream.height = 16
+        container.start_encoding()
+    with pytest.raises(Unreadable, match=r"empty\.avi: has no frames"):
+        decode(str(tmp_path / "empty.avi"), lambda total, fps: [])
+
+
 def test_a_frame_after_the_last_is_an_error(mp4):
     with pytest.raises(Unreadable, match=r"h264\.mp4: frame 24 of 24 does not exist"):
         decode(mp4, lambda total, fps: [0, 24])

@@ -378,3 +378,13 @@ def test_layers_of_a_network():
     assert kinds == ["Linear", "LayerNorm", "ReLU", "Linear", "LayerNorm", "ReLU", "Linear"]
     shapes = [tuple(p.shape) for p in neural_map.network(2, 3, 4).parameters() if p.ndim == 2]
     assert shapes == [(3, 2), (3, 3), (4, 3)]
+
+
+def test_an_embedding_of_ones_own_lies_in_the_working_directory_and_ours_do_not(monkeypatch, tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\n\ndef ones(outputs):\n    return torch.ones(len(outputs), 2)\n")
+    (tmp_path / "reward_models" / "sets").mkdir(parents=True)
+    (tmp_path / "reward_models" / "sets" / "embeddings.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    embeddings._loaded.cache_clear()
+    embeddings.check_embed()
+    assert embeddings.embedded([Text("a")], "mine:ones", "cpu", "vendi").tolist() == [[1.0, 1.0]]
