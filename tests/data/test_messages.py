@@ -124,6 +124,7 @@ def test_files_of_frames_are_one_clip(tmp_path):
     prompt = loaded(tmp_path, {"messages": [{"role": "user", "content": [block, {"type": "text", "text": "What?"}]}]})
     assert prompt.media == (Media("video", frames.source, {"fps": 4, "frames": 2}),)
     assert len(loaded(tmp_path, {"text": "What?", "videos": ["1.mp4", "2.mp4"]}).media) == 2
+    assert len(loaded(tmp_path, {"text": "What?", "video": ["1.mp4", {"path": "2.mp4", "fps": 4}]}).media) == 2
 
 
 def test_blocks_show_their_own_media_or_the_next_of_those_beside(tmp_path):

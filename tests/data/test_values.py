@@ -39,6 +39,7 @@ def nested(levels):
         ('{"text": "a", "answer": -Infinity}', "has -Infinity, which is not JSON"),
         ('{"text": "a", "answer": 1e999}', "'answer': got inf, expected a finite number"),
         ('{"text": "a", "text": "b"}', 'has the key "text" twice; keep one of them'),
+        ('{"id": "1", "text": "a", "text": "b"}', 'has the key "text" twice'),
         ('{"text": "a", "meta": {"x": 1, "y": 2, "x": 3}}', 'has the key "x" twice'),
         (b'{"text": "B\xe4r"}', r"not UTF-8 text \(invalid continuation byte at byte 12\); save it as UTF-8"),
         ('{"text": "a", "id": ""}', "'id': got \"\", expected 1 to 256 characters without control characters"),

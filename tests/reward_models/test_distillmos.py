@@ -89,7 +89,8 @@ def test_the_score_is_a_sigmoid_of_states_that_attention_sums_up(network, monkey
     with torch.no_grad():
         x = Bands()(compressed_spectrum(waves / waves.abs().amax(1, keepdim=True))).flatten(1, 2)
         x = x / (1 + network.norm.eps)  # both are fresh
-        x = network.transformer_encoder(network.linear_proj(x.mT) + network.pe) / (1 + network.norm_trans.eps) ** 0.5
+        x = torch.cat([network.transformer_encoder(one) for one in (network.linear_proj(x.mT) + network.pe).split(1)])
+        x = x / (1 + network.norm_trans.eps) ** 0.5
         scores = network.linear2(network.linear1(x).clamp(min=0)).exp()
         pooled = (scores * x).sum(1) / scores.sum(1)
         wanted = 1 + 4 / (1 + (-network.linear3(pooled)[:, 0]).exp())

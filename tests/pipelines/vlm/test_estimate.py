@@ -59,6 +59,7 @@ def test_the_defaults_are_those_of_the_published_model():
 def test_the_estimate_is_what_the_model_reads(limits, tmp_path):
     model: Any = qwen_vl.load(qwen_vl.tiny(tmp_path), **limits)
     sizes, words = of_model(str(tmp_path), **limits)
+    assert sizes.frame_pixels == 768 * (sizes.patch * sizes.merge) ** 2
     assert len({model.prompt_length(prompt) for prompt in EVERY}) == len(EVERY)
     for prompt in EVERY:
         media = sum(tokens_of(medium, measure(medium), sizes) for medium in prompt.media)
