@@ -172,14 +172,16 @@ class RewardProcess:
 
     def _patiently(self, transfer: Callable[[], Any], deadline: float) -> Any:
         """The result of a transfer, as soon as it is possible; an OSError if the process ends before."""
+        ended = False
         while True:
             try:
                 return transfer()
             except TimeoutError:
-                if self._process.poll() is not None:
+                if ended:
                     raise ConnectionResetError("the process ended") from None
                 if time.monotonic() > deadline:
                     raise
+                ended = self._process.poll() is not None  # what it sent before that is still to be read
 
     def _ended(self, error: OSError) -> str:
         """How the process ended, once it has."""
