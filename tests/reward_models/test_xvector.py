@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from safetensors.torch import load_file, save_file
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Prompt
