@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import signal
 import threading
 import time
 
@@ -120,20 +122,60 @@ def test_a_thousand_digits_are_compared(text, right, monkeypatch):
     assert value(text, 5) == right
 
 
-def test_alarms_are_set_where_they_can_be(monkeypatch):
-    """5 s to compare and 10 s to parse in the main thread; none elsewhere, which math-verify must not complain of."""
-    seen: list = []
+def test_parsing_has_ten_seconds_and_comparing_five_and_no_other_alarm_is_set(monkeypatch):
+    given: list = []
+    monkeypatch.setattr(mathematics, "_alarm", lambda seconds: given.append(seconds) or contextlib.nullcontext())
     monkeypatch.setattr(
-        math_verify, "parse", lambda text, parsing_timeout, **other: seen.append(parsing_timeout) or [0]
+        math_verify, "parse", lambda text, parsing_timeout, **other: given.append(parsing_timeout) or [0]
     )
-    monkeypatch.setattr(math_verify, "verify", lambda *both, timeout_seconds: seen.append(timeout_seconds) or True)
+    monkeypatch.setattr(math_verify, "verify", lambda *both, timeout_seconds: given.append(timeout_seconds) or True)
     logging.getLogger("math_verify").setLevel(logging.INFO)
-    value("1", 2)
-    thread = threading.Thread(target=value, args=("1", 2))
+    assert value("1", 2) == 1
+    assert given == [10, None, 10, None, 5, None]
+    assert logging.getLogger("math_verify").level == logging.ERROR  # it complains of parse without an alarm
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_an_alarm_ends_what_keeps_the_processor_busy():
+    handler = signal.getsignal(signal.SIGPROF)
+    with mathematics._alarm(0.05):
+        with contextlib.suppress(math_verify.errors.TimeoutException):
+            busy(60)
+        busy(60)  # it rings again
+        raise AssertionError
+    assert signal.getsignal(signal.SIGPROF) == handler and signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
+def test_what_takes_too_long_is_wrong_or_unreadable(monkeypatch):
+    timer = signal.setitimer
+    monkeypatch.setattr(signal, "setitimer", lambda which, *seconds: timer(which, *(one / 100 for one in seconds)))
+    with monkeypatch.context() as slow:
+        slow.setattr(math_verify, "verify", lambda *both, **other: busy(60) or True)
+        assert value("1", 1) == 0
+    monkeypatch.setattr(math_verify, "parse", lambda *text, **other: busy(60) or [1])
+    assert mathematics.read("1") == []
+
+
+def test_no_alarm_ends_what_waits_or_runs_in_another_thread():
+    ended = []
+    with mathematics._alarm(0.05):
+        time.sleep(0.2)
+        ended.append("waited")
+
+    def work() -> None:
+        with mathematics._alarm(0.05):
+            busy(0.2)
+            ended.append("worked")
+
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [10, 10, 5, None, None, None]
-    assert logging.getLogger("math_verify").level == logging.ERROR
+    assert ended == ["waited", "worked"]
 
 
 def test_large_and_small_numbers_within_reason_are_compared():
