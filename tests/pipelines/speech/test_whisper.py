@@ -209,3 +209,17 @@ def test_an_extractor_of_another_rate_is_no_whispers(folder):
     family.extractor.sampling_rate = 8_000
     with pytest.raises(ValueError, match="sampling rate of 8000"):
         family.encode([clip(1)])
+
+
+def test_nothing_is_dropped_while_tokens_are_sampled_and_scored(folder):
+    family = whisper.load(folder, seconds=4)
+    for module in family.network.modules():
+        if hasattr(module, "dropout"):
+            module.dropout = 0.5
+    family.network.train()
+    made = rollout(policy := TokenPolicy(family, max_tokens=6))
+    family.network.train()
+    loss_mask = made.decisions.loss_mask
+    torch.testing.assert_close(
+        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
+    )

@@ -276,6 +276,14 @@ def test_the_answer_that_was_not_needed_for_longest_is_forgotten():
     assert len(fake.asked) == 6, "other words are another question"
 
 
+def test_an_answer_that_is_asked_for_again_is_the_newest():
+    fake = FakeJudge(lambda text: text)
+    judge = Remembering(fake, limit=2)
+    for text in "abaca":
+        judge.answers([Question((text,))], 8)
+    assert [question.parts for question in fake.asked] == [("a",), ("b",), ("c",)]
+
+
 def test_questions_differ_by_every_pixel_and_by_their_beginning():
     changed = RED.pixels.clone()
     changed[0, 0, 0] = 0.5
