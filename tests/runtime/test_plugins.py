@@ -251,3 +251,14 @@ def test_a_package_that_is_gone_or_has_no_file_of_its_own_has_no_folder(package,
     (tmp_path / "namespace_package").mkdir()
     write_entry_points(tmp_path, "odd", "[mmgrpo.families]\ngone = gone_package:F\nspace = namespace_package:F\n")
     assert plugins.packages()["greeting"] == package and not {"gone", "space"} & plugins.packages().keys()
+
+
+def test_a_file_in_the_working_directory_is_not_taken_for_a_package_that_registers_weights(
+    package, tmp_path, monkeypatch
+):
+    write_entry_points(tmp_path, "weights", "[mmgrpo.weights]\nten = greeting_package:ten\n")
+    (package / "__init__.py").write_text("def ten():\n    return 'ten'\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "greeting_package.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert plugins.locate("pypi:ten") == "ten"

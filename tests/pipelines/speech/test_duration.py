@@ -195,6 +195,11 @@ def test_a_tempo_is_cut_into_factors_that_the_filter_takes(tempo):
     assert np.prod(parts) == pytest.approx(tempo) and all(0.5 - 1e-9 <= part <= 2 + 1e-9 for part in parts)
 
 
+def test_a_stretched_sound_begins_as_it_began():
+    sound = np.linspace(-0.5, 0.5, RATE, dtype=np.float32)
+    assert stretch(sound, RATE, 0.8)[0] == pytest.approx(-0.5, abs=1e-3)
+
+
 def test_stretching_changes_the_length():
     pytest.importorskip("av")
     sound = hum("x" * 30, 1.0).astype(np.float32)

@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.types import Prompt
 from pipelines import vlm
-from pipelines.training import Training
+from pipelines.training import Training, checkpoint_layers
 from pipelines.vlm import causal_lm
 
 
@@ -56,3 +56,19 @@ def test_the_seed_of_a_policy_is_that_of_its_adapters(folder):
     )
     assert all(torch.equal(*pair) for pair in zip(first, same, strict=True))
     assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
+
+
+def test_a_conversation_is_written_by_the_template_of_the_tokenizer(folder):
+    model = causal_lm.load(folder)
+    model.tokenizer.chat_template = "how many"
+    assert model.encode([Prompt("red")]).ids.tolist() == [model.tokenizer("how many")["input_ids"]]
+
+
+def test_the_search_of_the_settings_is_that_of_the_policy(folder):
+    assert [vlm.policy(folder, search=name, max_tokens=2).search for name in ("sample", "beam")] == ["sample", "beam"]
+
+
+def test_layers_recompute_in_evaluation_mode(folder):
+    network = causal_lm.load(folder).network.train()
+    checkpoint_layers(network, False)
+    assert not any(module.training for module in network.modules())
