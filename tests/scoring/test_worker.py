@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
@@ -400,19 +399,3 @@ def test_an_interruption_of_the_run_ends_the_process(world, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         length()
     assert len(world.started) == len(world.killed) == 2
-
-
-def test_what_was_sent_in_the_last_moment_of_a_process_is_read():
-    sent: list[bytes] = []
-
-    def transfer() -> bytes:
-        if not sent:
-            raise TimeoutError
-        return sent.pop()
-
-    def ended(*answer: bytes) -> SimpleNamespace:
-        return SimpleNamespace(_process=SimpleNamespace(poll=lambda: sent.extend(answer) or 0))
-
-    assert RewardProcess._patiently(ended(b"answer"), transfer, math.inf) == b"answer"
-    with pytest.raises(ConnectionResetError, match="the process ended"):
-        RewardProcess._patiently(ended(), transfer, math.inf)
