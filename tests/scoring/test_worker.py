@@ -63,7 +63,8 @@ class Gone(subprocess.Popen):
 
     _child_created, pid = False, NOBODY
 
-    status: int | None = 0
+    def __init__(self) -> None:
+        self.status = 0
 
     def poll(self) -> int | None:
         return self.status
@@ -81,7 +82,6 @@ class Threaded(Gone):
         self.descriptors = [os.dup(int(number)) for number in command[5:7]]
         [os.set_inheritable(number, True) for number in self.descriptors]  # as pass_fds leaves them
         worker.sys = SimpleNamespace(argv=["worker", *map(str, self.descriptors), *command[7:]])
-        os.environ |= {"PYTHONPATH": options["env"]["PYTHONPATH"]}
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
