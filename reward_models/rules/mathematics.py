@@ -6,6 +6,7 @@ import logging
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf, log10, nan
@@ -87,7 +88,7 @@ def read(text: str) -> list[Any]:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Leave the block after so many seconds of the processor, which do not pass while a busy machine does other work:
+    """Leave the block after so many seconds of the processor in this thread, which do not pass while it has to wait:
     those of math-verify's own alarm do. Without effect outside the main thread."""
     from math_verify.errors import TimeoutException
 
@@ -95,12 +96,16 @@ def _alarm(seconds: float) -> Iterator[None]:
         yield
         return
 
+    end = time.thread_time() + seconds
+
     def ring(number: int, frame: object) -> None:
-        raise TimeoutException
+        if time.thread_time() >= end:
+            raise TimeoutException
 
     before = signal.signal(signal.SIGPROF, ring)
     try:
-        signal.setitimer(signal.ITIMER_PROF, seconds, seconds)  # again, should the first be caught on its way
+        # The timer counts all threads; it rings again, in case that the exception is caught on its way.
+        signal.setitimer(signal.ITIMER_PROF, seconds / 10, seconds / 10)
         yield
     except TimeoutException:
         pass

@@ -124,7 +124,7 @@ def _transported(words: Tensor, parts: Tensor, epsilon: float, exponent: float) 
     cost = 1 - cosine
     spread = float(cost.max() - cost.min())
     plan = transport_plan((cost - cost.min()) / spread if spread > 0 else torch.zeros_like(cost), epsilon, exponent)
-    return float((plan * cosine).sum() / plan.sum())
+    return float((plan * cosine).sum() / plan.sum())  # NaN, as the whole plan, where a part is not finite
 
 
 def check_frechet(

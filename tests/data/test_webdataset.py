@@ -90,8 +90,10 @@ def linked(kind):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, b"S"])
-def test_links_and_devices_are_refused(tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE]
+)
+def test_links_devices_and_sparse_files_are_refused(tmp_path, kind):
     (tmp_path / "a.tar").write_bytes(linked(kind))
     with pytest.raises(ValueError, match=r'a.tar: "0001.jpg" is a link, a device or sparse, expected a regular file'):
         load_prompts(tmp_path / "a.tar")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from mmgrpo.scoring.call import RewardFailure, WrongValues
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Prompt, Text
+from tests.scoring.threads import NOBODY, Ended, Gone, threads
 from tests.trees import decisions
 
 OWN = """
@@ -47,87 +48,13 @@ def first(prompts, outputs, rollout):
 """
 PROMPTS, OUTPUTS = [Prompt("one"), Prompt("two")], [Text("a"), Text("bb")]
 
-NOBODY = 2**22 + 1
-"""A number that no process has, so that nobody is killed in place of a process that is none."""
-
-
-class Ended(BaseException):
-    """A process has ended."""
-
-
-OF_THREAD: dict[int, Threaded] = {}
-
-
-class Gone(subprocess.Popen):
-    """A process that has ended, or was never there."""
-
-    _child_created, pid = False, NOBODY
-
-    def __init__(self) -> None:
-        self.status = 0
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self.status or 0
-
-
-class Threaded(Gone):
-    """A process that is a thread, which runs ``worker.main``; it ends where the process would."""
-
-    def __init__(self, world, command, **options) -> None:
-        self.world, self.command, self.options, self.status = world, command, options, None
-        world.started.append(self)
-        self.descriptors = [os.dup(int(number)) for number in command[5:7]]
-        [os.set_inheritable(number, True) for number in self.descriptors]  # as pass_fds leaves them
-        worker.sys = SimpleNamespace(argv=["worker", *map(str, self.descriptors), *command[7:]])
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self) -> None:
-        OF_THREAD[threading.get_ident()] = self
-        try:
-            worker.main()
-        except Ended:
-            pass
-        finally:
-            os.close(self.descriptors[1])
-
-    def exit(self, status: int) -> None:
-        if self.status is None:
-            self.status = status
-            self.disconnect()
-        self.world.over.wait()
-        raise Ended
-
-    def disconnect(self) -> None:
-        with suppress(OSError), socket.socket(fileno=os.dup(self.descriptors[0])) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
-
 
 @pytest.fixture
 def world(tmp_path, monkeypatch) -> Iterator[SimpleNamespace]:
     """Processes that are threads, in a folder with rewards of one's own."""
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "/of/the/run")
-    made = SimpleNamespace(started=[], rewards=[], over=threading.Event(), killed=[], held=[])
-    start = RewardProcess._start
-    monkeypatch.setattr(RewardProcess, "_start", lambda reward: (made.rewards.append(reward), start(reward))[1])
-    monkeypatch.setattr(worker, "sys", sys)
-    monkeypatch.setattr(worker, "_end_with", made.held.append)
-    monkeypatch.setattr(os, "_exit", lambda status: OF_THREAD[threading.get_ident()].exit(status))
-    monkeypatch.setattr(os, "killpg", lambda *given: made.killed.append(given))
-    monkeypatch.setattr(process.subprocess, "Popen", lambda *given, **options: Threaded(made, *given, **options))
-    yield made
-    for reward in made.rewards:  # not later, while another test counts who is killed
-        reward.close()
-    made.over.set(), Path("over").touch()
-    for one in made.started:
-        one.disconnect()
-        one.thread.join(60)
-        assert not one.thread.is_alive(), "it would end the tests, once os._exit is the real one again"
+    yield from threads(monkeypatch)
 
 
 def length(**parameters) -> RewardProcess:
@@ -398,3 +325,19 @@ def test_an_interruption_of_the_run_ends_the_process(world, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         length()
     assert len(world.started) == len(world.killed) == 2
+
+
+def test_what_was_sent_in_the_last_moment_of_a_process_is_read():
+    sent: list[bytes] = []
+
+    def transfer() -> bytes:
+        if not sent:
+            raise TimeoutError
+        return sent.pop()
+
+    def ended(*answer: bytes) -> SimpleNamespace:
+        return SimpleNamespace(_process=SimpleNamespace(poll=lambda: sent.extend(answer) or 0))
+
+    assert RewardProcess._patiently(ended(b"answer"), transfer, math.inf) == b"answer"
+    with pytest.raises(ConnectionResetError, match="the process ended"):
+        RewardProcess._patiently(ended(), transfer, math.inf)
