@@ -208,6 +208,7 @@ def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
     run = subprocess.Popen(
         [sys.executable, "-P", "-c", RUN, "busy"], text=True, cwd=folder,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )  # fmt: skip
     worker = hanging(folder)
     run.send_signal(signal.SIGINT)
