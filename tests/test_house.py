@@ -218,12 +218,6 @@ def test_nothing_runs_code_that_came_as_data():
     assert offenders(unsafe, *ROOMS, outermost=True) == {}
 
 
-def test_no_file_is_longer_than_400_lines():
-    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")]
-    lengths = {module: len((ROOT / module).read_text(encoding="utf-8").splitlines()) for module in MODULES + tests}
-    assert {module: length for module, length in lengths.items() if length > 400} == {}
-
-
 def test_names_say_what_is_inside():
     words = {module: {w for part in Path(module).with_suffix("").parts for w in part.split("_")} for module in MODULES}
     assert [module for module in MODULES if words[module] & VAGUE] == []

@@ -6,10 +6,9 @@ import ast
 
 import pytest
 
-from tests import ROOT
 from tests.mutants.__main__ import sample
 from tests.mutants.operators import Mutant, mutants
-from tests.mutants.report import Verdict, listed, markdown, wilson
+from tests.mutants.report import Verdict, markdown, wilson
 
 
 def changes(source: str, kind: str) -> list[str]:
@@ -89,17 +88,6 @@ def test_equivalent_mutants_are_outside_of_the_share():
     page = markdown([Verdict(one, "no reason"), Verdict(one, killer="t"), Verdict(one), Verdict(one, killer="t")], "")
     assert "| mmgrpo | 4 | 1 | 2 | 1 | 66.7% (21% to 94%) |" in page
     assert page.count("`mmgrpo/a.py:1`") == 1
-
-
-def test_every_mutant_that_is_listed_as_equivalent_is_one_of_the_code():
-    """A line that has changed is judged anew."""
-    files = {file for file, _, _ in listed()}
-    found = {
-        (one.file, one.context, one.change)
-        for file in files
-        for one in mutants(file, (ROOT / file).read_text(encoding="utf-8"))
-    }
-    assert sorted(set(listed()) - found) == []
 
 
 def test_further_lines_are_drawn_of_the_folders_that_have_too_few():
