@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,18 @@ from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.ranges import check_ranges, check_value, declarations, shown
 
 C = TypeVar("C")
+
+MAX_BYTES = 1 << 20
+"""Bytes of a file of settings."""
+
+MAX_VALUES = 20_000
+"""Values of a file of settings, once its aliases are expanded."""
+
+MAX_DEPTH = 50
+"""Levels of lists and sections within each other."""
+
+MAX_DIGITS = 10_000
+"""Characters of a number or a date in YAML."""
 
 RENAMED = {
     "data.per_round": "data.prompts_per_step",
@@ -44,12 +56,65 @@ RENAMED = {
 
 def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
     """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line."""
+    section = decided(section, arguments, where)
     algorithm = section.get("algorithm", {})
     # The file's other algorithm keys override a preset, also one of the command line, so the preset is set first.
     preset, _ = take_option(arguments, "--algorithm.preset")
     if preset and isinstance(algorithm, Mapping):
         section = {**section, "algorithm": {**algorithm, "preset": preset}}
     return from_arguments(build(kind, section, where), arguments, about)
+
+
+UNDECIDED = "???"
+"""Beginning of a value that is still to be written, as in OmegaConf; what follows says why (``mmgrpo migrate``)."""
+
+
+def undecided(section: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The settings of a file that are not decided yet, with what each still needs.
+
+    These are values that begin with ``???``, or that contain such a one, and all entries of a section ``undecided``,
+    which holds settings of another project that no setting of ours stands for.
+    """
+    found: dict[str, str] = {}
+    for key, value in section.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if name == "undecided":
+                found |= {
+                    f"{name}.{inner}": reason if isinstance(reason, str) else shown(reason)
+                    for inner, reason in value.items()
+                }
+            else:
+                found |= undecided(value, f"{name}.")
+            continue
+        several = value if isinstance(value, list) else [value]
+        words = [one for one in several if isinstance(one, str) and one.startswith(UNDECIDED)]
+        texts = [one.removeprefix(UNDECIDED).strip() for one in words]
+        if texts:
+            found[name] = "; ".join(texts)
+    return found
+
+
+def decided(section: Mapping[str, Any], arguments: Sequence[str], where: str) -> dict[str, Any]:
+    """The settings of a file without those that the command line decides; ValueError that lists what nobody decides."""
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
+    left = undecided(section)
+    if missing := {name: text for name, text in left.items() if name not in given}:
+        lines = "; ".join(f"{name} ({text[:300]})" if text else name for name, text in missing.items())
+        raise ValueError(
+            f"{where}: not decided yet: {lines}. Write a value in the place of each ???, and delete each line of "
+            "'undecided' once it is dealt with"
+        )
+    return without(section, left.keys())
+
+
+def without(section: Mapping[str, Any], names: Collection[str], prefix: str = "") -> dict[str, Any]:
+    """A section without the settings of these dotted names, and without the section ``undecided``."""
+    return {
+        key: without(value, names, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in section.items()
+        if f"{prefix}{key}" not in names and f"{prefix}{key}" != "undecided"
+    }
 
 
 def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
@@ -142,10 +207,28 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing file, invalid YAML and other values are errors that name the file."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}; 'mmgrpo recipes' lists the recipes that mmgrpo includes")
+    if (size := Path(path).stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes, expected at most {MAX_BYTES:,}; this is no configuration")
     try:
-        section = _UniqueKeys(Path(path).read_text(encoding="utf-8")).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date or a number that is none
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        loader = _Loader(Path(path).read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        if root is not None:
+            _refuse_large(root)
+        section = loader.construct_document(root) if root is not None else None
+    # Of values under a tag that they do not fit (!!int "", !!bool x, !!timestamp x) PyYAML raises whatever comes up.
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:
+        problem = " ".join(
+            (str(error) if isinstance(error, yaml.YAMLError | ValueError | RecursionError) else "").split()
+        )
+        raise ValueError(f"{path} is not valid YAML: {problem or 'a value does not fit its tag (!!...)'}") from error
     if not isinstance(section, dict):
         raise ValueError(f"{path} must hold a mapping of keys to values, got {type(section).__name__}")
     return section
@@ -183,15 +266,60 @@ def _number(value: Any) -> Any:
         return value
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that a mapping repeats is an error; PyYAML takes the last."""
+class _Loader(yaml.SafeLoader):
+    """YAML whose size once aliases are expanded is known before anything is made of it (``_refuse_large``).
+
+    A key that a mapping repeats is an error (PyYAML takes the last), and so is a key that is no plain value.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            line, name = key.start_mark.line + 1, str(key.value)
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"line {line}: got a {key.id} as a key, expected the name of a setting")
+            name = str(key.value)
             if name in lines:
-                raise ValueError(f"line {line}: the key '{name}' is already in line {lines[name]}; remove one of them")
+                raise ValueError(
+                    f"line {line}: the key '{name[:100]}' is already in line {lines[name]}; remove one of them"
+                )
             lines[name] = line
         return node
+
+
+def _refuse_large(root: yaml.Node) -> None:
+    """ValueError for aliases that contain themselves or that expand to more than ``MAX_VALUES`` values, for numbers
+    of more than ``MAX_DIGITS`` characters (``1:1:...`` is one, and its time grows with the square), and for texts that
+    no file can hold (lone surrogates)."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        line = node.start_mark.line + 1
+        if id(node) in open_nodes:
+            raise ValueError(f"line {line}: an alias inside of what it stands for; write the value out")
+        if id(node) not in sizes:
+            if isinstance(node, yaml.ScalarNode):
+                kind = node.tag.rpartition(":")[2]
+                if kind in ("int", "float", "timestamp") and len(node.value) > MAX_DIGITS:
+                    raise ValueError(
+                        f"line {line}: got a number of {len(node.value):,} characters, expected at most {MAX_DIGITS}"
+                    )
+                if any("\ud800" <= character <= "\udfff" for character in node.value):
+                    raise ValueError(f"line {line}: got a lone surrogate in a text, which is no character; remove it")
+                return 1
+            open_nodes.add(id(node))
+            if len(open_nodes) > MAX_DEPTH:
+                raise ValueError(f"line {line}: got values in more than {MAX_DEPTH} levels; this is no configuration")
+            parts = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+            open_nodes.discard(id(node))
+            if sizes[id(node)] > MAX_VALUES:
+                raise ValueError(
+                    f"line {line}: got more than {MAX_VALUES:,} values once aliases are expanded; this is no "
+                    "configuration"
+                )
+        return sizes[id(node)]
+
+    size(root)

@@ -209,14 +209,62 @@ def test_the_learning_rate_of_every_step(decay, warmup, steps, values):
         ("optim: {lr: !!binary MQ==}", "recipe.yaml: optim.lr: got b'1', expected a number"),
         ("algorithm: 3", "recipe.yaml: 'algorithm' must be a section of keys, got 3"),
         ("model: {family: [a]}", "model.family: there is no \"['a']\""),
-        ("rewards: &a [*a]", "recipe.yaml: rewards: got [[[[[[[...]]]]]]], expected text"),
+        ("rewards: &a [*a]", "recipe.yaml is not valid YAML: line 1: an alias inside of what it stands for"),
+        ("optim: &a {lr: *a}", "recipe.yaml is not valid YAML: line 1: an alias inside of what it stands for"),
+        ("steps: " + "1:" * 9000 + "1", "recipe.yaml is not valid YAML: line 1: got a number of 18,001 characters"),
+        ("steps: " + "1:" * 900 + "1.5", "recipe.yaml is not valid YAML: a value does not fit its tag"),
+        ("steps: !!bool x", "recipe.yaml is not valid YAML: a value does not fit its tag"),
+        ("name: !!int ''", "recipe.yaml is not valid YAML: a value does not fit its tag"),
+        ("name: !!timestamp x", "recipe.yaml is not valid YAML: a value does not fit its tag"),
+        ('name: "\\ud800"', "recipe.yaml is not valid YAML: line 1: got a lone surrogate"),
+        ("? [a]\n: 1", "recipe.yaml is not valid YAML: line 1: got a sequence as a key"),
+        ("name: " + "[" * 60 + "]" * 60, "recipe.yaml is not valid YAML: line 1: got values in more than 50 levels"),
+        ("name: " + "x" * (1 << 20), "recipe.yaml has 1,048,582 bytes, expected at most 1,048,576"),
     ],
-    ids=range(11),
+    ids=range(21),
 )
 def test_what_yaml_takes_for_something_else_is_told_in_one_line(text, message, recipe):
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         parsed("--config", recipe(text), "--algorithm.preset", "grpo")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "level",
+    ["[{}]", "{{{}}}", "{{<<: [{}]}}"],
+    ids=["lists", "mappings", "merges"],
+)
+def test_aliases_are_counted_before_they_are_expanded(level: str, recipe):
+    """Each of 20 levels names the one below ten times: 10^20 values in 3 KB."""
+    lines = ["a0: &a0 {x: 1}"]
+    for number in range(20):
+        names = [f"*a{number}"] * 10
+        inside = ", ".join(f"k{i}: {name}" for i, name in enumerate(names)) if level == "{{{}}}" else ", ".join(names)
+        lines.append(f"a{number + 1}: &a{number + 1} {level.format(inside)}")
+    with pytest.raises(ValueError, match="more than 20,000 values once aliases are expanded"):
+        load_yaml(recipe("\n".join(lines)))
+
+
+def test_a_key_that_is_a_bomb_is_not_shown(recipe):
+    lines = ["a0: &a0 [x]", *(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]" for i in range(40)), "? *a40", ": 1"]
+    with pytest.raises(ValueError, match="got a sequence as a key"):
+        load_yaml(recipe("\n".join(lines)))
+
+
+def test_what_is_not_decided_yet_is_refused_by_name_unless_the_command_line_decides_it(recipe):
+    path = recipe(
+        "steps: '??? 3 epochs of an unknown number of prompts'\nrewards: [length, '??? my_reward']\n"
+        "undecided: {top_k: '50: no counterpart'}\n"
+    )
+    with pytest.raises(ValueError, match="not decided yet") as refused:
+        parsed("--config", path)
+    for word in ("steps (3 epochs of", "rewards (my_reward)", "undecided.top_k (50: no counterpart)"):
+        assert word in str(refused.value)
+    with pytest.raises(ValueError, match="undecided.top_k") as refused:
+        parsed("--config", path, "--steps", "7", "--rewards", "length")
+    assert "steps (" not in str(refused.value) and "rewards (" not in str(refused.value)
+    path = recipe("steps: '??? unknown'\nundecided: {}\n")
+    assert parsed("--config", path, "--steps=7").steps == 7
 
 
 def test_a_file_that_is_no_text_is_told(tmp_path):

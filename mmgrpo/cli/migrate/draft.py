@@ -105,16 +105,11 @@ class Draft:
     def algorithm(self, base: str, blocks: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
         """Write the lines of the algorithm, each with the settings that it was made of: as the name of the preset that
         has exactly these lines, else as the preset ``base`` and what differs from it."""
-        lines = {line: value for line, (value, _) in blocks.items()}
+        meant = PRESETS[base] | {line: value for line, (value, _) in blocks.items()}
+        lines = {line: meant[line] for line in blocks}
         same = [base, *(name for name in PRESETS if CATALOGUE[name].policies in ("any", CATALOGUE[base].policies))]
-        exact = next(
-            (
-                name
-                for name in same
-                if all(equal(PRESETS[name][line], lines.get(line, PRESETS[base][line])) for line in LINES)
-            ),
-            "",
-        )
+        # Every field, also those that no conversion writes: a preset that adds a key or a weighting is another method.
+        exact = next((name for name in same if all(equal(PRESETS[name][key], meant[key]) for key in meant)), "")
         everything = tuple(dict.fromkeys(key for _, of in blocks.values() for key in of))
         self.set("algorithm.preset", exact or base, *(everything if exact else ()))
         for line in LINES:
