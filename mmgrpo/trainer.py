@@ -43,6 +43,7 @@ from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 from mmgrpo.runtime.interruption import Interrupted, Interruption
 from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib
 from mmgrpo.runtime.minibatches import minibatches
+from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.runtime.reward_weights import directions, next_weights, weights_after_evaluation
@@ -88,12 +89,7 @@ class Trainer:
             raise ValueError(
                 "got a policy without trainable parameters; check its LoRA targets or train the full model"
             )
-        self.optimizer = torch.optim.AdamW(
-            list(self.trained.values()),
-            lr=optim.lr,
-            betas=(optim.beta1, optim.beta2),
-            weight_decay=optim.weight_decay,
-        )
+        self.optimizer = make_optimizer(list(self.trained.values()), optim)
         self.ema = Ema(list(self.trained.values()), optim.ema, optim.ema_every) if optim.ema else None
         self.interpolation = (
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None

@@ -46,6 +46,9 @@ def add_lora(network: Any, rank: int, alpha: float, targets: Sequence[str], seed
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network.add_adapter(config, adapter_name=ADAPTER)  # freezes everything else
+    # peft makes a set of them, whose order in a saved configuration would differ from run to run.
+    added = network.peft_config[ADAPTER]
+    added.target_modules = sorted(added.target_modules)
     adapters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     for parameter in adapters:
         parameter.data = parameter.data.float()

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.files import write_tensors, write_text
 from mmgrpo.runtime.plugins import load_object
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Image, Output, Prompt, Video
@@ -160,8 +160,6 @@ def load(folder: str, device: str = "cpu") -> PreferenceModel:
 
 def save(model: PreferenceModel, folder: Path) -> None:
     """Write a model as safetensors and JSON."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}, folder / WEIGHTS)
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    write_tensors(folder / WEIGHTS, weights)
     write_text(folder / DESCRIPTION, json.dumps(asdict(model.description), indent=1))

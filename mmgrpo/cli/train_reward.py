@@ -108,14 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _finish(model, folder / f"group-{number}", {**record, "users": len(own)}, heldout, set(own), device)
         write_text(folder / "users.json", json.dumps(users, indent=1))
     elif args.lora_rank:
-        from safetensors.torch import save_file
-
+        from mmgrpo.runtime.files import write_tensors
         from reward_models.last_hidden import ADAPTERS
         from reward_models.preference_backbone import train_backbone
 
         model, adapters = train_backbone(data.comparisons, features, parameters, args.lora_rank, **settings)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(adapters, folder / ADAPTERS)
+        write_tensors(folder / ADAPTERS, adapters)
         _finish(model, folder, record, heldout, None, device)
     else:
         model = train(data.comparisons, features, parameters, **settings)

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.generation import draw_tokens, entropy_of
+from mmgrpo.runtime.files import share
 from mmgrpo.runtime.finite import refuse_nan
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores
@@ -149,6 +150,7 @@ class CategoricalPolicy:
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.model.save(folder, self.network)
+        share(folder)
 
     def _log_softmax(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
         return torch.log_softmax(self.model.logits(network, prompts).float() / self.temperature, -1)

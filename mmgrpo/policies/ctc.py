@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.alignments import Transcript, collapse, draw_transcripts, log_likelihood, prefix_beam_search
 from mmgrpo.policies.categorical import Choice
+from mmgrpo.runtime.files import share
 from mmgrpo.runtime.finite import refuse_nan
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores, Text
@@ -175,6 +176,7 @@ class CtcPolicy:
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.model.save(folder, self.network)
+        share(folder)
 
     def _frames(self, network: nn.Module, clip: Any, temperature: float) -> Float[Tensor, "frames labels"]:
         return torch.log_softmax(self.model.logits(network, clip).float() / temperature, -1)

@@ -41,6 +41,7 @@ from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import join_decisions
+from mmgrpo.runtime.files import share
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
@@ -326,6 +327,7 @@ class DenoisingPolicy:
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.model.save(folder, self.network)
+        share(folder)
 
     def _noise(
         self, streams: Sequence[torch.Generator], plan: Plan, forwards: int, edges: int

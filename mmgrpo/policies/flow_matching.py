@@ -27,6 +27,7 @@ from torch import Tensor
 from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.registry import Block, bind
+from mmgrpo.runtime.files import share
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.runtime.ranges import ANY_NUMBER
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
@@ -177,6 +178,7 @@ class FlowMatchingPolicy:
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.model.save(folder, self.network)
+        share(folder)
 
     def _velocity(self, network: Any, matches: Matches, part: Draws) -> Float[Tensor, "N *latent"]:
         clean, noise, step = self._draws(matches, part)

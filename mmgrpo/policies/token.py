@@ -27,6 +27,7 @@ from mmgrpo.policies.generation import Completions, DecodingState, beam_search, 
 from mmgrpo.policies.sequences import AUTOCAST, STREAMS, Query, Sequences, Tokens, answer_of, with_answers
 from mmgrpo.policies.token_model import Context, FeatureCache, Features, TokenModel, next_position
 from mmgrpo.registry import bind
+from mmgrpo.runtime.files import share
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import CONTRAST, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
@@ -179,6 +180,7 @@ class TokenPolicy:
     def save(self, folder: Path) -> None:
         """Write the network in its family's own format."""
         self.model.save(folder, self.network)
+        share(folder)
 
     def _contrasts(self, request: Request) -> list[Query]:
         """The changed prompts, without those that the change does not apply to."""

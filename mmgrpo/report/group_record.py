@@ -16,7 +16,6 @@ import json
 import math
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,10 +101,8 @@ NONE = GroupRecord(Path(), 0)
 
 def write_group(place: Path, step: int, round: Round, displayed: Displayed) -> None:
     """Write the folder of a group; a partial one is never seen under its name."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    writing = Path(tempfile.mkdtemp(dir=place.parent, prefix=".writing-"))
+    writing = new_folder(place.parent, ".writing-")
     try:
-        writing.chmod(0o755)
         record = describe(step, round, GroupFolder(writing, displayed))
         # A lone surrogate, which a prompt read from JSON can contain, becomes a question mark.
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mmgrpo.runtime.files import new_folder, share
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 
 STATE = "state.json"
@@ -65,9 +65,8 @@ def save_checkpoint(
     for name, group in tensors.items():
         refuse_tensors(group, f"{place} is not written: {name}")
     _remove_partial(folder)
-    writing = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
+    writing = new_folder(folder, ".writing-")
     try:
-        writing.chmod(0o755)
         files = {}
         for name, group in tensors.items():
             path = writing / f"{name}.safetensors"
@@ -208,13 +207,18 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of an optimizer as flat tensors (``<parameter number>.<name>``) and the rest as JSON."""
+    """The state of an optimizer as flat tensors (``<parameter number>.<name>``) and the rest as JSON.
+
+    bitsandbytes keeps its own tensors together in one entry, which is ``<parameter number>.<entry>/<name>`` here.
+    """
     saved = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for parameter, entries in saved["state"].items():
         for name, value in entries.items():
-            (tensors if isinstance(value, Tensor) else numbers)[f"{parameter}.{name}"] = value
+            inner = {f"{name}/{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+            for key, one in inner.items():
+                (tensors if isinstance(one, Tensor) else numbers)[f"{parameter}.{key}"] = one
     return tensors, {"groups": saved["param_groups"], "numbers": numbers}
 
 
@@ -223,7 +227,8 @@ def restore_optimizer(
 ) -> None:
     """Restore the output of ``flatten_optimizer`` exactly; a state of other parameters is a ValueError.
 
-    For optimizers whose state tensors are scalars or have the shape of their parameter (AdamW, SGD, RMSprop).
+    For optimizers whose state tensors are scalars or have the shape of their parameter (AdamW, SGD, RMSprop), except
+    for the tables and scales (``qmap``, ``absmax``) of those that quantize them.
     """
     groups = optimizer.param_groups
     sizes = [len(group["params"]) for group in groups]
@@ -243,13 +248,19 @@ def restore_optimizer(
         number, _, field = name.partition(".")
         parameter = parameters[int(number)]
         if isinstance(value, Tensor):
-            if value.ndim > 0 and value.shape != parameter.shape:
+            quantizing = field.rpartition("/")[2].startswith(("qmap", "absmax"))
+            if value.ndim > 0 and value.shape != parameter.shape and not quantizing:
                 raise ValueError(
                     f"the saved optimizer has '{field}' of shape {list(value.shape)} for parameter {number} "
                     f"of shape {list(parameter.shape)}; the checkpoint belongs to another network"
                 )
             value = value.clone()
-        entries.setdefault(int(number), {})[field] = value
+        outer, inside, inner = field.partition("/")
+        own = entries.setdefault(int(number), {})
+        if inside:
+            own.setdefault(outer, {})[inner] = value
+        else:
+            own[field] = value
     optimizer.load_state_dict({"state": entries, "param_groups": _lists_to_tuples(groups, state["groups"])})
 
 
@@ -296,7 +307,7 @@ def _write_tensors(path: Path, group: Mapping[str, Tensor]) -> None:
         save_file(plain, path)
     except SafetensorError as error:
         raise _as_os_error(error) from error
-    path.chmod(0o644)  # safetensors creates files that only their owner can read
+    share(path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

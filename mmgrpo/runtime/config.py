@@ -30,6 +30,9 @@ from mmgrpo.runtime.ranges import (
     within,
 )
 
+OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit")
+"""Kinds of AdamW (``mmgrpo.runtime.optimizers``)."""
+
 TRACKERS = {
     name: name for name in ("tensorboard", "wandb", "trackio", "aim", "mlflow", "clearml", "dvclive", "swanlab")
 } | {"comet_ml": "comet-ml"}
@@ -89,6 +92,12 @@ class Optim:
     """Decay of the average of gradients."""
     beta2: Annotated[float, within("[0, 1)")] = 0.999
     """Decay of the average of squared gradients."""
+    eps: Annotated[float, within("[0, 1)")] = 1e-8
+    """Added to the root of the average of squared gradients, by which an update is divided. Where gradients are smaller
+    than it, updates shrink: gradients of 5e-9 make a third of the step with 1e-8, and the whole step with 1e-15."""
+    optimizer: Annotated[str, one_of(*OPTIMIZERS)] = "adamw"
+    """adamw; or of bitsandbytes, where it is installed: adamw_8bit (both averages in 8 bits: 2 bytes a parameter in
+    place of 8), paged_adamw and paged_adamw_8bit (in memory that a GPU moves to the CPU where its own is full)."""
     warmup: Annotated[int, COUNT_OR_ZERO] = 0
     """Optimizer steps of linear warm-up; 0 starts at the peak."""
     decay: Annotated[str, one_of("constant", "linear", "cosine")] = "constant"
@@ -114,8 +123,10 @@ class Optim:
     initial). Below 1 the model forgets less (WiSE-FT, arXiv:2109.01903)."""
 
     def check(self) -> None:
-        """Raise ValueError for a field outside of its range."""
+        """Raise ValueError for a field outside of its range, and for an optimizer of a package that is missing."""
         check_ranges(self, prefix="optim.")
+        if self.optimizer != "adamw":
+            refuse_missing("bitsandbytes", f"optim.optimizer: '{self.optimizer}'", "set optim.optimizer=adamw")
 
     @property
     def steps_per_round(self) -> int:
@@ -234,6 +245,7 @@ class Config(Run):
         """Raise ValueError for a setting outside of its range, and for a tracker that is not installed, which
         accelerate would leave out."""
         check_ranges(self)
+        self.optim.check()
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
                 raise ValueError(
@@ -268,6 +280,12 @@ def config_class(sections: Sections) -> type[Config]:
         ("samples_shown", int, field(default=samples_shown)),
     ]
     return make_dataclass("Config", fields, bases=(Config,), namespace={"__module__": __name__})
+
+
+def refuse_missing(package: str, what: str, otherwise: str) -> None:
+    """ValueError where a package that a setting needs is not installed; ``what`` names the setting and its value."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{what} needs {package}, which is not installed; pip install {package}, or {otherwise}")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

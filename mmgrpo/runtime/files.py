@@ -1,10 +1,19 @@
-"""Atomic writes: a file is written under a temporary name beside its target and renamed to it."""
+"""Atomic writes: a file is written under a temporary name beside its target and renamed to it.
+
+Files and folders get the permissions of the umask, as any program's do, so that others in a group can read a run where
+its owner lets them; Python's ``tempfile`` and safetensors create what only the owner can read.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -14,19 +23,62 @@ def write_bytes(path: Path, content: bytes) -> None:
     ``path`` is unchanged, and the temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    writing = _beside(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(os.open(writing, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(writing, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        writing.unlink(missing_ok=True)
         raise
 
 
 def write_text(path: Path, content: str) -> None:
     """``write_bytes`` of a text in UTF-8."""
     write_bytes(path, content.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically; ``metadata`` are texts of its header."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = _beside(path)
+    try:
+        save_file(dict(tensors), writing, dict(metadata) if metadata else None)
+        share(writing)
+        os.replace(writing, path)
+    except BaseException:
+        writing.unlink(missing_ok=True)
+        raise
+
+
+def new_folder(parent: Path, prefix: str) -> Path:
+    """An empty folder of a name of its own, ``prefix`` and random digits."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / f"{prefix}{secrets.token_hex(6)}"
+    folder.mkdir()
+    return folder
+
+
+def share(path: Path) -> None:
+    """Give a file, or the safetensors of a folder, the permissions of the umask; safetensors sets 0600, whatever the
+    umask, in files that a library saves."""
+    files = [path] if path.is_file() else [*path.rglob("*.safetensors")]
+    if not files:
+        return
+    probe = _beside(files[0])
+    try:
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = probe.stat().st_mode & 0o777
+    finally:
+        probe.unlink(missing_ok=True)
+    for file in files:
+        file.chmod(mode)
+
+
+def _beside(path: Path) -> Path:
+    """A temporary name in the folder of ``path``."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}")

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.registry import nearest
-from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.files import write_tensors, write_text
 from mmgrpo.runtime.randomness import derive, stream
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
@@ -142,10 +142,9 @@ class Duration:
 
 def write(folder: Path, network: nn.Module, shape: Shape) -> None:
     """A folder that ``load`` reads."""
-    from safetensors.torch import save_file
-
     write_text(folder / "config.json", json.dumps({"family": "duration", **asdict(shape)}, indent=2) + "\n")
-    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, folder / "model.safetensors")
+    weights = {name: value.contiguous() for name, value in network.state_dict().items()}
+    write_tensors(folder / "model.safetensors", weights)
 
 
 def tiny(folder: str | Path, seed: int = 0, **sizes: Any) -> str:

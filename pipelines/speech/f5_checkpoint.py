@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.files import write_tensors, write_text
 from pipelines.lora import ADAPTER, lora_weights
 from pipelines.pretrained import reading
 from pipelines.speech.f5_network import F5Shape
@@ -99,21 +99,17 @@ def read_vocabulary(file: Path, size: int) -> dict[str, int]:
 
 def write(folder: Path, network: Any, characters: Mapping[str, int]) -> None:
     """A checkpoint in the published layout, and config.json, which names the family."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {PREFIX + name: value.contiguous().cpu() for name, value in network.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
+    write_tensors(folder / "model.safetensors", tensors)
     write_text(folder / "vocab.txt", "".join(f"{character}\n" for character in characters))
     write_text(folder / "config.json", json.dumps({"family": "f5_tts"}) + "\n")
 
 
 def save_adapters(folder: Path, network: Any) -> None:
     """``adapter_model.safetensors`` and ``adapter_config.json``, as peft reads them."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     weights, _ = lora_weights(network)
     tensors = {f"base_model.model.{name}": value.contiguous().cpu() for name, value in weights.items()}  # type: ignore[union-attr]
-    save_file(tensors, folder / "adapter_model.safetensors")
+    write_tensors(folder / "adapter_model.safetensors", tensors)
     network.peft_config[ADAPTER].save_pretrained(folder)

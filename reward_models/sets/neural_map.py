@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from mmgrpo.runtime.files import write_tensors
 from mmgrpo.runtime.plugins import load_object, locate
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors
@@ -92,9 +93,8 @@ def train_map(
 
 def save_map(mapping: nn.Sequential, file: Path | str) -> None:
     """Write a map as safetensors."""
-    from safetensors.torch import save_file
-
-    save_file({name: value.detach().cpu().contiguous() for name, value in mapping.state_dict().items()}, file)
+    weights = {name: value.detach().cpu().contiguous() for name, value in mapping.state_dict().items()}
+    write_tensors(Path(file), weights)
 
 
 def transported(

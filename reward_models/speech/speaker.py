@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.runtime.files import write_tensors
 from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
@@ -180,8 +181,6 @@ def speaker_encoder(weights: str = "") -> SpeakerEncoder:
 
 def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
     """The weights as safetensors, converted once from the wheel, which pip downloads (16 MB)."""
-    from safetensors.torch import save_file
-
     file = Path(cache).expanduser() / "speaker_encoder.safetensors"
     if file.is_file():
         return checked_tensors(file, TENSORS)
@@ -194,6 +193,6 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
         state = torch.load(stored, map_location="cpu", weights_only=True)["model_state"]
         tensors = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}
         converted = Path(workspace) / file.name
-        save_file(tensors, converted)
+        write_tensors(converted, tensors)
         checked_tensors(converted, TENSORS).replace(file)  # atomic: another process never reads half a file
     return file

@@ -5,14 +5,49 @@ import stat
 
 import pytest
 
-from mmgrpo.runtime.files import write_bytes, write_text
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmgrpo.runtime.files import new_folder, share, write_bytes, write_tensors, write_text
 
 
-def test_a_file_is_written_with_its_folders_and_readable_as_others_are(tmp_path):
+@pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
+def umask(request):
+    """The umask of the process meanwhile; a file without it is 0o666, a folder 0o777."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_written_with_its_folders(tmp_path):
     path = tmp_path / "a" / "b" / "c.txt"
     write_text(path, "zwei Bären\n")
     assert path.read_bytes() == "zwei Bären\n".encode()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_files_and_folders_have_the_permissions_of_the_umask(umask, tmp_path):
+    write_text(tmp_path / "a.txt", "")
+    write_tensors(tmp_path / "a.safetensors", {"a": torch.ones(2)}, {"b": "c"})
+    (tmp_path / "sub").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "sub" / "theirs.safetensors")  # 0600, whatever the umask
+    share(tmp_path)
+    files = {path.name: mode(path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == dict.fromkeys(("a.txt", "a.safetensors", "theirs.safetensors"), 0o666 & ~umask)
+    folder = new_folder(tmp_path / "deep", ".writing-")
+    assert mode(folder) == 0o777 & ~umask and folder.name.startswith(".writing-") and not list(folder.iterdir())
+    assert load_file(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]
+
+
+def test_tensors_that_cannot_be_written_leave_the_old_file_and_nothing_beside_it(tmp_path):
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"a": torch.zeros(1)})
+    with pytest.raises(ValueError, match="contiguous"):
+        write_tensors(path, {"a": torch.ones(2, 3).T})
+    assert load_file(path)["a"].tolist() == [0] and [entry.name for entry in tmp_path.iterdir()] == ["a.safetensors"]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mmgrpo.runtime.saved_model import check_model, write_model
 from tests.faults.trials import Fault, in_child
@@ -37,6 +39,16 @@ def test_a_model_is_replaced_and_its_files_have_hashes(tmp_path):
         check_model(folder)
     (folder / "run.json").unlink()
     check_model(folder)  # of an earlier version, or saved by hand
+
+
+def test_what_a_library_saves_for_its_owner_alone_gets_the_permissions_of_other_files(tmp_path):
+    def save(folder):
+        folder.mkdir()
+        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")  # 0600, whatever the umask
+
+    write_model(tmp_path / "model", save, "run", 1)
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert modes["model.safetensors"] == modes["run.json"]
 
 
 def test_a_file_of_a_users_whose_name_the_new_model_takes_is_kept_under_another(tmp_path):

@@ -19,6 +19,13 @@ def test_only_adapters_train_and_the_base_is_what_they_start_from(words_folder):
     assert torch.equal(at(model, model.network), at(base, base.network))
 
 
+def test_the_targets_of_adapters_are_in_one_order_in_every_run(words_folder):
+    # peft keeps a set of names, whose order differs from process to process
+    config = ours(words_folder, lora_rank=2).network.peft_config["default"].to_dict()
+    names = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "to_k", "to_out.0", "to_q", "to_v"]
+    assert config["target_modules"] == [f"attn.{name}" for name in names]
+
+
 def test_adapters_off_is_the_base_exactly_and_they_come_back(words_folder):
     model, base = ours(words_folder, lora_rank=2), ours(words_folder)
     shake(model.network)
