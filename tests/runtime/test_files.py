@@ -4,7 +4,6 @@ import os
 import stat
 
 import pytest
-
 import torch
 from safetensors.torch import load_file, save_file
 
