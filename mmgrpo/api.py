@@ -23,6 +23,7 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.inputs import RunInputs, load
+from mmgrpo.data.readers import print_unread
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.report.group_record import GroupRecord, displayed
@@ -244,6 +245,8 @@ def make_trainer(
     )
     draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
     inputs = start(accelerator)
+    if accelerator.is_main_process:
+        print_unread(inputs, owner, rewards, recipe.fields)
     if loss.needs_reference:
         inputs.policy.keep_reference()
     splits, evaluation, folder = inputs.splits, config.eval, run_folder(config)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Number of problems to print; --skipped lists all."""
 
+FEW = 4
+"""Number of readers of a key to print."""
+
 
 @dataclass
 class Args:
@@ -108,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = [prompt for _, prompt in readable]
     print(f"{args.data}: {len(rows)} rows")
     print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
+    print_keys(prompts, args.reward)
     print_problems({place: problems[place] for place, _ in rows if place in problems})
     if args.skipped:
         lines = (json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems.values())
@@ -115,6 +119,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"written: {args.skipped}")
     if len(problems) > args.skip_limit * len(rows):
         raise SystemExit(1)
+
+
+def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
+    """Print every key of the rows that is not one of ours, and what would read it: families, and the given rewards or
+    any."""
+    from mmgrpo.data.readers import keys_of_family, keys_of_reward
+    from mmgrpo.data.unread import HINT, keys_of, unread
+    from mmgrpo.family import families
+    from mmgrpo.rewards import entries
+
+    keys = unread(keys_of(prompts), [])
+    if not keys:
+        return
+    readers = {f"family {name}": keys_of_family(family) for name, family in families().items()}
+    readers |= {f"reward {name}": keys_of_reward(name) for name in rewards or entries()}
+    for key, count in sorted(keys.items(), key=lambda pair: (-pair[1], pair[0])):
+        names = [name for name, read in readers.items() if read and key in read]
+        more = f" and {len(names) - FEW} more" * (len(names) > FEW)
+        by = f"read by {', '.join(names[:FEW])}{more}" if names else "read by nothing, so ignored"
+        print(f"  key       '{key[:60]}' in {count} rows: {by}")
+    print(f"  {'':<10}{HINT}")
 
 
 def row_problem(place: str, error: ValueError) -> Skipped:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import Splits, read_splits
 from mmgrpo.data.streaming import in_blocks
+from mmgrpo.data.unread import keys_of
 from mmgrpo.family import Family
 from mmgrpo.runtime.config import Config
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.runtime.plugins import EMBEDDED, locate
 from mmgrpo.types import Policy, Prompt
 
 
@@ -26,6 +28,10 @@ class RunInputs:
     policy: Policy
     splits: Splits
     skipped: Sequence[Skipped] = ()
+    keys: Mapping[str, int] = field(default_factory=dict)
+    """Keys in ``meta`` of the rows that are no embedded ones, with the number of rows that have a value there."""
+    rows: int = 0
+    """The number of these rows."""
 
 
 def load(
@@ -39,15 +45,20 @@ def load(
     ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
     """
     skipped: list[Skipped] = []
+    keys, sizes = Counter[str](), list[int]()
     rows = rows or {}
 
     def read(path: str) -> Sequence[Prompt]:
         columns, given = columns_for(path, config.data.columns), path in rows
         prompts: Sequence[Prompt] = as_prompts(rows[path], path, columns) if given else []
         if owner is None:
-            return prompts if given else load_prompts(locate(path), columns=columns)
-        prompts, unreadable = owner.readable(config, prompts, path) if given else owner.read(config, path)
-        skipped.extend(unreadable)
+            prompts = prompts if given else load_prompts(locate(path), columns=columns)
+        else:
+            prompts, unreadable = owner.readable(config, prompts, path) if given else owner.read(config, path)
+            skipped.extend(unreadable)
+        if not path.startswith(EMBEDDED):
+            keys.update(keys_of(prompts))
+            sizes.append(len(prompts))
         return prompts
 
     data, evaluation = config.data, config.eval
@@ -64,4 +75,4 @@ def load(
         skipped.extend(unfit)
         return accepted
 
-    return RunInputs(policy, splits.map(accept), skipped)
+    return RunInputs(policy, splits.map(accept), skipped, keys, sum(sizes))

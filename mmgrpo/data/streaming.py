@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -41,8 +42,11 @@ class StoredPrompts(Sequence[Prompt]):
         self.files, self.media_root, self.columns = files, media_root, columns
         self.file = array("q", (place for place, file in enumerate(files) for _ in range(len(file))))
         self.number = array("q", (number for file in files for number in range(len(file))))
+        self.keys: Counter[str] = Counter()
+        """Keys of ``meta`` with the number of rows that have a value there."""
         ids: set[bytes] = set()
         for position, prompt in enumerate(self):
+            self.keys.update(key for key, value in prompt.meta.items() if value is not None)
             digest = hashlib.blake2b(prompt.id.encode(), digest_size=12).digest()
             if digest in ids:
                 place = place_of(files[self.file[position]], self.number[position])
@@ -74,7 +78,7 @@ class StoredPrompts(Sequence[Prompt]):
 
     def _at(self, positions: Iterable[int]) -> StoredPrompts:
         part = object.__new__(StoredPrompts)
-        part.files, part.media_root, part.columns = self.files, self.media_root, self.columns
+        part.files, part.media_root, part.columns, part.keys = self.files, self.media_root, self.columns, self.keys
         positions = array("q", positions)
         part.file = array("q", (self.file[position] for position in positions))
         part.number = array("q", (self.number[position] for position in positions))

@@ -160,6 +160,16 @@ def load_instance(name: str, what: str, protocol: type) -> Any:
     return value() if isinstance(value, type) else value
 
 
+def file_of(module: str) -> Path | None:
+    """The file of a module that a user names, found as ``load_object`` finds it and not imported; None without one."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    installed = Path(spec.origin) if spec is not None and spec.origin else None
+    return _own_file(module) or installed
+
+
 def _own_file(name: str) -> Path | None:
     """The file of a module or package in the working directory, which takes precedence over an installed one.
 

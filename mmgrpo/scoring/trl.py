@@ -20,6 +20,13 @@ def either(value: Any) -> str:
     return "" if is_trl(value) else kinds.reward(value)
 
 
+def inside(function: Any) -> Any:
+    """The user's function in a reward that ``of_texts`` made; any other as it is."""
+    if getattr(function, "__module__", "") != __name__:
+        return function
+    return inspect.getclosurevars(inspect.unwrap(function)).nonlocals.get("function", function)
+
+
 def of_texts(function: Callable[..., Sequence[float | None]]) -> Callable[..., list[float]]:
     """A reward in TRL's form as one of prompts and outputs. TypeError for outputs that are no texts.
 

@@ -1,0 +1,106 @@
+"""Keys of rows that nothing reads are named; what reads a key is found in the sources."""
+
+from __future__ import annotations
+
+import pytest
+
+import mmgrpo
+from mmgrpo.data.readers import keys_of_family, keys_of_reward
+from mmgrpo.data.streaming import StoredPrompts, joined
+from mmgrpo.data.unread import in_words, keys_of, unread
+from mmgrpo.family import families
+from mmgrpo.rewards import from_trl
+from mmgrpo.toy import scenes
+from mmgrpo.types import Prompt
+from pipelines import visual
+from pipelines.hub import files_of
+from pipelines.visual import sd3
+from tests.cli.running import write_rows
+from tests.cli.test_check_data import check  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "reward, keys",
+    [
+        ("ocr", {"text"}),
+        ("geneval", {"include", "exclude", "tag"}),
+        ("keywords", {"keywords"}),
+        ("key_steps", {"key_steps"}),
+        ("maze_moves", {"tags"}),
+        ("clip_score", set()),
+        ("box_iou", {"size", "coordinates"}),
+        ("temporal_time_r1", {"duration"}),
+        ("by_task(tasks=['a'], reward='keywords')", {"keywords"}),
+        ("by_task(tasks=['a'], reward=\"ocr(what='meta.sign')\")", {"text", "sign"}),
+    ],
+)
+def test_the_keys_that_a_reward_reads_are_found_in_its_source(reward, keys):
+    read = keys_of_reward(reward)
+    assert read is not None and read >= keys
+    assert not read & {"system", "difficulty", "source"}
+
+
+@pytest.mark.parametrize(
+    "family, keys",
+    [("flow_speech", {"reference_text", "seconds"}), ("stable_audio", {"seconds"}), ("causal_lm", set())],
+)
+def test_the_keys_that_a_family_reads_are_found_in_its_source(family, keys):
+    read = keys_of_family(families()[family])
+    assert read is not None and read >= keys and "difficulty" not in read
+
+
+def test_a_rewards_own_file_and_a_server_may_read_other_keys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def score(prompts, outputs):\n    return [p.meta['level'] for p in prompts]\n")
+    read = keys_of_reward("own:score(weight=2)")
+    assert read is not None and "level" in read and "difficulty" not in read
+    assert keys_of_reward("served(reward='mine', url='http://127.0.0.1:1')") is None
+
+    def of_columns(completions, solution, **others):
+        return [0.0] * len(completions)
+
+    trl = keys_of_reward(from_trl(of_columns))
+    assert trl is not None and "solution" in trl
+
+
+def test_keys_are_counted_once_with_their_rows_and_without_nulls(tmp_path):
+    rows = [{"text": "a", "system": "Be brief.", "note": None}, {"text": "b", "system": "x", "tag": 1}, {"text": "c"}]
+    prompts = [Prompt(row["text"], meta={k: v for k, v in row.items() if k != "text"}) for row in rows]
+    stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert keys_of(prompts) == keys_of(stored) == keys_of(stored[:1]) == {"system": 2, "tag": 1}
+    assert keys_of(joined([stored, prompts])) == {"system": 4, "tag": 2}
+    assert unread(keys_of(prompts), [frozenset({"tag"})]) == {"system": 2}
+    assert unread(keys_of(prompts), [frozenset(), None]) == {}
+    assert in_words({"tag": 1, "system": 3}, 3) == "'system' (3 rows), 'tag' (1 of 3 rows)"
+
+
+def test_keys_that_the_reader_of_rows_takes_are_read():
+    assert unread({"reward_model": 2, "reply": 3, "extra_info": 2}, []) == {"extra_info": 2}
+
+
+def tagged(prompts, outputs):
+    return [float(output.pixels.mean()) + len(prompt.meta["tag"]) for prompt, output in zip(prompts, outputs)]
+
+
+@pytest.mark.slow
+def test_a_run_names_the_keys_that_nothing_reads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = str(sd3.tiny_words(tmp_path / "words", scenes.vocabulary()))
+    rows = [{"text": text, "tag": "x", "difficulty": 3} for text in ("a red circle", "two blue squares")]
+    policy = visual.policy(words, height=16, width=16, steps=3, evaluation_steps=2)
+    small = {"steps": 1, "group_size": 2, "prompts_per_step": 2, "trackers": [], "threads": 1}
+
+    mmgrpo.train(policy, rows, [tagged], **small)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
+    assert "'difficulty' (2 rows)" in line and "'tag'" not in line
+
+
+def test_check_data_names_the_keys_and_what_reads_them(check, tmp_path):  # noqa: F811
+    rows = [{"text": "a", "system": "Be brief.", "tags": [1]}, {"text": "b", "difficulty": 3}]
+    path = write_rows(tmp_path / "data.jsonl", rows)
+    _, text, _ = check(path)
+    lines = {line.split("'")[1]: line for line in text.splitlines() if line.startswith("  key")}
+    assert lines.keys() >= {"tags", "difficulty"} and "in 1 rows" in lines["difficulty"]
+    assert "nothing" in lines["difficulty"] and "reward" in lines["tags"]
+    _, text, _ = check(path, "--reward", "format")
+    assert "nothing" in next(line for line in text.splitlines() if "'tags'" in line)
