@@ -12,8 +12,8 @@ from mmgrpo.runtime.averaging import WeightInterpolation
 from mmgrpo.runtime.minibatches import minibatches
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, accumulate_gradients
+from scripts.grpo_minimal import FlowPolicy, train
 from tests.building import misses, near_one, recipe, trainer
-from tests.reference_grpo import train
 from tests.toys import toy_policy, toy_prompts
 
 OBJECTIVES = [
@@ -55,30 +55,28 @@ def judged_batch(made):
 
 def test_the_trainer_agrees_with_grpo_in_plain_loops(tmp_path):
     policy = toy_policy("every_step", steps=5)
-    naive, original = copy.deepcopy(policy.network), copy.deepcopy(policy.network)
+    naive = copy.deepcopy(policy.network)
     made = trainer(
         policy,
         tmp_path,
         toy_prompts(3),
         reward=near_one,
-        loss=LossRecipe.of("ppo(low=0.05, high=0.05)", "per_sample", terms=["kl_gaussian_exact(coef=0.1)"]),
+        loss=LossRecipe.of("ppo(low=0.05, high=0.05)", "per_sample", terms=["kl_k3(coef=0.1)"]),
         steps=6,
         epochs=2,
     )
     rounds = [[made.prompts[i].answer for i in made.order.take(2 * r, 2)] for r in range(3)]
     made.fit()
     history = train(
+        FlowPolicy((3, 1, 1), steps=5),
         naive,
         rounds,
-        lambda pixels: -float((pixels - 1).square().mean()),
+        lambda prompt, pixels: -float((pixels - 1).square().mean()),
         group_size=4,
-        steps=5,
-        a=0.7,
+        epochs=2,
+        lr=1e-2,
         clip=0.05,
         kl=0.1,
-        original=original,
-        lr=1e-2,
-        epochs=2,
         seed=0,
     )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

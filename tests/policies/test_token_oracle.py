@@ -1,4 +1,4 @@
-"""The trainer on a token policy that sees is GRPO in plain loops."""
+"""The trainer on a vision-language model is GRPO in plain loops (``scripts/grpo_minimal.py``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from mmgrpo.update import LossRecipe
 from pipelines.vlm import qwen_vl
-from tests import reference_token_grpo
+from scripts.grpo_minimal import TextPolicy, train
 from tests.building import load, recipe, trainer
 from tests.seeing import distance, plain_inputs
 
@@ -36,6 +37,23 @@ def alone(family: Any, prompt: Prompt) -> dict[str, Any]:
     """What the plain forward pass takes of one prompt; without padding there is nothing to mask."""
     inputs = plain_inputs(family, prompt, torch.empty(0, dtype=torch.long))
     return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+
+class Plain(nn.Module):
+    """Hugging Face's own forward pass of one prompt and its completion, without padding, cache or shared prefix."""
+
+    def __init__(self, network: nn.Module, inputs: dict[str, dict[str, Any]], suppressed: list[int]) -> None:
+        super().__init__()
+        self.network, self.inputs, self.suppressed = network, inputs, suppressed
+
+    def forward(self, prompt: str, tokens: list[int]) -> torch.Tensor:
+        """[len(tokens) + 1, V] the logits of every next token."""
+        inputs = self.inputs[prompt]
+        ids = torch.cat([inputs["input_ids"], torch.tensor([tokens], dtype=torch.long)], 1)
+        kinds = torch.cat([inputs["mm_token_type_ids"], torch.zeros(1, len(tokens), dtype=torch.int)], 1)
+        logits = self.network(**{**inputs, "input_ids": ids, "mm_token_type_ids": kinds}).logits[0]
+        logits = logits.index_fill(1, torch.tensor(self.suppressed), -torch.inf)
+        return logits[inputs["input_ids"].shape[1] - 1 :]
 
 
 @pytest.mark.slow
@@ -62,19 +80,16 @@ def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path
     )
     made.fit()
     orders = [made.order.take(3 * number, 3) for number in range(2)]
-    history = reference_token_grpo.train(
-        naive,
-        original,
-        [[inputs[PROMPTS[index].id] for index in order] for order in orders],
-        lambda completion: len(family.decode(completion)) / 10,
+    history = train(
+        TextPolicy(max_tokens=4, ends=sorted(family.end_ids)),
+        Plain(naive, inputs, sorted(family.suppress_tokens)),
+        [[PROMPTS[index].id for index in order] for order in orders],
+        lambda prompt, completion: len(family.decode(completion)) / 10,
         group_size=4,
-        max_tokens=4,
-        ends=sorted(family.end_ids),
-        silent=sorted(family.suppress_tokens),
+        epochs=2,
+        lr=1e-3,
         clip=0.02,
         kl=0.1,
-        lr=1e-3,
-        epochs=2,
         seed=5,
     )
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
