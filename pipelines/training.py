@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,8 +170,8 @@ def target_names(network: Any, targets: Sequence[str], frozen: Sequence[nn.Modul
 def checkpoint_layers(network: nn.Module, enabled: bool) -> bool:
     """Set whether layers recompute their activations in the backward pass; returns ``enabled``.
 
-    transformers checkpoints layers that are in training mode. Their submodules stay in evaluation mode: with dropout,
-    the ratio of the first update would not be one.
+    transformers checkpoints layers that are in training mode. Their submodules stay in evaluation mode, and so does what
+    a layer itself computes (``InEvaluation``): with dropout, the ratio of the first update would not be one.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -179,7 +179,32 @@ def checkpoint_layers(network: nn.Module, enabled: bool) -> bool:
     for module in network.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = enabled
+            checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)
+            if enabled and checkpoint is not None and not isinstance(checkpoint, InEvaluation):
+                module._gradient_checkpointing_func = InEvaluation(module, checkpoint)  # type: ignore[assignment]
     return enabled
+
+
+@dataclass
+class InEvaluation:
+    """The function that checkpoints a layer, with the layer in evaluation mode while it computes.
+
+    Layers of Whisper, Voxtral, Qwen2-Audio, Audio Flamingo 3, wav2vec 2.0 and others call dropout as a function with
+    their own ``training``, by which transformers also decides whether to checkpoint.
+    """
+
+    layer: nn.Module
+    checkpoint: Callable[..., Any]
+
+    def __call__(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        def computed(*given: Any) -> Any:
+            self.layer.training = False
+            try:
+                return forward(*given)
+            finally:  # a recomputation stops by an exception once it has all that it needs
+                self.layer.training = True
+
+        return self.checkpoint(computed, *inputs)
 
 
 def freeze(modules: Iterable[Any], device: torch.device | str) -> None:

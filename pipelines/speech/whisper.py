@@ -1,8 +1,8 @@
 """Whisper (arXiv:2212.04356), an encoder-decoder: a clip of at most 30 seconds in, text out.
 
-The decoder's prefix states language and task and is no decision of the policy. Tokens that Whisper's generation config
-suppresses, and time stamps, have probability 0 in sampling and in scoring alike. With a frozen encoder, the states of a
-clip are computed once for all its completions.
+The decoder's prefix states language and task and is no decision of the policy; a row's own ``language`` and ``task``
+choose it before the options do. Tokens that Whisper's generation config suppresses, and time stamps, have probability 0
+in sampling and in scoring alike. With a frozen encoder, the states of a clip are computed once for all its completions.
 
     load(path)     an ordinary folder or hub id: openai/whisper-tiny.en
     tiny(folder)   the real architecture with random weights and a small vocabulary
@@ -19,7 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.values import quoted, shown
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.registry import nearest
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids, end_tokens
@@ -50,12 +52,17 @@ class Whisper:
     extractor: Any
     """The feature extractor, which computes log-mel spectrograms."""
     prefix: tuple[int, ...]
-    """Tokens before every transcript: start, language and task of a multilingual model, no time stamps."""
+    """Tokens before a transcript: start, language and task of a multilingual model, no time stamps."""
     seconds: float
     """Maximum duration of a clip. The encoder reads 30 seconds, padding included; states beyond this are dropped."""
     dtype: torch.dtype
     device: torch.device
     reference: Reference
+    multilingual: bool = False
+    language: str = "en"
+    """Code of the language of rows that have none."""
+    task: str = "transcribe"
+    """Task of rows that have none."""
     media_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -64,7 +71,7 @@ class Whisper:
         self.end_ids = end_tokens(network, self.tokenizer)
         self.pad_id = int(self.tokenizer.pad_token_id)
         special = {self.tokenizer.convert_tokens_to_ids(token) for token in self.tokenizer.all_special_tokens}
-        stamps = range(max(self.prefix) + 1, network.config.vocab_size)  # <|notimestamps|> is the last token before
+        stamps = range(self.prefix[-1] + 1, network.config.vocab_size)  # <|notimestamps|> is the last token before
         self.suppress_tokens = frozenset({*(config.suppress_tokens or ()), *special, *stamps}) - self.end_ids
         self.begin_suppress_tokens: frozenset[int] = frozenset(config.begin_suppress_tokens or ())
         self.checkpointing = False
@@ -72,9 +79,19 @@ class Whisper:
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """The decoder's prefix and the spectrogram of every prompt, which has exactly one clip."""
-        ids = torch.tensor([self.prefix] * len(prompts))
+        ids = torch.tensor([self.prefix_of(prompt) for prompt in prompts])
         positions = torch.arange(len(self.prefix)).expand(len(prompts), 1, -1)
         return Context(ids, torch.ones_like(ids, dtype=torch.bool), positions, [self._spectrogram(p) for p in prompts])
+
+    def prefix_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prefix of a row, by its ``language`` and ``task`` where it has them; ValueError for unknown ones."""
+        try:
+            language, task = language_of(prompt), task_of(prompt)
+            if not (language or task):
+                return self.prefix
+            return prefix_ids(self.tokenizer, self.multilingual, language or self.language, task or self.task)
+        except ValueError as error:
+            raise ValueError(f"prompt '{prompt.id}': {error}") from error
 
     def features(self, network: Any, context: Context) -> Features:
         """The encoder's states of each clip."""
@@ -145,19 +162,94 @@ class Whisper:
         return self.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features[0]
 
 
-def prefix_ids(tokenizer: Any, config: Any, language: str, task: str) -> tuple[int, ...]:
-    """Ids of start of transcript, language and task of a multilingual model, and no time stamps."""
+TASKS = ("transcribe", "translate")
+ENGLISH_START = 50257
+"""Id of <|startoftranscript|> in the published English-only vocabulary; in the multilingual ones it is 50258."""
 
-    def token_id(token: str) -> int:
-        number = tokenizer.convert_tokens_to_ids(token)
-        if number in (None, tokenizer.unk_token_id):
+
+def language_code(name: str) -> str:
+    """The code of a language by its code or English name: de, German, mandarin. ValueError for an unknown one."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+    plain = name.strip().lower()
+    code = TO_LANGUAGE_CODE.get(plain, plain)
+    if code not in LANGUAGES:
+        raise ValueError(f"unknown language {quoted(name)}.{nearest(plain, [*LANGUAGES, *TO_LANGUAGE_CODE])}")
+    return code
+
+
+def language_of(prompt: Prompt) -> str:
+    """The code of a row's ``language``; empty where it has none."""
+    value = prompt.meta.get("language")
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"language: got {shown(value)}, expected a language as a string, e.g. en")
+    return language_code(value)
+
+
+def task_of(prompt: Prompt) -> str:
+    """A row's ``task``; empty where it has none."""
+    if prompt.task and prompt.task not in TASKS:
+        raise ValueError(f"unknown task {quoted(prompt.task)}.{nearest(prompt.task, TASKS)}")
+    return prompt.task
+
+
+def is_multilingual(tokenizer: Any, generation: Any, config: Any) -> bool:
+    """Whether a checkpoint's prompts state language and task.
+
+    ``is_multilingual`` of its generation config says so; fine-tunes often lack the key. There the tables of languages
+    and tasks, forced tokens of both, or else the vocabulary tell: the published English-only one has another id of
+    <|startoftranscript|>, although it has the tokens of all languages too.
+    """
+    if (declared := getattr(generation, "is_multilingual", None)) is not None:
+        return bool(declared)
+    if getattr(generation, "lang_to_id", None) or getattr(generation, "task_to_id", None):
+        return True
+    names = {token_id(tokenizer, f"<|{task}|>") for task in TASKS} - {None}
+    forced = getattr(generation, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or ()
+    if any(number in names for _, number in forced):
+        return True
+    return bool(names) and token_id(tokenizer, "<|startoftranscript|>") != ENGLISH_START
+
+
+def token_id(tokenizer: Any, token: str) -> int | None:
+    """Id of a token; None where the vocabulary lacks it."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    return None if number is None or number == tokenizer.unk_token_id else int(number)
+
+
+def prefix_ids(tokenizer: Any, multilingual: bool, language: str, task: str) -> tuple[int, ...]:
+    """Ids of start of transcript, language and task of a multilingual model, and no time stamps.
+
+    ValueError where the vocabulary lacks one of them, and for an English-only model that is asked for anything else
+    than English transcripts.
+    """
+    if not multilingual and (language, task) != ("en", "transcribe"):
+        asked = f"language {language}" if language != "en" else f"task {task}"
+        raise ValueError(f"got {asked}, expected en and transcribe, since this Whisper is English-only")
+    middle = [f"<|{language}|>", f"<|{task}|>"] if multilingual else []
+    ids = []
+    for token in ["<|startoftranscript|>", *middle, "<|notimestamps|>"]:
+        if (number := token_id(tokenizer, token)) is None:
             raise ValueError(
-                f"the tokenizer of this Whisper has no {token}; choose another model.language or model.task"
+                f"the tokenizer of this Whisper has no {token}; choose another language or task (model.language, "
+                "model.task, or the row's own)"
             )
-        return int(number)
+        ids.append(number)
+    return tuple(ids)
 
-    middle = [f"<|{language}|>", f"<|{task}|>"] if getattr(config, "is_multilingual", False) else []
-    return tuple(token_id(token) for token in ["<|startoftranscript|>", *middle, "<|notimestamps|>"])
+
+def declared_language(tokenizer: Any, generation: Any, config: Any) -> str:
+    """The language that a checkpoint names as its own, as fine-tunes to one language do; empty where it names none."""
+    if isinstance(name := getattr(generation, "language", None), str) and name:
+        return language_code(name.strip("<|>"))
+    for place, number in (
+        getattr(generation, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or ()
+    ):
+        if place == 1 and number is not None:
+            return str(tokenizer.convert_ids_to_tokens(number)).strip("<|>")
+    return ""
 
 
 def load(
@@ -173,8 +265,9 @@ def load(
     """Load a Whisper model for training.
 
     Where the network itself trains, ``freeze_embeddings`` freezes its token embedding and ``freeze_encoder`` its
-    encoder. ``language`` and ``task`` (transcribe, translate) apply to multilingual models only. ``seconds`` is the
-    maximum duration of a clip; lower values are faster, since the decoder attends to fewer encoder states.
+    encoder. ``language`` (a code or a name) and ``task`` (transcribe, translate) are those of rows that have none; an
+    English-only model takes en and transcribe only. ``seconds`` is the maximum duration of a clip; lower values are
+    faster, since the decoder attends to fewer encoder states.
     """
     require("speech", "transformers", "peft")
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
@@ -187,6 +280,19 @@ def load(
     source = locate(path, "openai/whisper-tiny.en")
     network = read_network(WhisperForConditionalGeneration, source, training)
     tokenizer: Any = read_part(WhisperTokenizerFast, source)
+    generation = network.generation_config
+    multilingual = is_multilingual(tokenizer, generation, network.config)
+    try:
+        language = language_code(language)
+        prefix = prefix_ids(tokenizer, multilingual, language, task)
+    except ValueError as error:
+        raise ValueError(f"model.language, model.task: {error}") from error
+    if multilingual and (own := declared_language(tokenizer, generation, network.config)) not in ("", language):
+        print(
+            f"{source}: warning: its generation config names the language {own}, and rows without a language are read "
+            f"as {language}; set model.language to {own} if that is what they speak",
+            flush=True,
+        )
     frozen = [network.model.encoder] if freeze_encoder else []
     frozen += [network.get_input_embeddings()] if freeze_embeddings else []
     attend_by_clip(network)
@@ -195,9 +301,12 @@ def load(
         network,
         tokenizer,
         read_part(WhisperFeatureExtractor, source),
-        prefix_ids(tokenizer, network.generation_config, language, task),
+        prefix,
         seconds,
         training.compute_dtype,
         torch.device(training.device),
         reference,
+        multilingual,
+        language,
+        task,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,3 +226,139 @@ def test_nothing_is_dropped_while_tokens_are_sampled_and_scored(folder):
     torch.testing.assert_close(
         rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
     )
+
+
+# --- language and task ------------------------------------------------------------------------------------------------
+
+PREFIXES = {
+    "english": ["<|startoftranscript|>", "<|notimestamps|>"],
+    **dict.fromkeys(
+        ("multilingual", "large_v3", "fine_tune"),
+        ["<|startoftranscript|>", "<|de|>", "<|translate|>", "<|notimestamps|>"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    return {kind: whisper.tiny(tmp_path_factory.mktemp(kind), kind=kind) for kind in PREFIXES}
+
+
+@pytest.mark.parametrize("kind", PREFIXES)
+def test_the_prefix_states_language_and_task_of_a_multilingual_model(kind, folders):
+    asked = {} if kind == "english" else {"language": "German", "task": "translate"}
+    family = whisper.load(folders[kind], seconds=4, **asked)
+    [ids] = family.encode([clip(0)]).ids.tolist()
+    assert family.tokenizer.convert_ids_to_tokens(ids) == PREFIXES[kind]
+    assert family.encode([clip(0)]).media[0].shape[0] == (128 if kind == "large_v3" else 80)
+    made = rollout(TokenPolicy(family, max_tokens=6))
+    assert not torch.isin(kept(made).ids, torch.tensor(ids)).any()
+
+
+def test_a_row_chooses_its_language_and_task(folders):
+    family = whisper.load(folders["multilingual"], seconds=4)
+    rows = [
+        clip(0),
+        replace(clip(1), meta={"language": "zh"}),
+        replace(clip(2), meta={"language": "Mandarin"}),
+        replace(clip(3), task="translate", meta={"language": None}),
+    ]
+    start, english, transcribe, plain = family.encode(rows[:1]).ids[0].tolist()
+    ids = dict(family.tokenizer.get_vocab())
+    assert family.encode(rows).ids.tolist() == [
+        [start, english, transcribe, plain],
+        [start, ids["<|zh|>"], transcribe, plain],
+        [start, ids["<|zh|>"], transcribe, plain],
+        [start, english, ids["<|translate|>"], plain],
+    ]
+    policy = TokenPolicy(family, max_tokens=6)
+    made = policy.rollout(Request(rows, range(4), 2, 0))
+    loss_mask = made.decisions.loss_mask
+    torch.testing.assert_close(
+        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "named"),
+    [
+        ("multilingual", {"meta": {"language": "chines"}}, "chines.*chinese"),
+        ("multilingual", {"meta": {"language": "fr"}}, "fr"),
+        ("multilingual", {"meta": {"language": 5}}, "language: got 5"),
+        ("multilingual", {"task": "translat"}, "translat.*translate"),
+        ("english", {"meta": {"language": "zh"}}, "language zh.*English-only"),
+        ("english", {"task": "translate"}, "task translate.*English-only"),
+    ],
+)
+def test_a_language_or_task_that_the_model_lacks_is_an_error_of_its_row(kind, row, named, folders):
+    family = whisper.load(folders[kind], seconds=4)
+    with pytest.raises(ValueError, match=rf"prompt '7': .*{named}"):
+        family.encode([replace(clip(7), **row)])
+
+
+@pytest.mark.parametrize(("option", "value"), [("language", "klingon"), ("language", "fr"), ("task", "translate")])
+def test_a_language_or_task_of_a_run_that_the_model_lacks_is_an_error_of_the_option(option, value, folders):
+    kind = "english" if option == "task" else "multilingual"
+    with pytest.raises(ValueError, match=f"model.{option}.*{value}"):
+        whisper.load(folders[kind], **{option: value})
+
+
+class Vocabulary:
+    """The ids of a published tokenizer."""
+
+    unk_token_id = 50256
+
+    def __init__(self, start: int, large: int = 0) -> None:
+        languages = start + 100 + large
+        self.ids = {"<|startoftranscript|>": start, "<|en|>": start + 1, "<|hi|>": start + 18}
+        self.ids |= {"<|translate|>": languages, "<|transcribe|>": languages + 1, "<|notimestamps|>": languages + 5}
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return self.ids.get(token, self.unk_token_id)
+
+    def convert_ids_to_tokens(self, number: int) -> str:
+        return next(token for token, own in self.ids.items() if own == number)
+
+
+@pytest.mark.parametrize(
+    ("start", "large", "generation", "prefix"),
+    [
+        (50258, 0, {"is_multilingual": True}, (50258, 50259, 50359, 50363)),
+        (50258, 0, {}, (50258, 50259, 50359, 50363)),  # a fine-tune
+        (50258, 1, {}, (50258, 50259, 50360, 50364)),  # of large-v3
+        (50257, 0, {"is_multilingual": False}, (50257, 50362)),
+        (50257, 0, {}, (50257, 50362)),  # a fine-tune of an English-only one, whose vocabulary names languages too
+        (50257, 0, {"forced_decoder_ids": [[1, 50362]]}, (50257, 50362)),
+        (50257, 0, {"forced_decoder_ids": [[1, 50258], [2, 50358], [3, 50362]]}, (50257, 50258, 50358, 50362)),
+    ],
+)
+def test_a_checkpoint_that_does_not_say_whether_it_is_multilingual_is_known_by_its_vocabulary(
+    start, large, generation, prefix
+):
+    vocabulary = Vocabulary(start, large)
+    several = whisper.is_multilingual(vocabulary, SimpleNamespace(**generation), SimpleNamespace())
+    assert whisper.prefix_ids(vocabulary, several, "en", "transcribe") == prefix
+
+
+@pytest.mark.parametrize(
+    ("generation", "own"),
+    [
+        ({"language": "hindi"}, "hi"),
+        ({"language": "<|hi|>"}, "hi"),
+        ({"forced_decoder_ids": [[1, 50276], [2, 50359]]}, "hi"),
+        ({"forced_decoder_ids": [[1, None], [2, 50359]]}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_fine_tune_to_one_language_names_it(generation, own):
+    assert whisper.declared_language(Vocabulary(50258), SimpleNamespace(**generation), SimpleNamespace()) == own
+
+
+def test_a_checkpoint_of_another_language_than_that_of_the_run_is_warned_of(folders, tmp_path, capsys):
+    shutil.copytree(folders["fine_tune"], tmp_path / "hindi")
+    path = tmp_path / "hindi" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"language": "hindi"}))
+    whisper.load(tmp_path / "hindi", language="hi")
+    assert capsys.readouterr().out == ""
+    whisper.load(tmp_path / "hindi")
+    assert "model.language to hi" in capsys.readouterr().out
