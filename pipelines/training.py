@@ -148,6 +148,11 @@ def make_trainable(
         from transformers import PreTrainedModel
 
         if isinstance(network, PreTrainedModel):
+            if not network.supports_gradient_checkpointing:
+                raise ValueError(
+                    f"model.gradient_checkpointing: got true, expected false, since {type(network).__name__} does not "
+                    "support it"
+                )
             network.gradient_checkpointing_enable({"use_reentrant": False})
         else:  # a model of diffusers
             network.enable_gradient_checkpointing()

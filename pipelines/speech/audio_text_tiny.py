@@ -1,4 +1,7 @@
-"""Small models of several architectures for ``audio_text``, each with its own processor, over letters."""
+"""Small models of several architectures for ``audio_text``, each with its own processor, over letters.
+
+Their configurations have dropout, as those of fine-tunes and of Granite-Speech's Q-Former have it, and LayerDrop.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pipelines.speech.processors import VoxtralProcessor, omni_processor
 from pipelines.speech.qwen_audio_tiny import END, START, STOP, amplify, letter_tokenizer
 
 WIDTH = 32
+DROPOUT = 0.1
 
 TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message['role'] }}
@@ -56,7 +60,8 @@ def text(kind: str, ids: Ids, **more: Any) -> dict[str, Any]:
 def tower(kind: str, **more: Any) -> dict[str, Any]:
     """Whisper's encoder of two layers."""
     sizes = {"d_model": WIDTH, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 2 * WIDTH}
-    return {"model_type": kind, "num_mel_bins": 128, **sizes, **more}
+    drops = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop"), DROPOUT)
+    return {"model_type": kind, "num_mel_bins": 128, **sizes, **drops, **more}
 
 
 def whisper_extractor() -> Any:
@@ -82,8 +87,11 @@ def granite_speech(ids: Ids) -> Any:
     projector = {"model_type": "blip_2_qformer", "num_hidden_layers": 1, "vocab_size": 2, **sizes}
     return GraniteSpeechConfig(
         text_config=text("granite", ids),
-        encoder_config={"num_layers": 2, "hidden_dim": WIDTH, "num_heads": 2, "context_size": 20, "max_pos_emb": 32},
-        projector_config=projector | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        encoder_config={
+            **{"num_layers": 2, "hidden_dim": WIDTH, "num_heads": 2, "context_size": 20, "max_pos_emb": 32},
+            "dropout": DROPOUT,
+        },
+        projector_config=projector | {"hidden_dropout_prob": DROPOUT, "attention_probs_dropout_prob": DROPOUT},
         audio_token_index=ids["<|audio|>"],
         has_lora_adapter=False,
         tie_word_embeddings=False,

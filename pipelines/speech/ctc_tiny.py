@@ -72,6 +72,8 @@ def parakeet(labels: int, blank: int) -> Any:
         "subsampling_conv_channels": 8,
         "conv_kernel_size": 5,
         "num_mel_bins": 80,
+        # Published files have these, although the models were trained without.
+        **dict.fromkeys(("dropout", "dropout_positions", "layerdrop", "activation_dropout", "attention_dropout"), 0.1),
     }
     return ParakeetCTCConfig(vocab_size=labels, encoder_config=encoder, pad_token_id=blank)
 

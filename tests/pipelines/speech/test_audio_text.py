@@ -15,7 +15,7 @@ from pipelines.speech.audio_text_tiny import KINDS
 from pipelines.training import Training
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.speech.test_qwen_audio import EVERY, LONG, ONE, OTHER, TWO, WORDS, hum
-from tests.seeing import kept, rescored, rollout
+from tests.seeing import distance, gradient, kept, rescored, rollout
 
 SINGLE = ("audioflamingo3", "glmasr", "qwen3_asr")
 """Kinds whose processor takes one clip of a prompt only."""
@@ -29,7 +29,7 @@ def prompts_of(kind: str) -> list[Prompt]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, str]:
     folders = {kind: audio_text.tiny(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
-    return folders | {"qwen2_audio": qwen_audio.tiny(tmp_path_factory.mktemp("qwen2_audio"))}
+    return folders | {"qwen2_audio": qwen_audio.tiny(tmp_path_factory.mktemp("qwen2_audio"), dropout=0.1)}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,31 @@ def test_what_is_heard_is_heard_in_scoring_too_and_belongs_to_its_own_prompt(kin
         object.__setattr__(kept(made), "features", changed)
         object.__setattr__(kept(made).context, "media", changed)
         assert (rescored(policy, made) - honest).abs().amax(1).min() > 5e-3
+
+
+DROPPED = ["voxtral", "audioflamingo3", "qwen2_5_omni", "qwen2_audio"]
+"""Kinds whose towers call dropout as a function with a layer's own ``training``, by which the library checkpoints."""
+
+
+@pytest.mark.parametrize("kind", DROPPED)
+def test_dropout_of_a_file_changes_nothing_where_activations_are_computed_again(kind, folders):
+    model = audio_text.load(folders[kind], Training(gradient_checkpointing=True), freeze_encoder=False)
+    assert any(vars(layer).get("dropout") == 0.1 for layer in model.network.modules())
+    policy = TokenPolicy(model, max_tokens=5)
+    made = rollout(policy, prompts_of(kind))
+    for _ in range(2):
+        for part in made.steps.split(made.decisions.loss_mask, 5):
+            scores = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
+            wanted = made.decisions.log_probs[part.rows, part.positions]
+            torch.testing.assert_close(scores.detach(), wanted, rtol=0, atol=1e-5)
+    plain = audio_text.load(folders[kind], freeze_encoder=False)
+    ours, theirs = gradient(policy, made), gradient(TokenPolicy(plain, max_tokens=5), made)
+    assert distance(ours, theirs) < 1e-5 < max(float(one.abs().max()) for one in theirs.values())
+
+
+def test_a_model_that_cannot_compute_activations_again_says_so(folders):
+    with pytest.raises(ValueError, match="model.gradient_checkpointing: got true.*GraniteSpeech"):
+        audio_text.load(folders["granite_speech"], Training(gradient_checkpointing=True))
 
 
 def test_of_qwen2_audio_it_computes_what_its_own_family_computes(models, folders):
