@@ -95,7 +95,8 @@ def test_the_examples_of_extending_run(workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["walkthrough.md", "visual.md", "quickstart.md", "mathematics.md", "vlm.md", "speech.md"]
+    "page",
+    ["grpo_by_hand.md", "walkthrough.md", "visual.md", "quickstart.md", "mathematics.md", "vlm.md", "speech.md"],
 )
 def test_a_page_with_cells_runs_and_prints_what_it_shows(page: str, workplace: Path) -> None:
     write_files(page, workplace)
