@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules.quantities import folded, without_end
 from reward_models.rules.reading import (
     gold_number,
     gold_text,
     gold_texts,
     malformed,
     meta_number,
-    number,
+    number_like,
+    unwrapped,
     words,
 )
 
-_LETTER = re.compile(r"\(?([A-Za-z])\)?(?:[.:)]\s*.*)?", re.DOTALL)
+_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?(?:[.:,;)\]]\s*(.*))?", re.DOTALL)
+_NAMED = re.compile(r"(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*", re.IGNORECASE)
+_OTHER_LETTER = re.compile(r"(?<!\w)(?:[A-Z][.:)]|\([A-Za-z]\)|[B-HJ-Z](?!\w|['.]\w))")
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
+_NOT_SO = re.compile(r"\b(?:not|never|cannot|neither|nor)\b[^.,;:!?]*\b(?:yes|no)\b|n't\b[^.,;:!?]*\b(?:yes|no)\b")
 _SLACK = 1e-9
 """Relative difference below which two numbers are equal, so that no reward depends on rounding."""
 
@@ -34,18 +39,24 @@ def classification(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def letter(answer: str, prompt: Prompt) -> str:
-    """The letter of a choice: of "B", "(b)", "B. a cat", or of the text of one of ``meta.options``.
+    """The letter of a choice: of "B", "(b)", "**B.** a cat", "Answer: B", or of the text of one of ``meta.options``.
 
-    "" for any other answer: "a dog" is not choice A.
+    "" for any other answer: "a dog" is not choice A, and neither is "A. red B. blue", which lists several, nor a letter
+    with the text of another option.
     """
     options = prompt.meta.get("options", [])
     if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
         malformed(prompt, "a list of texts, option A first", "meta.options")
-    texts = [words(option) for option in options]
-    if words(answer) and texts.count(words(answer)) == 1:
-        return chr(ord("A") + texts.index(words(answer)))
-    match = _LETTER.fullmatch(answer.strip())
-    return match[1].upper() if match else ""
+    texts, plain = [words(option) for option in options], words(answer)
+    if plain and texts.count(plain) == 1:
+        return chr(ord("A") + texts.index(plain))
+    bare = without_end(unwrapped(answer)).strip("\"'")
+    match = _LETTER.fullmatch(bare) or _LETTER.fullmatch(_NAMED.sub("", bare, count=1) if _NAMED.match(bare) else "")
+    if match is None or _OTHER_LETTER.search(match[2] or ""):
+        return ""  # "A. red B. blue" lists choices
+    letter, behind = match[1].upper(), words(match[2] or "")
+    named = texts.index(behind) if behind and texts.count(behind) == 1 else -1
+    return "" if named >= 0 and chr(ord("A") + named) != letter else letter
 
 
 def choice(answer: str, prompt: Prompt, output: Text) -> float:
@@ -65,7 +76,7 @@ def fraction_of_choices(prediction: set[str], correct: set[str]) -> float:
 
 
 def choices(answer: str, prompt: Prompt, output: Text) -> float:
-    """``fraction_of_choices`` of comma-separated letters."""
+    """``fraction_of_choices`` of letters that are separated by commas, semicolons, spaces or "and"."""
     answers = prompt.answer
     correct = _letters(",".join(map(str, answers)) if isinstance(answers, list | tuple) else gold_text(prompt))
     if not all(re.fullmatch("[A-Z]", one) for one in correct):
@@ -74,21 +85,25 @@ def choices(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def _letters(text: str) -> set[str]:
-    return {part.strip().strip("().").upper() for part in text.split(",")}
+    parts = re.split(r"\s*[,;&/]\s*|\s+and\s+|\s+(?=\(?[A-Z]\)?(?:[\s,.]|$))", without_end(unwrapped(text)))
+    return {folded(part).strip().strip("().").upper() for part in parts}
 
 
 def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
-    """1 if the answer holds the word of the gold answer, yes or no, and not the other; gold may be true or false."""
+    """1 if the answer holds the word of the gold answer, yes or no, and not the other, nor denies it ("I cannot say
+    yes"); gold may be true or false."""
     verdicts = {True: "yes", False: "no", "yes": "yes", "no": "no"}
     gold = words(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer
     if not isinstance(gold, str | bool) or gold not in verdicts:
         malformed(prompt, "yes or no")
-    return float(set(_YES_NO.findall(answer.casefold())) == {verdicts[gold]})
+    plain = folded(answer).casefold()
+    return float(set(_YES_NO.findall(plain)) == {verdicts[gold]} and not _NOT_SO.search(plain))
 
 
 def numeric(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the only number of the answer is within ``meta.tolerance`` (absolute, default 0) of the gold number."""
-    prediction, gold, tolerance = number(answer), gold_number(prompt), meta_number(prompt, "tolerance", 0)
+    prediction, gold = number_like(answer, prompt), gold_number(prompt)
+    tolerance = meta_number(prompt, "tolerance", 0)
     if tolerance < 0:
         malformed(prompt, "a non-negative number", "meta.tolerance")
     return float(prediction is not None and abs(prediction - gold) <= tolerance + _SLACK * max(abs(gold), tolerance))
@@ -97,14 +112,14 @@ def numeric(answer: str, prompt: Prompt, output: Text) -> float:
 def numeric_video_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the numbers agree after rounding to 2 decimals and both or neither have a decimal point (Video-R1)."""
     gold = gold_text(prompt)
-    prediction, expected = number(answer), gold_number(prompt)
-    same_form = bool(re.search("[.,]", answer.strip())) == bool(re.search("[.,]", gold))
+    prediction, expected = number_like(answer, prompt), gold_number(prompt)
+    same_form = bool(re.search("[.,]", without_end(folded(answer)))) == bool(re.search("[.,]", without_end(gold)))
     return float(prediction is not None and same_form and round(prediction, 2) == round(expected, 2))
 
 
 def regression(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - min(1, (|prediction - gold| + 1e-9) / (|gold| + 1e-9)) (Video-R1); exactly 1 for equal numbers."""
-    prediction, gold = number(answer), gold_number(prompt)
+    prediction, gold = number_like(answer, prompt), gold_number(prompt)
     if prediction is None:
         return 0.0
     return 1.0 if prediction == gold else 1 - min(1.0, (abs(prediction - gold) + 1e-9) / (abs(gold) + 1e-9))
@@ -118,7 +133,7 @@ def mean_relative_accuracy(prediction: float, gold: float) -> float:
 
 def relative_accuracy(answer: str, prompt: Prompt, output: Text) -> float:
     """``mean_relative_accuracy`` of the only number of the answer; the gold number must not be 0."""
-    prediction, gold = number(answer), gold_number(prompt)
+    prediction, gold = number_like(answer, prompt), gold_number(prompt)
     if gold == 0:
         malformed(prompt, "a number other than 0, since errors are relative to it")
     return 0.0 if prediction is None else mean_relative_accuracy(prediction, gold)
@@ -134,7 +149,7 @@ def fuzzy_count(prediction: float, gold: float) -> float:
 
 def count_fuzzy(answer: str, prompt: Prompt, output: Text) -> float:
     """``fuzzy_count`` of the only number of the answer, at most 1.5; the gold count must be positive."""
-    prediction, gold = number(answer), gold_number(prompt)
+    prediction, gold = number_like(answer, prompt), gold_number(prompt)
     if gold <= 0:
         malformed(prompt, "a positive count, since the error is relative to it")
     return 0.0 if prediction is None else fuzzy_count(prediction, gold)
@@ -151,7 +166,7 @@ def jaccard(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def _labels(text: str) -> set[str]:
-    return {label.strip() for label in text.split(";")} - {""}
+    return {without_end(label).strip() for label in folded(text).split(";")} - {""}
 
 
 def edit(answer: str, prompt: Prompt, output: Text) -> float:

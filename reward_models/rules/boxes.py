@@ -17,7 +17,16 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.reading import MAX_CHARACTERS, NUMBER, malformed, meta_choice, meta_number, meta_size, numbers
+from reward_models.rules.reading import (
+    MAX_CHARACTERS,
+    NUMBER,
+    malformed,
+    meta_choice,
+    meta_number,
+    meta_size,
+    numbers,
+    with_signs,
+)
 
 Box: TypeAlias = tuple[float, float, float, float]
 
@@ -64,7 +73,7 @@ def centre(box: Box) -> tuple[float, float]:
 
 def read_box(text: str) -> Box | None:
     """The first [x1, y1, x2, y2] or (x1, y1), (x2, y2) of a text; None without one, or unless x1 < x2 and y1 < y2."""
-    match = _BOX.search(text[:MAX_CHARACTERS])
+    match = _BOX.search(with_signs(text[:MAX_CHARACTERS]))
     return as_box([float(n) for n in match.groups() if n is not None]) if match else None
 
 
@@ -73,7 +82,7 @@ def read_point(text: str) -> tuple[float, float] | None:
     box = read_box(text)
     if box is not None:
         return centre(box)
-    match = _POINT.search(text[:MAX_CHARACTERS])
+    match = _POINT.search(with_signs(text[:MAX_CHARACTERS]))
     point = numbers([float(n) for n in match.groups()], 2) if match else None
     return (point[0], point[1]) if point else None
 

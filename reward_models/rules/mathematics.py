@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
 from math import inf, log10, nan
 from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.answers import choice, edit_ratio, numeric
-from reward_models.rules.reading import gold_text, number
+from reward_models.rules.quantities import Quantity, boxed, folded, quantity, without_end
+from reward_models.rules.reading import gold_text, number, words
 
 MAX_CHARACTERS = 1000
 """Longest formula, in characters, that is read; a longer one is unreadable."""
@@ -24,28 +27,89 @@ MAX_DIGITS = 1000
 
 _ANCHOR = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _TOWER = re.compile(r"\^\s*\{?\s*[\d.]+\s*\^|\d{4,}\s*!|![\s)}]*!")
+_ANSWER_IS = re.compile(r"\banswer\s+is\b\s*:?", re.IGNORECASE)
+_HEDGES = re.compile(
+    r"\b(?:not|never|neither|nor|or|least|most|than|over|under|above|below|nearly|almost|half|twice|double|hundreds?|"
+    r"thousands?|millions?|billions?|trillions?|dozens?|minus|negative|wrong|incorrect|except)\b|n't\b|"
+    r"\d\s*[kKMB]\b",
+    re.IGNORECASE,
+)
+_DECIMAL_COMMA = re.compile(r"(?<![\d,])\d+,\d{1,2}(?![\d,])")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 
 
 def math(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer equals the gold answer as a number, expression, set, equation, ..., otherwise 0.
 
-    NaN where the gold answer cannot be parsed. ``\\boxed`` takes precedence over other LaTeX, several formulas are a
-    set, and prose without either must contain "the answer is". An answer that takes more than 10 s of the processor to
-    parse or 5 s to compare is wrong; outside the main thread, where no alarm can be set, only lengths and digits are
-    bounded.
+    NaN where the gold answer cannot be parsed. A number is read by ``quantity``, with its sign, its words of scale and
+    its unit, which only counts where the gold answer names one too; whatever else is a formula for math-verify, without
+    emphasis and punctuation at its end. ``\\boxed`` takes precedence over other LaTeX, several formulas are a set, and
+    prose without either must contain "the answer is". An answer that takes more than 10 s of the processor to parse or
+    5 s to compare is wrong; outside the main thread, where no alarm can be set, only lengths and digits are bounded.
     """
-    gold = read(gold_text(prompt))
+    gold, amount = _gold(gold_text(prompt))
     if not gold:
         return nan
-    prediction = read(answer)
-    if not prediction or _digits(prediction[0]) > MAX_DIGITS:
+    contents = boxed(answer)
+    answer = contents[0] if len(contents) == 1 else answer
+    if amount is not None and (found := quantity(answer)) is not None:
+        values = [alike] if (alike := found.like(amount)) else []
+        if alike and "percent" in (found.kind, amount.kind) and found.kind != amount.kind:
+            part = Fraction(1, 100) if found.kind else Fraction(100)
+            values.append(replace(alike, value=alike.value * part, decimals=True))  # 10 % is 0.1 too
+        return float(any(_equal(gold, read(one.written)) for one in values))
+    if amount is not None and _HEDGES.search(_outside(answer)):
         return 0.0
+    if amount is not None and amount.value != _NO_NUMBER and _DECIMAL_COMMA.search(answer):
+        return 0.0
+    prediction = read(_formula(answer))
+    return float(_equal(gold, prediction) if prediction else words(answer) == words(gold_text(prompt)) != "")
+
+
+def _gold(text: str) -> tuple[list[Any], Quantity | None]:
+    """The formula of a gold answer (empty where it has none), and its number with its unit where it is one.
+
+    A letter that is attached to a number is a variable and no unit: 2m is twice m.
+    """
+    amount = None if _COEFFICIENT.fullmatch(folded(text).strip(" $")) else quantity(text)
+    if amount is not None:
+        return read(amount.written), amount
+    formula = read(_formula(text))
+    return formula, Quantity(_NO_NUMBER) if formula and not _variables(formula[0]) else None
+
+
+_COEFFICIENT = re.compile(r"-?[\d.]+[a-zA-Z]")
+_NO_NUMBER = Fraction(-1, 10**300)
+"""In the place of a number that is no fraction, such as a root."""
+
+
+def _formula(text: str) -> str:
+    """A formula without emphasis, typographic variants and punctuation at its end; the tail of "the answer is"."""
+    plain = without_end(folded(text))
+    if not _ANCHOR.search(plain) and (tail := _ANSWER_IS.split(plain)[1:]):
+        return tail[-1].strip()
+    return plain
+
+
+def _outside(answer: str) -> str:
+    """The words of an answer outside of its formulas, which may change or deny a number in them."""
+    return re.sub(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]", " ", answer, flags=re.DOTALL)
+
+
+def _equal(gold: list[Any], prediction: list[Any]) -> bool:
+    """Whether math-verify finds two formulas equal within 5 s; an empty or a huge one is not."""
+    if not prediction or _digits(prediction[0]) > MAX_DIGITS:
+        return False
     from math_verify import verify
 
     with _alarm(5):
-        return float(verify(gold, prediction, timeout_seconds=None))
-    return 0.0
+        return bool(verify(gold, prediction, timeout_seconds=None))
+    return False
+
+
+def _variables(value: Any) -> bool:
+    """Whether a formula has letters in it."""
+    return bool(getattr(value, "free_symbols", ()))
 
 
 def vlm_r1(answer: str, prompt: Prompt, output: Text) -> float:

@@ -12,9 +12,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any, NoReturn, TypeVar, cast
 
 from mmgrpo.types import Prompt
+from reward_models.rules.quantities import DASHES, Quantity, boxed, folded, quantity, without_end
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 """A decimal number, as a regular expression without groups."""
 
 _FENCED = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
-_ALONE = re.compile(rf"(?<![\w.])(?:[-+]?\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|{NUMBER})(?![\w.]*\d)")
+_LOOSE_SIGN = re.compile(rf"(?<=[\[({{,:\s])[-{DASHES}]\s*(?=\.?\d)")
 
 
 def literal(text: str) -> Any:
@@ -37,18 +39,32 @@ def literal(text: str) -> Any:
         return None
     blocks = _FENCED.findall(text)
     body = (blocks[-1] if blocks else text).strip()
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            return parse(body)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            continue
+    for attempt in dict.fromkeys((body, with_signs(body))):
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                return parse(attempt)
+            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+                continue
     return None
 
 
+def with_signs(text: str) -> str:
+    """A text whose minus signs of other kinds, and those that stand apart from their number, are "-" before it."""
+    return _LOOSE_SIGN.sub("-", f" {text}")[1:]
+
+
 def number(text: str) -> float | None:
-    """The only number of a text ("1,234.5 km" is 1234.5, "3x5" holds none); None unless there is exactly one."""
-    matches = _ALONE.findall(text) if len(text) <= 1000 else []
-    return _finite(matches[0].replace(",", "")) if len(matches) == 1 else None
+    """The only number of a text ("1,234.5 km" is 1234.5, "5 million" 5000000, "3x5" holds none) by ``quantity``."""
+    found = quantity(text)
+    return None if found is None else _finite(found.value)
+
+
+def number_like(text: str, prompt: Prompt) -> float | None:
+    """The only number of an answer, in the unit of the gold answer where both name one; None where the units measure
+    different things."""
+    found, gold = quantity(text), gold_quantity(prompt)
+    alike = found and found.like(gold)
+    return _finite(alike.value) if alike else None
 
 
 def numbers(value: Any, count: int) -> tuple[float, ...] | None:
@@ -67,9 +83,24 @@ def complete(values: Iterable[T | None]) -> list[T] | None:
     return None if None in gathered else cast("list[T]", gathered)
 
 
+def unwrapped(text: str) -> str:
+    """A text in one spelling (``folded``), without the ``\\boxed``, ``\\text`` or ``$`` around all of it."""
+    plain = folded(text).strip()
+    for _ in range(3):
+        contents = boxed(plain) or re.findall(r"^\$([^$]+)\$$", plain) or re.findall(r"^\\text\{([^{}]*)\}$", plain)
+        if len(contents) != 1:
+            break
+        plain = contents[0].strip()
+    return plain
+
+
 def words(text: str) -> str:
-    """The form in which texts are compared: lower case, single spaces, no space or full stop at the end."""
-    return " ".join(text.casefold().split()).removesuffix(".").rstrip()
+    """The form in which texts are compared: ``unwrapped``, lower case, single spaces, no punctuation at the end."""
+    plain = unwrapped(text)
+    plain = without_end(" ".join(plain.casefold().split()))
+    plain = "" if plain == "." else re.sub(r"^-\s+(?=\.?\d)", "-", plain)
+    quoted = re.fullmatch(r"([\"'])(.+)\1", plain)
+    return quoted[2].strip() if quoted and quoted[1] not in quoted[2] else plain
 
 
 def malformed(prompt: Prompt, expected: str, what: str = "answer") -> NoReturn:
@@ -100,6 +131,12 @@ def gold_texts(prompt: Prompt) -> list[str]:
 def gold_number(prompt: Prompt) -> float:
     """The gold answer as a number."""
     return _gold(prompt, prompt.answer, "answer")
+
+
+def gold_quantity(prompt: Prompt) -> Quantity:
+    """The gold answer as a number with its unit."""
+    found = quantity(prompt.answer) if isinstance(prompt.answer, str) else None
+    return found or Quantity(Fraction(gold_number(prompt)))
 
 
 def meta_number(prompt: Prompt, key: str, default: float = math.nan) -> float:
@@ -135,7 +172,7 @@ def _gold(prompt: Prompt, value: Any, what: str) -> float:
     return single
 
 
-def _finite(value: str | int | float) -> float | None:
+def _finite(value: int | float | Fraction) -> float | None:
     try:
         result = float(value)
     except OverflowError:

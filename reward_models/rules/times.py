@@ -8,11 +8,18 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import as_box, iou, to_original
-from reward_models.rules.reading import MAX_CHARACTERS, complete, literal, malformed, meta_number, number, numbers
+from reward_models.rules.quantities import folded, quantity
+from reward_models.rules.reading import MAX_CHARACTERS, complete, literal, malformed, meta_number, numbers, with_signs
 
 Span: TypeAlias = tuple[float, float]
 
-_SPAN = re.compile(r"(?<![\d.])(-?\d+(?:\.\d*)?) (?:to|and) (-?\d+(?:\.\d*)?)", re.IGNORECASE)
+_CLOCK = r"(?:\d+:)?\d{1,2}:\d{2}(?:\.\d+)?"
+_TIME = rf"({_CLOCK}|-?\d+(?:\.\d*)?)(?:\s*(ms|s|secs?|seconds?|mins?|minutes?|h|hours?)\b\.?)?"
+_SPAN = re.compile(
+    rf"(?<![\w.,:/+-])(?<![\w.,:/+-]\s-){_TIME}\s+(?:to|and|until)\s+{_TIME}(?![\w%:/]|[.,]\d)(?!\s*(?:frames?|%)\b)",
+    re.IGNORECASE,
+)
+_SECONDS = {"m": 60.0, "h": 3600.0, "s": 1.0}
 _GLUE = re.compile(r"<glue>(.*?)</glue>", re.DOTALL)
 
 
@@ -62,16 +69,40 @@ def overlap_of_many(a: Sequence[Span], b: Sequence[Span]) -> float:
 def read_span(text: str) -> Span | None:
     """The span of JSON with start_time and end_time, of a pair, or of the last "12.5 to 17" or "12.5 and 17".
 
-    Case is ignored, as in the released patterns of Time-R1 and VideoChat-R1.
+    Case is ignored, as in the released patterns of Time-R1 and VideoChat-R1. Times may be written with their unit
+    ("1 to 2 minutes" is 60 to 120) or as a clock shows them ("1:02 to 1:30").
     """
     value = literal(text)
     if isinstance(value, dict):
-        ends = [value.get("start_time"), value.get("end_time")]
-        return as_span([number(end) if isinstance(end, str) else end for end in ends])
+        return as_span([read_time(value.get(end)) for end in ("start_time", "end_time")])
     if isinstance(value, list | tuple):
-        return as_span(value)
-    matches = _SPAN.findall(text[:MAX_CHARACTERS])
-    return as_span([float(end) for end in matches[-1]]) if matches else None
+        return as_span([read_time(end) for end in value])
+    matches = _SPAN.findall(with_signs(folded(text[:MAX_CHARACTERS])))
+    if not matches:
+        return None
+    start, first, end, second = matches[-1]
+    return as_span([_seconds(start, first or second), _seconds(end, second or first)])
+
+
+def read_time(value: Any) -> Any:
+    """A time in seconds of a number or of a text such as "12.5", "12.5 s", "2 min" or "1:02"."""
+    if not isinstance(value, str):
+        return value
+    if clock := re.fullmatch(_CLOCK, folded(value).strip()):
+        return _seconds(clock[0], "")
+    found = quantity(value)
+    if found is None or found.kind not in ("", "time"):
+        return None
+    return float(found.value * found.factor) if found.kind else float(found.value)
+
+
+def _seconds(text: str, unit: str) -> float | None:
+    """Seconds of a number in a unit (none: seconds), or of what a clock shows."""
+    if ":" in text:
+        *hours, minutes, seconds = text.split(":")
+        sixty = float(seconds) < 60 and (int(minutes) < 60 or not hours)
+        return int(hours[0] if hours else 0) * 3600 + int(minutes) * 60 + float(seconds) if sixty else None
+    return float(text) * (0.001 if unit.lower() == "ms" else _SECONDS[(unit.lower() or "s")[0]])
 
 
 def temporal_iou(answer: str, prompt: Prompt, output: Text) -> float:

@@ -91,6 +91,22 @@ def test_a_list_is_complete_or_nothing():
     assert complete([0, None, 2]) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (".", ""),
+        ("**Red**!", "red"),
+        ("$-5$", "-5"),
+        ("− 5", "-5"),
+        ("\\boxed{\\text{Red}}", "red"),
+        ("5!", "5!"),
+        ("“A”", "a"),
+    ],
+)
+def test_words_are_compared_without_marks_around_them(text, plain):
+    assert words(text) == plain
+
+
 def test_words_are_compared_without_case_spaces_and_a_final_stop():
     assert words("  Red \n CAT . ") == "red cat" and words("a.b..") == "a.b."
 
