@@ -76,6 +76,13 @@ class Text:
     seen: tuple[tuple[int, int], ...] = ()
     """(height, width) in pixels at which the model saw each of the prompt's media: the coordinate system of boxes in
     the text."""
+    prefilled: str = ""
+    """What the chat template wrote of the answer at the end of the prompt, e.g. an opened thought, ``<think>\\n``."""
+
+    @property
+    def whole(self) -> str:
+        """The answer with its prefilled beginning, whose form rewards check."""
+        return self.prefilled + self.text
 
 
 @dataclass(frozen=True)

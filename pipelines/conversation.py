@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mmgrpo.data.chat import ChatTemplate, token_ids
+from mmgrpo.data.values import one_line
 from mmgrpo.types import Media, Prompt, Turn
-from pipelines.pretrained import read_part, reading
+from pipelines.pretrained import read_json, read_part, reading
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer as it was saved.
+    """The tokenizer as it was saved; older checkpoints have its chat template in a file of the processor.
 
     AutoTokenizer replaces a tokenizer without a class of its own by the model's class, whose pre-tokenization rules are
     not those of the file.
@@ -25,7 +27,10 @@ def load_tokenizer(path: str) -> Any:
     with reading(path):
         config = get_tokenizer_config(path, trust_remote_code=False)
         generic = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return read_part(PreTrainedTokenizerFast if generic else AutoTokenizer, path, trust_remote_code=False)
+    tokenizer = read_part(PreTrainedTokenizerFast if generic else AutoTokenizer, path, trust_remote_code=False)
+    if tokenizer.chat_template is None and (older := read_json(path, "chat_template.json")):
+        tokenizer.chat_template = older.get("chat_template")
+    return tokenizer
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Int[Tensor, "P L"], Bool[Tensor, "P L"]]:
@@ -66,15 +71,25 @@ def conversation(
     return messages
 
 
-def conversation_ids(
-    tokenizer: Any, prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
-) -> list[int]:
-    """Ids of the prompt (``conversation``) in the tokenizer's chat template, up to the beginning of the answer."""
+def conversation_text(
+    chat: ChatTemplate | None, prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
+) -> str:
+    """The prompt (``conversation``) in the model's chat template, up to the beginning of the answer."""
     messages = conversation(prompt, marks, content)
-    if tokenizer.chat_template is None:
+    if chat is None:
         raise ValueError("the model's tokenizer has no chat template; add chat_template.jinja to its folder")
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    try:
+        return chat.text(messages)
+    except ValueError as error:
+        raise ValueError(f"prompt '{prompt.id}': {one_line(error)}") from error
+
+
+def conversation_ids(
+    chat: ChatTemplate | None, prompt: Prompt, marks: Sequence[str], content: Callable[[Media], list[dict[str, str]]]
+) -> list[int]:
+    """Ids of ``conversation_text`` by the tokenizer of the template, with one beginning-of-sequence token."""
+    text = conversation_text(chat, prompt, marks, content)
+    return token_ids(chat.renderer, text) if chat else []
 
 
 def check_prompt_lengths(prompts: Sequence[Prompt], rows: Sequence[Sequence[int]], limit: int, remedy: str) -> None:
@@ -104,16 +119,14 @@ def suppressed_tokens(tokenizer: Any, vocabulary: int, marks: Sequence[str], end
     return frozenset(ids | set(range(len(tokenizer), vocabulary))) - end_ids
 
 
-def end_tokens(network: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end a completion: those of the generation config and that of the tokenizer."""
-    ends = network.generation_config.eos_token_id
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    return frozenset(ends + ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]))
-
-
-def completion_ids(tokenizer: Any, text: str, end_ids: frozenset[int]) -> list[int]:
-    """Ids of the completion ``text`` and its end: the tokenizer's end token, or the smallest id of ``end_ids``."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids)
+def completion_ids(
+    tokenizer: Any, text: str, end_ids: frozenset[int], turn_end: int | None = None, prefilled: str = ""
+) -> list[int]:
+    """Ids of the completion ``text`` and its end: that of the template's turns (``turn_end``), else the tokenizer's end
+    token, else the smallest id of ``end_ids``. What the template has prefilled is not written a second time."""
+    if prefilled.strip() and text.lstrip().startswith(prefilled.strip()):
+        text = text.lstrip()[len(prefilled.strip()) :].lstrip(prefilled[len(prefilled.rstrip()) :])
+    end = next((one for one in (turn_end, tokenizer.eos_token_id) if one in end_ids), min(end_ids))
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
 
 

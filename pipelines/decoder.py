@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, turn_end
 from mmgrpo.policies.token_model import Features
-from pipelines.conversation import completion_ids
+from pipelines.conversation import completion_ids, suppressed_tokens
 from pipelines.kv import spread_cache
 from pipelines.pretrained import save_network
 from pipelines.training import autocast, checkpoint_layers
@@ -22,6 +23,7 @@ class Decoder(ABC):
     """The part of a ``TokenModel`` that does not depend on the media. A family adds the encoding of prompts, the
     features of their media (``features``), and the part of its network that reads embeddings (``body``)."""
 
+    network: nn.Module
     tokenizer: Any
     dtype: torch.dtype
     """Precision of the forward pass."""
@@ -30,10 +32,31 @@ class Decoder(ABC):
     end_ids: frozenset[int]
     media_tokens: frozenset[int]
     begin_suppress_tokens: frozenset[int] = frozenset()
+    chat: ChatTemplate | None
+    """None for a base model, whose prompts are bare texts."""
+    turn_end: int | None = None
+    """The token with which the chat template ends the assistant's turn."""
+    prefilled: str = ""
+    """What the chat template writes of the answer itself (``ChatTemplate.prefilled``)."""
+    pad_id: int
+    suppress_tokens: frozenset[int]
 
     @abstractmethod
     def body(self, network: Any) -> Any:
         """The part of the network that reads embeddings."""
+
+    def set_up(self, template: Mapping[str, Any], marks: Sequence[str] = ()) -> None:
+        """Attributes that follow from network, tokenizer and chat template; ``template`` are arguments of the template,
+        and ``marks`` those of media."""
+        network: Any = self.network
+        tokenizer = self.tokenizer
+        self.chat = chat_of(tokenizer, template)
+        end_of_turn, self.prefilled = (self.chat.end_of_turn, self.chat.prefilled) if self.chat else ("", "")
+        self.turn_end = turn_end(tokenizer, end_of_turn)
+        self.end_ids = end_tokens(network, tokenizer, end_of_turn)
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.end_ids))
+        vocabulary = network.get_output_embeddings().weight.shape[0]
+        self.suppress_tokens = suppressed_tokens(tokenizer, vocabulary, marks, self.end_ids) | self.media_tokens
 
     def preprocessors(self) -> Sequence[Any]:
         """What is saved with the network: tokenizer, processor."""
@@ -86,7 +109,7 @@ class Decoder(ABC):
 
     def spell(self, text: str) -> list[int]:
         """Ids of a whole completion, its end included."""
-        return completion_ids(self.tokenizer, text, self.end_ids)
+        return completion_ids(self.tokenizer, text, self.end_ids, self.turn_end, self.prefilled)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary model folder."""

@@ -24,9 +24,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
-from pipelines.conversation import completion_ids, end_tokens, pad_left, suppressed_tokens
+from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
 from pipelines.kv import spread_cache
 from pipelines.pretrained import save_network
 from pipelines.training import Training, autocast, checkpoint_layers, make_trainable
@@ -62,6 +63,10 @@ class OwnForward(ABC):
     """Media are encoded inside of the network's own forward pass, so that their features are never kept."""
     media_tokens: frozenset[int] = frozenset()
     begin_suppress_tokens: frozenset[int] = frozenset()
+    turn_end: int | None = None
+    """The token with which the chat template ends the assistant's turn."""
+    prefilled: str = ""
+    """What the chat template writes of the answer itself (``ChatTemplate.prefilled``)."""
     shared: bool = True
     """Whether the members of a group share the keys and values of their prompt (``choose_way``)."""
     cap: float = 0.0
@@ -71,16 +76,18 @@ class OwnForward(ABC):
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Every prompt by the model's processor, joined by ``_context``."""
 
-    def _set_up(self, places: Sequence[str]) -> None:
+    def _set_up(self, places: Sequence[str], chat: ChatTemplate | None) -> None:
         """Attributes that follow from network and processor; ``places`` are the names under which they, or the
-        configuration, declare the marks of media."""
+        configuration, declare the marks of media. ``chat`` is None for a processor that writes conversations itself."""
+        end_of_turn, self.prefilled = (chat.end_of_turn, chat.prefilled) if chat else ("", "")
         network: Any = self.network
         tokenizer = self.tokenizer = self.processor.tokenizer
         marks = {getattr(part, name, None) for part in (self.processor, tokenizer) for name in places}
         ids = {getattr(network.config, f"{name}_id", None) for name in places}
         named = tokenizer.convert_ids_to_tokens([i for i in ids if isinstance(i, int) and i < len(tokenizer)])
         self.marks = sorted({mark for mark in (*marks, *named) if isinstance(mark, str)})
-        self.end_ids = end_tokens(network, tokenizer)
+        self.end_ids = end_tokens(network, tokenizer, end_of_turn)
+        self.turn_end = turn_end(tokenizer, end_of_turn)
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.end_ids))
         head = network.get_output_embeddings()
         self.suppress_tokens = suppressed_tokens(tokenizer, head.weight.shape[0], self.marks, self.end_ids)
@@ -95,7 +102,7 @@ class OwnForward(ABC):
             positions[row, :, ids.shape[1] - one.shape[1] :] = one
         wanted = self.accepted - {"input_ids", "attention_mask"}
         media = [{name: value for name, value in inputs.items() if name in wanted} for inputs, _ in read]
-        return Context(ids, real, positions, media, [sizes for _, sizes in read])
+        return Context(ids, real, positions, media, [sizes for _, sizes in read], [self.prefilled] * len(read))
 
     def features(self, network: Any, context: Context) -> Features:
         """What the processor made of each prompt's media, which the network encodes when it reads the prompt."""
@@ -146,7 +153,7 @@ class OwnForward(ABC):
 
     def spell(self, text: str) -> list[int]:
         """Ids of a whole completion, its end included."""
-        return completion_ids(self.tokenizer, text, self.end_ids)
+        return completion_ids(self.tokenizer, text, self.end_ids, self.turn_end, self.prefilled)
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Adapters in peft's format, or an ordinary model folder."""

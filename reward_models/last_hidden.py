@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import ChatTemplate, special_tokens
 from mmgrpo.data.images import read_picture
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
@@ -54,7 +55,8 @@ def state(processor: Any, network: Any, prompt: Prompt, output: Output, device: 
         raise TypeError(f"last_hidden: got an output of kind {type(output).__name__}, expected Text or Image")
     text = _conversation(processor, prompt.text, output.text if isinstance(output, Text) else "", len(pictures))
     media = {"images": [to_pil(picture) for picture in pictures]} if pictures else {}
-    inputs = processor(text=[text], return_tensors="pt", **media).to(device)
+    special = special_tokens(getattr(processor, "tokenizer", processor), text)
+    inputs = processor(text=[text], return_tensors="pt", **media, **special).to(device)
     return last_token(network(**inputs).last_hidden_state, inputs["attention_mask"].bool())
 
 
@@ -68,10 +70,10 @@ def _conversation(processor: Any, question: str, answer: str, pictures: int) -> 
     """The turns in the model's own template; plain lines where it has none."""
     if not getattr(processor, "chat_template", None):
         return f"{question}\n{answer}"
-    parts: Any = [{"type": "image"}] * pictures + [{"type": "text", "text": question}] if pictures else question
-    reply = [{"type": "text", "text": answer}] if pictures else answer
-    turns = [{"role": "user", "content": parts}, *([{"role": "assistant", "content": reply}] if answer else [])]
-    return processor.apply_chat_template(turns, tokenize=False)
+    parts = [{"type": "image"}] * pictures + [{"type": "text", "text": question}]
+    reply = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+    turns = [{"role": "user", "content": parts}, *([reply] if answer else [])]
+    return ChatTemplate(processor).text(turns, generate=False)
 
 
 def add_adapters(network: nn.Module, rank: int) -> dict[str, nn.Parameter]:

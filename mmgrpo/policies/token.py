@@ -357,10 +357,12 @@ class TokenPolicy:
         return (torch.isin(sequences.ids, self.ends) & sequences.real).any(1)
 
     def _decode(self, sequences: Sequences) -> list[Output]:
-        seen = sequences.context.seen
-        sizes = [seen[row] if seen else () for row in sequences.prompt.tolist()]
-        rows = zip(sequences.ids, sequences.real, self._ended(sequences), sizes, strict=True)
-        return [
-            Text(self.model.decode(ids[real].tolist()), int(real.sum()), not bool(ended), pixels)
-            for ids, real, ended, pixels in rows
-        ]
+        seen, prefilled = sequences.context.seen, sequences.context.prefilled
+        outputs: list[Output] = []
+        for row, ids, real, ended in zip(
+            sequences.prompt.tolist(), sequences.ids, sequences.real, self._ended(sequences), strict=True
+        ):
+            text, sizes = self.model.decode(ids[real].tolist()), seen[row] if seen else ()
+            opening = str(prefilled[row]) if prefilled else ""
+            outputs.append(Text(text, int(real.sum()), not bool(ended), sizes, opening))
+        return outputs

@@ -30,6 +30,8 @@ class Context:
     """The media of each prompt as the family's encoder takes them; opaque."""
     seen: Sequence[tuple[tuple[int, int], ...]] = ()
     """(height, width) in pixels of each prompt's media as the network sees them; empty if no prompt has any."""
+    prefilled: Sequence[str] = ()
+    """What the chat template wrote of each prompt's answer, e.g. an opened thought; empty if it writes nothing."""
 
     def to(self, device: torch.device) -> Context:
         """The same on another device; media stay where they are."""
@@ -46,6 +48,7 @@ class Context:
             self.positions[index, :, start:],
             [self.media[row] for row in rows],
             [self.seen[row] for row in rows] if self.seen else (),
+            [self.prefilled[row] for row in rows] if self.prefilled else (),
         )
 
 

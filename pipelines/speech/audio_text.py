@@ -30,7 +30,7 @@ from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples
 from pipelines.speech.audio_text_tiny import tiny
 from pipelines.speech.granite import read_granite
-from pipelines.speech.processors import processed, read_hearing_processor
+from pipelines.speech.processors import chat_of_processor, processed, read_hearing_processor
 from pipelines.training import PLAIN, Training
 
 __all__ = ["AudioText", "load", "tiny"]
@@ -59,7 +59,8 @@ class AudioText(OwnForward):
     """The network includes an adapter that its authors switch off for prompts without sound, which are refused."""
 
     def __post_init__(self) -> None:
-        self._set_up(("audio_token", "audio_bos_token", "audio_eos_token", "image_token", "video_token"))
+        places = ("audio_token", "audio_bos_token", "audio_eos_token", "image_token", "video_token")
+        self._set_up(places, chat_of_processor(self.processor))
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Every prompt by the model's processor."""

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmgrpo.data.chat import chat_of, end_tokens, token_ids
 from mmgrpo.policies.reading import Reader, Reading
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.plugins import load_instance
 from mmgrpo.types import Audio, Prompt, Reference, Text
 from pipelines import require
-from pipelines.conversation import end_tokens, load_tokenizer, pad_left, positions_of
+from pipelines.conversation import load_tokenizer, pad_left, positions_of
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.speech import vocoders
@@ -69,6 +70,7 @@ class CodecSpeech(Decoder):
         vocabulary = network.get_output_embeddings().weight.shape[0]
         self.suppress_tokens = frozenset(range(vocabulary)) - self.codes.keys() - self.end_ids
         self.begin_suppress_tokens = self.end_ids  # an utterance of no token has no sound
+        self.chat = chat_of(self.tokenizer)
         self.pad_id = self.tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = min(self.end_ids)
@@ -106,11 +108,9 @@ class CodecSpeech(Decoder):
             got = f"a text with {marks[0]}, a mark of the model" if marks else "no text"
             raise ValueError(f"prompt '{prompt.id}': got {got}, expected the words to be spoken; change the row")
         words = self.instruction.replace(TEXT, text)
-        if self.tokenizer.chat_template is not None:
-            # Plain strings, since templates of speech models concatenate the content.
-            messages = [{"role": "user", "content": words}]
-            words = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return self.tokenizer(words + self.begin, add_special_tokens=False)["input_ids"]
+        if self.chat is not None:
+            words = self.chat.text([{"role": "user", "content": [{"type": "text", "text": words}]}])
+        return token_ids(self.tokenizer, words + self.begin)
 
 
 def pattern(speech_token: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from mmgrpo.data.chat import ChatTemplate, special_tokens
 from pipelines import require
 from pipelines.conversation import load_tokenizer
 from pipelines.pretrained import read_json, read_part
@@ -62,13 +63,28 @@ def processed(processor: Any, messages: Sequence[Mapping[str, Any]], clips: Clip
     """
     if type(processor).__module__.endswith("processing_voxtral"):  # its tokenizer takes sounds, and no text with marks
         return processor.apply_chat_template(with_sounds(messages, clips, rate))
-    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    chat: Any = chat_of_processor(processor)
+    text = chat.text(messages)
     if (marks := text.count(processor.audio_token)) != len(clips):
         raise ValueError(
             f"got {marks} placeholders from the model's chat template, expected {len(clips)}, one per clip; use the "
             "template of the checkpoint"
         )
-    return processor(text=[text], audio=list(clips) or None, sampling_rate=rate, return_tensors="pt")
+    return processor(
+        text=[text],
+        audio=list(clips) or None,
+        sampling_rate=rate,
+        return_tensors="pt",
+        **special_tokens(processor.tokenizer, text),
+    )
+
+
+def chat_of_processor(processor: Any) -> ChatTemplate | None:
+    """The chat template of a processor, with its mark for a sound where the template reads texts only; None for
+    Voxtral's own, which writes conversations without one."""
+    if type(processor).__module__.endswith("processing_voxtral"):
+        return None
+    return ChatTemplate(processor, marks={"audio": processor.audio_token})
 
 
 def with_sounds(messages: Sequence[Mapping[str, Any]], clips: Clips, rate: int) -> list[dict[str, Any]]:
@@ -95,6 +111,7 @@ class VoxtralProcessor:
 
     def __init__(self, feature_extractor: Any, tokenizer: Any, config: Any) -> None:
         self.feature_extractor, self.tokenizer = feature_extractor, tokenizer
+        self.chat_template = tokenizer.chat_template
         self.frames = 2 * config.max_source_positions
         self.features = config.max_source_positions * config.hidden_size // config.intermediate_size
 
@@ -102,7 +119,14 @@ class VoxtralProcessor:
         """The conversation as text with marks."""
         return self.tokenizer.apply_chat_template(messages, **options)
 
-    def __call__(self, text: Sequence[str], audio: Clips | None, sampling_rate: int, return_tensors: str) -> Any:
+    def __call__(
+        self,
+        text: Sequence[str],
+        audio: Clips | None,
+        sampling_rate: int,
+        return_tensors: str,
+        add_special_tokens: bool = True,
+    ) -> Any:
         """Ids of one text, and the spectrograms of its chunks."""
         extractor, [pending] = self.feature_extractor, text
         chunks, written = [], ""
@@ -118,7 +142,9 @@ class VoxtralProcessor:
             chunks.append(mel.unfold(1, self.frames, self.frames).transpose(0, 1))
             before, pending = pending.split(self.audio_token, 1)
             written += before + self.audio_token * (self.features * len(chunks[-1]))
-        inputs = self.tokenizer([written + pending], add_special_tokens=False, return_tensors=return_tensors)
+        inputs = self.tokenizer(
+            [written + pending], add_special_tokens=add_special_tokens, return_tensors=return_tensors
+        )
         return dict(inputs) | ({"input_features": torch.cat(chunks)} if chunks else {})
 
     def save_pretrained(self, folder: str | Path) -> None:

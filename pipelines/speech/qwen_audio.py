@@ -19,16 +19,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     conversation_ids,
-    end_tokens,
     pad_left,
     positions_of,
     repeat_marks,
-    suppressed_tokens,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
@@ -79,18 +78,15 @@ class QwenAudio(Decoder):
         self.tokenizer = self.processor.tokenizer
         self.tokenizer.chat_template = self.processor.chat_template  # the tokenizer's own has no part for sounds
         self.extractor = self.processor.feature_extractor
-        self.end_ids = end_tokens(network, self.tokenizer)
-        self.pad_id = int(self.tokenizer.pad_token_id)
         self.media_tokens = frozenset({int(network.config.audio_token_id)})
-        vocabulary = network.get_output_embeddings().weight.shape[0]
-        self.suppress_tokens = suppressed_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.media_tokens
+        self.set_up(NO_ARGUMENTS, MARKS)
         self.frozen_media = not any(p.requires_grad for p in network.model.audio_tower.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Conversations with a placeholder for every feature of their clips."""
         media = [[self._clip(prompt, medium) for medium in prompt.media] for prompt in prompts]
         ids, real = pad_left([self._ids(p, clips) for p, clips in zip(prompts, media, strict=True)], self.pad_id)
-        return Context(ids, real, positions_of(real), media)
+        return Context(ids, real, positions_of(real), media, prefilled=[self.prefilled] * len(media))
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the audio tower for each prompt's clips, in order, before the projector."""
@@ -122,7 +118,7 @@ class QwenAudio(Decoder):
 
     def _ids(self, prompt: Prompt, clips: Sequence[Clip]) -> list[int]:
         """Ids of the conversation, with every clip's mark repeated once per feature."""
-        ids = conversation_ids(self.tokenizer, prompt, MARKS, lambda medium: [{"type": "audio"}])
+        ids = conversation_ids(self.chat, prompt, MARKS, lambda medium: [{"type": "audio"}])
         marks = sum(token in self.media_tokens for token in ids)
         if marks != len(clips):
             raise ValueError(

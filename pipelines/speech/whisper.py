@@ -19,12 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import end_tokens
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.registry import nearest
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
-from pipelines.conversation import completion_ids, end_tokens
+from pipelines.conversation import completion_ids
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import clip_samples
 from pipelines.speech.by_clip import ClipCache, attend_by_clip

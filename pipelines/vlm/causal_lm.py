@@ -6,20 +6,20 @@ tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from mmgrpo.data.chat import NO_ARGUMENTS, token_ids
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     check_prompt_lengths,
     conversation_ids,
-    end_tokens,
     load_tokenizer,
     pad_left,
     positions_of,
@@ -38,7 +38,6 @@ LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "sel
 class CausalLm(Decoder):
     """A causal language model of transformers as the model of a token policy."""
 
-    suppress_tokens: frozenset[int] = frozenset()
     media_tokens: frozenset[int] = frozenset()
     frozen_media = True
 
@@ -50,15 +49,15 @@ class CausalLm(Decoder):
         dtype: torch.dtype = torch.float32,
         max_prompt_tokens: int = 0,
         checkpointing: bool = False,
+        template: Mapping[str, Any] = NO_ARGUMENTS,
     ) -> None:
         self.network: nn.Module = network.eval()
         self.tokenizer = tokenizer
         self.reference = reference
         self.dtype = dtype
         self.max_prompt_tokens = max_prompt_tokens
-        self.end_ids = end_tokens(network, tokenizer)
-        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
         self.checkpointing = checkpointing
+        self.set_up(template)
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Token ids, padded on the left; positions do not count padding.
@@ -68,7 +67,8 @@ class CausalLm(Decoder):
         rows = [self._ids(prompt) for prompt in prompts]
         check_prompt_lengths(prompts, rows, self.max_prompt_tokens, "a shorter text")
         ids, real = pad_left(rows, self.pad_id)
-        return Context(ids, real, positions_of(real), [None] * len(rows))
+        media, written = [None] * len(rows), [self.prefilled] * len(rows)
+        return Context(ids, real, positions_of(real), media, prefilled=written)
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt."""
@@ -88,16 +88,29 @@ class CausalLm(Decoder):
                 f"prompt '{prompt.id}': got a medium of kind {prompt.media[0].kind}, expected text only; choose a "
                 "family that takes media"
             )
-        if self.tokenizer.chat_template is not None:
-            return conversation_ids(self.tokenizer, prompt, (), lambda medium: [])
-        ids = self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+        if self.chat is not None:
+            return conversation_ids(self.chat, prompt, (), lambda medium: [])
+        if len(prompt.turns) > 1:
+            roles = ", ".join(turn.role for turn in prompt.turns)
+            raise ValueError(
+                f"prompt '{prompt.id}': got turns of {roles}, expected one text: the model's tokenizer has no chat "
+                "template, which would write them; write the whole prompt as a text, or choose an instruction model"
+            )
+        ids = token_ids(self.tokenizer, prompt.text)
         if not ids:
             raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}): got no tokens, expected at least one")
         return ids
 
 
-def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int = 0) -> CausalLm:
+def load(
+    path: str | Path,
+    training: Training = PLAIN,
+    *,
+    max_prompt_tokens: int = 0,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
+) -> CausalLm:
     """Load a language model for training; prompts of more than ``max_prompt_tokens`` are refused (0: no limit).
+    ``template`` are arguments of its chat template, e.g. ``{"enable_thinking": False}``.
 
     Raises FileNotFoundError for a folder that is no model.
     """
@@ -114,6 +127,7 @@ def load(path: str | Path, training: Training = PLAIN, *, max_prompt_tokens: int
         training.compute_dtype,
         max_prompt_tokens,
         checkpointing=training.gradient_checkpointing,
+        template=template,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mmgrpo.data.chat import chat_of
 from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.conversation import conversation_ids, load_tokenizer
@@ -62,6 +63,7 @@ def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]
     source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
     tokenizer: Any = load_tokenizer(source)
     processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
+    chat = chat_of(tokenizer)
     own = {
         "patch": processor.patch_size,
         "merge": processor.merge_size,
@@ -73,7 +75,7 @@ def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]
 
     def words(prompt: Prompt) -> int:
         # Each medium has one mark in the template, which its tokens will replace.
-        ids = conversation_ids(tokenizer, prompt, MARKS, lambda media: [{"type": media.kind}])
+        ids = conversation_ids(chat, prompt, MARKS, lambda media: [{"type": media.kind}])
         return len(ids) - len(prompt.media)
 
     return Sizes(**{**own, **limits}), words

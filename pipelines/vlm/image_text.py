@@ -10,8 +10,8 @@ the model is loaded (``pipelines.own_forward``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ import torch
 from PIL import Image as Pil
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import NO_ARGUMENTS, ChatTemplate, special_tokens
 from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
-from pipelines.conversation import check_prompt_lengths, conversation
+from pipelines.conversation import check_prompt_lengths, conversation_text
 from pipelines.own_forward import OwnForward, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.processors import read_processor
@@ -58,9 +59,13 @@ class ImageText(OwnForward):
     device: torch.device
     reference: Reference
     checkpointing: bool
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
 
     def __post_init__(self) -> None:
-        self._set_up(("image_token", "video_token", "boi_token", "eoi_token", "start_image_token", "end_image_token"))
+        places = ("image_token", "video_token", "boi_token", "eoi_token", "start_image_token", "end_image_token")
+        self.chat = ChatTemplate(self.processor, self.template)
+        self._set_up(places, self.chat)
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Every prompt by the model's processor; one that is too long is refused."""
@@ -77,11 +82,15 @@ class ImageText(OwnForward):
         """A prompt as its processor's tensors, and the size of each of its pictures as the network sees it."""
         pictures = [self._pictures(medium, prompt) for medium in prompt.media]
         remaining = iter(pictures)
-        messages = conversation(prompt, self.marks, lambda _: [{"type": "image"}] * len(next(remaining)))
+        text = conversation_text(self.chat, prompt, self.marks, lambda _: [{"type": "image"}] * len(next(remaining)))
         flat = [picture for several in pictures for picture in several]
         try:
-            text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            inputs = self.processor(text=[text], images=[flat] if flat else None, return_tensors="pt")
+            inputs = self.processor(
+                text=[text],
+                images=[flat] if flat else None,
+                return_tensors="pt",
+                **special_tokens(self.tokenizer, text),
+            )
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
             reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
@@ -115,6 +124,7 @@ def load(
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> ImageText:
     """Load any image-text-to-text model for training.
 
@@ -143,6 +153,7 @@ def load(
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,
+        template,
     )
     choose_way(model, f"{source} ({kind})", EXAMPLE)
     model.limits = Limits(max_pixels, max_frames or Limits.max_frames, fps or Limits.fps, max_prompt_tokens)

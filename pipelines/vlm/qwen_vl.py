@@ -12,8 +12,8 @@ prompt is encoded, so that sampling and old, new and reference log-probabilities
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     check_prompt_lengths,
     conversation_ids,
-    end_tokens,
     load_tokenizer,
     pad_left,
     repeat_marks,
-    suppressed_tokens,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
@@ -87,14 +86,13 @@ class QwenVl(Decoder):
     device: torch.device
     reference: Reference
     checkpointing: bool
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
 
     def __post_init__(self) -> None:
         network: Any = self.network
-        self.end_ids = end_tokens(network, self.tokenizer)
-        self.pad_id = int(self.tokenizer.pad_token_id)
         self.media_tokens = frozenset({network.config.image_token_id, network.config.video_token_id})
-        vocabulary = network.get_output_embeddings().weight.shape[0]
-        self.suppress_tokens = suppressed_tokens(self.tokenizer, vocabulary, MARKS, self.end_ids) | self.media_tokens
+        self.set_up(self.template, MARKS)
         self.frozen_media = not any(p.requires_grad for p in network.model.visual.parameters())
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
@@ -118,7 +116,7 @@ class QwenVl(Decoder):
             real.long(),
         )
         sizes = [tuple(one.size for one in inputs) for inputs in media]
-        return Context(ids, real, positions.permute(1, 0, 2), media, sizes)
+        return Context(ids, real, positions.permute(1, 0, 2), media, sizes, [self.prefilled] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""
@@ -148,7 +146,7 @@ class QwenVl(Decoder):
         def content(medium: Media) -> list[dict[str, str]]:
             return [{"type": medium.kind}]
 
-        ids = conversation_ids(self.tokenizer, prompt, MARKS, content)
+        ids = conversation_ids(self.chat, prompt, MARKS, content)
         marks = sum(token in self.media_tokens for token in ids)
         if marks != len(media):
             raise ValueError(
@@ -214,6 +212,7 @@ def load(
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> QwenVl:
     """Load a Qwen2.5-VL model for training.
 
@@ -246,4 +245,5 @@ def load(
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,
+        template,
     )

@@ -151,10 +151,10 @@ def configuration(
 def word_tokenizer(
     words: Sequence[str],
     special: Sequence[str] = SPECIAL,
-    template: str = TEMPLATE,
+    template: str | None = TEMPLATE,
     *,
     end: str = "<|im_end|>",
-    pad: str = "<|endoftext|>",
+    pad: str | None = "<|endoftext|>",
 ) -> Any:
     """A tokenizer of words and single punctuation marks, by default with Qwen's special tokens and chat template."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers

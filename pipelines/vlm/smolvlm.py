@@ -14,8 +14,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,16 @@ from jaxtyping import Float
 from PIL import Image as Pil
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     check_prompt_lengths,
     conversation_ids,
-    end_tokens,
     load_tokenizer,
     pad_left,
     positions_of,
-    suppressed_tokens,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
@@ -95,18 +94,15 @@ class SmolVlm(Decoder):
     device: torch.device
     reference: Reference
     checkpointing: bool
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
 
     def __post_init__(self) -> None:
         network: Any = self.network
         self.marks = (IMAGE, FAKE, WHOLE, "<video>", *sorted(filter(TILE.fullmatch, self.tokenizer.get_vocab())))
         self.image_id = int(network.config.image_token_id)
-        self.end_ids = end_tokens(network, self.tokenizer)
-        self.pad_id = int(self.tokenizer.pad_token_id)
         self.media_tokens = frozenset({self.image_id})
-        vocabulary = network.get_output_embeddings().weight.shape[0]
-        self.suppress_tokens = (
-            suppressed_tokens(self.tokenizer, vocabulary, self.marks, self.end_ids) | self.media_tokens
-        )
+        self.set_up(self.template, self.marks)
         vision = (network.model.vision_model, network.model.connector)
         self.frozen_media = not any(p.requires_grad for part in vision for p in part.parameters())
         self.side = int(self.processor.max_image_size["longest_edge"])
@@ -120,7 +116,7 @@ class SmolVlm(Decoder):
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
         sizes = [tuple(one.size for one in inputs) for inputs in media]
-        return Context(ids, real, positions_of(real), media, sizes)
+        return Context(ids, real, positions_of(real), media, sizes, [self.prefilled] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""
@@ -161,7 +157,7 @@ class SmolVlm(Decoder):
         def content(_: Media) -> list[dict[str, str]]:
             return clip_parts(one.times, one.duration) if (one := next(remaining)).times else [{"type": "image"}]
 
-        ids = conversation_ids(self.tokenizer, prompt, self.marks, content)
+        ids = conversation_ids(self.chat, prompt, self.marks, content)
         pictures = [picture for one in media for picture in self._picture_ids(one)]
         if ids.count(self.image_id) != len(pictures):
             raise ValueError(
@@ -242,6 +238,7 @@ def load(
     max_frames: int = 0,
     fps: float = 0.0,
     max_prompt_tokens: int = 0,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> SmolVlm:
     """Load a SmolVLM, SmolVLM2 or Idefics3 model for training.
 
@@ -268,7 +265,7 @@ def load(
     edge = edge_within(max_pixels, processor.max_image_size["longest_edge"]) if max_pixels else sys.maxsize
     return SmolVlm(
         network,
-        _tokenizer(source),
+        load_tokenizer(source),
         processor,
         Limits(
             min(edge, processor.size["longest_edge"]),
@@ -280,15 +277,5 @@ def load(
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,
+        template,
     )
-
-
-def _tokenizer(source: str) -> Any:
-    """The tokenizer; older checkpoints have its chat template in a file of the processor."""
-    from transformers.utils.hub import cached_file
-
-    tokenizer = load_tokenizer(source)
-    if tokenizer.chat_template is None:
-        file = cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False)
-        tokenizer.chat_template = json.loads(Path(file).read_text())["chat_template"] if file else None
-    return tokenizer

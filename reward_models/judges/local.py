@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmgrpo.data.chat import ChatTemplate, end_tokens, special_tokens
 from mmgrpo.types import Image
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
@@ -23,13 +25,19 @@ class LocalJudge:
     batch: int
     device: torch.device
 
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The judge's chat template."""
+        return ChatTemplate(self.processor)
+
     @torch.no_grad()
     def answers(self, questions: Sequence[Question], tokens: int) -> list[str | None]:
         """As ``Judge.answers``; None for an answer that has not ended after ``tokens``."""
         answers: list[str | None] = []
-        ends = torch.tensor(self.network.generation_config.eos_token_id).reshape(-1).to(self.device)
+        all_ends = sorted(end_tokens(self.network, self.processor.tokenizer, self.chat.end_of_turn))
+        ends = torch.tensor(all_ends, device=self.device)
         for inputs in self._batches(questions):
-            ids = self.network.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+            ids = self.network.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=all_ends)
             new = ids[:, inputs["input_ids"].shape[1] :]
             texts = self.processor.batch_decode(new, skip_special_tokens=True)
             answers += [
@@ -55,13 +63,13 @@ class LocalJudge:
             texts = [self._text(question) for question in some]
             pictures = [[to_pil(part) for part in question.parts if isinstance(part, Image)] for question in some]
             given = {"images": pictures} if any(pictures) else {}
-            inputs = self.processor(text=texts, **given, padding=True, return_tensors="pt")
+            special = special_tokens(self.processor.tokenizer, texts[0])  # all are of one template
+            inputs = self.processor(text=texts, **given, **special, padding=True, return_tensors="pt")
             yield {name: value.to(self.device) for name, value in inputs.items()}
 
     def _text(self, question: Question) -> str:
         content = [{"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p} for p in question.parts]
-        turns = [{"role": "user", "content": content}]
-        return self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) + question.start
+        return self.chat.text([{"role": "user", "content": content}]) + question.start
 
 
 def first_tokens(tokenizer: Any, words: Sequence[Sequence[str]]) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -165,5 +166,11 @@ def test_no_code_of_a_checkpoint_is_trusted(name, tmp_path, monkeypatch):
 )
 def test_a_tokenizer_without_a_class_of_its_own_is_read_as_it_was_saved(declared, kind, tmp_path, monkeypatch):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(declared))
-    monkeypatch.setattr(conversation, "read_part", lambda *given, **options: (given, options))
-    assert load_tokenizer(str(tmp_path)) == ((kind, str(tmp_path)), {"trust_remote_code": False})
+
+    def read(*arguments, **options):
+        return SimpleNamespace(chat_template=None, given=(arguments, options))
+
+    monkeypatch.setattr(conversation, "read_part", read)
+    assert load_tokenizer(str(tmp_path)).given == ((kind, str(tmp_path)), {"trust_remote_code": False})
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "older"}))
+    assert load_tokenizer(str(tmp_path)).chat_template == "older"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.data.chat import ChatTemplate, end_tokens
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines import conversation
 from pipelines.conversation import (
     check_prompt_lengths,
     completion_ids,
     conversation_ids,
-    end_tokens,
     pad_left,
     positions_of,
     repeat_marks,
@@ -62,16 +62,15 @@ def letters(text: str) -> list[int]:
 def test_a_conversation_is_the_template_up_to_the_answer():
     prompt = Prompt("", "p", turns=(Turn("system", ("be ",)), Turn("user", ("see ", SEEN, "!"))))
     parts = [{"type": "image"}]
-    assert conversation_ids(Letters(), prompt, ("<a>",), lambda _: parts) == letters("be see #!>")
-    assert conversation_ids(Letters(), Prompt("hi"), (), lambda _: parts) == letters("hi>")
+    chat = ChatTemplate(Letters())
+    assert conversation_ids(chat, prompt, ("<a>",), lambda _: parts) == [1, *letters("be see #!>")]
+    assert conversation_ids(chat, Prompt("hi"), (), lambda _: parts) == [1, *letters("hi>")]
     messages = conversation.conversation(prompt, (), lambda _: [*parts, *parts])
     assert [one["role"] for one in messages] == ["system", "user"] and len(messages[1]["content"]) == 4
     with pytest.raises(ValueError, match="prompt 'p': its text contains <a>, the placeholder of a medium"):
-        conversation_ids(Letters(), Prompt("an <a>", "p"), ("<b>", "<a>"), lambda _: parts)
-    bare = Letters()
-    bare.chat_template = None
+        conversation_ids(chat, Prompt("an <a>", "p"), ("<b>", "<a>"), lambda _: parts)
     with pytest.raises(ValueError, match="tokenizer has no chat template; add chat_template.jinja"):
-        conversation_ids(bare, Prompt("hi"), (), lambda _: parts)
+        conversation_ids(None, Prompt("hi"), (), lambda _: parts)
 
 
 @pytest.mark.parametrize("kind", [causal_lm.CausalLm, ImageText, smolvlm.SmolVlm])
@@ -126,5 +125,6 @@ def test_marks_padding_and_rows_without_a_token_are_never_sampled_and_ends_alway
     ("declared", "own", "ends"), [(None, 1, {1}), (7, 1, {7, 1}), ([7, 8], None, {7, 8}), (0, None, {0})]
 )
 def test_ends_are_those_of_the_generation_config_and_of_the_tokenizer(declared, own, ends):
-    network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=declared))
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(eos_token_id=None))
+    network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=declared), config=config)
     assert end_tokens(network, SimpleNamespace(eos_token_id=own)) == ends

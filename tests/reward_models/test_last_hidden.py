@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -50,11 +49,13 @@ def test_pictures_of_the_prompt_come_before_the_one_that_is_judged(monkeypatch):
     class Processor:
         chat_template = "template"
 
-        def apply_chat_template(self, turns, tokenize):
+        def apply_chat_template(self, turns, add_generation_prompt, tokenize):
             shown.append(turns)
-            return "text"
+            return "".join(part.get("text", "#") for turn in turns for part in turn["content"])
 
-        def __call__(self, text, return_tensors, images):
+        def __call__(self, text, return_tensors="", images=(), add_special_tokens=True):
+            if isinstance(text, str):
+                return {"input_ids": [1, 2]}
             shown.append([picture.getpixel((0, 0))[0] for picture in images])
             return Inputs(attention_mask=torch.tensor([[1, 1, 0]]))
 
@@ -68,7 +69,7 @@ def test_pictures_of_the_prompt_come_before_the_one_that_is_judged(monkeypatch):
     prompt = Prompt("lighter", turns=(Turn("user", (Media("image", dark), "lighter")),))
     assert last_hidden([prompt], [light], model="some/vlm").tolist() == [[2.0]]  # the third token is padding
     parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "lighter"}]
-    assert shown == [[{"role": "user", "content": parts}], [0, 255]]
+    assert shown[-2:] == [[{"role": "user", "content": parts}], [0, 255]]
 
 
 class Words:
@@ -77,8 +78,10 @@ class Words:
     def __init__(self):
         self.given = []
 
-    def __call__(self, **given):
-        self.given.append(given)
+    def __call__(self, text, add_special_tokens=True, **given):
+        if isinstance(text, str):
+            return {"input_ids": [1, 2]}
+        self.given.append({"text": text, **given})
         return SimpleNamespace(to=lambda device: {"attention_mask": torch.ones(1, 1)})
 
 
@@ -92,26 +95,18 @@ def test_a_text_comes_without_pictures_and_a_picture_may_be_a_file(tmp_path):
     assert [picture.size for picture in processor.given[1]["images"]] == [(5, 2)]
 
 
-@pytest.mark.parametrize(
-    ("answer", "pictures", "turns"),
-    [
-        ("b", 0, [("user", "a"), ("assistant", "b")]),
-        ("", 0, [("user", "a")]),
-        ("", 1, [("user", [{"type": "image"}, {"type": "text", "text": "a"}])]),
-        (
-            "b",
-            1,
-            [
-                ("user", [{"type": "image"}, {"type": "text", "text": "a"}]),
-                ("assistant", [{"type": "text", "text": "b"}]),
-            ],
-        ),
-    ],
-)
-def test_turns_are_texts_or_lists_of_parts_where_there_are_pictures(answer, pictures, turns):
-    processor = SimpleNamespace(chat_template="template", apply_chat_template=lambda turns, tokenize: turns)
-    found: Any = module._conversation(processor, "a", answer, pictures)
-    assert [(turn["role"], turn["content"]) for turn in found] == turns
+@pytest.mark.parametrize(("answer", "pictures"), [("yes", 0), ("", 0), ("", 1), ("yes", 1)])
+@pytest.mark.parametrize("kind", ["qwen2.5", "llama3"])
+def test_turns_are_in_the_form_that_the_template_reads(kind, answer, pictures):
+    from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
+
+    tokenizer = tokenizer_of(KINDS[kind])
+    if pictures:  # a template of lists
+        tokenizer.chat_template = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text or '#' }}"
+        tokenizer.chat_template += "{% endfor %};{% endfor %}"
+    text = module._conversation(tokenizer, "how many", answer, pictures)
+    assert "{'type'" not in text and text.count("how many") == 1 and text.count("#") == pictures
+    assert text.count("yes") == bool(answer)
 
 
 def test_weights_are_frozen_and_read_from_safetensors_only(folder, tmp_path):

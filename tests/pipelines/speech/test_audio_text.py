@@ -198,7 +198,7 @@ def test_a_clip_without_a_question_is_asked_the_instruction(folders, models):
 
 def test_a_template_without_a_place_for_sounds_is_refused(folders):
     model = audio_text.load(folders["granite_speech"])
-    model.processor.chat_template = "{{ messages[0]['content'][1]['text'] }}"
+    model.processor.chat_template = "{{ messages[0]['content'][-1]['text'] }}"
     with pytest.raises(ValueError, match="got 0 placeholders from the model's chat template, expected 1, one per clip"):
         model.encode([ONE])
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from mmgrpo.types import Prompt
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.types import Prompt, Request, Turn
 from pipelines import vlm
 from pipelines.training import Training, checkpoint_layers
 from pipelines.vlm import causal_lm
+from pipelines.vlm.causal_lm_tiny import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +39,10 @@ def test_padding_is_on_the_left_and_has_no_position(folder):
 
 def test_a_tokenizer_without_padding_pads_with_its_end(folder):
     model = causal_lm.load(folder)
-    assert model.pad_id == model.tokenizer.pad_token_id != model.tokenizer.eos_token_id
-    model.tokenizer.pad_token = None
+    assert model.tokenizer.pad_token_id is None and model.pad_id == model.tokenizer.eos_token_id
+    model.tokenizer.pad_token = "<pad>"
     again = causal_lm.CausalLm(model.network, model.tokenizer, model.reference)
-    assert again.pad_id == model.tokenizer.eos_token_id
+    assert again.pad_id == 0 and again.suppress_tokens == {0}
     assert (again.dtype, again.max_prompt_tokens, again.checkpointing) == (torch.float32, 0, False)
 
 
@@ -60,8 +64,9 @@ def test_the_seed_of_a_policy_is_that_of_its_adapters(folder):
 
 def test_a_conversation_is_written_by_the_template_of_the_tokenizer(folder):
     model = causal_lm.load(folder)
-    model.tokenizer.chat_template = "how many"
-    assert model.encode([Prompt("red")]).ids.tolist() == [model.tokenizer("how many")["input_ids"]]
+    model.tokenizer.chat_template = "how {{ messages[0].content }}"
+    model.set_up({})
+    assert model.encode([Prompt("red")]).ids.tolist() == [model.tokenizer("how red")["input_ids"]]
 
 
 def test_the_search_of_the_settings_is_that_of_the_policy(folder):
@@ -72,3 +77,74 @@ def test_layers_recompute_in_evaluation_mode(folder):
     network = causal_lm.load(folder).network.train()
     checkpoint_layers(network, False)
     assert not any(module.training for module in network.modules())
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory) -> dict[str, str]:
+    """A checkpoint of each kind of published template and tokenizer."""
+    return {kind: causal_lm.tiny(tmp_path_factory.mktemp("kinds") / kind, kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_prompt_of_a_published_kind_holds_the_words_of_its_row(kind, kinds):
+    model = causal_lm.load(kinds[kind])
+    context = model.encode([Prompt("how many red"), Prompt("is the blue", turns=(Turn("user", ("is the ", "blue")),))])
+    for row, words in ((0, "how many red"), (1, "is the blue")):
+        ids = context.ids[row][context.real[row]].tolist()
+        text = model.tokenizer.decode(ids)
+        assert words in text and "type" not in text and "<unk>" not in text
+        assert ids.count(model.tokenizer.bos_token_id) == (model.tokenizer.bos_token is not None)
+        assert model.prompt_length(Prompt(words)) == len(ids)
+    assert context.prefilled == ["<think>\n" if kind == "r1" else ""] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_a_published_generation_config_change_no_sampling(kind, kinds):
+    """Temperature 0.1, top_k 1 and the penalty of repetitions are those of generate(), not of the policy."""
+    policy = TokenPolicy(causal_lm.load(kinds[kind]), max_tokens=6)
+    made = policy.rollout(Request([Prompt("how many red"), Prompt("blue")], [0, 1], 8, seed=0))
+    decisions = made.decisions
+    assert len({output.text for output in made.outputs}) > 4
+    assert {output.prefilled for output in made.outputs} == {"<think>\n" if kind == "r1" else ""}
+    dense = torch.zeros_like(decisions.log_probs)
+    for part in made.steps.split(decisions.loss_mask, 7):
+        dense[part.rows, part.positions] = policy.score(made, part, frozenset({"log_probs"}))["log_probs"].detach()
+    own = decisions.loss_mask
+    torch.testing.assert_close(dense[own], decisions.log_probs[own], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_the_embedding_beyond_the_tokenizer_are_never_sampled(kind, kinds):
+    model = causal_lm.load(kinds[kind])
+    rows: Any = model.network.get_output_embeddings()
+    beyond = set(range(len(model.tokenizer), rows.weight.shape[0]))
+    assert len(beyond) == 8 and beyond <= model.suppress_tokens
+    assert not model.suppress_tokens & model.end_ids
+    assert (model.tokenizer.pad_token_id in {None, *model.end_ids, *model.suppress_tokens}) and model.pad_id >= 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_completion_that_ends_in_any_of_the_ends_has_ended(kind, kinds):
+    model = causal_lm.load(kinds[kind])
+    own = KINDS[kind]
+    assert {model.tokenizer.get_vocab()[end] for end in (*own.ends, own.end)} <= model.end_ids
+    assert model.spell("yes")[-1] == (model.turn_end if own.template else model.tokenizer.eos_token_id)
+
+
+def test_arguments_of_the_template_reach_it(kinds):
+    """Qwen3 without thinking: an empty thought is prefilled, and known to the rewards."""
+    model = causal_lm.load(kinds["qwen3"], template={"enable_thinking": False})
+    context = model.encode([Prompt("how many")])
+    assert model.tokenizer.decode(context.ids[0]).endswith("<think> </think>")
+    assert context.prefilled == ["<think>\n\n</think>\n\n"]
+    assert causal_lm.load(kinds["qwen3"]).encode([Prompt("how many")]).prefilled == [""]
+    with pytest.raises(ValueError, match=r"model\.template.*'thinking'"):
+        causal_lm.load(kinds["qwen3"], template={"thinking": False})
+
+
+def test_a_conversation_needs_a_template(kinds):
+    """Without one the turns that are not the user's would be lost."""
+    model = causal_lm.load(kinds["base"])
+    turns = (Turn("system", ("be brief",)), Turn("user", ("how many",)))
+    with pytest.raises(ValueError, match="prompt 'a'.*system, user.*chat template"):
+        model.encode([Prompt("how many", "a", turns=turns)])

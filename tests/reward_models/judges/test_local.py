@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -87,17 +87,28 @@ class Inputs(dict):
     """What a processor gives."""
 
 
+class Numbers:
+    """A tokenizer that adds nothing."""
+
+    eos_token_id = None
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
+    all_special_ids: ClassVar[list[int]] = []
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
 class Processor:
     """Numbers the words of a text; keeps what it was given."""
 
-    chat_template = "template"
+    chat_template, tokenizer = "template", Numbers()
 
     def __init__(self):
         self.given = []
 
     def apply_chat_template(self, turns, add_generation_prompt, tokenize):
-        assert add_generation_prompt and not tokenize
-        return " ".join(part.get("text", "<picture>") for part in turns[0]["content"])
+        assert not tokenize
+        return " ".join(part.get("text", "<picture>") for turn in turns for part in turn["content"])
 
     def __call__(self, text, padding, return_tensors, **media):
         assert padding is True and return_tensors == "pt"
@@ -126,7 +137,7 @@ def test_an_answer_ends_at_any_of_the_ends_and_is_the_most_probable_one(ends, an
     network, processor = Network(ends), Processor()
     judge = LocalJudge(network, processor, 3, torch.device("cpu"))
     assert judge.answers([Question(("a",)), Question(("b",), " so"), Question(("c",))], 3) == answers
-    assert network.asked == [{"max_new_tokens": 3, "do_sample": False}]
+    assert network.asked == [{"max_new_tokens": 3, "do_sample": False, "eos_token_id": [ends] if ends == 8 else ends}]
     assert processor.given == [(["a", "b so", "c"],)], "without pictures none are given"
 
 

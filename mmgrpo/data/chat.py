@@ -1,0 +1,229 @@
+"""What the chat template of a checkpoint reads and writes, found by trying it.
+
+Published templates differ in more than their marks: some read the content of a turn as text only (Qwen2.5, SmolLM2,
+DeepSeek-R1 and Granite concatenate it, Llama 3 writes Python's text of a list, Qwen3 of 2507 takes a list for nothing),
+some as a list of parts only (SmolVLM, LLaVA); some write the beginning-of-sequence token and some leave it to the
+tokenizer; some open a thought behind the assistant's header, refuse a system turn, end a turn with a token that is not
+the tokenizer's end, or write today's date. ``ChatTemplate`` answers these questions for one template:
+
+    chat = ChatTemplate(tokenizer)                    # or a processor; whatever has ``chat_template``
+    text = chat.text(messages)                        # messages whose contents are lists of parts
+    ids = token_ids(tokenizer, text)                  # with exactly one beginning-of-sequence token
+    processor(text=[text], **special_tokens(tokenizer, text))    # the same for a processor
+    chat.prefilled, chat.end_of_turn                  # "<think>\\n", "<|im_end|>\\n"
+
+A template that reads texts only has its media as marks in the text: ``marks={"audio": "<|audio|>"}`` (Granite-Speech).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from mmgrpo.data.values import reason_of
+from mmgrpo.registry import nearest
+
+DATE = date(2024, 7, 26)
+"""The date that templates with a clock write: a prompt has the same ids on every day, so that a resumed run continues
+the same one. It is the date of Llama 3.2's own template where it finds no clock."""
+
+CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+"""A template's call of the clock; its second group is the format of the date."""
+
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+
+USER, ASSISTANT = "zqu0", "zqa1"
+"""Words of a trial, which no template writes."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The chat template of a tokenizer or processor with its arguments, e.g. ``{"enable_thinking": False}``.
+
+    ValueError without a template, for an argument that the template does not read, and for a template that writes none
+    of the words of a user's turn, whichever way they are given.
+    """
+
+    renderer: Any
+    """A tokenizer or processor: ``chat_template``, ``apply_chat_template``."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Type of a medium's part to its mark in a text, for templates that read no lists."""
+
+    def __post_init__(self) -> None:
+        if not self.renderer.chat_template:
+            raise ValueError("the model's tokenizer has no chat template; add chat_template.jinja to its folder")
+        if unread := [name for name in self.arguments if not re.search(rf"\b{re.escape(name)}\b", self.source)]:
+            known = sorted(set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", self.source)) - {"add_generation_prompt"})
+            raise ValueError(
+                f"model.template: the model's chat template does not read '{unread[0]}'.{nearest(unread[0], known)}"
+            )
+
+    @cached_property
+    def source(self) -> str:
+        """The template itself; of several the one of plain conversations."""
+        source = self.renderer.chat_template
+        return str(source["default"] if isinstance(source, Mapping) else source)
+
+    @cached_property
+    def pinned(self) -> str:
+        """The template with ``DATE`` in place of today's."""
+        return CLOCK.sub(lambda call: f'"{DATE.strftime(call[2])}"', self.source)
+
+    def text(self, messages: Sequence[Mapping[str, Any]], *, generate: bool = True) -> str:
+        """The conversation as the model reads it, with ``generate`` up to the beginning of the assistant's answer.
+
+        The content of each message is a list of parts, ``{"type": "text", "text": ...}`` or those of media; they are
+        given to the template in the form that it reads. ValueError for a conversation that the template refuses.
+        """
+        try:
+            return self._render([self._formed(message) for message in messages], generate)
+        except Exception as error:  # whatever a template raises for a conversation that it does not take
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise ValueError(
+                f"the model's chat template refuses its turns ({roles}): {reason_of(error)}; change the turns, or put "
+                "a system prompt at the beginning of the user's text (data.template)"
+            ) from error
+
+    @cached_property
+    def prefilled(self) -> str:
+        """What the template writes of the answer itself, behind the assistant's header: an opened thought,
+        ``<think>\\n`` (DeepSeek-R1, Qwen3 Thinking), an empty one (Qwen3 with ``enable_thinking`` false), or nothing.
+
+        The header is what stands before the words of an earlier answer.
+        """
+        asked = self.text([_turn("user", USER)], generate=False)
+        begun = self.text([_turn("user", USER)])
+        try:
+            answered = self.text([_turn("user", USER), _turn("assistant", ASSISTANT), _turn("user", USER)])
+        except ValueError:
+            return ""
+        if not (begun.startswith(asked) and answered.startswith(asked) and ASSISTANT in answered):
+            return ""
+        opening, header = begun[len(asked) :], answered[len(asked) : answered.index(ASSISTANT)]
+        same = next((place for place, pair in enumerate(zip(opening, header)) if pair[0] != pair[1]), len(header))
+        return opening[same:]
+
+    @cached_property
+    def end_of_turn(self) -> str:
+        """What the template writes behind the words of an answer, ``<end_of_turn>\\n``; "" where it takes none."""
+        try:
+            text = self.text([_turn("user", USER), _turn("assistant", ASSISTANT)], generate=False)
+        except ValueError:
+            return ""
+        return text.rpartition(ASSISTANT)[2] if ASSISTANT in text else ""
+
+    @cached_property
+    def _forms(self) -> dict[str, tuple[bool, bool]]:
+        """Memory of ``_form``."""
+        return {}
+
+    def _form(self, role: str) -> tuple[bool, bool]:
+        """Whether the template reads the content of a role's turn as a text, and whether as a list of parts."""
+        if role not in self._forms:
+            trials: list[str] = []
+            self._forms[role] = self._reads(role, USER, trials), self._reads(role, [_part(USER)], trials)
+            if not any(self._forms[role]):
+                del self._forms[role]
+                raise ValueError(trials[0] if trials else f"it writes none of the words of a turn of role '{role}'")
+        return self._forms[role]
+
+    def _reads(self, role: str, content: Any, errors: list[str]) -> bool:
+        """Whether a turn of this content is written as it should be."""
+        turns = [{"role": role, "content": content}]
+        if role != "user":
+            before, after = self._formed(_turn("user", "zqb2")), self._formed(_turn("user", "zqc3"))
+            turns = [*turns, after] if role == "system" else [before, *turns, after]
+        try:
+            text = self._render(turns, True)
+        except Exception as error:  # a template that concatenates a list, or refuses the role
+            errors.append(reason_of(error))
+            return False
+        return USER in text and not re.search(rf"""['"]text['"]:\s*['"]{USER}""", text)
+
+    def _formed(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message with its content as the template reads it: one text as a text, several parts as a list."""
+        role, parts = str(message["role"]), list(message["content"])
+        as_text, as_list = self._form(role)
+        if as_list and not (as_text and len(parts) == 1 and parts[0]["type"] == "text"):
+            return {"role": role, "content": parts}
+        if unmarked := {part["type"] for part in parts} - {"text", *self.marks}:
+            raise ValueError(f"it reads texts only, and so no {' or '.join(sorted(unmarked))}")
+        words = [part["text"] if part["type"] == "text" else self.marks[part["type"]] for part in parts]
+        return {"role": role, "content": "".join(words)}
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool) -> str:
+        changed = {"chat_template": self.pinned} if self.pinned != self.source else {}
+        return self.renderer.apply_chat_template(
+            list(messages), add_generation_prompt=generate, tokenize=False, **changed, **self.arguments
+        )
+
+
+def chat_of(renderer: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> ChatTemplate | None:
+    """The chat template of a tokenizer or processor; None for a base model, which has none. ValueError for arguments of
+    a template that is not there."""
+    if renderer.chat_template or arguments:
+        return ChatTemplate(renderer, arguments)
+    return None
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _turn(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [_part(text)]}
+
+
+def special_tokens(tokenizer: Any, text: str) -> dict[str, bool]:
+    """The arguments with which a tokenizer or processor gives ``text`` one beginning-of-sequence token, where it has
+    one: what the text begins with already is not added a second time."""
+    plain, beginning = _added(tokenizer, text)
+    return {"add_special_tokens": False} if beginning and plain[: len(beginning)] == beginning else {}
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text that a model continues, with what its tokenizer puts in front of a text exactly once; what it would
+    put behind it, an end, is left out."""
+    plain, beginning = _added(tokenizer, text)
+    return plain if plain[: len(beginning)] == beginning else [*beginning, *plain]
+
+
+def _added(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """Ids of a text alone, and those that its tokenizer puts in front of it."""
+    plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    whole = list(tokenizer(text)["input_ids"])
+    for place in range(len(whole) - len(plain) + 1):
+        if whole[place : place + len(plain)] == plain:
+            return plain, whole[:place]
+    return plain, []  # a tokenizer that reads a text otherwise where it adds to it
+
+
+def end_tokens(network: Any, tokenizer: Any, end_of_turn: str = "") -> frozenset[int]:
+    """All ids that end a completion: those of the generation configuration (of the language model's configuration where
+    it has none), that of the tokenizer, and that of the template's ``end_of_turn``."""
+    ends = network.generation_config.eos_token_id
+    if ends is None:
+        ends = getattr(network.config.get_text_config(), "eos_token_id", None)
+    listed = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    more = (tokenizer.eos_token_id, turn_end(tokenizer, end_of_turn))
+    return frozenset([*listed, *(one for one in more if one is not None)])
+
+
+def turn_end(tokenizer: Any, end_of_turn: str) -> int | None:
+    """The id of the special token with which a template ends a turn; None where it ends with none."""
+    if not (written := end_of_turn.strip()):
+        return None
+    first = tokenizer(written, add_special_tokens=False)["input_ids"][0]
+    return first if first in special_ids(tokenizer) else None
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids of special tokens, named and added."""
+    added = {place for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added | set(tokenizer.all_special_ids))

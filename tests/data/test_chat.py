@@ -1,0 +1,167 @@
+"""Prompts in the chat templates of published checkpoints, decoded: what the model reads is what the row says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, special_tokens, token_ids, turn_end
+from pipelines.conversation import completion_ids
+from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
+
+TEMPLATES = sorted(name for name, kind in KINDS.items() if kind.template)
+ROLES = {"system": "be brief", "user": "how many", "assistant": "2"}
+
+
+def turns(*roles: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": [{"type": "text", "text": ROLES[role]}]} for role in roles]
+
+
+def chat(kind: str, **arguments: Any) -> ChatTemplate:
+    return ChatTemplate(tokenizer_of(KINDS[kind]), arguments)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_words_of_a_row_are_in_its_prompt_and_nothing_of_python(kind):
+    roles = ("user", "assistant", "user") if kind == "gemma2" else ("system", "user", "assistant", "user")
+    text = chat(kind).text(turns(*roles))
+    assert text.count("how many") == 2 and "{'type'" not in text and "[" not in text
+    assert text.count("be brief") == ("system" in roles)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_prompt_begins_with_one_beginning_of_the_sequence_where_the_tokenizer_has_one(kind):
+    tokenizer = tokenizer_of(KINDS[kind])
+    own = chat_of(tokenizer)
+    text = own.text(turns("user")) if own else "how many"
+    ids = token_ids(tokenizer, text)
+    assert ids.count(tokenizer.bos_token_id) == (tokenizer.bos_token is not None)
+    assert tokenizer(text, **special_tokens(tokenizer, text))["input_ids"] == ids
+    if own is None:
+        assert ids == tokenizer("how many")["input_ids"]
+    else:
+        assert (
+            ids
+            == tokenizer.apply_chat_template(
+                [{"role": "user", "content": "how many"}], add_generation_prompt=True, chat_template=own.pinned
+            )["input_ids"]
+        )
+
+
+@pytest.mark.parametrize(("written", "added"), [(False, False), (False, True), (True, False), (True, True)])
+def test_template_and_tokenizer_write_one_beginning_between_them(written, added):
+    kind = KINDS["llama3"]
+    tokenizer = tokenizer_of(kind)
+    if not added:
+        tokenizer.backend_tokenizer.post_processor = tokenizer_of(KINDS["qwen2.5"]).backend_tokenizer.post_processor
+    if not written:
+        tokenizer.chat_template = tokenizer.chat_template.removeprefix("{{- bos_token }}\n")
+    ids = token_ids(tokenizer, ChatTemplate(tokenizer).text(turns("user")))
+    assert ids.count(tokenizer.bos_token_id) == (written or added)
+
+
+def test_an_end_that_a_tokenizer_adds_is_no_part_of_a_prompt():
+    from tokenizers import processors
+
+    tokenizer = tokenizer_of(KINDS["base"])
+    pair = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=pair)
+    assert tokenizer.convert_ids_to_tokens(token_ids(tokenizer, "how many")) == ["<s>", "how", "many"]
+    assert tokenizer.convert_ids_to_tokens(token_ids(tokenizer, "<s> how")) == ["<s>", "how"]
+
+
+@pytest.mark.parametrize(("kind", "words"), [("qwen2.5", "helpful"), ("smollm2", "Smol")])
+def test_a_default_system_prompt_is_there_once_and_only_where_a_row_has_none(kind, words):
+    assert chat(kind).text(turns("user")).count(words) == 1
+    own = chat(kind).text(turns("system", "user"))
+    assert words not in own and own.count("be brief") == 1 and own.count("system") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "prefilled"),
+    [
+        ("r1", {}, "<think>\n"),
+        ("qwen3", {}, ""),
+        ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n"),
+        ("qwen2.5", {}, ""),
+        ("llama3", {}, ""),
+        ("gemma2", {}, ""),
+    ],
+)
+def test_what_a_template_prefills_of_the_answer(kind, arguments, prefilled):
+    own = chat(kind, **arguments)
+    assert own.prefilled == prefilled
+    assert own.text(turns("user")).endswith(prefilled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [("qwen2.5", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("r1", "<|endofsentence|>"), ("gemma2", "<end_of_turn>")],
+)
+def test_a_given_answer_ends_as_the_template_ends_the_assistant_s_turn(kind, end):
+    from types import SimpleNamespace as Network
+
+    tokenizer = tokenizer_of(KINDS[kind])
+    own = ChatTemplate(tokenizer)
+    network: Any = Network(generation_config=Network(eos_token_id=tokenizer.eos_token_id))
+    ends = end_tokens(network, tokenizer, own.end_of_turn)
+    ids = completion_ids(tokenizer, "2", ends, turn_end(tokenizer, own.end_of_turn))
+    assert tokenizer.convert_ids_to_tokens(ids) == ["2", end]
+    assert {tokenizer.eos_token_id, ids[-1]} <= ends
+
+
+def test_ends_come_from_the_configuration_of_the_language_model_where_nothing_else_states_them():
+    from types import SimpleNamespace as Network
+
+    tokenizer = tokenizer_of(KINDS["qwen2.5"])
+    config = Network(get_text_config=lambda: Network(eos_token_id=[3, 4]))
+    network: Any = Network(generation_config=Network(eos_token_id=None), config=config)
+    assert end_tokens(network, tokenizer) == {3, 4, tokenizer.eos_token_id}
+
+
+@pytest.mark.parametrize("text", ["<think>\na </think> 2", "<think> a </think> 2", "a </think> 2"])
+def test_a_given_answer_does_not_open_a_thought_that_the_template_has_opened(text):
+    tokenizer = tokenizer_of(KINDS["r1"])
+    ids = completion_ids(tokenizer, text, frozenset({1}), None, "<think>\n")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "</think>", "2", "<|endofsentence|>"]
+
+
+def test_a_template_with_a_clock_writes_one_date_on_every_day(monkeypatch):
+    text = chat("llama3").text(turns("user"))
+    assert "Today Date: 26 Jul 2024" in text
+    assert "Today Date: 1 Mai" in chat("llama3", date_string="1 Mai").text(turns("user"))
+
+
+def test_what_a_template_refuses_is_an_error_that_names_the_way_out():
+    with pytest.raises(ValueError, match=r"system, user.*System role not supported.*data\.template"):
+        chat("gemma2").text(turns("system", "user"))
+    with pytest.raises(ValueError, match=r"user, user.*must alternate"):
+        chat("gemma2").text(turns("user", "user"))
+    with pytest.raises(ValueError, match=r"'enable_thoughts'.*Did you mean 'enable_thinking'"):
+        chat("qwen3", enable_thoughts=True)
+    with pytest.raises(ValueError, match="chat template"):
+        ChatTemplate(tokenizer_of(KINDS["base"]))
+
+
+def test_a_template_that_drops_a_turn_is_refused():
+    tokenizer = tokenizer_of(KINDS["qwen2.5"])
+    tokenizer.chat_template = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(ValueError, match="none of the words.*'system'"):
+        ChatTemplate(tokenizer).text(turns("system", "user"))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_media_stand_in_a_list_or_as_marks_of_a_text(listed):
+    tokenizer = tokenizer_of(KINDS["qwen2.5"])
+    read = (
+        "{% for p in m.content %}{{ '#' if p.type == 'audio' else p.text }}{% endfor %}"
+        if listed
+        else "{{ m.content + '' }}"
+    )
+    tokenizer.chat_template = f"{{% for m in messages %}}{read}{{% endfor %}}>"
+    message = {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": " how many"}]}
+    assert ChatTemplate(tokenizer, marks={"audio": "#"}).text([message]) == "# how many>"
+    if not listed:
+        with pytest.raises(ValueError, match="reads texts only, and so no audio"):
+            ChatTemplate(tokenizer).text([message])
