@@ -175,8 +175,8 @@ def target_names(network: Any, targets: Sequence[str], frozen: Sequence[nn.Modul
 def checkpoint_layers(network: nn.Module, enabled: bool) -> bool:
     """Set whether layers recompute their activations in the backward pass; returns ``enabled``.
 
-    transformers checkpoints layers that are in training mode. Their submodules stay in evaluation mode, and so does what
-    a layer itself computes (``InEvaluation``): with dropout, the ratio of the first update would not be one.
+    transformers checkpoints layers that are in training mode. Their submodules stay in evaluation mode, and so does
+    what a layer itself computes (``InEvaluation``): with dropout, the ratio of the first update would not be one.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

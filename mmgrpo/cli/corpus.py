@@ -50,22 +50,23 @@ def normal_of(rewards: Sequence[str]) -> str:
     """The text normalization of the first reward that compares transcripts; empty without such a reward."""
     from reward_models import SPEECH
 
-    normals = [str(values.get("normal", "english")) for name, values in map(parse, rewards) if name in SPEECH]
+    normals = [str(values.get("normal", "language")) for name, values in map(parse, rewards) if name in SPEECH]
     return normals[0] if normals else ""
 
 
 def count(prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Sequence[str]) -> list[Counts]:
     """The error counts of every clip; empty unless a reward compares transcripts."""
     from reward_models.rules.speech import transcript
-    from reward_models.rules.transcripts import aligned, letters_of, normalizer, word_errors
+    from reward_models.rules.transcripts import aligned, letters_of, normalizer, rule_for, word_errors
 
     if not (normal := normal_of(rewards)) or not texts:
         return []
-    normalize, letters_in = normalizer(normal), letters_of(normal)
     counts = []
     for prompt, samples in zip(prompts, texts, strict=True):
+        name = rule_for(prompt, normal, transcript(prompt))
+        normalize, letters_in = normalizer(name), letters_of(name)
         reference = normalize(transcript(prompt))
-        kinds = [[pair[0] for pair in aligned(transcript(prompt), text, normal)] for text in samples]
+        kinds = [[pair[0] for pair in aligned(transcript(prompt), text, name)] for text in samples]
         letters = [float(word_errors(letters_in(reference), letters_in(normalize(text)))) for text in samples]
         counts.append(
             Counts(
@@ -162,14 +163,13 @@ def _worst(
 ) -> list[dict[str, Any]]:
     """The clips with the most word errors; empty unless a reward compares transcripts."""
     from mmgrpo.report.audio_player import errors
-    from reward_models.rules.speech import transcript
-    from reward_models.rules.transcripts import aligned
+    from reward_models.rules.corpus import alignment
 
     if not (normal := normal_of(rewards)):
         return []
     rows = []
     for prompt, samples in zip(prompts, texts, strict=True):
-        pairs = [list(pair) for pair in aligned(transcript(prompt), samples[0], normal)]
+        pairs = [list(pair) for pair in alignment(prompt, samples[0], normal)]
         rows.append({"id": prompt.id, "errors": errors(pairs), "said": samples[0], "aligned": pairs})
     return [row for row in sorted(rows, key=lambda row: -row["errors"])[:limit] if row["errors"]]
 

@@ -11,28 +11,29 @@ from typing import Any
 
 from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.speech import pairs, transcript
-from reward_models.rules.transcripts import aligned, letters_of, word_errors
+from reward_models.rules.speech import Row, pairs, transcript
+from reward_models.rules.transcripts import BY_LANGUAGE, Pair, aligned, rule_for, word_errors
 
-Split = Callable[[str], Sequence[str]]
+Units = Callable[[Row], tuple[Sequence[str], Sequence[str]]]
 Count = Callable[[Sequence[Prompt], Sequence[Output]], list[float]]
 
 
-def rates(normal: str = "english", **others: Any) -> list[ErrorRate]:
+def rates(normal: str = BY_LANGUAGE, **others: Any) -> list[ErrorRate]:
     """Word and character error rate, both sides normalized as in the reward."""
-    letters = letters_of(normal)
+    words: Units = lambda row: row.words  # noqa: E731
+    letters: Units = lambda row: row.letters  # noqa: E731
     return [
-        ErrorRate("wer", errors_in(str.split, normal), units_in(str.split, normal)),
+        ErrorRate("wer", errors_in(words, normal), units_in(words, normal)),
         ErrorRate("cer", errors_in(letters, normal), units_in(letters, normal)),
     ]
 
 
-def annotate(normal: str = "english", **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
+def annotate(normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
     """``aligned``: the words of a transcript beside those of the reference; nothing where there is no reference."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         return [
-            {"aligned": [tuple(pair) for pair in aligned(transcript(prompt), output.text, normal)]}
+            {"aligned": [tuple(pair) for pair in alignment(prompt, output.text, normal)]}
             if isinstance(output, Text) and isinstance(prompt.answer, str)
             else {}
             for prompt, output in zip(prompts, outputs, strict=True)
@@ -41,20 +42,26 @@ def annotate(normal: str = "english", **others: Any) -> Callable[..., list[Mappi
     return note
 
 
-def errors_in(split: Split, normal: str) -> Count:
-    """Substitutions + deletions + insertions of each transcript, in the units into which ``split`` divides a text."""
+def alignment(prompt: Prompt, text: str, normal: str = BY_LANGUAGE) -> list[Pair]:
+    """The words of a transcript beside those of the reference, by the rule of the row."""
+    reference = transcript(prompt)
+    return aligned(reference, text, rule_for(prompt, normal, reference))
+
+
+def errors_in(units: Units, normal: str) -> Count:
+    """Substitutions + deletions + insertions of each transcript, in ``units``: words or characters."""
 
     def count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         rows = pairs(prompts, outputs, "an error rate", normal)
-        return [float(word_errors(split(reference), split(hypothesis))) for _, reference, hypothesis in rows]
+        return [float(word_errors(*units(row))) for row in rows]
 
     return count
 
 
-def units_in(split: Split, normal: str) -> Count:
+def units_in(units: Units, normal: str) -> Count:
     """Number of words (or characters) of each reference."""
 
     def count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        return [float(len(split(reference))) for _, reference, _ in pairs(prompts, outputs, "an error rate", normal)]
+        return [float(len(units(row)[0])) for row in pairs(prompts, outputs, "an error rate", normal)]
 
     return count

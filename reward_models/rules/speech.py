@@ -1,9 +1,11 @@
 """Rewards of recognized speech: hypotheses against the reference transcript in ``Prompt.answer``.
 
 With S substituted, D deleted and I inserted words and N words of the reference, WER = (S + D + I) / N; CER is the same
-over characters. Both sides are normalized by the rule ``normal`` (see ``transcripts.normalizer``). The reference is
-empty where the clip holds no speech; WER is the number of words of the hypothesis then. ``cap`` bounds it, because a
-single looping hypothesis would otherwise dominate the statistics of its group.
+over characters. Both sides are normalized by one rule (see ``transcripts.normalizer``): that of the row's ``language``,
+without one that of the letters of the reference, or ``normal``. Where a language has no spaces between words, every
+character is a word. The reference is empty where the recording has no speech; WER is the number of words of the
+hypothesis then. ``cap`` bounds it, because a single looping hypothesis would otherwise dominate the statistics of its
+group.
 
 All samples of a group share one reference, so that ``neg_wer``, ``one_minus_wer`` and (without a cap) ``neg_errors``
 give equal advantages where rewards are divided by the std of the group, and different ones where they are not.
@@ -14,12 +16,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.lengths import repeated_fraction
 from reward_models.rules.reading import malformed
 from reward_models.rules.tags import texts
-from reward_models.rules.transcripts import aligned, error_rate, letters_of, normalizer, word_errors
+from reward_models.rules.transcripts import (
+    BY_LANGUAGE,
+    aligned,
+    error_rate,
+    letters_of,
+    normalizer,
+    rule_for,
+    word_errors,
+)
 
 
 def transcript(prompt: Prompt) -> str:
@@ -29,57 +40,78 @@ def transcript(prompt: Prompt) -> str:
     return prompt.answer
 
 
-def pairs(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, normal: str
-) -> list[tuple[Prompt, str, str]]:
-    """(prompt, normalized reference, normalized hypothesis) of every row."""
-    rule = normalizer(normal)
-    rows = zip(prompts, texts(outputs, reward), strict=True)
-    return [(prompt, rule(transcript(prompt)), rule(text.text)) for prompt, text in rows]
+class Row(NamedTuple):
+    """A normalized reference and hypothesis, and the name of their rule."""
+
+    prompt: Prompt
+    reference: str
+    hypothesis: str
+    rule: str
+
+    @property
+    def words(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The words of both."""
+        return self.reference.split(), self.hypothesis.split()
+
+    @property
+    def letters(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The characters of both, spaces included except where every character is a word."""
+        split = letters_of(self.rule)
+        return split(self.reference), split(self.hypothesis)
+
+
+def pairs(prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, normal: str) -> list[Row]:
+    """Reference and hypothesis of every row, normalized."""
+    rows = []
+    for prompt, text in zip(prompts, texts(outputs, reward), strict=True):
+        reference = transcript(prompt)
+        name = rule_for(prompt, normal, reference)
+        rule = normalizer(name)
+        rows.append(Row(prompt, rule(reference), rule(text.text), name))
+    return rows
 
 
 def neg_wer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """-min(cap, WER), in [-cap, 0] (arXiv:2509.01939, equation 7; the cap is ours)."""
     return [-rate for rate in _rates(prompts, outputs, "neg_wer", cap, normal)]
 
 
 def one_minus_wer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """1 - min(cap, WER), in [1 - cap, 1] (arXiv:2509.18569)."""
     return [1 - rate for rate in _rates(prompts, outputs, "one_minus_wer", cap, normal)]
 
 
 def neg_errors(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], most: float = math.inf, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], most: float = math.inf, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """-min(most, S + D + I), which weights long clips more (arXiv:2509.01939, equation 9)."""
     rows = pairs(prompts, outputs, "neg_errors", normal)
-    return [-float(min(most, word_errors(reference.split(), text.split()))) for _, reference, text in rows]
+    return [-float(min(most, word_errors(*row.words))) for row in rows]
 
 
-def exact_transcript(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = "english") -> list[float]:
+def exact_transcript(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = BY_LANGUAGE) -> list[float]:
     """1 where hypothesis and reference are equal, otherwise 0 (arXiv:2509.01939, equation 8).
 
-    With normal="raw" case, punctuation and the spelling of numbers count too; only spaces are normalized.
+    With normal="raw" case, punctuation and the spelling of numbers count too; only spaces are normalized, and the
+    composition of characters (NFC).
     """
     rows = pairs(prompts, outputs, "exact_transcript", normal)
-    return [float(hypothesis == reference) for _, reference, hypothesis in rows]
+    return [float(row.hypothesis == row.reference) for row in rows]
 
 
 def one_minus_cer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
-    """1 - min(cap, CER), in [1 - cap, 1]. Spaces are characters, except with normal="characters"."""
-    split = letters_of(normal)
-    rows = pairs(prompts, outputs, "one_minus_cer", normal)
-    return [1 - error_rate(split(reference), split(hypothesis), cap) for _, reference, hypothesis in rows]
+    """1 - min(cap, CER), in [1 - cap, 1]. Spaces are characters, except where every character is a word."""
+    return [1 - error_rate(*row.letters, cap) for row in pairs(prompts, outputs, "one_minus_cer", normal)]
 
 
 def cer_wer_blend(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], cer: float = 0.6, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], cer: float = 0.6, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """cer max(0, 1 - CER) + (1 - cer) max(0, 1 - WER): characters smooth the steps of WER in short utterances.
 
@@ -87,32 +119,30 @@ def cer_wer_blend(
     """
     if not 0 <= cer <= 1:
         raise ValueError(f"cer_wer_blend: got cer {cer}, expected a weight from 0 to 1")
-    split, values = letters_of(normal), []
-    for _, reference, hypothesis in pairs(prompts, outputs, "cer_wer_blend", normal):
-        if not reference:
+    values = []
+    for row in pairs(prompts, outputs, "cer_wer_blend", normal):
+        if not row.reference:
             values.append(0.0)
-        elif not hypothesis:
+        elif not row.hypothesis:
             values.append(-1.0)
         else:
-            letters = 1 - error_rate(split(reference), split(hypothesis), 1)
-            values.append(cer * letters + (1 - cer) * (1 - error_rate(reference.split(), hypothesis.split(), 1)))
+            values.append(cer * (1 - error_rate(*row.letters, 1)) + (1 - cer) * (1 - error_rate(*row.words, 1)))
     return values
 
 
 def exp_wer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 2.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 2.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """exp(-steepness WER), in (0, 1] (Inworld TTS-1, where a recognizer transcribes generated speech)."""
     return [math.exp(-steepness * rate) for rate in _rates(prompts, outputs, "exp_wer", math.inf, normal)]
 
 
 def tanh_cer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 3.0, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 3.0, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """1 - tanh(steepness CER), in [0, 1] (CosyVoice 2, Llasa). It saturates: a group of bad hypotheses is near 0."""
-    split = letters_of(normal)
     rows = pairs(prompts, outputs, "tanh_cer", normal)
-    return [1 - math.tanh(steepness * error_rate(split(reference), split(text))) for _, reference, text in rows]
+    return [1 - math.tanh(steepness * error_rate(*row.letters)) for row in rows]
 
 
 def hallucination(
@@ -121,7 +151,7 @@ def hallucination(
     repeated: float = 0.3,
     invented: float = 0.5,
     alike: float = 0.5,
-    normal: str = "english",
+    normal: str = BY_LANGUAGE,
 ) -> list[float]:
     """-1 for a hallucinated transcript, otherwise 0 (after the rule-based detector of arXiv:2509.18569).
 
@@ -130,9 +160,7 @@ def hallucination(
     language: at least 3 words, none of them correct, and a similarity in characters below ``alike``.
     """
     rows = pairs(prompts, outputs, "hallucination", normal)
-    return [
-        -float(_hallucinates(reference, hypothesis, repeated, invented, alike)) for _, reference, hypothesis in rows
-    ]
+    return [-float(_hallucinates(row.reference, row.hypothesis, repeated, invented, alike)) for row in rows]
 
 
 def _hallucinates(reference: str, hypothesis: str, repeated: float, invented: float, alike: float) -> bool:
@@ -153,14 +181,15 @@ def _hallucinates(reference: str, hypothesis: str, repeated: float, invented: fl
     )
 
 
-def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = "english") -> list[float]:
+def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = BY_LANGUAGE) -> list[float]:
     """Mean of precision and recall of the words or phrases in ``meta.keywords`` (arXiv:2509.18569).
 
     The list may hold phrases that the reference lacks. 1 where neither reference nor hypothesis holds any of them, 0
     where only one of the two does.
     """
-    rule, values = normalizer(normal), []
-    for prompt, reference, hypothesis in pairs(prompts, outputs, "keywords", normal):
+    values = []
+    for prompt, reference, hypothesis, name in pairs(prompts, outputs, "keywords", normal):
+        rule = normalizer(name)
         entries = prompt.meta.get("keywords")
         if not isinstance(entries, list | tuple) or not all(isinstance(word, str) and rule(word) for word in entries):
             malformed(prompt, "a list of words or phrases", "meta.keywords")
@@ -179,16 +208,12 @@ def _count(phrase: str, text: str) -> int:
 
 
 def transcript_length(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """-min(cap, |words of the hypothesis - N| / max(1, N)): a reward of the length, not of the words."""
-    lengths = [
-        (len(reference.split()), len(hypothesis.split()))
-        for _, reference, hypothesis in pairs(prompts, outputs, "transcript_length", normal)
-    ]
+    lengths = [map(len, row.words) for row in pairs(prompts, outputs, "transcript_length", normal)]
     return [-min(cap, abs(hypothesis - reference) / max(1, reference)) for reference, hypothesis in lengths]
 
 
 def _rates(prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, cap: float, normal: str) -> list[float]:
-    rows: list[tuple[Prompt, str, str]] = pairs(prompts, outputs, reward, normal)
-    return [error_rate(reference.split(), hypothesis.split(), cap) for _, reference, hypothesis in rows]
+    return [error_rate(*row.words, cap) for row in pairs(prompts, outputs, reward, normal)]

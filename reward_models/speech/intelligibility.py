@@ -18,6 +18,7 @@ from typing import Annotated
 
 from mmgrpo.runtime.ranges import POSITIVE
 from mmgrpo.types import Output, Prompt
+from reward_models.rules.transcripts import BY_LANGUAGE
 from reward_models.speech.recognizer import spoken_log_prob, spoken_neg_cer
 
 
@@ -26,7 +27,7 @@ def spoken_tanh_cer(
     outputs: Sequence[Output],
     steepness: Annotated[float, POSITIVE] = 3.0,
     path: str = "",
-    normal: str = "english",
+    normal: str = BY_LANGUAGE,
 ) -> list[float]:
     """1 - tanh(steepness CER), in [0, 1] (GRPO of CosyVoice 2 and Llasa). NaN where there is nothing to transcribe."""
     return [tanh_of(-value, steepness) for value in spoken_neg_cer(prompts, outputs, path, math.inf, normal)]
@@ -45,7 +46,7 @@ def spoken_cer_nll(
     cer: Annotated[float, POSITIVE] = 0.6,
     nll: Annotated[float, POSITIVE] = 0.4,
     path: str = "",
-    normal: str = "english",
+    normal: str = BY_LANGUAGE,
 ) -> list[float]:
     """The harmonic mean of 1 - tanh(3 CER) and exp(-NLL / 3) with weights ``cer`` and ``nll`` (arXiv:2509.18798)."""
     accuracies = spoken_tanh_cer(prompts, outputs, 3.0, path, normal)

@@ -20,7 +20,16 @@ from mmgrpo.runtime.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.transcripts import aligned, error_rate, letters_of, normalizer, word_errors
+from reward_models.rules.transcripts import (
+    BY_LANGUAGE,
+    aligned,
+    error_rate,
+    language_of,
+    letters_of,
+    normalizer,
+    rule_for,
+    word_errors,
+)
 from reward_models.speech.sounds import import_library, score_sounds, sound_of, spoken_text, waveform
 
 TINY_EN = "pypi:whisper-tiny.en"
@@ -34,34 +43,42 @@ LONGEST = 30.0
 
 
 def spoken_neg_wer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """-min(cap, WER) of Whisper's transcript against the prompt's text, in [-cap, 0].
 
     A sound that cannot be transcribed (silent, empty, NaN, over 30 s) is NaN.
     """
-    whisper, rule = recognizer(path), normalizer(normal)
+    whisper = recognizer(path)
 
     def score(samples: np.ndarray, prompt: Prompt) -> float:
+        rule = normalizer(rule_for(prompt, normal, prompt.text))
         hypothesis = rule(whisper.transcribe(samples, prompt.text))
         return 0.0 - error_rate(rule(prompt.text).split(), hypothesis.split(), cap)
 
     name = f"spoken_neg_wer({path!r}, {cap}, {normal})"
-    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_text)
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken)
 
 
 def spoken_neg_cer(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = "english"
+    prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
     """-min(cap, CER), in [-cap, 0]: as ``spoken_neg_wer`` over characters, which is finer for short sentences."""
-    whisper, rule, split = recognizer(path), normalizer(normal), letters_of(normal)
+    whisper = recognizer(path)
 
     def score(samples: np.ndarray, prompt: Prompt) -> float:
+        chosen = rule_for(prompt, normal, prompt.text)
+        rule, split = normalizer(chosen), letters_of(chosen)
         hypothesis = rule(whisper.transcribe(samples, prompt.text))
         return 0.0 - error_rate(split(rule(prompt.text)), split(hypothesis), cap)
 
     name = f"spoken_neg_cer({path!r}, {cap}, {normal})"
-    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_text)
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken)
+
+
+def spoken(prompt: Prompt) -> tuple[str, str]:
+    """What an error rate depends on in a prompt: the text to be spoken and its language."""
+    return spoken_text(prompt), language_of(prompt)
 
 
 def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[float]:
@@ -91,30 +108,33 @@ def transcripts(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str 
     return texts
 
 
-def rates(path: str = "", **others: Any) -> list[ErrorRate]:
+def rates(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> list[ErrorRate]:
     """``wer``: word errors of the transcripts / words of the texts, each summed over the set."""
-    rule = normalizer("english")
+
+    def words(prompt: Prompt, text: str) -> list[str]:
+        return normalizer(rule_for(prompt, normal, prompt.text))(text).split()
 
     def errors(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [
-            float(word_errors(rule(prompt.text).split(), rule(text).split()))
+            float(word_errors(words(prompt, prompt.text), words(prompt, text)))
             for prompt, text in zip(prompts, transcripts(prompts, outputs, path), strict=True)
         ]
 
     def units(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        return [float(len(rule(prompt.text).split())) for prompt in prompts]
+        return [float(len(words(prompt, prompt.text))) for prompt in prompts]
 
     return [ErrorRate("wer", errors, units)]
 
 
-def annotate(path: str = "", **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
+def annotate(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
     """``heard``: the transcript of a sound, and ``aligned``: its words beside those of the text."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         texts = transcripts(prompts, outputs, path)
         return [
-            {"heard": text, "aligned": [tuple(pair) for pair in aligned(prompt.text, text)]}
+            {"heard": text, "aligned": [tuple(pair) for pair in aligned(prompt.text, text, rule)]}
             for prompt, text in zip(prompts, texts, strict=True)
+            for rule in [rule_for(prompt, normal, prompt.text)]
         ]
 
     return note

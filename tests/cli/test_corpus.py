@@ -199,5 +199,5 @@ def test_the_mean_of_nothing_is_no_number():
 
 
 def test_a_normalization_is_that_of_the_first_reward_that_compares_transcripts():
-    assert normal_of(["exact"]) == "" and normal_of(WER) == "english"
+    assert normal_of(["exact"]) == "" and normal_of(WER) == "language"
     assert normal_of(["exact", "neg_wer(normal='none')", "one_minus_wer"]) == "none"

@@ -77,9 +77,9 @@ def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[
         one = drawn[side]
         parts = [f'<p class="text">{escape(text) or "(nothing)"}</p>']
         if isinstance(prompt.answer, str):
-            parts.append(against(prompt.answer, text, rule(pair, prompt.answer)))
+            parts.append(against(prompt.answer, text, rule(pair, prompt.answer, prompt)))
         elif side == AFTER:
-            parts.append(changes(texts[BEFORE], text, rule(pair, text)))
+            parts.append(changes(texts[BEFORE], text, rule(pair, text, prompt)))
         output = one.outputs[0]
         cut = "truncated" * (isinstance(output, Text) and output.truncated)
         parts.append(sampled.rewards_list(one.rewards[0] if one.rewards else {}, one.reasons, *([cut] if cut else [])))
@@ -87,12 +87,14 @@ def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[
     return columns
 
 
-def rule(pair: Pair, text: str) -> str:
-    """The normalization under which words are compared: that of English, or of any language; of characters where a
-    script has no spaces."""
-    if getattr(pair.config.model, "language", "en") in ("en", "english") and text.isascii():
-        return "english"
-    return "basic" if len(text.split()) > 1 or text.isascii() else "characters"
+def rule(pair: Pair, text: str, prompt: Prompt | None = None) -> str:
+    """The normalization under which words are compared: that of the language of the row or of the model, else of the
+    letters of the text. What a visitor speaks may be another language than the model's English."""
+    from reward_models.rules.transcripts import language_of, rule_of
+
+    row = language_of(prompt) if prompt else ""
+    name = rule_of(row or getattr(pair.config.model, "language", ""), text)
+    return "basic" if name == "english" and not (row or text.isascii()) else name
 
 
 def against(reference: str, text: str, normal: str) -> str:

@@ -230,12 +230,12 @@ def test_nothing_is_dropped_while_tokens_are_sampled_and_scored(folder):
 
 # --- language and task ------------------------------------------------------------------------------------------------
 
+TRANSLATED = ["<|startoftranscript|>", "<|de|>", "<|translate|>", "<|notimestamps|>"]
 PREFIXES = {
     "english": ["<|startoftranscript|>", "<|notimestamps|>"],
-    **dict.fromkeys(
-        ("multilingual", "large_v3", "fine_tune"),
-        ["<|startoftranscript|>", "<|de|>", "<|translate|>", "<|notimestamps|>"],
-    ),
+    "multilingual": TRANSLATED,
+    "large_v3": TRANSLATED,
+    "fine_tune": TRANSLATED,
 }
 
 
@@ -246,7 +246,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", PREFIXES)
 def test_the_prefix_states_language_and_task_of_a_multilingual_model(kind, folders):
-    asked = {} if kind == "english" else {"language": "German", "task": "translate"}
+    asked: dict[str, Any] = {} if kind == "english" else {"language": "German", "task": "translate"}
     family = whisper.load(folders[kind], seconds=4, **asked)
     [ids] = family.encode([clip(0)]).ids.tolist()
     assert family.tokenizer.convert_ids_to_tokens(ids) == PREFIXES[kind]
@@ -300,7 +300,8 @@ def test_a_language_or_task_that_the_model_lacks_is_an_error_of_its_row(kind, ro
 def test_a_language_or_task_of_a_run_that_the_model_lacks_is_an_error_of_the_option(option, value, folders):
     kind = "english" if option == "task" else "multilingual"
     with pytest.raises(ValueError, match=f"model.{option}.*{value}"):
-        whisper.load(folders[kind], **{option: value})
+        asked: dict[str, Any] = {option: value}
+        whisper.load(folders[kind], **asked)
 
 
 class Vocabulary:
