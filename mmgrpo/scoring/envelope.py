@@ -93,7 +93,8 @@ def write(
     def output_as_json(output: Output) -> dict[str, Any]:
         if isinstance(output, Text):
             seen = [list(size) for size in output.seen]
-            return {"text": output.text, "tokens": output.tokens, "truncated": output.truncated, "seen": seen}
+            row = {"text": output.text, "tokens": output.tokens, "truncated": output.truncated, "seen": seen}
+            return {**row, "prefilled": output.prefilled} if output.prefilled else row
         if isinstance(output, Image):
             return {"image": medium(output.pixels)}
         if isinstance(output, Video):
@@ -196,7 +197,7 @@ def _shown(value: Any) -> str:
 
 
 _ANY = (type(None), bool, int, float, str, list, dict)
-_FIELDS = {"text": {"tokens", "truncated", "seen"}, "image": set(), "video": {"fps"}, "audio": {"rate"}}
+_FIELDS = {"text": {"tokens", "truncated", "seen", "prefilled"}, "image": set(), "video": {"fps"}, "audio": {"rate"}}
 """The kinds of outputs, and the other fields of each."""
 
 
@@ -262,7 +263,8 @@ class _Reader:
             ):
                 raise Malformed(f"{where}.seen: got {_shown(seen)}, expected a list of [height, width]")
             tokens, truncated = _take(row, "tokens", int, where, 0), _take(row, "truncated", bool, where, False)
-            return Text(_take(row, "text", str, where), tokens, truncated, tuple((h, w) for h, w in seen))
+            sizes, prefilled = tuple((h, w) for h, w in seen), _take(row, "prefilled", str, where, "")
+            return Text(_take(row, "text", str, where), tokens, truncated, sizes, prefilled)
         if kinds == ["image"]:
             return Image(self.pixels(row["image"], f"{where}.image", 3))
         if kinds == ["video"]:

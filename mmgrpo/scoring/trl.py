@@ -35,7 +35,7 @@ def of_texts(function: Callable[..., Sequence[float | None]]) -> Callable[..., l
     """
 
     def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        texts = [output.text for output in outputs if isinstance(output, Text)]
+        texts = [output.whole for output in outputs if isinstance(output, Text)]
         if len(texts) != len(outputs):
             raise TypeError(
                 f"got outputs {sorted({type(o).__name__ for o in outputs})}, expected Text for a TRL reward"

@@ -82,7 +82,7 @@ def thought_agrees(
     for output in outputs:
         if not isinstance(output, Text):
             raise TypeError(f"thought_agrees: got an output of kind {type(output).__name__}, expected a Text")
-        readable = answered(output.text) is not None
+        readable = answered(output.whole) is not None
         questions.append(Question((AGREES.replace("{answer}", output.text),)) if readable else None)
 
     def read(text: str | None) -> float | None:

@@ -65,7 +65,7 @@ def artifact_labels(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> lis
                 f"artifact_labels: prompt '{prompt.id}': got the answer {prompt.answer!r}, expected "
                 '{"Whether Normal": ..., "Type of Abnormality": {...}} with MagicMirror\'s labels'
             )
-        values.append(_reward(answered(text.text), truth))
+        values.append(_reward(answered(text.whole), truth))
     return values
 
 

@@ -72,11 +72,21 @@ PLACES: Mapping[str, Callable[[str], str]] = {
 
 
 def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "think_answer") -> list[float]:
-    """1 where the completion has the form of ``style``, one of ``STYLES``, otherwise 0."""
+    """1 where the completion has the form of ``style``, one of ``STYLES``, otherwise 0.
+
+    A thought that the chat template has opened at the end of the prompt belongs to the completion. One that it has
+    closed again, as without thinking, may belong to it or not: ``answer`` asks for none, ``think_answer`` for one.
+    """
     if style not in STYLES:
         raise ValueError(f"format: there is no style '{style}'.{nearest(style, STYLES)}")
     check = STYLES[style]
-    return [float(check(text.text, prompt)) for prompt, text in zip(prompts, texts(outputs, "format"), strict=True)]
+    rows = zip(prompts, texts(outputs, "format"), strict=True)
+    return [float(any(check(form, prompt) for form in _forms(text))) for prompt, text in rows]
+
+
+def _forms(text: Text) -> list[str]:
+    """A completion with what the template has prefilled; also without, where that is a thought already closed."""
+    return [text.whole, text.text] if "</think>" in text.prefilled else [text.whole]
 
 
 def texts(outputs: Sequence[Output], reward: str) -> list[Text]:

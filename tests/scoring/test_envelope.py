@@ -293,6 +293,12 @@ def test_further_malformed_requests(content, media, words):
     assert words in str(error.value)
 
 
+def test_the_beginning_of_an_answer_arrives_where_there_is_one():
+    sent = [Text("4", prefilled="<think>\n"), Text("4")]
+    assert list(read(FRAMES, write("r", [PROMPT] * 2, sent, ["a", "b"]), LIMITS).outputs) == sent
+    assert b"prefilled" not in write("r", [PROMPT], sent[1:], ["b"])  # which an older server does not know
+
+
 def test_what_is_not_said_of_a_prompt_or_a_text_is_empty():
     request = read(JSON, json.dumps(body()).encode(), LIMITS)
     assert request.prompts == [Prompt("a")] and request.outputs == [Text("b")]

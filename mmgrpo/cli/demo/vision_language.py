@@ -134,7 +134,7 @@ def split(completion: str) -> tuple[str, str]:
 
 def side_of(prompt: Prompt, drawn: Drawn, picture: Any) -> str:
     """Mark-up of the answers of one side: a summary, then every answer."""
-    texts = [output.text for output in drawn.outputs if isinstance(output, Text)]
+    texts = [output.whole for output in drawn.outputs if isinstance(output, Text)]
     counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
     common = [f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4) if count > 1]
     others = len(texts) - sum(count for _, count in counts.most_common(4) if count > 1)
@@ -150,7 +150,7 @@ def article(prompt: Prompt, drawn: Drawn, i: int, picture: Any) -> str:
     """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the picture, rewards."""
     output = drawn.outputs[i]
     assert isinstance(output, Text)
-    reasoning, rest = split(output.text)
+    reasoning, rest = split(output.whole)
     parts = []
     if any((boxes := boxes_of(prompt, output)).values()):
         parts.append(sampled.boxed(picture, boxes))

@@ -94,7 +94,7 @@ def stored(output: Output, file: Path) -> Any:
     Files are named by their content, so that one picture is stored once.
     """
     if isinstance(output, Text):
-        return {"text": output.text}
+        return {"text": output.whole}
     content, suffix = encoded(output)
     name = f"{file.stem}-media/{hashlib.blake2b(content, digest_size=16).hexdigest()}{suffix}"
     if not (file.parent / name).is_file():

@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models.rules.tags import PLACES, STYLES, _action, answer_of
+from reward_models.rules.tags import PLACES, STYLES, _action, answer_of, format
 
 PLAIN = Prompt("a question", "7")
 
@@ -112,6 +112,24 @@ def test_the_default_is_the_style_that_no_tag_can_repeat_in():
 def test_a_style_takes_what_it_names_and_no_other(style, good, bad):
     assert passes(style, good)
     assert not passes(style, bad)
+
+
+@pytest.mark.parametrize("opening", ["<think>", "<think>\n"])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_thought_that_the_template_opened_counts_as_the_completion_s_own(style, opening):
+    for text in (text for text in ALL.values() if text.startswith("<think>")):
+        rest = text.removeprefix("<think>")
+        whole, cut = (format([PLAIN], [one], style) for one in (Text(opening + rest), Text(rest, prefilled=opening)))
+        assert whole == cut, text
+    if style in ("think_answer", "think", "think_answer_once", "think_answer_counted"):
+        assert format([PLAIN], [Text(CLEAN, prefilled=opening)], style) == [0.0], "a second opening tag"
+
+
+def test_a_thought_that_the_template_closed_may_count_or_not():
+    empty = Text("<answer>4</answer>", prefilled="<think>\n\n</think>\n\n")
+    for style in ("answer", "think_answer", "think_answer_loose"):
+        assert format([PLAIN], [empty], style) == [1.0]
+    assert format([PLAIN], [Text("4", prefilled=empty.prefilled)], "think_answer") == [0.0]
 
 
 @pytest.mark.parametrize(
