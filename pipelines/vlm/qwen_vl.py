@@ -12,13 +12,13 @@ prompt is encoded, so that sampling and old, new and reference log-probabilities
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.data.chat import NO_ARGUMENTS
@@ -102,21 +102,21 @@ class QwenVl(Decoder):
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
-        kinds = torch.zeros_like(ids)
-        kinds[ids == network.config.image_token_id] = 1
-        kinds[ids == network.config.video_token_id] = 2
-        pictures = [one.grid for inputs in media for one in inputs if not one.seconds]
-        clips = [one for inputs in media for one in inputs if one.seconds]
-        positions, _ = network.model.get_rope_index(
-            ids,
-            kinds,
-            torch.tensor(pictures) if pictures else None,
-            torch.tensor([one.grid for one in clips]) if clips else None,
-            torch.tensor([one.seconds for one in clips]) if clips else None,
-            real.long(),
-        )
+        speed, merge = network.config.vision_config.tokens_per_second, self.processor.merge_size
+        own = [
+            grid_positions(
+                row,
+                self.media_tokens,
+                [(one.grid[0], one.grid[1] // merge, one.grid[2] // merge) for one in inputs],
+                [one.seconds * speed for one in inputs],
+            )
+            for row, inputs in zip(rows, media, strict=True)
+        ]
+        positions = torch.ones(len(rows), 3, ids.shape[1], dtype=torch.long)  # on padding nothing is read
+        for row, one in enumerate(own):
+            positions[row, :, ids.shape[1] - one.shape[1] :] = one
         sizes = [tuple(one.size for one in inputs) for inputs in media]
-        return Context(ids, real, positions.permute(1, 0, 2), media, sizes, [self.prefilled] * len(rows))
+        return Context(ids, real, positions, media, sizes, [self.prefilled] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""
@@ -182,6 +182,37 @@ class QwenVl(Decoder):
             (frames - mean) / std, processor.patch_size, processor.merge_size, processor.temporal_patch_size
         )
         return Patches(patches, grid, seconds, (height, width))
+
+
+def grid_positions(
+    ids: Sequence[int],
+    marks: Collection[int],
+    grids: Sequence[tuple[int, int, int]],
+    steps: Sequence[float],
+) -> Int[Tensor, "3 length"]:
+    """Positions of a prompt on the axes time, height and width (M-RoPE; Qwen2-VL, arXiv:2409.12191, 2.1).
+
+    Text has the same position on all axes, one more with each token. The tokens of a medium, whose placeholders are
+    ``marks``, are a grid of ``grids`` (time, height, width in tokens) that begins behind the text before it: on the
+    time axis grid t is at ``floor(t * step)`` from there, on the others each row and column is one more. The text behind
+    a medium begins at the largest position of all axes plus one. A step is the seconds between two grids times the
+    config's ``tokens_per_second`` in Qwen2.5-VL (arXiv:2502.13923, 2.1.3), and 1 in Qwen2-VL.
+
+    The rule is that of the released models (transformers up to 5.2); later versions of the library count on by the
+    larger side of a grid only, so that text stands inside of a long clip's time, and some scale the time of pictures.
+    """
+    columns, position, place, media = [], 0, 0, iter(zip(grids, steps, strict=True))
+    while place < len(ids):
+        if ids[place] not in marks:
+            columns.append(torch.full((3, 1), position))
+            position, place = position + 1, place + 1
+            continue
+        (time, height, width), step = next(media)
+        at = (torch.arange(time, dtype=torch.float64) * step + 1e-6).floor().long()  # 1e-6: quotients are inexact
+        axes = torch.meshgrid(at, torch.arange(height), torch.arange(width), indexing="ij")
+        columns.append(position + torch.stack(axes).flatten(1))
+        position, place = int(columns[-1].max()) + 1, place + time * height * width
+    return torch.cat(columns, 1)
 
 
 def patchify(
