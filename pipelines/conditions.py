@@ -31,7 +31,8 @@ class Conditioning:
 
     tensors: tuple[Float[Tensor, "N *_"], ...]
     negative: tuple[Float[Tensor, "N *_"], ...] = ()
-    """The same without the prompt's words, for classifier-free guidance; empty where there is none."""
+    """The same with the negative prompt in place of the words, for classifier-free guidance; empty where there is
+    none."""
 
     def take(self, index: Int[Tensor, "M"]) -> Conditioning:
         """Rows by number, possibly repeated."""
@@ -128,9 +129,16 @@ def _digest(medium: Media) -> str:
     return digest.hexdigest()
 
 
-def without_words(prompt: Prompt) -> Prompt:
-    """The prompt of the unconditional branch of classifier-free guidance: its media, and no words."""
-    return replace(prompt, text="")
+def negative_of(prompt: Prompt, default: str = "") -> Prompt:
+    """The prompt of the unconditional branch of classifier-free guidance: its media, and in place of its words the
+    negative prompt of the row, else ``default``.
+
+    ValueError for a row whose negative prompt is no text.
+    """
+    text = prompt.meta.get("negative_prompt")
+    if not isinstance(text, str | None):
+        raise ValueError(f"prompt '{prompt.id}': negative_prompt: got {text!r:.80}, expected a text")
+    return replace(prompt, text=default if text is None else text)
 
 
 def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:

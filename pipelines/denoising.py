@@ -75,9 +75,10 @@ def refuse_other_process(name: str, process: Process, sampling: DenoisingSamplin
             )
 
 
-def cost_of_a_rollout(config: Config, evaluations: int) -> Arithmetic:
+def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) -> Arithmetic:
     """Prompts x samples x branch points -> samples, network evaluations and decisions; ``evaluations`` per forward pass
-    are 2 with classifier-free guidance, else 1."""
+    are 2 with classifier-free guidance, else 1. ``drawn_apart`` are those of a model that draws in place of the policy,
+    which then only scores its stochastic steps; 0 for none."""
     from mmgrpo.diffusion.planners import PLANS
     from mmgrpo.runtime.randomness import stream
 
@@ -87,7 +88,8 @@ def cost_of_a_rollout(config: Config, evaluations: int) -> Arithmetic:
         branch_points, samples = 1, data.prompts_per_step * data.group_size
         per_prompt = data.group_size * sampling.draws
         # A rollout also evaluates the old errors, at every sampled noise level.
-        sampled = passes * (data.group_size * sampling.steps + per_prompt)
+        drawing = data.prompts_per_step * (drawn_apart or evaluations)
+        sampled = drawing * data.group_size * sampling.steps + passes * per_prompt
         decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
     else:
         inputs = {
@@ -98,7 +100,9 @@ def cost_of_a_rollout(config: Config, evaluations: int) -> Arithmetic:
         }
         plans = bind(sampling.plan, PLANS, "sampling.plan")(inputs)
         branch_points, samples = len(plans), data.prompts_per_step * sum(plan.rows for plan in plans)
-        sampled = passes * sum(plan.evaluations for plan in plans)
+        sampled = data.prompts_per_step * (drawn_apart or evaluations) * sum(plan.evaluations for plan in plans)
+        if drawn_apart:
+            sampled += passes * sum(plan.stochastic_evaluations for plan in plans)
         decisions = data.prompts_per_step * sum(plan.trained_edges for plan in plans)
         trained = passes * sum(plan.training_evaluations for plan in plans)
     groups = f"{data.prompts_per_step} prompts x {data.group_size} samples"
@@ -115,8 +119,11 @@ def cost_of_a_rollout(config: Config, evaluations: int) -> Arithmetic:
     )
 
 
-def policy_over(model: Any, family: Family, config: Config, device: str) -> Policy:
-    """The policy over a loaded model's transitions, or over its errors at sampled noise levels."""
+def policy_over(
+    model: Any, family: Family, config: Config, device: str, drawing: Any = None, evaluation: Any = None
+) -> Policy:
+    """The policy over a loaded model's transitions, or over its errors at sampled noise levels; ``drawing`` and
+    ``evaluation`` are variants of the model that draw rollouts and evaluation samples in its place."""
     from mmgrpo.policies.denoising import DenoisingPolicy
     from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 
@@ -126,6 +133,8 @@ def policy_over(model: Any, family: Family, config: Config, device: str) -> Poli
         "evaluation_steps": sampling.evaluation_steps,
         "forward_batch_size": sampling.forward_batch_size,
         "device": device,
+        "drawing": drawing,
+        "evaluation": evaluation,
     }
     if sampling.policy == "matching":
         policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)

@@ -198,7 +198,10 @@ def start(args: Any) -> Accelerator:
     return accelerator(args.model.device)
 
 
-SAMPLING_OPTIONS = ("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer")
+SAMPLING_OPTIONS = (
+    *("evaluation_temperature", "max_tokens", "evaluation_steps", "renderer"),
+    *("evaluation_guidance", "evaluation_height", "evaluation_width", "evaluation_frames"),
+)
 """Options of any family that affect evaluation samples."""
 
 

@@ -115,6 +115,11 @@ class Plan:
         return sum(self.forwards) + previews
 
     @property
+    def stochastic_evaluations(self) -> int:
+        """Network evaluations of a group at the stochastic steps, guidance counted once."""
+        return sum(width for width, drawn in zip(self.forwards, self.stochastic, strict=True) if drawn)
+
+    @property
     def trained_edges(self) -> int:
         """Trained decisions per group."""
         if self.fraction < 1:

@@ -122,13 +122,19 @@ class DenoisingPolicy:
         evaluation_steps: int,
         forward_batch_size: int,
         device: torch.device | str = "cpu",
+        drawing: DenoisingModel | None = None,
+        evaluation: DenoisingModel | None = None,
     ) -> None:
+        """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
+        also another size), by which rollouts and evaluation samples are drawn. The old log-probs of what ``drawing``
+        drew are those of ``model``, which is the policy; those of ``drawing`` are the field ``sampler_log_probs``.
+        """
         self.model = model
         self.network = model.network
         self.settings: Any = None
         self.device = torch.device(device)
         self.grid = model.grid(steps).to(self.device)
-        self.evaluation_grid = model.grid(evaluation_steps).to(self.device)
+        self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
         self.kernel: Kernel = kernel(kernel_text, model.prediction)
         self.outputs = 2 if model.prediction == "drawn" else 1
         if self.outputs == 2:
@@ -136,6 +142,10 @@ class DenoisingPolicy:
             self.provides, self.fields = self.provides - {"std", "level"}, frozenset({"dt"})
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
         self.solver = Solver(model, forward_batch_size, self.device)
+        self.drawing = Solver(drawing, forward_batch_size, self.device) if drawing else self.solver
+        self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
+        if self.drawing is not self.solver:
+            self.fields = self.fields | {"sampler_log_probs"}
 
     def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
         """The plans of a round, equal on all ranks since no slot enters the random stream."""
@@ -158,36 +168,38 @@ class DenoisingPolicy:
         decisions: list[Decisions] = []
         for number, plan in enumerate(plans):
             first_row = sum(len(final) for final in finals)
-            walk, log_probs, end, history = self._walk(request, plan, number, first_row, conditioning)
+            walk, log_probs, drawn, end, history = self._walk(request, plan, number, first_row, conditioning)
             rows = conditioning.take(walk.prompt)
             if plan.tail == "dpmpp_2m":
-                finals.append(self.solver.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history))
+                finals.append(self.drawing.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history))
             else:
-                finals.append(self.solver.denoise(self.network, end, rows, walk.grid, plan.end))
+                finals.append(self.drawing.denoise(self.network, end, rows, walk.grid, plan.end))
             for interval in plan.intervals[1:]:
-                coarse = self.solver.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
+                coarse = self.drawing.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
             walks.append(walk)
-            decisions.append(self._decisions(request, plan, number, len(plans), walk, log_probs))
+            decisions.append(self._decisions(request, plan, number, len(plans), walk, log_probs, drawn))
         prompt = torch.cat([walk.prompt for walk in walks])
         latents = refuse_nonfinite(torch.cat(finals), "the sampled latents")
-        evaluations = len(request.prompts) * sum(plan.evaluations for plan in plans)
+        evaluations = sum(plan.evaluations for plan in plans) * self.drawing.model.evaluations_per_row
+        if self.drawing is not self.solver:
+            evaluations += sum(plan.stochastic_evaluations for plan in plans) * self.model.evaluations_per_row
         return Rollout(
             prompts=[request.prompts[i] for i in prompt.tolist()],
             outputs=list(self.model.decode(latents, conditioning.take(prompt))),
             decisions=join_decisions(decisions),
             steps=Walks(walks),
             previews=previews,
-            evaluations=evaluations * self.model.evaluations_per_row,
+            evaluations=len(request.prompts) * evaluations,
         )
 
     def _walk(
         self, request: Request, plan: Plan, number: int, first_row: int, conditioning: Any
-    ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], History]:
+    ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], History]:
         """Sample the trees of all prompts up to the plan's last stochastic step.
 
-        Returns the walk, the log-prob of each decision, the states after that step, and the history from which a tail
-        by ``dpmpp_2m`` continues.
+        Returns the walk, the log-prob of each decision under the policy and under what drew it, the states after that
+        step, and the history from which a tail by ``dpmpp_2m`` continues.
 
         ``x`` holds the distinct states of the current step, in the order of the rows that descend from them: with n
         states for ``rows`` leaves, state i belongs to the leaves i * rows / n to (i + 1) * rows / n.
@@ -213,14 +225,14 @@ class DenoisingPolicy:
         x = self.solver.initial_noise(request, plan.roots)
         index, history = store(x, x), no_history(x)
         source, target = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
-        log_probs = torch.zeros(rows, plan.steps, device=self.device)
+        log_probs, drawn_log_probs = (torch.zeros(rows, plan.steps, device=self.device) for _ in range(2))
         after_ode = False
         for t in range(plan.end):
             forwards, edges = plan.forwards[t], plan.edges[t]
             step = torch.full((len(x),), t, device=self.device)
             prompt = torch.arange(groups, device=self.device).repeat_interleave(forwards)
             # Before the split, so that the children of a state share one network evaluation.
-            output = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
+            output = self.drawing.predict(self.network, x, step, conditioning.take(prompt), grid)
             if not plan.stochastic[t]:
                 x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
                 continue
@@ -229,16 +241,20 @@ class DenoisingPolicy:
                 index, after_ode = store(x, x), False
             source[:, t] = per_leaf(index)
             children = torch.arange(len(x), device=self.device).repeat_interleave(plan.branches[t])
-            parents = self.kernel(x, output, step, grid)
-            transition = Transition(parents.mean[children], parents.std[children], parents.scaled)
+            drawn = self._transition(x, output, step, grid, children)
+            transition = drawn
+            if self.drawing is not self.solver:
+                own = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
+                transition = self._transition(x, own, step, grid, children)
             if t == plan.end - 1 and plan.tail == "dpmpp_2m":
                 # The tail's first step needs the clean estimate of this one, whose network output ends here.
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
-            x = transition.sample(self._noise(streams, plan, forwards, edges))
+            x = drawn.sample(self._noise(streams, plan, forwards, edges))
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
             target[:, t] = per_leaf(index)
             log_probs[:, t] = per_leaf(transition.log_prob(x))
+            drawn_log_probs[:, t] = log_probs[:, t] if drawn is transition else per_leaf(drawn.log_prob(x))
         walk = Walk(
             grid=grid,
             std=noise_table(self.kernel, grid, self.outputs),
@@ -251,10 +267,22 @@ class DenoisingPolicy:
             prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows),
             conditioning=conditioning,
         )
-        return walk, log_probs, x, history
+        return walk, log_probs, drawn_log_probs, x, history
+
+    def _transition(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Transition:
+        """The transitions of the children of states, from the network's output for the states."""
+        parents = self.kernel(x, output, step, grid)
+        return Transition(parents.mean[children], parents.std[children], parents.scaled)
 
     def _decisions(
-        self, request: Request, plan: Plan, number: int, plans: int, walk: Walk, log_probs: Float[Tensor, "rows T"]
+        self,
+        request: Request,
+        plan: Plan,
+        number: int,
+        plans: int,
+        walk: Walk,
+        log_probs: Float[Tensor, "rows T"],
+        drawn_log_probs: Float[Tensor, "rows T"],
     ) -> Decisions:
         """The decisions of a walk, the ``number``-th of ``plans`` in the round."""
         rows = len(log_probs)
@@ -264,7 +292,7 @@ class DenoisingPolicy:
         groups = torch.tensor(list(request.slots), device=self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
-        per_step = {"std": walk.std, "level": walk.level, "dt": dt}
+        per_step = {"std": walk.std, "level": walk.level, "dt": dt, "sampler_log_probs": drawn_log_probs}
         return Decisions(
             log_probs=log_probs,
             loss_mask=loss_mask.to(self.device),
@@ -290,12 +318,8 @@ class DenoisingPolicy:
         step, conditioning = part.positions[entry], walk.conditioning.take(walk.prompt[rows[entry]])
         x, next_state = walk.states[distinct], walk.states[target]
 
-        def transition(output: Tensor) -> Transition:
-            parents = self.kernel(x, output, step, walk.grid)
-            return Transition(parents.mean[inverse], parents.std[inverse], parents.scaled)
-
         output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
-        now = transition(output)
+        now = self._transition(x, output, step, walk.grid, inverse)
         scores: Scores = {"log_probs": now.log_prob(next_state)}
         if "shift" in names:
             scores["shift"] = over_latent((now.mean - walk.means[target]).square())
@@ -308,7 +332,7 @@ class DenoisingPolicy:
         if any(name.startswith("reference_") for name in names):
             with torch.no_grad(), self.model.reference() as network:
                 original = self.solver.predict(network, x, step, conditioning, walk.grid)
-            reference = transition(original)
+            reference = self._transition(x, original, step, walk.grid, inverse)
             scores["reference_log_probs"] = reference.log_prob(next_state)
             scores["reference_shift"] = over_latent((now.mean - reference.mean).square())
             scores["reference_velocity_gap"] = over_latent((output - original).square())[inverse]
@@ -318,7 +342,7 @@ class DenoisingPolicy:
 
     def sample(self, request: Request) -> list[Output]:
         """Sample with the deterministic solver from noise that depends on the seed and the slot."""
-        return self.solver.sample(self.network, request, self.evaluation_grid)[0]
+        return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""

@@ -104,14 +104,20 @@ class FlowMatchingPolicy:
         evaluation_steps: int,
         forward_batch_size: int,
         device: torch.device | str = "cpu",
+        drawing: DenoisingModel | None = None,
+        evaluation: DenoisingModel | None = None,
     ) -> None:
+        """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
+        also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``."""
         self.model = model
         self.network = model.network
         self.settings: Any = None
         self.device = torch.device(device)
         self.grid = model.grid(steps).to(self.device)
-        self.evaluation_grid = model.grid(evaluation_steps).to(self.device)
+        self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
         self.solver = Solver(model, forward_batch_size, self.device)
+        self.drawing = Solver(drawing, forward_batch_size, self.device) if drawing else self.solver
+        self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
         self.error = bind(error, ERRORS, "sampling.error")
         self.draws = draws
         if self.grid.process != "flow":
@@ -125,7 +131,7 @@ class FlowMatchingPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` ODE samples per prompt, and the draws of each group."""
-        outputs, clean, conditioning = self.solver.sample(self.network, request, self.grid)
+        outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid)
         streams = [stream(request.seed, "matching", slot) for slot in request.slots]
         step = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
@@ -152,7 +158,8 @@ class FlowMatchingPolicy:
             outputs=outputs,
             decisions=decisions,
             steps=matches,
-            evaluations=rows * (self.grid.steps + self.draws) * self.model.evaluations_per_row,
+            evaluations=rows * self.grid.steps * self.drawing.model.evaluations_per_row
+            + rows * self.draws * self.model.evaluations_per_row,
         )
 
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
@@ -169,7 +176,7 @@ class FlowMatchingPolicy:
 
     def sample(self, request: Request) -> list[Output]:
         """Sample with the deterministic solver."""
-        return self.solver.sample(self.network, request, self.evaluation_grid)[0]
+        return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""

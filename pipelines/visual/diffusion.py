@@ -100,22 +100,26 @@ def load_unet(
     scheduler, prediction = ddim_scheduler(source, pipeline.scheduler)
     freeze((part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)), device)
     factor, positions = pipeline.vae_scale_factor, network.config.sample_size
-    size = latent_size(
-        height,
-        width,
-        unit=max(MULTIPLE, factor),
-        factor=factor,
-        default=[factor * side for side in ([positions] * 2 if isinstance(positions, int) else positions)],
-    )
+
+    def sized(height: int, width: int, frames: int) -> tuple[UnetArchitecture, tuple[int, ...]]:
+        size = latent_size(
+            height,
+            width,
+            unit=max(MULTIPLE, factor),
+            factor=factor,
+            default=[factor * side for side in ([positions] * 2 if isinstance(positions, int) else positions)],
+        )
+        return architecture(pipeline, device, size), (network.config.in_channels, *size)
+
     return DiffusionModel(
         network,
-        architecture(pipeline, device, size),
-        (network.config.in_channels, *size),
+        *sized(height, width, 0),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
         prediction=prediction,
+        sized=sized,
     )
 
 

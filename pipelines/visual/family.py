@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,15 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions
-from pipelines.visual.options import FlowOptions, MemoryOptions, VisualData, VisualEval
+from pipelines.options import ModelOptions
+from pipelines.visual.options import (
+    FlowOptions,
+    MemoryOptions,
+    VisualData,
+    VisualDiffusionSampling,
+    VisualEval,
+    VisualSampling,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -34,6 +43,28 @@ if TYPE_CHECKING:
 
 COMMON = {f.name for f in (*fields(ModelOptions), *fields(MemoryOptions))}
 """Options that all families have, which are no arguments of their ``load``."""
+
+
+SIZE = ("height", "width", "frames")
+"""Options of the size of samples."""
+
+
+@contextmanager
+def naming(prefix: str) -> Iterator[None]:
+    """Errors that begin with the name of an option, as those of another section with ``prefix``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{prefix}{error}") from error
+
+
+def check_negative_prompt(model: Any) -> None:
+    """ValueError for a negative prompt of the run that the text encoder would cut."""
+    from mmgrpo.types import Prompt
+
+    if model.negative_prompt:
+        with naming("model.negative_prompt: "):
+            model.architecture.check_negative(Prompt(model.negative_prompt))
 
 
 @dataclass(frozen=True)
@@ -57,15 +88,35 @@ class VisualFamily:
     def sections(self) -> Sections:
         return Sections(
             model=self.options,
-            sampling=DenoisingSampling if self.process == "flow" else DiffusionSampling,
+            sampling=VisualSampling if self.process == "flow" else VisualDiffusionSampling,
             data=VisualData,
             eval=VisualEval,
             rewards=("scene_all",),
         )
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for settings that no denoising model takes, and for those of another process."""
+        """Raise ValueError for settings that no denoising model takes, for those of another process, and for those
+        that would have no effect."""
         check_sampling(self.name, self.process, config.sampling)
+        if config.model.negative_prompt and not self.guided(config):
+            raise ValueError(
+                f"model.negative_prompt: has no effect with model.{self.guidance}=1, which is no guidance; raise it or "
+                "leave out the negative prompt"
+            )
+        if config.sampling.evaluation_frames and "frames" not in {f.name for f in fields(self.options)}:
+            raise ValueError(
+                f"sampling.evaluation_frames: got {config.sampling.evaluation_frames}, expected 0, since '{self.name}' "
+                "is a family of images"
+            )
+
+    def scales(self, config: Config) -> tuple[float, float, float]:
+        """The scales of classifier-free guidance of the policy, of rollouts and of evaluation."""
+        own, sampling = getattr(config.model, self.guidance), config.sampling
+        return own, sampling.rollout_guidance or own, sampling.evaluation_guidance or own
+
+    def guided(self, config: Config) -> bool:
+        """Whether anything is drawn or scored with classifier-free guidance."""
+        return any(scale != 1 for scale in self.scales(config))
 
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
@@ -73,7 +124,9 @@ class VisualFamily:
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Prompts x samples x branch points -> samples, network evaluations and decisions."""
-        return cost_of_a_rollout(config, 2 if getattr(config.model, self.guidance) != 1 else 1)
+        policy, rollout, _ = self.scales(config)
+        evaluations, drawing = (2 if scale != 1 else 1 for scale in (policy, rollout))
+        return cost_of_a_rollout(config, evaluations, drawing if rollout != policy else 0)
 
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
@@ -91,10 +144,30 @@ class VisualFamily:
             **own,
         )
         model.levels = config.sampling.grid
+        model.negative_prompt = options.negative_prompt
         model.limit_memory(options, identity=f"{path} {sorted(own.items())}")
+        variants = self.variants(model, config)
+        if self.guided(config):
+            check_negative_prompt(model)
         if options.forget_encoders:
-            model.forget_encoders(prompts)
-        return policy_over(model, self, config, device)
+            model.forget_encoders(prompts, [variant for variant in variants if variant is not None])
+        return policy_over(model, self, config, device, *variants)
+
+    def variants(self, model: Any, config: Config) -> tuple[Any, Any]:
+        """The variants of a model that draw rollouts and evaluation samples; None where that is the model itself."""
+        options, sampling = config.model, config.sampling
+        policy, rollout, evaluation = self.scales(config)
+        model.encodes_negatives = policy != 1 or rollout != 1 or evaluation != 1
+        drawing = evaluating = None
+        if rollout != policy:
+            with naming("sampling.rollout_"):
+                drawing = model.variant(guidance=rollout)
+        names = [name for name in ("height", "width", "frames") if getattr(sampling, f"evaluation_{name}")]
+        if names or evaluation != policy:
+            wanted = (getattr(sampling, f"evaluation_{n}") or getattr(options, n, 0) for n in SIZE)
+            with naming("sampling.evaluation_"):
+                evaluating = model.variant(guidance=evaluation, size=tuple(wanted) if names else None)
+        return drawing, evaluating
 
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that declares the architecture of another family; it is named."""
@@ -115,15 +188,28 @@ class VisualFamily:
         from pipelines.conditions import refuse_media
         from pipelines.visual.given import check_pictures
 
+        self.count_negative_prompts(config, prompts, name)
         if self.pictures:
             return check_pictures(prompts, self.name, self.pictures == "required", name, config.data.skip_limit)
         for prompt in prompts:
             refuse_media(prompt)
         return list(prompts), []
 
+    def count_negative_prompts(self, config: Config, prompts: Sequence[Prompt], name: str) -> None:
+        """Name the negative prompts of rows that have no effect; ValueError for those that are no text."""
+        from pipelines.conditions import negative_of
+
+        stated = sum(bool(negative_of(prompt).text) for prompt in prompts)
+        if stated and not self.guided(config):
+            warnings.warn(
+                f"{name}: {stated} of {len(prompts)} rows have a negative_prompt, which has no effect with "
+                f"model.{self.guidance}=1, which is no guidance",
+                stacklevel=2,
+            )
+
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts that the text encoder reads whole, and the skipped ones, which it would cut."""
-        return read_whole(policy.model.architecture.check, config, prompts)  # type: ignore[attr-defined]
+        return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
         """Texts of a command line."""

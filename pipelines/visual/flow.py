@@ -3,17 +3,17 @@
 Flow matching: x_sigma = (1 - sigma) x0 + sigma eps, the network predicts v = eps - x0. With classifier-free guidance g
 (Ho & Salimans 2022, arXiv:2207.12598, in diffusers' scaling)
 
-    v = v_empty + g (v_prompt - v_empty)
+    v = v_negative + g (v_prompt - v_negative)
 
-where v_empty is the prediction without the prompt's words; both come from one batch of double size, in rollout and
-training alike, so that the likelihood is that of the guided policy.
+where v_negative is the prediction for the negative prompt, by default no words; both come from one batch of double
+size, in rollout and training alike, so that the likelihood is that of the guided policy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,11 +25,12 @@ from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.registry import bind
 from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.types import Image, Prompt, Reference, Video
-from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_media, stacked, without_words
+from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
 from pipelines.visual.options import MemoryOptions
+from pipelines.visual.sizes import at_least_one
 
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
@@ -56,6 +57,17 @@ class Architecture:
         An empty text is the unconditional branch of classifier-free guidance. The prompt has passed ``check``.
         """
         raise NotImplementedError
+
+    def check_negative(self, prompt: Prompt) -> None:
+        """``check`` of a negative prompt."""
+        self.check(prompt)
+
+    def encode_negative(self, prompt: Prompt) -> Encoding:
+        """``encode`` of a negative prompt (empty: of none), for models that read it in another way."""
+        return self.encode(prompt)
+
+    def check_guidance(self, scale: float) -> None:
+        """ValueError for a scale of classifier-free guidance that the checkpoint does not take."""
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The network's prediction at noise level sigma = ``time`` (diffusion: at timestep ``time``), one per row."""
@@ -98,6 +110,11 @@ class Architecture:
         return type(self.pipeline)
 
 
+Sized = Callable[[int, int, int], tuple[Architecture, tuple[int, ...]]]
+"""Height and width in pixels and frames (zeros: the model's own) to the architecture and the shape of latents of that
+size; ValueError names what is unsupported."""
+
+
 @dataclass
 class FlowModel:
     """A generator as the model of a denoising policy: flow matching, unless a subclass says otherwise."""
@@ -120,11 +137,20 @@ class FlowModel:
     decode_batch_size: int = 8
     """Memory limit: pictures that are decoded at one time."""
     encodings: Encodings = field(init=False)
+    negatives: Encodings = field(init=False)
+    """Encodings of negative prompts."""
     prediction: str = "flow"
     """What the network predicts: the velocity eps - x0, or epsilon, v or sample of a diffusion process."""
+    sized: Sized | None = None
+    """The architecture and the latent shape for another size; None for a model that has one size only."""
+    negative_prompt: str = ""
+    """That of prompts which state none."""
+    encodes_negatives: bool = False
+    """Encode negative prompts where this model has no guidance, too, since a variant of it reads them."""
 
     def __post_init__(self) -> None:
         self.encodings = Encodings(self._encode, self.device)
+        self.negatives = Encodings(self._encode_negative, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -142,9 +168,45 @@ class FlowModel:
     def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
         """One row per prompt, on the device."""
         words = stacked(self.encodings.rows(prompts))
-        if self.guidance == 1:
+        if self.guidance == 1 and not self.encodes_negatives:
             return Conditioning(words)
-        return Conditioning(words, stacked(self.encodings.rows([without_words(prompt) for prompt in prompts])))
+        return Conditioning(words, stacked(self.negatives.rows([self.negative(prompt) for prompt in prompts])))
+
+    def negative(self, prompt: Prompt) -> Prompt:
+        """The negative prompt of a prompt, with its media."""
+        return negative_of(prompt, self.negative_prompt)
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError for a prompt, or a negative prompt that is read, of which the text encoder would cut
+        something."""
+        self.architecture.check(prompt)
+        if self.guidance != 1 or self.encodes_negatives:
+            try:
+                self.architecture.check_negative(self.negative(prompt))
+            except ValueError as error:
+                raise ValueError(f"the negative prompt of prompt '{prompt.id}': {error}") from error
+
+    def variant(self, *, guidance: float, size: tuple[int, int, int] | None = None) -> FlowModel:
+        """The same model with another scale of guidance, and with another size: height, width in pixels and frames, of
+        which zeros are the model's own.
+
+        Both have the same network, encoders and noise levels of the same kind. ValueError for what the model cannot do.
+        """
+        at_least_one("guidance", guidance)
+        self.architecture.check_guidance(guidance)
+        architecture, shape = self.architecture, self.shape
+        if size is not None:
+            if self.sized is None:
+                raise ValueError("size: this model has one size only")
+            architecture, shape = self.sized(*size)
+        other = replace(self, guidance=float(guidance), architecture=architecture, shape=shape)
+        if shape == self.shape or not architecture.takes_pictures:  # what is read does not depend on the size
+            other.encodings, other.negatives = self.encodings, self.negatives
+        else:
+            for made, own in ((other.encodings, self.encodings), (other.negatives, self.negatives)):
+                made.folder, made.disk_bytes, made.kept = own.folder, own.disk_bytes, own.kept
+                made.identity = f"{own.identity} {shape}"
+        return other
 
     def limit_memory(self, options: MemoryOptions, identity: str) -> None:
         """Apply the options that limit memory; ``identity`` tells the encodings of one model from those of others."""
@@ -153,8 +215,10 @@ class FlowModel:
             # Another checkpoint may lie under the same name. The VAE encodes the pictures of prompts.
             weights = {name: of_network(part) for name, part in self.frozen_parts().items()}
             self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling} {weights}"
-            self.encodings.folder = Path(options.encodings_folder)
-            self.encodings.disk_bytes = int(options.encodings_gb * 1e9)
+            self.negatives.identity = f"{self.encodings.identity} negative"
+            for kept in (self.encodings, self.negatives):
+                kept.folder = Path(options.encodings_folder)
+                kept.disk_bytes = int(options.encodings_gb * 1e9)
         if self.architecture.pipeline is not None:
             vae = self.architecture.pipeline.vae
             vae.to(torch_dtype(options.vae_dtype))
@@ -167,10 +231,20 @@ class FlowModel:
         self.architecture.check(prompt)
         return self.architecture.encode(prompt)
 
-    def forget_encoders(self, prompts: Iterable[Prompt]) -> None:
-        """Encode these prompts, with and without their words, and free the memory of the text encoders."""
+    def _encode_negative(self, prompt: Prompt) -> Encoding:
+        if not self.architecture.takes_pictures:
+            refuse_media(prompt)
+        self.architecture.check_negative(prompt)
+        return self.architecture.encode_negative(prompt)
+
+    def forget_encoders(self, prompts: Iterable[Prompt], variants: Sequence[FlowModel] = ()) -> None:
+        """Encode these prompts and their negative prompts, also for the variants, and free the memory of the text
+        encoders."""
         prompts = list(prompts)
-        self.encodings.only([*prompts, *(without_words(prompt) for prompt in prompts)])
+        for model in (self, *variants):
+            if model is self or model.encodings is not self.encodings:
+                model.encodings.only(prompts)
+                model.negatives.only([self.negative(prompt) for prompt in prompts])
         for name in self.frozen_parts() if self.architecture.pipeline else ():
             if name != "vae":
                 setattr(self.architecture.pipeline, name, None)

@@ -150,15 +150,20 @@ def load(
     vae = pipeline.vae
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size * factor)
+
+    def sized(height: int, width: int, frames: int) -> tuple[Flux, tuple[int, ...]]:
+        default = pipeline.default_sample_size * factor
+        size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
+        return kind(pipeline, max_sequence_length, guidance, device, size), (network.config.in_channels // 4, *size)
+
     return FlowModel(
         network,
-        kind(pipeline, max_sequence_length, guidance, device, size),
-        (network.config.in_channels // 4, *size),
+        *sized(height, width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(true_cfg_scale),
+        sized=sized,
     )
 
 

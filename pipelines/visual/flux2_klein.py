@@ -73,6 +73,11 @@ class Klein(Architecture):
         height, width = (2 * self.pipeline.vae_scale_factor * tokens for tokens in self.size)
         return hidden[0], *optional_picture(prompt, "flux2_klein", self.pipeline, self.latents_of, height, width)
 
+    def check_guidance(self, scale: float) -> None:
+        """A distilled checkpoint takes none."""
+        if self.pipeline.config.is_distilled and scale != 1:
+            raise ValueError(f"guidance: got {scale}, expected 1, since the checkpoint is distilled and takes none")
+
     def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
         """Normalized latents of pixels in [-1, 1]."""
         mean, deviation = self.statistics
@@ -159,15 +164,19 @@ def load(
     device = torch.device(training.device)
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor, default = 2 * pipeline.vae_scale_factor, pipeline.default_sample_size * pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=factor, factor=factor, default=default)
+
+    def sized(height: int, width: int, frames: int) -> tuple[Klein, tuple[int, ...]]:
+        size = latent_size(height, width, unit=factor, factor=factor, default=default)
+        return Klein(pipeline, max_sequence_length, device, size), (network.config.in_channels, *size)
+
     return FlowModel(
         network,
-        Klein(pipeline, max_sequence_length, device, size),
-        (network.config.in_channels, *size),
+        *sized(height, width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
+        sized=sized,
     )
 
 

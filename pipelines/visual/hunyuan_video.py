@@ -179,14 +179,19 @@ def load(
     source = locate(path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
     network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_hunyuan(HunyuanVideoPipeline, source, training, network)
-    size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+    architecture = HunyuanVideo(pipeline, max_sequence_length, guidance, torch.device(training.device))
+
+    def sized(height: int, width: int, frames: int) -> tuple[HunyuanVideo, tuple[int, ...]]:
+        size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+        return architecture, (network.config.in_channels, *size)
+
     return FlowModel(
         network,
-        HunyuanVideo(pipeline, max_sequence_length, guidance, torch.device(training.device)),
-        (network.config.in_channels, *size),
+        *sized(height, width, frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(true_cfg_scale),
         fps=fps or FPS,
+        sized=sized,
     )

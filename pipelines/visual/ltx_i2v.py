@@ -111,21 +111,27 @@ def load(
     source = locate(path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_ltx(LTXImageToVideoPipeline, source, training, network)
-    size = latent_clip(pipeline, frames, height, width)
-    if size[0] == 1:
-        raise ValueError(
-            f"frames: got {frames}, of which the first is given, expected more; the nearest is "
-            f"{pipeline.vae_temporal_compression_ratio + 1}"
-        )
+    device = torch.device(training.device)
+
+    def sized(height: int, width: int, frames: int) -> tuple[LtxImage, tuple[int, ...]]:
+        size = latent_clip(pipeline, frames, height, width)
+        if size[0] == 1:
+            raise ValueError(
+                f"frames: got {frames}, of which the first is given, expected more; the nearest is "
+                f"{pipeline.vae_temporal_compression_ratio + 1}"
+            )
+        shape = (network.config.in_channels, size[0] - 1, *size[1:])
+        return LtxImage(pipeline, max_sequence_length, fps or FPS, device, size), shape
+
     return FlowModel(
         network,
-        LtxImage(pipeline, max_sequence_length, fps or FPS, torch.device(training.device), size),
-        (network.config.in_channels, size[0] - 1, *size[1:]),
+        *sized(height, width, frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
         fps=fps or FPS,
+        sized=sized,
     )
 
 

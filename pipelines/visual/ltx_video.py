@@ -165,14 +165,20 @@ def load(
     source = locate(path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_ltx(LTXPipeline, source, training, network)
-    size = latent_clip(pipeline, frames, height, width)
+    device = torch.device(training.device)
+
+    def sized(height: int, width: int, frames: int) -> tuple[LtxVideo, tuple[int, ...]]:
+        size = latent_clip(pipeline, frames, height, width)
+        architecture = LtxVideo(pipeline, max_sequence_length, fps or FPS, device, math.prod(size))
+        return architecture, (network.config.in_channels, *size)
+
     return FlowModel(
         network,
-        LtxVideo(pipeline, max_sequence_length, fps or FPS, torch.device(training.device), math.prod(size)),
-        (network.config.in_channels, *size),
+        *sized(height, width, frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
         fps=fps or FPS,
+        sized=sized,
     )

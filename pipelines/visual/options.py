@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, FRACTION, one_of, within
-from pipelines.options import ModelOptions
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
+from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions
 
 
 @dataclass
 class MemoryOptions(ModelOptions):
     """The model, which of its weights are trained, and what limits its memory."""
 
+    negative_prompt: Annotated[str, LONG_TEXT] = ""
+    """Text of the unconditional branch of classifier-free guidance, from which predictions are led away; a row's own
+    negative_prompt replaces it. Empty: none, as in the model's pipeline (of Qwen-Image a space)."""
     forget_encoders: bool = False
     """Encode all prompts at the start and free the memory of the text encoders."""
     encodings_folder: Annotated[str, ANY_TEXT] = ""
@@ -41,7 +44,7 @@ class FlowOptions(MemoryOptions):
     width: Annotated[int, within("[0, 16384]")] = 0
     """Width of the pictures in pixels; 0 takes the checkpoint's own."""
     guidance: Annotated[float, within("[0, 1000]")] = 1.0
-    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: Annotated[int, within("[1, 65536]")] = 256
     """Tokens of a prompt that T5 reads."""
 
@@ -79,7 +82,7 @@ class StableDiffusionOptions(MemoryOptions):
     width: Annotated[int, within("[0, 16384]")] = 0
     """Width of the pictures in pixels; 0 takes the checkpoint's own."""
     guidance: Annotated[float, within("[0, 1000]")] = 5.0
-    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
 
 
 @dataclass
@@ -114,7 +117,7 @@ class KleinOptions(FlowOptions):
     width: int = 512
     """Width of the pictures in pixels."""
     guidance: float = 4.0
-    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none, which distilled models need."""
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none, for distilled models."""
     max_sequence_length: int = 512
     """Tokens of a prompt that Qwen reads, chat template included."""
 
@@ -128,7 +131,7 @@ class SanaOptions(FlowOptions):
     path: str = "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers"
     """Folder or hub id."""
     guidance: float = 4.5
-    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 300
     """Tokens of a prompt that Gemma reads, beside the instruction before it."""
 
@@ -248,7 +251,7 @@ class LtxVideoOptions(VideoOptions):
     fps: float = 0.0
     """Frames per second of a clip, which the network is told; 0 is 25."""
     guidance: float = 3.0
-    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 128
     """Tokens of a prompt that T5 reads."""
 
@@ -278,7 +281,7 @@ class WanOptions(VideoOptions):
     width: int = 0
     """Width of a clip in pixels; 0 takes the model's own, 832 of a published one."""
     guidance: float = 5.0
-    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     guidance_2: Annotated[float, within("0", "[1, 1000]")] = 0.0
     """The same of the second network of Wan 2.2 14B, which works at low noise; 0 takes guidance."""
     max_sequence_length: int = 512
@@ -293,6 +296,29 @@ class WanImageOptions(WanOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
     """Folder or hub id."""
+
+
+@dataclass
+class VisualSampling(DenoisingSampling):
+    """Sampling in rollouts and in evaluation."""
+
+    rollout_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    """Classifier-free guidance with which rollouts are drawn; 0 is that of the policy (model.guidance, or
+    true_cfg_scale), which is scored, trained and evaluated. The old log-probabilities are the policy's own, so that the
+    ratio begins at one."""
+    evaluation_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    """Classifier-free guidance of evaluation samples; 0 is that of the policy."""
+    evaluation_height: Annotated[int, within("[0, 16384]")] = 0
+    """Height of evaluation samples in pixels; 0 is model.height."""
+    evaluation_width: Annotated[int, within("[0, 16384]")] = 0
+    """Width of evaluation samples in pixels; 0 is model.width."""
+    evaluation_frames: Annotated[int, within("[0, 4096]")] = 0
+    """Frames of evaluation samples of a model of videos; 0 is model.frames."""
+
+
+@dataclass
+class VisualDiffusionSampling(DiffusionSampling, VisualSampling):
+    """Sampling in rollouts and in evaluation, by DDIM whatever scheduler the checkpoint has."""
 
 
 @dataclass

@@ -142,15 +142,20 @@ def load(
     pipeline = read_pipeline(QwenImagePipeline, source, training, vae=AutoencoderKLQwenImage, transformer=network)
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size * factor)
+
+    def sized(height: int, width: int, frames: int) -> tuple[QwenImage, tuple[int, ...]]:
+        default = pipeline.default_sample_size * factor
+        size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
+        return QwenImage(pipeline, max_sequence_length, device, size), (network.config.in_channels // 4, *size)
+
     return FlowModel(
         network,
-        QwenImage(pipeline, max_sequence_length, device, size),
-        (network.config.in_channels // 4, *size),
+        *sized(height, width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
+        sized=sized,
     )
 
 

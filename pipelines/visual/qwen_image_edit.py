@@ -165,18 +165,24 @@ def load(
     )
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor = pipeline.vae_scale_factor
-    size = latent_size(height, width, unit=2 * factor, factor=factor, default=pipeline.default_sample_size * factor)
     read_size = PLUS_READS if plus else given_size
+
+    def sized(height: int, width: int, frames: int) -> tuple[QwenImageEdit, tuple[int, ...]]:
+        default = pipeline.default_sample_size * factor
+        size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
+        architecture = QwenImageEdit(pipeline, max_sequence_length, device, size, given_size, read_size)
+        return architecture, (network.config.in_channels // 4, *size)
+
     model = FlowModel(
         network,
-        QwenImageEdit(pipeline, max_sequence_length, device, size, given_size, read_size),
-        (network.config.in_channels // 4, *size),
+        *sized(height, width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
+        sized=sized,
     )
-    model.encodings.kept = 128  # of up to 16 MB each
+    model.encodings.kept = model.negatives.kept = 128  # of up to 16 MB each
     return model
 
 

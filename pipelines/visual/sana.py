@@ -70,6 +70,22 @@ class Sana(Architecture):
         )
         return hidden[0], mask[0]
 
+    def check_negative(self, prompt: Prompt) -> None:
+        """Gemma must read the whole negative prompt, which stands by itself."""
+        text = prompt.text.lower().strip()
+        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "Gemma", text=text)
+
+    def encode_negative(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """The same without the instruction, as in diffusers."""
+        hidden, mask, _, _ = self.pipeline.encode_prompt(
+            prompt.text,
+            do_classifier_free_guidance=False,
+            device=self.device,
+            max_sequence_length=self.max_sequence_length,
+            complex_human_instruction=[],
+        )
+        return hidden[0], mask[0]
+
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         hidden, mask = conditioning
         (predicted,) = network(
@@ -140,17 +156,23 @@ def load(
     freeze((pipeline.vae, pipeline.text_encoder), device)
     scheduler, even = euler(pipeline.scheduler, source)
     factor, config = pipeline.vae_scale_factor, network.config
-    size = latent_size(
-        height, width, unit=factor * config.patch_size, factor=factor, default=config.sample_size * factor
-    )
+    architecture = Sana(pipeline, max_sequence_length, device, even)
+
+    def sized(height: int, width: int, frames: int) -> tuple[Sana, tuple[int, ...]]:
+        unit, default = factor * config.patch_size, config.sample_size * factor
+        return architecture, (
+            config.in_channels,
+            *latent_size(height, width, unit=unit, factor=factor, default=default),
+        )
+
     return FlowModel(
         network,
-        Sana(pipeline, max_sequence_length, device, even),
-        (config.in_channels, *size),
+        *sized(height, width, 0),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
+        sized=sized,
     )
 
 

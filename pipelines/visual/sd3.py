@@ -155,26 +155,28 @@ def load(
     config = network.config
     factor = enlarger.scale if enlarger else 1 if small else pipeline.vae_scale_factor
     unit = factor * config.patch_size
-    size = latent_size(
-        height,
-        width,
-        unit=unit,
-        factor=factor,
-        default=config.sample_size * factor,
-        most=unit * config.pos_embed_max_size,
-    )
-    tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
-    architecture: Any
-    if small:
-        architecture = Small(read_words(source, device), scheduler, tokens, enlarger)
-    else:
-        architecture = Pretrained(pipeline, max_sequence_length, device, tokens)
+    words = read_words(source, device) if small else None
+
+    def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:
+        size = latent_size(
+            height,
+            width,
+            unit=unit,
+            factor=factor,
+            default=config.sample_size * factor,
+            most=unit * config.pos_embed_max_size,
+        )
+        tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
+        if words is not None:
+            return Small(words, scheduler, tokens, enlarger), (config.in_channels, *size)
+        return Pretrained(pipeline, max_sequence_length, device, tokens), (config.in_channels, *size)
+
     return FlowModel(
         network,
-        architecture,
-        (config.in_channels, *size),
+        *sized(height, width, 0),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
+        sized=sized,
     )

@@ -122,16 +122,21 @@ def load(
             f"{2 * channels}, half of them for the picture; set model.transformer={NETWORK}, or take "
             "model.family=hunyuan_video for clips from words"
         )
-    size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+
+    def sized(height: int, width: int, frames: int) -> tuple[Skyreels, tuple[int, ...]]:
+        size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+        device = torch.device(training.device)
+        return Skyreels(pipeline, max_sequence_length, guidance, device, size[1:]), (channels, *size)
+
     return FlowModel(
         network,
-        Skyreels(pipeline, max_sequence_length, guidance, torch.device(training.device), size[1:]),
-        (channels, *size),
+        *sized(height, width, frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(true_cfg_scale),
         fps=fps or FPS,
+        sized=sized,
     )
 
 

@@ -170,15 +170,21 @@ def load(
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
     scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
     own = Clip.read(source)
+    architecture = Small(read_words(source, torch.device(training.device)), scheduler, own)
+
+    def sized(height: int, width: int, frames: int) -> tuple[Small, tuple[int, ...]]:
+        size = latent_clip(Clip(frames, height, width, fps), own, network.config)
+        return architecture, (network.config.in_channels, *size)
+
     return FlowModel(
         network,
-        Small(read_words(source, torch.device(training.device)), scheduler, own),
-        (network.config.in_channels, *latent_clip(clip, own, network.config)),
+        *sized(height, width, frames),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
         fps=fps or own.fps,
+        sized=sized,
     )
 
 
@@ -255,23 +261,30 @@ def pretrained(
             )
     own = Clip(frames=81, height=480, width=832, fps=24.0 if pipeline.config.expand_timesteps else 16.0)
     vae = pipeline.vae.config
-    size = latent_clip(clip, own, config, vae.scale_factor_spatial, vae.scale_factor_temporal)
     _, rows, columns = config.patch_size
-    architecture = kind(
-        pipeline,
-        max_sequence_length,
-        torch.device(training.device),
-        size,
-        (size[1] // rows) * (size[2] // columns),
-        float(guidance_2),
-    )
+
+    def sized(height: int, width: int, frames: int) -> tuple[Wan, tuple[int, ...]]:
+        clip = Clip(frames, height, width, own.fps)
+        size = latent_clip(clip, own, config, vae.scale_factor_spatial, vae.scale_factor_temporal)
+        architecture = kind(
+            pipeline,
+            max_sequence_length,
+            torch.device(training.device),
+            size,
+            (size[1] // rows) * (size[2] // columns),
+            float(guidance_2),
+        )
+        if (shape := architecture.latent_shape())[1] == 0:
+            raise ValueError(f"frames: got {frames}, of which the first is given, expected more; the nearest is 5")
+        return architecture, shape
+
     return FlowModel(
         network,
-        architecture,
-        architecture.latent_shape(),
+        *sized(clip.height, clip.width, clip.frames),
         pipeline.scheduler,
         training,
         reference,
         guidance=float(guidance),
         fps=clip.fps or own.fps,
+        sized=sized,
     )

@@ -134,12 +134,9 @@ def load(
             "that a network with image tokens takes"
         )
     clip = Clip(frames, height, width, fps)
-    model = pretrained(
+    return pretrained(
         WanImage, WanImageToVideoPipeline, source, training, clip, guidance, guidance_2, max_sequence_length
     )
-    if model.latent_shape()[1] == 0:
-        raise ValueError(f"frames: got {frames}, of which the first is given, expected more; the nearest is 5")
-    return model
 
 
 def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1") -> Path:

@@ -128,16 +128,21 @@ def load(
             "positions"
         )
     unit = PATCH * factor
-    size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS, most=unit * min(sides))
-    tokens = size[0] * size[1] // PATCH**2
+
+    def sized(height: int, width: int, frames: int) -> tuple[ZImage, tuple[int, ...]]:
+        size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS, most=unit * min(sides))
+        tokens = size[0] * size[1] // PATCH**2
+        architecture = ZImage(pipeline, max_sequence_length, float(cfg_normalization), device, tokens)
+        return architecture, (network.config.in_channels, *size)
+
     return FlowModel(
         network,
-        ZImage(pipeline, max_sequence_length, float(cfg_normalization), device, tokens),
-        (network.config.in_channels, *size),
+        *sized(height, width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(guidance),
+        sized=sized,
     )
 
 

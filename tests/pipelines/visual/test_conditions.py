@@ -14,7 +14,7 @@ from PIL import Image as Pil
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
-from pipelines.conditions import SUFFIX, Encodings, key_of, without_words
+from pipelines.conditions import SUFFIX, Encodings, key_of, negative_of
 from pipelines.visual import sd3
 from pipelines.visual.flow import refuse_overflow
 from pipelines.visual.given import check_pictures, given_picture, with_and_without
@@ -134,9 +134,14 @@ def test_an_encoding_depends_on_the_words_and_on_the_pixels_beside_them(tmp_path
     assert len(keys) == 2
 
 
-def test_without_words_a_prompt_keeps_its_picture():
-    prompt = without_words(with_media("a", picture(0.5)))
-    assert prompt.text == "" and len(prompt.media) == 1
+def test_a_negative_prompt_keeps_the_picture_and_a_row_s_own_comes_first():
+    prompt = with_media("a", picture(0.5))
+    for meta, default, text in (({}, "", ""), ({}, "b", "b"), ({"negative_prompt": "c"}, "b", "c")):
+        negative = negative_of(replace(prompt, meta=meta), default)
+        assert negative.text == text and len(negative.media) == 1
+    assert negative_of(replace(prompt, meta={"negative_prompt": ""}), "b").text == ""
+    with pytest.raises(ValueError, match="prompt '7': negative_prompt: got 3"):
+        negative_of(replace(prompt, meta={"negative_prompt": 3}))
 
 
 def test_forgotten_encoders_are_no_longer_in_memory(folder):
