@@ -52,7 +52,7 @@ class Side:
     size: str
     media: list[Medium]
     text: str | None
-    """None if the output is a sound without a transcript."""
+    """None if the output is not a text: an image, a video, or audio without a transcript."""
     words: list[Word]
     summary: str
     rewards: list[tuple[str, str]]
@@ -114,8 +114,8 @@ def _row(line: str, place: str) -> Row:
     for name, kind in FIELDS.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"{place}: {name!r}: got {brief(row.get(name))}, expected a {kind.__name__}")
-    if not all(isinstance(name, str) for name in [*row["media"], row.get("sound", "")]):
-        raise ValueError(f"{place}: 'media' and 'sound': got names that are not strings, expected names of files")
+    if not all(isinstance(name, str) for name in [*row["media"], row.get("sound", ""), row.get("image", "")]):
+        raise ValueError(f"{place}: media, sound, image: got names that are not strings, expected names of files")
     for position in row["aligned"]:
         if not (_strings(position, 3) and position[0] in KINDS):
             raise ValueError(f"{place}: 'aligned': got {brief(position)}, expected [kind, reference, hypothesis]")
@@ -146,7 +146,7 @@ def section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]
     all_rows = [row for pair in sides.values() for _, row in pair]
     boxed = any(row.get("boxes") for row in all_rows)
     return Section(
-        heading=("Held-out prompts" if name == HELDOUT else f"Prompts of {name}") + " and their completions",
+        heading="Held-out prompts" if name == HELDOUT else f"Prompts of {name}",
         groups={heading: [_card(folder, sides[id]) for id in group] for heading, group in choice.items()},
         count=sum(map(len, choice.values())),
         total=len(sides),
@@ -195,6 +195,8 @@ def _loss(row: Row) -> float:
 
 def _card(folder: MediaFolder, pair: Sequence[tuple[str, Row]]) -> Card:
     first, answer = pair[0][1], pair[0][1].get("answer")
+    if "image" in first and not isinstance(answer, str):
+        answer = None  # data of a verifier, which nobody compares with an image
     boxed = any(row.get("boxes") for _, row in pair)
     # The properties of a recording (voice, noise, ...) are not visible, so they are written out.
     meta = [f"{name} {value}" for name, value in first["meta"].items()] if _audible(first) else []
@@ -214,13 +216,16 @@ def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
     if "sound" in row:
         size = f"{number(row.get('seconds'), '.1f')} s"
         media = [*media, sound(folder, row["sound"], f"{title}: {row['id']}")]
+    elif "image" in row:
+        size = str(row.get("size", ""))
+        media = [picture(folder, row["image"], f"{title}: {row['id']}")]
     else:
         size = f"{row.get('tokens')} tokens" + (", truncated" if row.get("truncated") else "")
     return Side(
         title=title,
         size=size,
         media=media,
-        text=None if "sound" in row and not row["completion"] else row["completion"],
+        text=None if ("sound" in row or "image" in row) and not row["completion"] else row["completion"],
         words=words(row["aligned"]),
         summary=error_summary(row["aligned"]),
         rewards=[(name, number(value)) for name, value in row["rewards"].items()],

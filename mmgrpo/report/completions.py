@@ -1,8 +1,8 @@
-"""Completions of held-out prompts: JSONL files with media beside them, and pages that compare the first and the last.
+"""Samples of held-out prompts: JSONL files with their media, and pages that compare the first and the last.
 
 samples/<title>.jsonl    a line per held-out prompt: id, prompt, media, completion, answer, rewards
-samples/<title>/         thumbnails of pictures, strips of the frames of clips, and sounds: those of prompts, and the
-                         outputs of speech policies (``write_sounds``)
+samples/<title>/         media of the prompts (thumbnails, strips of frames, audio), and outputs of policies that
+                         generate images or videos (``write_images``) or audio (``write_sounds``)
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from mmgrpo.report.thumbnails import FRAMES, Box, jpeg, strip, thumbnail
 from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Audio, Prompt, Text
 
-__all__ = ["FRAMES", "Box", "completions_html", "strip", "thumbnail", "words", "write_completions", "write_sounds"]
+__all__ = [
+    "FRAMES",
+    "Box",
+    "completions_html",
+    "strip",
+    "thumbnail",
+    "words",
+    "write_completions",
+    "write_images",
+    "write_sounds",
+]
 
 
 def write_completions(
@@ -47,6 +57,17 @@ def write_completions(
         completion = {"completion": output.whole, "tokens": output.tokens, "truncated": output.truncated}
         row = _row(stem, shown, i, media[i], aligned[i] if aligned else ())
         rows.append({**row, "boxes": dict(boxes[i]) if boxes else {}, **completion})
+    _write_rows(stem, rows)
+
+
+def write_images(stem: Path, shown: Shown, files: Sequence[tuple[bytes, str]], sizes: Sequence[str]) -> None:
+    """``write_completions`` for a policy that generates images or videos: ``files`` are its outputs as a browser shows
+    them, with their suffixes, and ``sizes`` describe them."""
+    rows = []
+    for i, ((content, suffix), size) in enumerate(zip(files, sizes, strict=True)):
+        name = f"{stem.name}/{i:03d}-output{suffix}"
+        write_bytes(stem.parent / name, content)
+        rows.append({**_row(stem, shown, i, (), ()), "image": name, "size": size, "completion": ""})
     _write_rows(stem, rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,21 +36,42 @@ def number(value: Any, form: str = ".3f") -> str:
     return text.lstrip("+-") if zero else MINUS + text[1:] if text.startswith("-") else text
 
 
-def mean_cell(estimate: Any) -> Cell:
+def decimals(*estimates: Any) -> int:
+    """Decimals that show two digits of the narrowest interval, at least 3 for numbers below 10, at most 6: 3 for 0.1 to
+    0.2, 5 for 0.0012 to 0.0019, 0 for 120 to 190; 3 where every interval is a point."""
+    intervals = [(one["low"], one["high"]) for one in estimates if _is_estimate(one) and one["high"] > one["low"]]
+    if not intervals:
+        return 3
+    narrow = 1 - math.floor(math.log10(min(high - low for low, high in intervals)))
+    large = max(abs(end) for interval in intervals for end in interval) >= 10
+    return min(max(narrow, 0 if large else 3), 6)
+
+
+def mean_cell(estimate: Any, places: int = 3) -> Cell:
     """A mean and its interval: ``{mean, low, high}``."""
+    form = f".{places}f"
     if not _is_estimate(estimate):
-        return Cell(number(estimate))
-    return Cell(number(estimate["mean"]), f"{number(estimate['low'])} to {number(estimate['high'])}")
+        return Cell(number(estimate, form))
+    low, high = number(estimate["low"], form), number(estimate["high"], form)
+    return Cell(number(estimate["mean"], form), f"{low} to {high}")
 
 
-def difference_cell(estimate: Any, less_is_better: bool = False) -> Cell:
+def difference_cell(estimate: Any, less_is_better: bool = False, places: int = 3) -> Cell:
     """A signed difference and its interval, marked good or bad if the interval excludes 0."""
+    form = f"+.{places}f"
     if not _is_estimate(estimate):
-        return Cell(number(estimate))
-    low, high = estimate["low"], estimate["high"]
-    sign = (low > 0) - (high < 0)
+        return Cell(number(estimate, form))
+    low, high = number(estimate["low"], form), number(estimate["high"], form)
+    sign = change(estimate)
     kind = "" if sign == 0 else "good" if (sign > 0) != less_is_better else "bad"
-    return Cell(number(estimate["mean"], "+.3f"), f"{number(low, '+.3f')} to {number(high, '+.3f')}", kind)
+    return Cell(number(estimate["mean"], form), f"{low} to {high}", kind)
+
+
+def change(difference: Any) -> int:
+    """1 or -1 where the interval of a difference excludes 0, else 0: the change is within noise."""
+    if not _is_estimate(difference):
+        return 0
+    return (difference["low"] > 0) - (difference["high"] < 0)
 
 
 def duration(seconds: Any) -> str:

@@ -21,7 +21,7 @@ from mmgrpo.report.media import MediaFolder, Medium, contained, picture, picture
 from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import RunFolder, read_run
-from mmgrpo.report.tables import correlation_table, error_rate_table, extra_tables, metric_table, reward_table
+from mmgrpo.report.tables import correlation_table, error_rate_table, extra_tables, metric_table, reward_table, verdict
 from mmgrpo.runtime.files import write_bytes
 
 __all__ = ["curve_figure", "page", "read_run", "sample_grid", "write_report"]
@@ -49,7 +49,8 @@ def write_report(folder: str | Path) -> Path:
         raise FileNotFoundError(f"{folder}: there is no such run folder")
     run = read_run(folder)
     samples = MediaFolder(folder / "samples") if contained(folder, "samples") else None
-    further = [error_rate_table(run), *extra_tables(run), correlation_table(run)]
+    files = prompt_files(samples) if samples else []
+    further = [error_rate_table(run), *extra_tables(run)]
     content = render(
         "report.html",
         {
@@ -57,11 +58,13 @@ def write_report(folder: str | Path) -> Path:
             "run": run,
             "modality": _plain(run.summary.get("modality")),
             "steps": _plain(run.config.get("steps")),
+            "verdict": verdict(run),
             "facts": facts(run),
             "results": [reward_table(run), *(table for table in further if table.rows)],
             "curves": curves(run),
-            "grids": grids(run, samples) if samples else [],
-            "prompt_files": prompt_files(samples) if samples else [],
+            "prompt_files": files,
+            "grids": grids(run, samples, paired=bool(files)) if samples else [],
+            "correlations": [table for table in [correlation_table(run)] if table.rows],
             "group": newest_group(folder),
             "metrics": metric_table(run),
         },
@@ -119,9 +122,11 @@ def curves(run: RunFolder) -> list[Medium]:
     ]
 
 
-def grids(run: RunFolder, samples: MediaFolder) -> list[Grids]:
-    """Grids of samples: before and after, then those of further files of prompts, then those during the run."""
-    titles = {"": [title for title in run.samples if title in ("before", "after")]}
+def grids(run: RunFolder, samples: MediaFolder, paired: bool = False) -> list[Grids]:
+    """Grids of samples: before and after (collapsed where the page shows them ``paired`` by prompt), then those of
+    further files of prompts, then those during the run."""
+    first = "held-out prompts as a grid" if paired else ""
+    titles = {first: [title for title in run.samples if title in ("before", "after")]}
     titles["prompts of further files"] = [title for title in run.samples if split_title(title)[1] != HELDOUT]
     rest = {title for group in titles.values() for title in group}
     titles["during the run"] = [title for title in run.samples if title not in rest]

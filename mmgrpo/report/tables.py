@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmgrpo.report.figures import NONE, Cell, difference_cell, mean_cell, number
+from mmgrpo.report.figures import NONE, Cell, change, decimals, difference_cell, mean_cell, number
 from mmgrpo.report.plots import series
 from mmgrpo.report.run_folder import SIDES, RunFolder
 from mmgrpo.report.untrusted import brief, mapping
@@ -20,7 +20,7 @@ BOOTSTRAP = (
     "Means over prompts with 95 % bootstrap intervals. The difference is paired prompt by prompt, and coloured where "
     "its interval excludes zero."
 )
-BLIND = "Blind: the same prompts with blank pictures and clips, which shows what can be guessed from the text alone."
+BLIND = "Blind: the same prompts with blank images and videos, which shows what can be guessed from the text alone."
 SUPERVISED = "Supervised instead: the same model after supervised training for the same time on the right answers."
 RATES = (
     "Corpus rates: all errors divided by all units (words or characters of the references), which differs from the "
@@ -30,8 +30,8 @@ RATES = (
 
 
 CORRELATION = (
-    "Pearson correlations over samples of the same prompt, mean over the last tenth of the run. Two rewards near 1 "
-    "teach the same; below 0 one is gained at the cost of the other."
+    "Pearson correlations over samples of the same prompt, mean over the last tenth of the run. Near 1: redundant; "
+    "below 0: in conflict."
 )
 REWARD_MEAN = re.compile(r"reward/(.*)/mean", re.DOTALL)
 MOST_REWARDS = 16
@@ -68,12 +68,39 @@ def reward_table(run: RunFolder) -> Table:
     before, after, difference = (mapping(run.evaluation.get(side, {}), f"summary.json: {side}") for side in SIDES)
     rows = {}
     for name in dict.fromkeys([*before, *after]):
-        cells = [mean_cell(before.get(name)), mean_cell(after.get(name)), difference_cell(difference.get(name))]
-        cells += [mean_cell(other.get(name)) for other in (blind, supervised) if other]
+        places = decimals(difference.get(name))
+        cells = [mean_cell(side.get(name), places) for side in (before, after)]
+        cells += [difference_cell(difference.get(name), places=places)]
+        cells += [mean_cell(other.get(name), places) for other in (blind, supervised) if other]
         count = next((_count(side[name]) for side in (difference, after, before) if name in side), Cell(NONE))
         rows[name] = [*cells, count]
     notes = [BOOTSTRAP, *([BLIND] if blind else []), *([SUPERVISED] if supervised else [])]
     return Table("Held-out prompts, before and after", ["reward", *columns, "prompts"], rows, notes)
+
+
+def verdict(run: RunFolder) -> str:
+    """One sentence: which held-out rewards and error rates rose, which fell, and which changed within noise."""
+    changes: dict[int, list[str]] = {1: [], -1: [], 0: []}
+    differences = mapping(run.evaluation.get("difference", {}), "summary.json: difference")
+    for name, estimate in differences.items():
+        cell = difference_cell(estimate, places=decimals(estimate))
+        changes[change(estimate)].append(f"{name} {cell.text}" if cell.interval else name)
+    rates = run.summary.get("rates")
+    for rate in rates if isinstance(rates, list) else []:
+        for file, estimate in mapping(run.summary.get(str(rate)), f"summary.json: {rate}").items():
+            difference = mapping(estimate, f"summary.json: {rate}: {file}").get("difference")
+            cell = difference_cell(difference, places=decimals(difference))
+            changes[change(difference)].append(
+                f"{rate} of {file} {cell.text}" if cell.interval else f"{rate} of {file}"
+            )
+    parts = {"rose": changes[1], "fell": changes[-1], "within noise": changes[0]}
+    texts = [f"{what}: {_listed(names)}" for what, names in parts.items() if names]
+    return f"{'; '.join(texts)}.".capitalize() if texts else ""
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def error_rate_table(run: RunFolder) -> Table:
@@ -85,15 +112,15 @@ def error_rate_table(run: RunFolder) -> Table:
         for name, estimate in mapping(run.summary.get(rate), f"summary.json: {rate}").items():
             estimate = mapping(estimate, f"summary.json: {rate}: {name}")
             rows[f"{rate}, {name}"] = [
-                mean_cell(estimate.get("before")),
-                mean_cell(estimate.get("after")),
-                difference_cell(estimate.get("difference"), less_is_better=True),
+                mean_cell(estimate.get("before"), places := decimals(estimate.get("difference"))),
+                mean_cell(estimate.get("after"), places),
+                difference_cell(estimate.get("difference"), less_is_better=True, places=places),
                 Cell(number(estimate.get("relative"), "+.1%")),
                 Cell(number(estimate.get("units"), ".0f")),
                 _count(estimate.get("difference")),
             ]
     columns = ["error rate, file", *SIDES, "relative", "units", "prompts"]
-    return Table("Error rates of whole files", columns, rows, [RATES])
+    return Table("Corpus-level error rates", columns, rows, [RATES])
 
 
 def extra_tables(run: RunFolder) -> list[Table]:
@@ -106,9 +133,9 @@ def extra_tables(run: RunFolder) -> list[Table]:
         )
         rows = {
             reward: [
-                mean_cell(before.get(reward)),
-                mean_cell(after.get(reward)),
-                difference_cell(estimate),
+                mean_cell(before.get(reward), places := decimals(estimate)),
+                mean_cell(after.get(reward), places),
+                difference_cell(estimate, places=places),
                 _count(estimate),
             ]
             for reward, estimate in difference.items()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
+from mmgrpo.report.completions import write_images
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.report.thumbnails import strip
 from mmgrpo.runtime.files import write_bytes
@@ -42,8 +43,16 @@ def are_clips(sets: Iterable[Shown]) -> bool:
 
 
 def write_grid(stem: Path, shown: Shown) -> None:
-    """``<stem>.webp``, clips with their prompts and rewards that play, and ``<stem>.png``, the same as strips."""
+    """``<stem>.webp``, videos with their prompts and rewards that play, ``<stem>.png``, the same as strips, and each
+    video alone, with ``<stem>.jsonl``, for the report."""
     _write_grids(stem, shown.outputs, captions(shown), columns=4)
+    files, sizes = [], []
+    for video in shown.outputs:
+        frames = frames_of(video)
+        assert isinstance(video, Video)
+        files.append((moving(frames, video.fps), ".webp"))
+        sizes.append(f"{frames[0].width} x {frames[0].height}, {len(frames)} frames, {len(frames) / video.fps:.1f} s")
+    write_images(stem, shown, files, sizes)
 
 
 def write_clips(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
@@ -84,12 +93,24 @@ def animation(clips: Sequence[Output], texts: Sequence[str], columns: int) -> by
     films, first = [frames_of(clip) for clip in clips], clips[0]
     assert isinstance(first, Video)
     longest = max(map(len, films))
-    times = np.linspace(0, longest - 1, min(longest, FRAMES)).round().astype(int).tolist()
+    times = _times(longest)
     sheets = [sample_grid([film[min(time, len(film) - 1)] for film in films], texts, columns) for time in times]
-    buffer, small = io.BytesIO(), max(films[0][0].size) <= 128
-    duration = round(1000 * longest / first.fps / len(times))
-    arguments: dict[str, Any] = {"save_all": True, "append_images": sheets[1:], "duration": duration, "loop": 0}
-    sheets[0].save(buffer, "WEBP", lossless=small, **arguments)
+    return _webp(sheets, longest / first.fps, lossless=max(films[0][0].size) <= 128)
+
+
+def moving(frames: Sequence[Pil.Image], fps: float) -> bytes:
+    """One video as a WebP that plays for ever, of at most ``FRAMES`` frames; small ones keep their exact pixels."""
+    return _webp([frames[time] for time in _times(len(frames))], len(frames) / fps, max(frames[0].size) <= 128)
+
+
+def _times(count: int) -> list[int]:
+    return np.linspace(0, count - 1, min(count, FRAMES)).round().astype(int).tolist()
+
+
+def _webp(frames: Sequence[Pil.Image], seconds: float, lossless: bool) -> bytes:
+    buffer = io.BytesIO()
+    arguments: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "loop": 0}
+    frames[0].save(buffer, "WEBP", lossless=lossless, duration=round(1000 * seconds / len(frames)), **arguments)
     return buffer.getvalue()
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmgrpo.report.completions import write_images
 from mmgrpo.report.plots import sample_grid, to_pil
+from mmgrpo.report.thumbnails import jpeg
 from mmgrpo.runtime.files import write_bytes
 
 if TYPE_CHECKING:
@@ -34,8 +36,12 @@ def captions(shown: Shown) -> list[str]:
 
 
 def write_grid(stem: Path, shown: Shown) -> None:
-    """``<stem>.png``: pictures with their prompts and rewards."""
+    """``<stem>.png``: images with their prompts and rewards; and each alone, with ``<stem>.jsonl``, for the report."""
     write_bytes(stem.with_suffix(".png"), png(sample_grid(shown.outputs, captions(shown))))
+    images = [to_pil(output) for output in shown.outputs]
+    # Small images keep their exact pixels, which the page enlarges; of large ones a JPEG of quality 80 is a tenth.
+    files = [(png(image), ".png") if max(image.size) <= 128 else (jpeg(image), ".jpg") for image in images]
+    write_images(stem, shown, files, [f"{image.width} x {image.height}" for image in images])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mmgrpo.report.figures import Cell, difference_cell, duration, mean_cell, number
+from mmgrpo.report.figures import Cell, decimals, difference_cell, duration, mean_cell, number
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,24 @@ def test_a_cell_has_a_mean_and_its_interval_or_what_is_there_instead():
 def test_a_duration_has_its_two_largest_units():
     # 3725 s = 1 h 2 min 5 s
     assert [duration(s) for s in (3725, 125, 59.6, None, "3")] == ["1 h 2 min", "2 min 5 s", "1 min 0 s", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "places"),
+    [
+        (0.1, 0.2, 3),
+        (-0.4, 0.5, 3),
+        (0.0012, 0.0019, 5),
+        (120.0, 190.0, 0),
+        (12.1, 12.9, 2),
+        (1e-9, 2e-9, 6),
+        (0.5, 0.5, 3),
+    ],
+)
+def test_decimals_show_two_digits_of_the_interval(low, high, places):
+    assert decimals(None, {"mean": low, "low": low, "high": high}) == places
+
+
+def test_a_small_difference_is_not_shown_as_zero():
+    cell = difference_cell(tiny := {"mean": 0.0004, "low": 0.0003, "high": 0.0005}, places=decimals(tiny))
+    assert cell == Cell("+0.00040", "+0.00030 to +0.00050", "good")

@@ -12,6 +12,7 @@ from PIL import Image as Pil
 
 from mmgrpo.report.html import sample_grid, write_report
 from mmgrpo.report.run_folder import read_run
+from mmgrpo.report.tables import verdict
 from mmgrpo.runtime.metrics import MetricsLog
 from mmgrpo.types import Image
 
@@ -183,3 +184,23 @@ def test_error_rates_and_further_files_have_tables_and_less_is_better(tmp_path):
     )
     assert "wer, &lt;b&gt;" in html and "Prompts of &lt;i&gt;, before and after" in html
     assert "<b>" not in html and "<i>" not in html
+
+
+def test_the_report_begins_with_what_rose_what_fell_and_what_is_within_noise(tmp_path):
+    run_folder(tmp_path)
+    difference = {"exact": interval(0.25, 0.1, 0.4), "clean": interval(-0.2, -0.3, -0.1), "size": interval(0.0, -1, 1)}
+    rate = {"heldout": {"difference": interval(-0.05, -0.08, -0.02)}}
+    summary = {"eval": {"difference": difference}, "rates": ["wer"], "wer": rate}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert verdict(read_run(tmp_path)) == (
+        "Rose: exact +0.250; fell: clean −0.200, wer of heldout −0.050; within noise: size 0.000."
+    )
+    html = page(tmp_path)
+    places = [
+        html.index(text) for text in ("Rose: exact", "Samples of held-out", "before and after</h2>", "Training</h2>")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_run_without_an_evaluation_has_no_verdict(tmp_path):
+    assert verdict(read_run(run_folder(tmp_path))) == ""

@@ -79,7 +79,7 @@ def samples_html(looks: Sequence[Look], moment: str) -> str:
 
 
 def samples(look: Look, moment: str) -> Samples:
-    """Grids of pictures and clips, or completions, before training and at a moment."""
+    """Samples of each prompt before training and at a moment; grids where a run has nothing else."""
     shown = Samples(look.name)
     if look.run is None or not contained(look.folder, "samples"):
         shown.notes.append(look.problem or "The samples are a link out of the run folder, which is not followed.")
@@ -87,6 +87,8 @@ def samples(look: Look, moment: str) -> Samples:
     folder = MediaFolder(look.folder / "samples", MEDIA)
     for when in dict.fromkeys(["before", moment]):
         for title, name in look.titles(when):
+            if when in look.completions.get(name, {}):
+                continue  # shown below, each sample of its own
             text = heading(when, name)
             shown.pictures[text] = picture(folder, look.run.samples[title], f"Samples of {look.name}, {text}")
     for name, moments in look.completions.items():

@@ -124,7 +124,7 @@ def kept(run: Path) -> Iterator[Question]:
         return
     before = {row["id"]: row for row in moments.get(BEFORE, ())}
     for row in moments.get(AFTER, ())[:QUESTIONS]:
-        if (first := before.get(row["id"])) and "sound" not in row:
+        if (first := before.get(row["id"])) and not {"sound", "image"} & row.keys():
             names = [name for name in row["media"] if contained(folder, name)]
             media = tuple(Media(kind, str(contained(folder, name))) for name in names if (kind := _kind(name)))
             prompt = Prompt(row["prompt"], row["id"], row["answer"], row["task"], row["meta"])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.evaluation import Shown
+from mmgrpo.report.cards import sections
 from mmgrpo.report.html import grids
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.plots import sample_grid, to_pil
@@ -78,10 +79,22 @@ def test_strips_are_as_wide_as_the_longest(tmp_path):
     assert widths[0] < widths[1] == np.flatnonzero(columns)[-1] - np.flatnonzero(columns)[0] + 1
 
 
-def test_pictures_are_written_as_before(tmp_path):
-    prompts = [Prompt("picture", "0")]
-    FAMILIES["sd3"].write_samples(tmp_path / "after", Shown(prompts, [Image(torch.zeros(3, 8, 8))], [{}], [{}]))
-    assert [path.name for path in tmp_path.iterdir()] == ["after.png"]
+def test_an_image_is_written_in_the_grid_and_alone_and_the_report_pairs_it(tmp_path):
+    samples, red = tmp_path / "samples", torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(3, 8, 8)
+    for title, pixels in (("before", torch.zeros(3, 8, 8)), ("after", red)):
+        one = Shown([Prompt("a red square", "7")], [Image(pixels)], [{"red": float(pixels[0].mean())}], [{}])
+        FAMILIES["sd3"].write_samples(samples / title, one)
+    with Pil.open(samples / "after/000-output.png") as written:
+        assert written.size == (8, 8) and written.getpixel((3, 3)) == (255, 0, 0)
+    assert all(WRITTEN.fullmatch(f.relative_to(tmp_path).as_posix()) for f in samples.rglob("*") if f.is_file())
+    [file] = sections(MediaFolder(samples))
+    [card] = file.groups[""]
+    assert (card.id, card.prompt) == ("7", "a red square")
+    assert [(side.title, side.size, side.text, side.rewards) for side in card.sides] == [
+        ("before", "8 x 8", None, [("red", "0.000")]),
+        ("after", "8 x 8", None, [("red", "1.000")]),
+    ]
+    assert [side.media[0].uri.partition(",")[0] for side in card.sides] == ["data:image/png;base64"] * 2
 
 
 def test_a_report_plays_the_grid_and_needs_no_other_file(tmp_path):
