@@ -136,7 +136,9 @@ def test_a_file_has_at_most_a_mebibyte_and_may_begin_with_a_mark(tmp_path):
         (["--a", "b=1"], {"a": "b=1"}),
         (["--a-b", "1", "-c-d", "2"], {"a_b": 1, "c-d": 2}),
         (["--a="], {"a": ""}),
-        (["~a=1"], {"a": 1}),
+        (["~a=1"], {"a": None}),
+        (["a.b=1", "a.c.d=2", "~a"], {}),
+        (["a={x:1,y:two}", "b='c'"], {"a": {"x": 1, "y": "two"}, "b": "c"}),
         (["--config.a.b=x\ny"], {"a.b": "x\ny"}),
     ],
 )

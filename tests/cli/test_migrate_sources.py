@@ -110,9 +110,60 @@ python train.py --learning_rate $LR --run_name "$NAME" --output_dir `touch {proo
 """
     source = read(written(tmp_path, "a.sh", script), False, None)
     assert source.values == {"learning_rate": 2e-6, "beta": 0.1} and not proof.exists()
-    assert {*source.unread} == {"run_name", "output_dir", "seed", "$@"}
+    assert {*source.unread} == {"run_name", "output_dir", "seed"}
     text, _ = recipe_of("trl", str(tmp_path / "a.sh"))
     assert "#   seed ${SEED}\n" in text and "nothing is executed" in text
+
+
+def test_arrays_defaults_and_sums_of_a_shell_script_are_filled_in_and_branches_are_not_followed(tmp_path: Path):
+    script = """
+set -xeuo pipefail
+ENGINE=${1:-vllm}
+SIZE=${TRAIN_BATCH_SIZE:-512}
+usage() {
+  cat <<EOF
+  python train.py --it's
+EOF
+}
+DATA=(
+    algorithm.adv_estimator=grpo  # a comment
+    data.train_batch_size=${SIZE}
+    'trainer.logger=["console","wandb"]'
+)
+MORE=(trainer.experiment_name=geo_${ENGINE})
+case "${DEVICE}" in
+    gpu) ;;
+    npu)
+        MORE+=(trainer.nnodes=9
+        ) ;;
+    *) echo "what ${DEVICE} (this)" >&2; exit 1 ;;
+esac
+MORE+=(trainer.nnodes=2)
+if [ -n "$X" ]; then LR=1; else LR=2; fi
+python3 scripts/prepare.py --local_dir data
+for seed in 1 2; do
+PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo "${DATA[@]}" \\
+    "${MORE[@]}" actor_rollout_ref.rollout.n=$((SIZE / 128 + 1)) data.seed=$seed \\
+    actor_rollout_ref.actor.optim.lr=$LR "$@" 2>&1 | tee log.txt
+done
+"""
+    source = read(written(tmp_path, "a.sh", script), True, None)
+    assert source.values == {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_batch_size": 512,
+        "trainer.logger": ["console", "wandb"],
+        "trainer.experiment_name": "geo_vllm",
+        "trainer.nnodes": 2,
+        "actor_rollout_ref.rollout.n": 5,
+    }
+    assert {*source.unread} == {"data.seed", "actor_rollout_ref.actor.optim.lr"}
+    assert source.branches == {"MORE": 19, "LR": 24}
+
+
+def test_arrays_that_double_are_refused(tmp_path: Path):
+    lines = ["A=(x)", *(["A=(${A[@]} ${A[@]} )"] * 40), "python train.py ${A[@]}"]
+    with pytest.raises(ValueError, match="words in a command, expected at most 5,000"):
+        read(written(tmp_path, "a.sh", "\n".join(lines)), True, None)
 
 
 def test_nothing_of_a_python_file_is_executed(tmp_path: Path):

@@ -40,6 +40,8 @@ class Source:
     """The program that a shell script starts."""
     launcher: list[str] = field(default_factory=list)
     """The words before the program."""
+    branches: dict[str, int] = field(default_factory=dict)
+    """Variables that a branch or a loop of a shell script changes, which is not followed, and the line."""
 
     def put(self, key: str, value: Any) -> None:
         """Add a setting, which overrides an earlier one; ValueError for what is too large."""
@@ -52,10 +54,19 @@ class Source:
         self.unread.pop(key, None)
         self.values.pop(key, None)
         texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-        if any(re.search(r"\$\{|\$\(|`|^\$\w", text) for text in texts):
+        if any(re.search(r"\$[A-Za-z_{(]|`", text) for text in texts):
             self.unread[key] = " ".join(texts)
         else:
             self.values[key] = value
+
+    def remove(self, key: str) -> None:
+        """Take a setting or a section away; one that was not given is none there (``null``)."""
+        inside = [one for one in (*self.values, *self.unread) if one == key or one.startswith(f"{key}.")]
+        for one in inside:
+            self.values.pop(one, None)
+            self.unread.pop(one, None)
+        if not inside:
+            self.put(key, None)
 
 
 def read(path: str, nested: bool, functions: Callable[[Source, str, str], None] | None) -> Source:
@@ -144,6 +155,7 @@ def from_script(source: Source, text: str) -> None:
     """Put the settings of the one command of a shell script that starts a training."""
     command = command_of(text, source.name)
     source.processes, source.program, source.launcher = command.processes, command.program, list(command.launcher)
+    source.branches = dict(command.branches)
     for name, value in command.environment.items():
         if name in ("MAX_PIXELS", "MIN_PIXELS", "FPS", "FPS_MAX_FRAMES", "VIDEO_MAX_PIXELS"):
             source.put(name, plain(value))
@@ -162,8 +174,12 @@ def from_words(source: Source, words: Sequence[str]) -> None:
                 key.replace("-", "_").removeprefix("config.") if word.startswith("--") else key,
                 True if not values else plain(values[0]) if len(values) == 1 else [plain(one) for one in values],
             )
-        elif match := re.fullmatch(r"\+{0,2}~?([A-Za-z_][\w.]*)=(.*)", word, re.DOTALL):
-            source.put(match[1], plain(match[2]))
+        elif match := re.fullmatch(r"~([A-Za-z_][\w.@/]*)(=.*)?", word, re.DOTALL):  # hydra: without this setting
+            source.remove(match[1])
+        elif match := re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/]*)=(.*)", word, re.DOTALL):
+            source.put(match[1], plain(unquoted(match[2])))
+        elif word in ("$@", "$*"):  # what the script itself is called with
+            continue
         elif word.startswith("$"):
             source.unread[word[:100]] = "what the shell puts there"
         else:
@@ -175,6 +191,11 @@ def _values(queue: list[str]) -> Iterator[str]:
     end = r"-[^\d.].*|\+{1,2}\w.*|[A-Za-z_]\w*(\.\w+)+=.*|\$[@*]"
     while queue and not re.fullmatch(end, queue[0], re.DOTALL):
         yield queue.pop(0)
+
+
+def unquoted(text: str) -> str:
+    """A text without the quotes that hydra's overrides may have around a value."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def plain(text: str) -> Any:
@@ -193,6 +214,11 @@ def plain(text: str) -> Any:
             inner = text[1:-1] if text[:1] == "[" and text.endswith("]") else ""
             if inner and not set(inner) & set("[]{}"):
                 return [plain(one.strip().strip("'\"")) for one in inner.split(",")]
+            inner = text[1:-1].strip() if text[:1] == "{" and text.endswith("}") else ""
+            if inner and not set(inner) & set("[]{}"):
+                pairs = [one.partition(":") for one in inner.split(",")]
+                if all(colon and key.strip() for key, colon, _ in pairs):
+                    return {key.strip().strip("'\""): plain(one.strip().strip("'\"")) for key, _, one in pairs}
     return text
 
 
