@@ -75,7 +75,7 @@ def command_of(text: str, name: str) -> Command:
     branches: dict[str, int] = {}
     for line, words in commands(text, name):
         words = follow(words, scopes)
-        words = [one for word in words for one in substitute(word, scopes[-1])]
+        words = [one for word in words for part in opened(word) for one in substitute(part, scopes[-1])]
         if len(words) > MAX_WORDS:
             raise ValueError(f"{name}, line {line}: got {len(words):,} words in a command, expected at most {MAX_WORDS:,}")
         while words and words[0] in ("export", "set", "env", "local", "declare", "readonly"):
@@ -133,6 +133,12 @@ def follow(words: list[str], scopes: list[Variables]) -> list[str]:
             break
         words = words[1:]
     return words
+
+
+def opened(word: str) -> list[str]:
+    """``NAME=(a`` as ``NAME=(`` and ``a``, so that each item of an array is a word."""
+    match = re.fullmatch(r"([A-Za-z_]\w*\+?=\()(.+)", word, re.DOTALL)
+    return [match[1], match[2]] if match else [word]
 
 
 def array(first: str, rest: list[str]) -> tuple[list[str], list[str]]:
