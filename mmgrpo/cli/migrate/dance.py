@@ -97,7 +97,7 @@ def dance_batch(draft: Draft) -> None:
     draft.set("optim.micro_batch_size", draft.count("train_sp_batch_size"), "train_sp_batch_size", note="memory only")
     note = f"iterations x {updates} optimizer step(s)"
     if draft["max_train_steps"] is None:
-        draft.warn("the number of steps is not known: set steps", "max_train_steps")
+        draft.ask("steps", "max_train_steps is not given", "max_train_steps")
     else:
         draft.set("steps", draft.count("max_train_steps") * updates, "max_train_steps", note=note)
     draft.set("save_every", draft.count("checkpointing_steps") * updates, "checkpointing_steps", note=note)
@@ -118,9 +118,10 @@ def dance_data(draft: Draft) -> None:
     """Prompts, and the rewards that its switches name."""
     if draft.given("data_json_path"):
         draft.leave("data_json_path", "a list of captions with encoded prompts: see data.train")
-    draft.warn(
-        "data.train: a .txt file of prompts, one a line (its assets/prompts.txt), is read as it is; "
-        "videos2caption.json and its encoded prompts are not, since prompts are encoded at the start"
+    draft.ask(
+        "data.train",
+        "a .txt file of prompts, one a line (its assets/prompts.txt), is read as it is; videos2caption.json and its "
+        "encoded prompts are not, since prompts are encoded at the start",
     )
     film = draft.family in VIDEO
     found = []
@@ -135,7 +136,7 @@ def dance_data(draft: Draft) -> None:
     if found:
         draft.set("rewards", [text for text, _ in found], *(key for key in of if draft.given(key)))
     else:
-        draft.warn("no reward is named: set rewards, else those of the family are used")
+        draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours")
 
 
 DANCE_GRPO: Mapping[str, Callable[[Draft], None]] = {

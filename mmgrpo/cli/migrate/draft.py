@@ -47,6 +47,10 @@ class Draft:
     warnings: list[str] = field(default_factory=list)
     """What must be decided before the recipe is run."""
     mentioned: set[str] = field(default_factory=set)
+    asked: dict[str, list[str]] = field(default_factory=dict)
+    """Our settings that ``train`` refuses until they are written, with what each needs."""
+    open: dict[str, str] = field(default_factory=dict)
+    """Their settings that change a run and that nothing here stands for: ``train`` refuses these too."""
 
     def __getitem__(self, key: str) -> Any:
         """The value of a setting of theirs, else its default; ValueError where it is of another type than that."""
@@ -101,6 +105,16 @@ class Draft:
         self.mentioned |= {*of}
         if (text := CONTROL.sub(" ", text)) not in self.warnings:
             self.warnings.append(text)
+
+    def ask(self, key: str, text: str, *of: str) -> None:
+        """A setting of ours that must be written before the recipe can be run, and why it is not known."""
+        self.warn(f"{key}: {text}", *of)
+        self.asked.setdefault(key, []).append(CONTROL.sub(" ", text))
+
+    def undecided(self, key: str, why: str) -> None:
+        """A setting of theirs that changes the run and that has no counterpart: the user must deal with it."""
+        self.leave(key, why)
+        self.open[key] = CONTROL.sub(" ", why)
 
     def algorithm(self, base: str, blocks: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
         """Write the lines of the algorithm, each with the settings that it was made of: as the name of the preset that

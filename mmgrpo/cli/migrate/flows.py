@@ -67,7 +67,9 @@ def flow_loss(draft: Draft) -> None:
     blocks["terms"] = ([f"kl_gaussian_dt_free(coef={beta})"] if beta else [], ("train.beta",))
     if draft.number("sample.kl_reward"):
         draft.leave("sample.kl_reward", "the KL is a term of the loss here: algorithm.terms")
-        draft.warn("sample.kl_reward puts the KL into the reward; ours is a term of the loss (train.beta)")
+        draft.ask(
+            "algorithm.terms", "sample.kl_reward puts the KL into the reward; ours is a term of the loss (train.beta)"
+        )
     draft.algorithm("flow_grpo", blocks)
 
 
@@ -162,7 +164,7 @@ def flow_batch(draft: Draft) -> None:
         if draft[theirs] is not None:
             draft.set(ours, draft.count(theirs) * a_round, theirs, note=note)
     if not draft.given("num_epochs"):
-        draft.warn("it trains until it is stopped (num_epochs 100000): set steps")
+        draft.ask("steps", "it trains until it is stopped (num_epochs 100000)")
 
 
 def flow_model(draft: Draft) -> None:
@@ -195,11 +197,11 @@ def flow_data(draft: Draft) -> None:
         for split, ours in (("train", "data.train"), ("test", "data.heldout")):
             draft.set(ours, f"{str(folder).rstrip('/')}/{split}{suffix}", "dataset", "prompt_fn")
     else:
-        draft.warn("no data set is named: set data.train and data.heldout", "dataset")
+        draft.ask("data.train", "no data set is named; name data.heldout too", "dataset")
     if kind == "geneval":
         draft.warn("metadata of GenEval: its rows have `prompt`; `tag`, `include` and other keys are read as `meta`")
     if kind not in ("general_ocr", "geneval"):
-        draft.warn(f"prompt_fn {text_of(kind)} is code there: write its prompts into a file", "prompt_fn")
+        draft.ask("data.train", f"prompt_fn {text_of(kind)} is code there: write its prompts into a file", "prompt_fn")
         draft.leave("prompt_fn", "prompts stand in a file")
     functions = draft["reward_fn"]
     if not isinstance(functions, dict):
@@ -211,8 +213,10 @@ def flow_data(draft: Draft) -> None:
                 f"{draft.source.name}: reward_fn: got weight {text_of(weight)} of {text_of(reward)}, expected a number"
             )
         if reward not in FLOW_REWARDS:
-            draft.warn(
-                f"the reward {text_of(reward)} has no counterpart, or needs parameters: 'mmgrpo rewards' lists ours"
+            draft.ask(
+                "rewards",
+                f"{text_of(reward)} (weight {weight:g}) has no counterpart, or needs parameters: 'mmgrpo rewards' "
+                "lists ours",
             )
             continue
         text = FLOW_REWARDS[reward]
@@ -223,7 +227,8 @@ def flow_data(draft: Draft) -> None:
     if found:
         draft.set("rewards", found, "reward_fn")
     else:
-        draft.warn("no reward has a counterpart: set rewards, else those of the family are used", "reward_fn")
+        if "rewards" not in draft.asked:
+            draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours", "reward_fn")
         if draft.given("reward_fn"):
             draft.left["reward_fn"] = "no reward of it has a counterpart without parameters"
 

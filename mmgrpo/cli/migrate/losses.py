@@ -39,9 +39,9 @@ def objective(draft: Draft) -> Blocks:
     high = low if draft["epsilon_high"] is None else draft.number("epsilon_high")
     clip, of = ("epsilon", "epsilon_high"), ("loss_type", "importance_sampling_level")
     if kind in ("fipo", "real"):
-        draft.warn(f"loss_type {kind} has no counterpart; the recipe has the clipped ratio of grpo", "loss_type")
+        draft.ask("algorithm.objective", f"loss_type {kind} has no counterpart", "loss_type")
     if level != "token" and kind in ("cispo", "sapo", "vespo"):
-        draft.warn(f"loss_type {kind} of a ratio per sequence has no counterpart; the recipe has it per token", *of)
+        draft.ask("algorithm.objective", f"loss_type {kind} of a ratio per sequence has no counterpart", *of)
     temperatures = ("tau_pos", "tau_neg") if swift else ("sapo_temperature_pos", "sapo_temperature_neg")
     if kind == "cispo":
         text, of = f"cispo_cap(cap={high})", (*of, *clip)
@@ -58,7 +58,7 @@ def objective(draft: Draft) -> Blocks:
     elif level != "token":
         text, of = f"{'gspo' if level == 'sequence' else 'gspo_token'}(low={low}, high={high})", (*of, *clip)
         if draft["delta"] is not None:
-            draft.warn("delta of a ratio per sequence has no counterpart and is left out", "delta")
+            draft.ask("algorithm.objective", "delta of a ratio per sequence has no counterpart", "delta")
     elif draft["delta"] is not None:
         text = f"two_sided_clip(low={low}, high={high}, ceiling={draft.number('delta')})"
         of = (*of, *clip, "delta")

@@ -28,11 +28,7 @@ def from_python(source: Source, text: str, chosen: str) -> None:
 
     A value that is neither a literal nor arithmetic of numbers (``folded``) is kept as text in ``source.unread``.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ValueError(f"{source.name}{line}: not Python: {getattr(error, 'msg', error)}") from error
+    tree = parsed(source, text)
     functions = {
         node.name: node
         for node in tree.body
@@ -50,6 +46,15 @@ def from_python(source: Source, text: str, chosen: str) -> None:
         put(source, functions[chosen or next(iter(functions))].body, functions, ())
     if not source.values and not source.unread:
         raise ValueError(f"{source.name}: has no assignment config.name = value")
+
+
+def parsed(source: Source, text: str) -> ast.Module:
+    """The syntax tree of a file; ValueError with the line for what is not Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ValueError(f"{source.name}{line}: not Python: {getattr(error, 'msg', error)}") from error
 
 
 def put(

@@ -5,19 +5,21 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.migrate import dance, flows, tokens, verl
 from mmgrpo.cli.migrate.draft import Draft, say, text_of, yaml_of
 from mmgrpo.cli.migrate.python_file import from_python
 from mmgrpo.cli.migrate.sources import Source, from_words, read
-from mmgrpo.cli.migrate.tables import PROJECTS, Row, table
+from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
+from mmgrpo.cli.migrate.trl_script import flags_of, from_trl_script
 from mmgrpo.cli.train import arithmetic
 from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.config import config_class
-from mmgrpo.runtime.reading import build, option_names
+from mmgrpo.runtime.reading import UNDECIDED, build, option_names, undecided, without
 
 Conversion = Callable[[Draft], None]
 CONVERSIONS: Mapping[str, Mapping[str, Conversion]] = {
@@ -37,6 +39,10 @@ FAMILY: Mapping[str, Callable[[Source], str]] = {
 }
 
 
+WITHOUT_EFFECT = {"", "name", "output_dir", "trackers", "save_every", "keep", "optim.micro_batch_size"}
+"""Settings of ours that do not change what is trained."""
+
+
 def recipe_of(
     project: str, path: str, flags: Sequence[str] = (), name: str = "", *, processes: int = 0, rows: int = 0
 ) -> tuple[str, list[str]]:
@@ -53,11 +59,24 @@ def recipe_of(
         raise ValueError("mmgrpo migrate: got neither a file nor flags behind --; 'mmgrpo migrate --help' shows both")
     theirs = table(project)
     nested = project in ("easyr1", "verl")
-    source = read(path, nested, from_python if project == "flow_grpo" else None) if path else Source("the command line")
+    own: set[str] = set()
+    given = dict(flags_of(flags))
+
+    def trl_script(source: Source, text: str, chosen: str) -> None:
+        own.update(from_trl_script(source, text, given))
+
+    python = {"flow_grpo": from_python, "trl": trl_script}.get(project)
+    source = read(path, nested, python) if path else Source("the command line")
     from_words(source, flags)
+    for key in own:  # arguments of a script of theirs, which are in the values that it makes of them
+        source.values.pop(key, None)
+    path = with_its_file(source, path, nested, python)
     source.processes = processes or source.processes
+    old = renamed(source, theirs)
     chosen = family(name or FAMILY[project](source))
     draft = Draft(theirs, source, chosen.name, rows)
+    for key, new in old.items():
+        draft.leave(key, f"an old name of {new}")
     convert(draft, CONVERSIONS[project])
     section = drop_defaults(draft, chosen)
     account(draft)
@@ -66,25 +85,87 @@ def recipe_of(
     return text, draft.warnings
 
 
+def with_its_file(source: Source, path: str, nested: bool, python: Callable[[Source, str, str], None] | None) -> str:
+    """Put the settings of the file that ``config=FILE`` names, where it is found, below those of the source; returns
+    what the settings come from."""
+    name = source.values.get("config")
+    if not isinstance(name, str):
+        return path
+    script = Path(path.partition(".py:")[0])
+    folders = [Path(), *script.parents] if path else [Path()]
+    found = next((folder / name for folder in folders if (folder / name.partition(".py:")[0]).is_file()), None)
+    if found is None and ".py:" in name:
+        file = name.partition(".py:")[0] + ".py"
+        found = next((folder / name for folder in folders if (folder / file).is_file()), None)
+    if found is None or Path(str(found).partition(".py:")[0]).suffix == ".sh":
+        return path
+    base = read(str(found), nested, python)
+    del source.values["config"]
+    source.values = {key: value for key, value in base.values.items() if key not in source.unread} | source.values
+    source.unread = {key: text for key, text in base.unread.items() if key not in source.values} | source.unread
+    source.processes = source.processes or base.processes
+    return f"{path or 'flags'} with {found}"
+
+
+def renamed(source: Source, theirs: Table) -> dict[str, str]:
+    """Give settings their present names; returns old names to new ones."""
+    found = {old: new for old, new in theirs.renamed.items() if old in source.values or old in source.unread}
+    for old, new in found.items():
+        for table_of in (source.values, source.unread):
+            if old in table_of:
+                value = table_of.pop(old)
+                if new not in source.values and new not in source.unread:
+                    table_of[new] = value
+    return found
+
+
 def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
     """Read every setting of the source, and all defaults of the table that have a counterpart."""
     for key in draft.source.unread:
-        draft.leave(key, "no plain value, and nothing is executed: write the value, into the file or behind --")
+        row = draft.table.find(key)
+        why = "no plain value, and nothing is executed: write the value, into the file or behind --"
+        if row is not None and {*row.to.replace(" ", "").split(",")} <= WITHOUT_EFFECT and not row.matters:
+            draft.leave(key, row.note or why)
+        else:
+            draft.undecided(key, why)
+    if draft.source.branches:
+        names = ", ".join(f"{name} (line {line})" for name, line in draft.source.branches.items())
+        draft.warn(f"branches and loops of the script are not followed; they change {names}")
     for key in draft.source.values:
         row = draft.table.find(key)
         if row is None:
             hint = nearest(key, draft.table.names).split(" Known:")[0]
-            draft.leave(key, f"unknown to {draft.table.project} as it was read for this table.{hint}")
+            draft.undecided(key, f"unknown to {draft.table.project} as it was read for this table.{hint}")
             draft.warn(f"'{text_of(key)}' is no setting of {draft.table.project} that is known here.{hint}")
+        elif key == "config":
+            draft.undecided(key, f"there is no such file here: {row.note}")
+            draft.warn(f"config {text_of(draft.source.values[key])} is not found: {row.note}")
+        elif not row.to and row.matters and differs(draft.source.values[key], row.default):
+            draft.undecided(key, row.note)
+            draft.warn(f"{text_of(key)} {text_of(draft.source.values[key])}: {row.note}")
         elif not row.to:
             draft.leave(key, row.note)
-            if key == "config":
-                draft.warn(f"{key} {text_of(draft.source.values[key])} is not read: {row.note}")
     for row in draft.table.rows.values():
         if row.to and not row.by:
             direct(draft, row)
     for name in dict.fromkeys(row.by for row in draft.table.rows.values() if row.by):
         conversions[name](draft)
+    needed = {
+        "model.path": "no model is named: the folder of a model, or its name on the hub",
+        "data.train": "no data set is named (docs/data.md)",
+        "rewards": "no reward is named; 'mmgrpo rewards' lists them",
+    }
+    for key, why in needed.items():
+        if key not in draft.settings and key not in draft.asked:
+            draft.ask(key, why)
+
+
+def differs(value: Any, default: Any) -> bool:
+    """Whether a value says something else than the default, which is nothing where there is none."""
+    empty = (None, "", False, [], {})
+    if default in empty:
+        return value not in empty
+    return str(value).lower() != str(default).lower() and value != default
 
 
 def direct(draft: Draft, row: Row) -> None:
@@ -96,7 +177,7 @@ def direct(draft: Draft, row: Row) -> None:
             if not draft.given(row.key):
                 return
             draft.leave(row.key, f"there is no such choice here; known: {', '.join(words)}")
-            draft.warn(f"{row.key} {text_of(value)}: {draft.left[row.key]}", row.key)
+            draft.ask(row.to, f"{row.key} {text_of(value)}: {draft.left[row.key]}", row.key)
             return
         value = words[str(value).lower()]
     if value is None:
@@ -129,6 +210,20 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
             section.setdefault(outer, {})[inner] = setting.value
         else:
             section[outer] = setting.value
+    for key, texts in draft.asked.items():
+        outer, _, inner = key.partition(".")
+        if key not in known:
+            continue
+        several = [f"{UNDECIDED} {text}" for text in texts]
+        place, name = (section.setdefault(outer, {}), inner) if inner else (section, outer)
+        kept = place.get(name, [])
+        is_list = isinstance(defaults[outer][inner] if inner else defaults[outer], list)
+        place[name] = [*kept, *several] if is_list else "; ".join([several[0], *texts[1:]])
+    if draft.open:
+        section["undecided"] = {
+            key: f"{text_of(draft.source.unread.get(key, draft.source.values.get(key)), 300)}: {why}"
+            for key, why in draft.open.items()
+        }
     return section
 
 
@@ -144,7 +239,8 @@ def account(draft: Draft) -> None:
 def check(section: Mapping[str, Any], chosen: Any, source: Source) -> None:
     """Raise ValueError where the recipe would be refused."""
     try:
-        arithmetic(build(config_class(chosen.sections), section, "the recipe"))
+        known = without(section, undecided(section).keys())
+        arithmetic(build(config_class(chosen.sections), known, "the recipe"))
     except ValueError as error:
         problem = str(error)
     else:
@@ -199,13 +295,14 @@ def body(draft: Draft, section: Mapping[str, Any]) -> list[str]:
     """The settings in our order, each with its origin behind it."""
     lines: list[str] = []
     order = ["name", "output_dir", "steps", "seed", "save_every", "keep", "trackers", "deterministic"]
-    order += ["model", "data", "sampling", "algorithm", "rewards", "optim", "eval"]
+    order += ["model", "data", "sampling", "algorithm", "rewards", "optim", "eval", "undecided"]
     assert section.keys() <= {*order}, section.keys()
     for outer in order:
         value = section.get(outer)
         if isinstance(value, Mapping):
-            lines.append(f"{outer}:")
-            lines += [entry(draft, f"{outer}.{inner}", f"  {inner}", value[inner]) for inner in value]
+            rest = "  # of theirs, without a counterpart: 'mmgrpo train' refuses each that is not deleted"
+            lines.append(f"{outer}:{rest if outer == 'undecided' else ''}")
+            lines += [entry(draft, f"{outer}.{inner}", f"  {yaml_of(str(inner))}", value[inner]) for inner in value]
         elif outer in section:
             lines.append(entry(draft, outer, outer, value))
     return lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import os
 import re
 import shlex
@@ -24,6 +26,15 @@ NOT_TRAINING = {"pip", "pip3", "cp", "git", "cat", "bash", "sh", "echo", "wget",
 
 MAX_LINES = 500
 """Lines of one command."""
+
+WORDS = r"[\s'\"`\\;&|#]"
+"""What ends a word, or quotes."""
+
+PARENTHESES = {1: "(", 2: ")"}
+"""Stand-ins of parentheses that are part of a word."""
+
+MAX_BRANCHES = 50
+"""Branches and loops within each other."""
 
 MAX_WORDS = 5_000
 """Words of one command, once arrays are filled in."""
@@ -75,7 +86,9 @@ def command_of(text: str, name: str) -> Command:
     branches: dict[str, int] = {}
     for line, words in commands(text, name):
         words = follow(words, scopes)
-        words = [one for word in words for part in opened(word) for one in substitute(part, scopes[-1])]
+        if len(scopes) > MAX_BRANCHES:
+            raise ValueError(f"{name}, line {line}: got branches in more than {MAX_BRANCHES} levels")
+        words = [one for word in words for part in opened(word) for one in filled(part, scopes[-1])]
         if len(words) > MAX_WORDS:
             raise ValueError(f"{name}, line {line}: got {len(words):,} words in a command, expected at most {MAX_WORDS:,}")
         while words and words[0] in ("export", "set", "env", "local", "declare", "readonly"):
@@ -141,6 +154,15 @@ def opened(word: str) -> list[str]:
     return [match[1], match[2]] if match else [word]
 
 
+def filled(word: str, variables: Variables) -> list[str]:
+    """The words that a word becomes: a variable alone that holds several overrides or flags is as many."""
+    several = substitute(word, variables)
+    if re.fullmatch(r"\$\{?\w+\}?", word) and len(several) == 1 and re.search(r"\s", several[0].strip()):
+        if re.match(r"\s*(--?[A-Za-z]|[+~]{0,2}[\w.@/]+=)", several[0]):
+            return words_of(several[0].replace("\n", " ")) or several
+    return several
+
+
 def array(first: str, rest: list[str]) -> tuple[list[str], list[str]]:
     """The items of ``(a b c)``, whose first word is ``(a``, and the words behind it."""
     items: list[str] = []
@@ -178,6 +200,9 @@ def commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
             number += 1
             joined = line.rstrip().endswith("\\") and not line.lstrip().startswith("#")
             command += line.rstrip()[:-1] + " " if joined else line + "\n"
+            inside = number < len(lines) and number - first <= MAX_LINES and ")" not in line
+            if not joined and inside and re.search(r"^\s*[A-Za-z_]\w*\+?=\([^)]*$", command):
+                continue  # of an array, whose words are split once it is closed
             words = [] if joined else words_of(command)
             if words is not None and not joined and not is_open(words):
                 break
@@ -209,13 +234,32 @@ def is_open(words: Sequence[str]) -> bool:
     return text.count("(") > text.count(")")
 
 
+def one_word(command: str) -> str:
+    """A command in which each ``$(...)`` and ``$((...))`` is part of one word, and its parentheses are no others."""
+    made, place = [], 0
+    while (start := command.find("$(", place)) >= 0:
+        depth, end = 0, start + 1
+        while end < min(len(command), start + MAX_VALUE):
+            depth += {"(": 1, ")": -1}.get(command[end], 0)
+            end += 1
+            if not depth:
+                break
+        if depth:
+            break
+        inside = command[start + 2 : end - 1]
+        is_sum = inside.startswith("(") and inside.endswith(")")
+        inside = "".join(inside.split()) if is_sum else re.sub(WORDS, "_", inside)
+        made += [command[place:start], "$\x01", inside.replace("(", "\x01").replace(")", "\x02"), "\x02"]
+        place = end
+    return "".join([*made, command[place:]])
+
+
 def words_of(command: str) -> list[str] | None:
     """The words of a command; None where a quote is open at its end."""
-    command = re.sub(r"\$\(\(([^()]*)\)\)", lambda match: "$((" + "".join(match[1].split()) + "))", command)
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|")
+    lexer = shlex.shlex(one_word(command), posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
     try:
-        return list(lexer)
+        return [word.translate(PARENTHESES) for word in lexer]
     except ValueError:
         return None
 
@@ -240,23 +284,31 @@ def substitute(word: str, variables: Mapping[str, str | tuple[str, ...]]) -> lis
         if changed == text:
             break
         text = changed
-    return [re.sub(r"\$\(\(([^()$`]*)\)\)", lambda match: computed(match, variables), text)]
+    return [re.sub(r"\$\(\((.{1,200}?)\)\)(?!\))", lambda match: computed(match, variables), text)]
 
 
 def computed(match: re.Match[str], variables: Mapping[str, str | tuple[str, ...]]) -> str:
     """``$((...))`` of whole numbers and variables; as it is where it is anything else."""
-    text = re.sub(r"[A-Za-z_]\w*", lambda name: str(variables.get(name[0], name[0])), match[1])
-    if not re.fullmatch(r"\d{1,9}([-+*/%]\d{1,9}){0,9}", text):
+    text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[0])), match[1])
+    try:
+        result = whole(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError):
         return match[0]
-    total = 0
-    for sign, product in re.findall(r"([+-]?)([\d*/%]+)", text):
-        numbers = re.split(r"[*/%]", product)
-        result = int(numbers[0] or 0)
-        for operation, number in zip(re.findall(r"[*/%]", product), numbers[1:], strict=True):
-            if not number or (operation != "*" and not int(number)):
-                return match[0]
-            result = {"*": result * int(number), "/": result // max(1, int(number)), "%": result % max(1, int(number))}[
-                operation
-            ]
-        total += -result if sign == "-" else result
-    return str(total)
+    return str(result)
+
+
+def whole(node: ast.expr) -> int:
+    """The value of a sum or product of whole numbers; ValueError for anything else, and for large numbers."""
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**12:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -whole(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in SUMS:
+        result = SUMS[type(node.op)](whole(node.left), whole(node.right))
+        if abs(result) < 10**12:
+            return result
+    raise ValueError("no sum of whole numbers")
+
+
+SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+SUMS |= {ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}

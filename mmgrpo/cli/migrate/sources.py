@@ -80,7 +80,7 @@ def read(path: str, nested: bool, functions: Callable[[Source, str, str], None] 
     suffix = file.suffix.lower()
     source = Source(str(file))
     if suffix not in (".yaml", ".yml", ".json", ".sh", ".py") or (suffix == ".py" and functions is None):
-        kinds = ".yaml, .json or .sh" + (" or .py" if functions else "")
+        kinds = ".yaml, .json, .sh or .py" if functions else ".yaml, .json or .sh"
         raise ValueError(f"{file}: got a '{suffix}' file, expected {kinds}; flags stand behind --")
     text = text_of(file)
     if suffix in (".yaml", ".yml"):

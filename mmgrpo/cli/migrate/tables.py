@@ -1,7 +1,8 @@
 """The settings of other projects against ours, as tables: ``<project>.yaml`` beside this file.
 
 A table has ``settings``, each of which becomes one or several settings of ours, and ``none``, groups of settings that
-have no counterpart, with the reason. From these tables both the command and the page docs/migration.md are made.
+have no counterpart, with the reason; where a group ``matters``, a recipe with another value than the default is
+refused until the user has dealt with it. From these tables both the command and the page docs/migration.md are made.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Row:
     """Their words, in lower case, to ours, where a setting is one of several words or true or false."""
     note: str = ""
     """What differs in meaning, or why there is no counterpart and what to do instead."""
+    matters: bool = False
+    """Whether a value other than the default changes what is trained, although there is no counterpart."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Table:
     forms: str
     """What the command reads."""
     rows: dict[str, Row]
+    renamed: Mapping[str, str]
+    """Old names of settings to present ones."""
     columns: tuple[Mapping[str, str], ...]
     """Data columns: ``theirs``, ``ours``, ``note``."""
 
@@ -75,5 +80,5 @@ def table(name: str) -> Table:
     for group in read["none"]:
         for key, default in group["keys"].items():
             assert key not in rows, key
-            rows[key] = Row(key, default=default, note=group["why"])
-    return Table(read["project"], read["source"], read["forms"], rows, tuple(read["columns"]))
+            rows[key] = Row(key, default=default, note=group["why"], matters=group.get("matters", False))
+    return Table(read["project"], read["source"], read["forms"], rows, read.get("renamed", {}), tuple(read["columns"]))

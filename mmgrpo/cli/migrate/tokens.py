@@ -79,7 +79,8 @@ def steps(draft: Draft) -> None:
         draft.set("steps", draft.count(key), key)
         return
     if not draft.rows:
-        draft.warn(
+        draft.ask(
+            "steps",
             f"the number of steps follows from {epochs} {draft[epochs]} and the number of prompts: give it with --rows",
             epochs, key,
         )  # fmt: skip
@@ -102,7 +103,7 @@ def warmup(draft: Draft) -> None:
     elif "steps" in draft.settings:
         draft.set("optim.warmup", round(value * draft.settings["steps"].value), *of)
     else:
-        draft.warn(f"the warm-up is {value} of the steps, whose number is not known: set optim.warmup", *of)
+        draft.ask("optim.warmup", f"the warm-up is {value} of the steps, whose number is not known", *of)
         draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.given(key)})
 
 
@@ -152,10 +153,21 @@ def lora(draft: Draft) -> None:
     draft.set("model.lora_alpha", float(draft.number("lora_alpha")), "lora_alpha")
     names = draft[targets]
     names = [names] if isinstance(names, str) else names
-    if names and names not in (["all-linear"], ["all-router"]):
-        draft.set("model.lora_targets", [str(name) for name in names], targets)
+    adapters(draft, [str(name) for name in names or []], targets)
+
+
+ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""The linear layers of a block of Llama, Qwen, Mistral, Gemma and their kin."""
+
+
+def adapters(draft: Draft, names: list[str], key: str) -> None:
+    """``model.lora_targets``: names of layers; all linear layers are those of the blocks of the language model."""
+    if names == ["all-linear"]:
+        draft.set("model.lora_targets", ALL_LINEAR, key, note="all linear layers of the language model's blocks")
+    elif names == ["all-router"]:
+        draft.ask("model.lora_targets", f"{key} all-router: name the layers", key)
     elif names:
-        draft.leave(targets, "all linear layers are no choice here: ours are the attention projections, or names")
+        draft.set("model.lora_targets", names, key)
 
 
 def data(draft: Draft) -> None:
@@ -163,9 +175,7 @@ def data(draft: Draft) -> None:
     name, config = draft["dataset_name"], draft["dataset_config"]
     known = draft.word("eval_strategy", ["no", "steps", "epoch"])
     if not name:
-        draft.warn(
-            "no data set is named: set data.train (docs/data.md), and data.heldout or an empty one", "dataset_name"
-        )
+        draft.ask("data.train", "no data set is named (docs/data.md)", "dataset_name")
     else:
         location = where(str(name), f":{config}" if config else "")
         train = location if "@" not in location else location.partition("@")[0] + f"@{draft['dataset_train_split']}"
@@ -206,7 +216,7 @@ def rewards(draft: Draft) -> None:
     model = "reward_model" if swift else "reward_model_name_or_path"
     if draft[model]:
         draft.leave(model, "a reward model is a reward by name ('mmgrpo rewards'), or a function of your own")
-        draft.warn(f"{model} {text_of(draft[model])}: name its counterpart in rewards", model)
+        draft.ask("rewards", f"{model} {text_of(draft[model])}: name its counterpart", model)
     found, table = [], swift_rewards(draft) if swift else TRL_REWARDS
     for number, name in enumerate(names):
         weight = weights[number] if number < len(weights) else 1.0
@@ -214,10 +224,13 @@ def rewards(draft: Draft) -> None:
             raise ValueError(f"{draft.source.name}: reward_weights: got {text_of(weight)}, expected numbers")
         if name in table:
             found.append(weighted(table[name], weight))
+        elif own := re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|\.)([A-Za-z_]\w*)", name):
+            found.append(weighted(f"{own[1]}:{own[2]}", weight))
         else:
-            draft.warn(
-                f"the reward {text_of(name)} has no counterpart: 'mmgrpo rewards' lists ours; one of your own is "
-                f"module:function of (prompts, outputs), weight {weight} (docs/extending.md)"
+            draft.ask(
+                "rewards",
+                f"{text_of(name, 250)}, weight {weight}: 'mmgrpo rewards' lists ours; one of your own is "
+                "module:function (docs/extending.md)",
             )
     of = ("reward_funcs", "reward_weights")
     if found:
@@ -228,7 +241,8 @@ def rewards(draft: Draft) -> None:
             note="the reward 'task' needs a column task" if any("task" in f for f in found) else "",
         )
         return
-    draft.warn("no reward is named: set rewards, else those of the family are used")
+    if "rewards" not in draft.asked:
+        draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours")
     draft.left.update({key: "no reward of it has a counterpart" for key in of if draft.given(key)})
 
 
@@ -334,7 +348,7 @@ def swift_data(draft: Draft) -> None:
         elif ours == "data.heldout":
             draft.set(ours, "", key, "split_dataset_ratio")
         else:
-            draft.warn("no data set is named: set data.train (docs/data.md)", key)
+            draft.ask("data.train", "no data set is named (docs/data.md)", key)
         if places[1:]:
             draft.set("data.extra_train" if ours == "data.train" else "eval.extra", places[1:], key)
     if draft.fraction("split_dataset_ratio"):

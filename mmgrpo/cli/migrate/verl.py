@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
-from mmgrpo.cli.migrate.tokens import name, trackers, where
+from mmgrpo.cli.migrate.tokens import adapters, name, trackers, where
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def objective_of_verl(draft: Draft) -> Blocks:
     low, high = (both if draft[end] is None else draft.number(end) for end in ends)
     of = (key, f"{at}clip_ratio", *ends)
     if kind in ("clip_cov", "kl_cov", "bypass_mode"):
-        draft.warn(f"loss_mode {kind} has no counterpart; the recipe has the clipped ratio of vanilla", key)
+        draft.ask("algorithm.objective", f"loss_mode {kind} has no counterpart", key)
     if kind == "geo_mean" and low != high:
         draft.warn(
             f"gmpo has one range of log-ratios, not {low} below and {high} above; the recipe has the upper", *ends
@@ -163,7 +163,9 @@ def objective_of_verl(draft: Draft) -> Blocks:
     if correction is not None:
         why = "its weights are of vLLM against the trainer; here they matter with sampling.dtype only"
         cap = ("algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold")
-        if correction == "token":
+        if correction == "token" and isinstance(limits := draft.source.values.get(cap[1]), str):
+            draft.ask("algorithm.mismatch", f"{cap[1]} {text_of(limits)} has no counterpart", *cap)
+        elif correction == "token":
             blocks["mismatch"] = (f"tis(cap={draft.number(cap[1])})", cap)
         else:
             draft.leave(cap[0], f"a weight per sequence has no counterpart; {why}")
@@ -187,7 +189,7 @@ def kl_of_verl(draft: Draft) -> Blocks:
     keys = (f"{at}use_kl_loss", f"{at}kl_loss_coef", f"{at}kl_loss_type")
     terms, of = [], keys[:1]
     if draft["algorithm.use_kl_in_reward"]:
-        draft.warn("the KL is part of the reward there (use_kl_in_reward); ours is a term of the loss: set terms")
+        draft.ask("algorithm.terms", "the KL is part of the reward there (use_kl_in_reward); ours is a term of the loss")
         draft.leave("algorithm.use_kl_in_reward", "the KL is a term of the loss here")
     if draft[keys[0]] and (coef := draft.number(keys[1])):
         terms.append(estimator(draft, str(draft[keys[2]]), keys[2], coef))
@@ -201,7 +203,7 @@ def kl_of_verl(draft: Draft) -> Blocks:
 def estimator(draft: Draft, kind: str, key: str, coef: int | float) -> str:
     """A KL estimator of ours."""
     if kind.rstrip("+") not in KL:
-        draft.warn(f"{key} {text_of(kind)} has no counterpart; the recipe has kl_k3", key)
+        draft.ask("algorithm.terms", f"{key} {text_of(kind)} has no counterpart, coefficient {coef}", key)
     elif kind.endswith("+"):
         draft.warn(f"{key} {kind} has the gradient of k2: kl_k2 is its counterpart", key)
         return f"kl_k2(coef={coef})"
@@ -219,7 +221,7 @@ def batch(draft: Draft) -> None:
     draft.set("data.prompts_per_step", prompts, keys.prompts)
     draft.set("data.group_size", max(2, draft.count(f"{keys.rollout}.n")), f"{keys.rollout}.n")
     if draft.count(f"{keys.rollout}.n") < 2:
-        draft.warn("one sample per prompt has nothing to be compared with: group_size is at least 2")
+        draft.ask("data.group_size", "one sample per prompt has nothing to be compared with")
     draft.set("optim.updates", prompts // cut, keys.minibatch, keys.prompts)
     draft.set("optim.epochs", draft.count(f"{keys.actor}.ppo_epochs"), f"{keys.actor}.ppo_epochs")
     if draft[keys.micro] is not None:
@@ -238,8 +240,9 @@ def steps(draft: Draft) -> None:
         draft.set("steps", max(1, rounds) * a_round, "trainer.total_epochs", note=f"{draft.rows} prompts; {note}")
     else:
         epochs = draft["trainer.total_epochs"]
-        draft.warn(
-            f"the number of steps follows from total_epochs {epochs} and the number of prompts: give it with --rows"
+        draft.ask(
+            "steps",
+            f"the number of steps follows from total_epochs {epochs} and the number of prompts: give it with --rows",
         )
         if draft.given("trainer.total_epochs"):
             draft.leave("trainer.total_epochs", "needs the number of training prompts: --rows")
@@ -262,7 +265,7 @@ def steps(draft: Draft) -> None:
     elif (share := draft.fraction(ratio)) and "steps" in draft.settings:
         draft.set("optim.warmup", round(share * draft.settings["steps"].value), *of)
     elif share:
-        draft.warn(f"the warm-up is {share} of the steps, whose number is not known: set optim.warmup", *of)
+        draft.ask("optim.warmup", f"the warm-up is {share} of the steps, whose number is not known", *of)
         draft.left[ratio] = "a fraction of an unknown number of steps"
     else:
         draft.set("optim.warmup", 0, *of)
@@ -284,14 +287,15 @@ def data(draft: Draft) -> None:
         files = draft[theirs]
         files = [files] if isinstance(files, str) else list(files or [])
         if any(str(file).split("@")[0].endswith(".csv") for file in files):
-            draft.warn(
+            draft.ask(
+                ours,
                 f"{theirs}: .csv files are not read here: write rows as .jsonl (docs/data.md), or save a data set and "
                 f"name it hf:<folder>@{word}",
                 theirs,
             )
         places = [place(str(file)) for file in files if file]
         if not places and word == "train":
-            draft.warn("no data set is named: set data.train (docs/data.md)", theirs)
+            draft.ask("data.train", "no data set is named (docs/data.md)", theirs)
             continue
         draft.set(ours, places[0] if places else "", theirs)
         if places[1:]:
@@ -330,9 +334,10 @@ def rewards(draft: Draft) -> None:
         text = [f"task(weight={1 - share:g}, tags=False)", f"format(weight={share:g}, style='boxed')"]
         draft.set("rewards", text, key, note="rows need a column task: math")
         return
-    draft.warn(
-        f"rewards: {text_of(function) if function else 'no function is named'}: 'mmgrpo rewards' lists ours; one of "
-        "your own is module:function of (prompts, outputs) (docs/extending.md)",
+    draft.ask(
+        "rewards",
+        f"{text_of(function) if function else 'no function is named'}: 'mmgrpo rewards' lists ours; one of your own is "
+        "module:function of (prompts, outputs) (docs/extending.md)",
         key,
     )
     if draft.given(key):
@@ -349,10 +354,10 @@ def lora(draft: Draft) -> None:
         draft.set("model.lora_alpha", float(draft.number(f"{at}alpha")), f"{at}alpha")
         chosen = draft[targets]
         chosen = chosen.split(",") if isinstance(chosen, str) else list(chosen or [])
-        if chosen and chosen != ["all-linear"]:
-            draft.set("model.lora_targets", [str(one).strip() for one in chosen], targets)
-        else:
-            draft.leave(targets, "all linear layers are no choice here: ours are the attention projections, or names")
+        excluded = f"{at}exclude_modules" if draft.table.project == "EasyR1" else "actor_rollout_ref.model.exclude_modules"
+        if draft.source.values.get(excluded):
+            draft.ask("model.lora_targets", f"{excluded} {text_of(draft[excluded])}: name the layers that are adapted")
+        adapters(draft, [str(one).strip() for one in chosen], targets)
 
 
 COMMON: Mapping[str, Callable[[Draft], None]] = {

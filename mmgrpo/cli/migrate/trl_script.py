@@ -1,0 +1,580 @@
+"""The settings of a Python script that trains with TRL, read from its syntax tree: no line of it is run.
+
+Read are the keywords of ``GRPOConfig``, ``LoraConfig`` and ``GRPOTrainer``, wherever they are written, where each is a
+literal or follows from literals: a variable that is assigned once, an argument's default (``argparse``, ``dataclass``,
+parameters of a function), an entry of a dictionary, an f-string, sums and products of numbers. Everything else is
+listed as text, so that the recipe asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.cli.migrate.python_file import ARITHMETIC, LARGEST, parsed
+from mmgrpo.cli.migrate.sources import Source, plain
+from mmgrpo.cli.migrate.tables import table
+
+CONFIGS = ("GRPOConfig", "ModelConfig", "ScriptArguments", "GRPOScriptArguments")
+"""Classes of TRL whose fields are settings of its table."""
+
+LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "task_type": "lora_task_type"}
+LORA |= {"target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save", "use_dora": "use_dora"}
+LORA |= {"use_rslora": "use_rslora", "target_parameters": "lora_target_parameters"}
+"""Parameters of peft's ``LoraConfig`` as TRL's command line calls them."""
+
+MODEL = {"torch_dtype": "dtype", "dtype": "dtype", "revision": "model_revision", "load_in_4bit": "load_in_4bit"}
+MODEL |= {"load_in_8bit": "load_in_8bit", "trust_remote_code": "trust_remote_code"}
+MODEL |= {"attn_implementation": "attn_implementation", "max_seq_length": "", "fast_inference": "", "device_map": ""}
+MODEL |= {"max_lora_rank": "", "gpu_memory_utilization": "", "cache_dir": "", "low_cpu_mem_usage": "", "token": ""}
+MODEL |= {"use_cache": "", "local_files_only": "", "model_name": "", "pretrained_model_name_or_path": ""}
+"""Parameters of ``from_pretrained`` as TRL's command line calls them; empty: of no consequence for what is trained."""
+
+TRAINER = {"callbacks": "", "processing_class": "", "tokenizer": "", "reward_processing_classes": "", "args": ""}
+TRAINER |= {"model": "", "reward_funcs": "", "train_dataset": "", "eval_dataset": "", "peft_config": "", "config": ""}
+"""Parameters of ``GRPOTrainer`` that are read elsewhere, or that change nothing of what is trained."""
+
+
+class Unread(Exception):
+    """An expression whose value is not in the text."""
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """The value of a setting of TRL's own dataclasses, which the command line gives or a default of TRL is."""
+
+    name: str
+
+
+@dataclass
+class Script:
+    """One script: what its names stand for."""
+
+    source: Source
+    tree: ast.Module
+    flags: Mapping[str, Any]
+    """What is given behind --; it replaces defaults of the script's own arguments."""
+    names: dict[str, list[ast.expr]] = field(default_factory=dict)
+    """Name to all expressions that are assigned to it."""
+    branched: set[str] = field(default_factory=set)
+    """Names that are assigned in a branch or a loop."""
+    imports: dict[str, str] = field(default_factory=dict)
+    """Name to the module that it is imported from."""
+    functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(default_factory=dict)
+    arguments: dict[str, ast.expr | None] = field(default_factory=dict)
+    """Arguments of ``argparse`` and fields of dataclasses, with their defaults."""
+    parsers: dict[str, str] = field(default_factory=dict)
+    """Variables that hold parsed arguments, with the class of their fields; empty: of argparse."""
+    used: set[str] = field(default_factory=set)
+    """The flags that were taken for arguments of the script."""
+    attributes: list[tuple[str, str, ast.expr]] = field(default_factory=list)
+    """``name.attribute = value``."""
+
+    # ---- what the names stand for
+
+    def collect(self) -> None:
+        """Read assignments, imports, functions and arguments of the whole file."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                self.imports |= {one.asname or one.name: node.module or "" for one in node.names}
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions.setdefault(node.name, node)
+                self.parameters(node)
+            elif isinstance(node, ast.ClassDef):
+                self.fields(node)
+            elif isinstance(node, ast.Call) and name_of(node.func).endswith(".add_argument"):
+                self.argument(node)
+        self.assigned(self.tree.body, False)
+
+    def parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Defaults of a function's parameters, and what its only call gives instead."""
+        order = [*node.args.posonlyargs, *node.args.args]
+        given = dict(zip([one.arg for one in order[len(order) - len(node.args.defaults) :]], node.args.defaults))
+        given |= {
+            one.arg: value
+            for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            if value is not None
+        }
+        calls = [one for one in ast.walk(self.tree) if isinstance(one, ast.Call) and name_of(one.func) == node.name]
+        if len(calls) == 1:
+            given |= {one.arg: value for one, value in zip(order, calls[0].args, strict=False)}
+            given |= {one.arg: one.value for one in calls[0].keywords if one.arg}
+        if not is_reward(node):
+            for name, value in given.items():
+                self.names.setdefault(name, []).append(value)
+
+    def fields(self, node: ast.ClassDef) -> None:
+        """The defaults of a dataclass's fields, and of class attributes that are constants."""
+        for one in node.body:
+            target = one.target if isinstance(one, ast.AnnAssign) else None
+            if isinstance(one, ast.Assign) and len(one.targets) == 1:
+                target = one.targets[0]
+            if not isinstance(target, ast.Name) or not isinstance(one, ast.AnnAssign | ast.Assign):
+                continue
+            value = one.value
+            if isinstance(value, ast.Call) and name_of(value.func).rpartition(".")[2] == "field":
+                options = {keyword.arg: keyword.value for keyword in value.keywords}
+                value = options.get("default", options.get("default_factory"))
+                value = value.body if isinstance(value, ast.Lambda) else value
+            self.arguments[f"{node.name}.{target.id}"] = value
+            self.arguments.setdefault(target.id, value)
+
+    def argument(self, node: ast.Call) -> None:
+        """An argument of argparse."""
+        texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        options = {keyword.arg: keyword.value for keyword in node.keywords}
+        long = next((text for text in texts if text.startswith("--")), texts[0] if texts else "")
+        target = options.get("dest")
+        name = str(target.value) if isinstance(target, ast.Constant) else long.lstrip("-").replace("-", "_")
+        action = options.get("action")
+        default: ast.expr | None = options.get("default")
+        if default is None and isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
+            default = ast.Constant(action.value == "store_false")
+        if name:
+            self.arguments[name] = default
+
+    def assigned(self, body: Sequence[ast.stmt], branch: bool) -> None:
+        """The assignments of some statements, in their order."""
+        for node in body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.AnnAssign) and node.value is not None:
+                targets = [node.target]
+            value = getattr(node, "value", None)
+            for target in targets:
+                if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+                    self.names.setdefault(target.id, []).append(value)
+                    self.branched |= {target.id} if branch else set()
+                    if isinstance(value, ast.Call) and re.search(r"\.parse_(known_)?args$", name_of(value.func)):
+                        self.parsers[target.id] = ""
+                    elif isinstance(value, ast.Call) and "parse_args" in name_of(value.func):
+                        self.parsers |= dict(zip([target.id], self.classes(value), strict=False))
+                elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
+                    several = [one.id if isinstance(one, ast.Name) else "" for one in target.elts]
+                    if "parse_args" in name_of(value.func):
+                        self.parsers |= dict(zip(several, self.classes(value), strict=False))
+                    elif name_of(value.func).endswith("from_pretrained") and several[0]:  # model, tokenizer of unsloth
+                        self.names.setdefault(several[0], []).append(value)
+                elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                    self.attributes.append((target.value.id, target.attr, value))  # type: ignore[arg-type]
+            guard = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+            for name in ("body", "orelse", "finalbody"):
+                inner = getattr(node, name, None)
+                if isinstance(inner, list) and not isinstance(node, ast.ClassDef):
+                    plainly = guard or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.With | ast.Try)
+                    if not (isinstance(node, ast.FunctionDef) and is_reward(node)):
+                        self.assigned(inner, branch or not plainly)
+
+    def classes(self, call: ast.Call) -> list[str]:
+        """The dataclasses of ``HfArgumentParser((A, B)).parse_args_into_dataclasses()`` and of ``TrlParser``."""
+        made = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(made, ast.Name) and len(self.names.get(made.id, [])) == 1:
+            made = self.names[made.id][0]
+        if not isinstance(made, ast.Call) or not (made.args or made.keywords):
+            return []
+        several = made.args[0] if made.args else made.keywords[0].value
+        items = several.elts if isinstance(several, ast.Tuple | ast.List) else [several]
+        return [name_of(one).rpartition(".")[2] for one in items]
+
+    # ---- values
+
+    def value(self, node: ast.expr | None, depth: int = 0) -> Any:
+        """The value of an expression; ``Unread`` where the text does not say it."""
+        if node is None or depth > 20:
+            raise Unread
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(node)
+        if isinstance(node, ast.Name):
+            return self.value(self.only(node.id), depth + 1)
+        if isinstance(node, ast.Attribute):
+            return self.attribute(node, depth)
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.value(one, depth + 1) for one in node.elts]
+        if isinstance(node, ast.Dict) and None not in node.keys:
+            return {self.value(k, depth + 1): self.value(v, depth + 1) for k, v in zip(node.keys, node.values, strict=True)}
+        if isinstance(node, ast.Subscript):
+            holder, key = self.value(node.value, depth + 1), self.value(node.slice, depth + 1)
+            try:
+                return holder[key]
+            except (LookupError, TypeError) as error:
+                raise Unread from error
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            value = self.value(node.operand, depth + 1)
+            if isinstance(value, bool):
+                return not value
+        if isinstance(node, ast.JoinedStr):
+            parts = []
+            for part in node.values:
+                value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, depth + 1)
+                if isinstance(value, Theirs) or (isinstance(part, ast.FormattedValue) and part.format_spec):
+                    raise Unread
+                parts.append(str(value))
+            return "".join(parts)[:10_000]
+        if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+            left, right = self.value(node.left, depth + 1), self.value(node.right, depth + 1)
+            if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
+                return (left + right)[:10_000]
+            if all(type(one) in (int, float) and abs(one) <= LARGEST for one in (left, right)):
+                with contextlib.suppress(ZeroDivisionError):
+                    return ARITHMETIC[type(node.op)](left, right)
+        if isinstance(node, ast.Call):
+            return self.called(node, depth)
+        raise Unread
+
+    def only(self, name: str) -> ast.expr:
+        """What a name is assigned, where that is known."""
+        several = self.names.get(name, [])
+        if not several or (name in self.branched and len({ast.dump(one) for one in several}) > 1):
+            raise Unread
+        return several[-1]
+
+    def attribute(self, node: ast.Attribute, depth: int) -> Any:
+        """``args.learning_rate``, ``torch.bfloat16``, ``Settings.lr``, ``config.output_dir``."""
+        text = name_of(node)
+        if re.fullmatch(r"torch\.(bfloat16|float16|float32)", text):
+            return node.attr
+        holder = node.value.id if isinstance(node.value, ast.Name) else ""
+        kind = self.parsers.get(holder)
+        if kind in CONFIGS:
+            return Theirs(node.attr)
+        if kind is None and holder in self.names:
+            made = self.only(holder)
+            if isinstance(made, ast.Call):
+                inner = name_of(made.func).rpartition(".")[2]
+                keywords = {one.arg: one.value for one in made.keywords}
+                if node.attr in keywords:
+                    return self.value(keywords[node.attr], depth + 1)
+                kind = inner
+        own = f"{kind or holder}.{node.attr}"
+        if kind == "" or own in self.arguments or (kind is not None and node.attr in self.arguments):
+            if node.attr in self.flags:
+                self.used.add(node.attr)
+                return self.flags[node.attr]
+            found = self.arguments.get(own, self.arguments.get(node.attr))
+            if kind == "" and node.attr in self.arguments and found is None:
+                return None  # argparse's default
+            return self.value(found, depth + 1)
+        raise Unread
+
+    def called(self, node: ast.Call, depth: int) -> Any:
+        """Calls whose value follows from their arguments."""
+        name = name_of(node.func)
+        if name in ("str", "int", "float", "bool", "Path", "list", "tuple") and len(node.args) == 1:
+            value = self.value(node.args[0], depth + 1)
+            kinds = {"str": str, "int": int, "float": float, "bool": bool, "Path": str, "list": list, "tuple": list}
+            with contextlib.suppress(ValueError, TypeError, OverflowError):
+                if not isinstance(value, Theirs):
+                    return kinds[name](value)
+        if name == "dict" and not node.args and all(one.arg for one in node.keywords):
+            return {str(one.arg): self.value(one.value, depth + 1) for one in node.keywords}
+        if name in ("os.environ.get", "os.getenv", "environ.get") and len(node.args) == 2:
+            return self.value(node.args[1], depth + 1)
+        if name == "os.path.join" and node.args:
+            return "/".join(str(self.value(one, depth + 1)) for one in node.args)
+        if name.endswith(("is_bf16_supported", "is_bfloat16_supported")):
+            return True
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "split" and len(node.args) == 1:
+            holder, mark = self.value(node.func.value, depth + 1), self.value(node.args[0], depth + 1)
+            if isinstance(holder, str) and isinstance(mark, str) and mark:
+                return holder.split(mark)
+        if name.endswith(".get") and isinstance(node.func, ast.Attribute) and node.args:
+            holder, key = self.value(node.func.value, depth + 1), self.value(node.args[0], depth + 1)
+            if isinstance(holder, dict):
+                return holder[key] if key in holder else self.value(node.args[1], depth + 1) if node.args[1:] else None
+        raise Unread
+
+    def call_of(self, node: ast.expr | None, depth: int = 0) -> ast.Call | None:
+        """The call that an expression is, or that its name is assigned; ``f(x).to("cuda")`` is that of ``f``."""
+        if isinstance(node, ast.Name) and depth < 10:
+            with contextlib.suppress(Unread):
+                return self.call_of(self.only(node.id), depth + 1)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and depth < 10:
+            if node.func.attr in ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float"):
+                return self.call_of(node.func.value, depth + 1)
+        return node if isinstance(node, ast.Call) else None
+
+    # ---- what becomes a setting
+
+    def put(self, key: str, node: ast.expr | None) -> None:
+        """A setting of TRL from an expression."""
+        try:
+            value = self.value(node)
+        except Unread:
+            value = None
+            text = ast.unparse(node)[:200] if node is not None else "nothing"
+            self.source.values.pop(key, None)
+            self.source.unread[key] = f"{text} (line {getattr(node, 'lineno', 0)})"
+            return
+        if isinstance(value, Theirs):
+            if value.name != key and value.name in self.flags:
+                self.source.put(key, self.flags[value.name])
+            return
+        self.source.put(key, list(value) if isinstance(value, tuple | set) else value)
+
+    def keywords(self, call: ast.Call, renamed: Mapping[str, str] | None = None, where: str = "") -> None:
+        """The keywords of a configuration, and of a dictionary that it is unpacked from."""
+        for one in call.keywords:
+            if one.arg is not None:
+                key = one.arg if renamed is None else renamed.get(one.arg, f"{where}{one.arg}")
+                if key:
+                    self.put(key, one.value)
+                continue
+            inner = one.value
+            with contextlib.suppress(Unread):
+                inner = self.only(inner.id) if isinstance(inner, ast.Name) else inner
+            if isinstance(inner, ast.Call) and name_of(inner.func) == "dict":
+                self.keywords(inner, renamed, where)
+            elif isinstance(inner, ast.Dict) and all(isinstance(key, ast.Constant) for key in inner.keys):
+                pairs = [ast.keyword(str(k.value), v) for k, v in zip(inner.keys, inner.values, strict=True)]  # type: ignore[union-attr]
+                self.keywords(ast.Call(inner, [], pairs), renamed, where)
+            else:
+                self.source.unread[f"{where}**{ast.unparse(one.value)[:60]}"] = f"(line {call.lineno})"
+
+    def run(self) -> None:
+        """Put all settings of the script."""
+        self.collect()
+        calls = [one for one in ast.walk(self.tree) if isinstance(one, ast.Call)]
+        trainers = [one for one in calls if name_of(one.func).endswith("GRPOTrainer")]
+        if len(trainers) != 1:
+            lines = ", ".join(str(one.lineno) for one in trainers)
+            raise ValueError(
+                f"{self.source.name}: got {len(trainers)} calls of GRPOTrainer{f' (lines {lines})' * bool(lines)}, "
+                "expected one; a script without it is no script of TRL's GRPO"
+            )
+        trainer = trainers[0]
+        given: dict[str, ast.expr] = dict(zip(("model", "reward_funcs", "args"), trainer.args, strict=False))
+        given |= {one.arg: one.value for one in trainer.keywords if one.arg}
+        for one in trainer.keywords:
+            if one.arg is None:
+                self.source.unread[f"GRPOTrainer.**{ast.unparse(one.value)[:60]}"] = f"(line {trainer.lineno})"
+        self.configuration(given.get("args"))
+        self.model(given.get("model"))
+        self.adapters(given.get("peft_config"), calls)
+        self.rewards(given.get("reward_funcs"), trainer)
+        self.data(given.get("train_dataset"), given.get("eval_dataset"))
+        for key, value in given.items():
+            if key not in TRAINER:
+                self.put(key if key in table("trl").rows else f"GRPOTrainer.{key}", value)
+
+    def configuration(self, node: ast.expr | None) -> None:
+        """``args=GRPOConfig(...)``, or the dataclass of a parser; then ``name.attribute = value``."""
+        call = self.call_of(node)
+        if call is not None and name_of(call.func).rpartition(".")[2] == "GRPOConfig":
+            if call.args:
+                self.put("output_dir", call.args[0])
+            self.keywords(call)
+        elif node is not None and not (isinstance(node, ast.Name) and self.parsers.get(node.id) == "GRPOConfig"):
+            self.source.unread["GRPOTrainer.args"] = f"{ast.unparse(node)[:200]} (line {node.lineno})"
+        if isinstance(node, ast.Name):
+            for holder, name, value in self.attributes:
+                if holder == node.id:
+                    self.put(name, value)
+
+    def model(self, node: ast.expr | None) -> None:
+        """``model="id"`` or a model of ``from_pretrained``, through ``get_peft_model`` too."""
+        call = self.call_of(node)
+        for _ in range(3):
+            if call is None or not name_of(call.func).endswith("get_peft_model"):
+                break
+            inner = call.args[0] if call.args else None
+            # model = get_peft_model(model, ...): the name stands for both
+            several = self.names.get(inner.id, []) if isinstance(inner, ast.Name) else []
+            made = [one for one in several if isinstance(one, ast.Call) and not ast.unparse(one.func).endswith("peft_model")]
+            call = made[-1] if made else self.call_of(inner)
+        if call is not None and name_of(call.func).endswith("from_pretrained"):
+            keywords = {one.arg: one.value for one in call.keywords if one.arg}
+            named = call.args[0] if call.args else keywords.get("model_name", keywords.get("pretrained_model_name_or_path"))
+            self.put("model_name_or_path", named)
+            self.keywords(call, MODEL, "from_pretrained.")
+        elif node is not None:
+            self.put("model_name_or_path", node)
+
+    def adapters(self, node: ast.expr | None, calls: Sequence[ast.Call]) -> None:
+        """``peft_config=LoraConfig(...)``, or the one that ``get_peft_model`` is given."""
+        wrapped = [one for one in calls if name_of(one.func).endswith("get_peft_model")]
+        if node is None and len(wrapped) == 1:
+            call = wrapped[0]
+            keywords = {one.arg: one.value for one in call.keywords}
+            node = call.args[1] if call.args[1:] else keywords.get("peft_config")
+            if node is None:  # of unsloth, which has the parameters of LoraConfig
+                self.source.put("use_peft", True)
+                known = {name: LORA[name] for name in LORA} | dict.fromkeys(("bias", "random_state"), "")
+                known |= {"use_gradient_checkpointing": "", "loftq_config": "", "max_seq_length": "", "model": ""}
+                self.keywords(call, known, "get_peft_model.")
+                return
+        if node is None or (isinstance(node, ast.Constant) and node.value is None):
+            return
+        call = self.call_of(node)
+        kind = name_of(call.func).rpartition(".")[2] if call is not None else ""
+        if call is not None and kind == "LoraConfig":
+            self.source.put("use_peft", True)
+            renamed = LORA | dict.fromkeys(("inference_mode", "bias", "fan_in_fan_out"), "")
+            self.keywords(call, renamed, "LoraConfig.")
+            self.source.values.setdefault("lora_r", 8)  # peft's defaults, which are not those of TRL's command line
+            self.source.values.setdefault("lora_alpha", 8)
+        elif kind != "get_peft_config":  # of ModelConfig, whose settings the command line gives
+            self.source.unread["peft_config"] = f"{ast.unparse(node)[:200]} (line {node.lineno})"
+
+    def rewards(self, node: ast.expr | None, trainer: ast.Call) -> None:
+        """``reward_funcs``: functions of the script, of a module, of TRL, or the name of a reward model."""
+        if node is None:
+            return
+        with contextlib.suppress(Unread):
+            while isinstance(node, ast.Name) and node.id not in self.functions and node.id in self.names:
+                node = self.only(node.id)
+        several = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+        self.source.put("reward_funcs", [self.reward(one, trainer) for one in several])
+
+    def reward(self, node: ast.expr, trainer: ast.Call) -> str:
+        """The name of one reward, as a recipe names it; what has none is in parentheses."""
+        if isinstance(node, ast.Name):
+            if node.id in self.functions:
+                return self.own(node.id, trainer)
+            if node.id in self.imports:
+                module = self.imports[node.id]
+                return node.id if module.startswith("trl") else f"{module}:{node.id}"
+            if len(self.names.get(node.id, [])) == 1:
+                return self.reward(self.names[node.id][0], trainer)
+        with contextlib.suppress(Unread):
+            value = self.value(node)
+            if isinstance(value, str):
+                return f"(the reward model {value})"
+        return f"({ast.unparse(node)[:100]}, line {node.lineno})"
+
+    def own(self, name: str, trainer: ast.Call) -> str:
+        """A function of the script itself. To name it imports the script, which must not train then."""
+        path = Path(self.source.name)
+        parts = list(path.with_suffix("").parts)
+        nested = self.functions[name] not in self.tree.body
+        guarded = any(
+            isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
+            and (not isinstance(one, ast.If) or "__name__" in ast.unparse(one.test))
+            and any(inner is trainer for inner in ast.walk(one))
+            for one in self.tree.body
+        )
+        if path.is_absolute():
+            with contextlib.suppress(ValueError):
+                parts = list(path.relative_to(Path.cwd()).with_suffix("").parts)
+        if nested or not guarded or not all(part.isidentifier() for part in parts):
+            why = "which is inside of another function" if nested else "which trains when it is imported"
+            why = why if nested or not guarded else "which is no name of a module"
+            return f"({name} of {path.name}, {why}: move it to a file of its own in the working directory)"
+        return f"{'.'.join(parts)}:{name}"
+
+    def data(self, train: ast.expr | None, held: ast.expr | None) -> None:
+        """The data sets: ``load_dataset(...)`` behind ``map``, ``filter`` and the like, which are listed."""
+        place = self.place(train, "train_dataset", ())
+        if place:
+            name, config, split = place
+            self.source.put("dataset_name", name)
+            if config:
+                self.source.put("dataset_config", config)
+            if split and not name.endswith((".json", ".jsonl", ".parquet", ".txt")):
+                self.source.put("dataset_train_split", split)
+        elif train is not None and "dataset_name" not in self.flags:
+            self.source.unread["train_dataset"] = f"{ast.unparse(train)[:200]} (line {train.lineno})"
+        if held is None or (isinstance(held, ast.Constant) and held.value is None):
+            return
+        other = self.place(held, "eval_dataset", ())
+        if other and place and other[:2] == place[:2] and other[2] not in ("", place[2]):
+            self.source.values.setdefault("eval_strategy", "steps")
+            self.source.put("dataset_test_split", other[2])
+        elif self.source.values.get("eval_strategy", "no") != "no":
+            self.source.unread["eval_dataset"] = f"{ast.unparse(held)[:200]} (line {held.lineno})"
+
+    def place(self, node: ast.expr | None, what: str, seen: tuple[str, ...]) -> tuple[str, str, str] | None:
+        """Name, configuration and split of a data set; steps that change its rows are listed as not read."""
+        if isinstance(node, ast.Name) and len(seen) < 20:
+            several = [one for one in self.names.get(node.id, []) if f"{node.id}{one.lineno}" not in seen]
+            if not several:
+                return None
+            # dataset = dataset.map(...): each assignment stands on the one before
+            return self.place(several[-1], what, (*seen, f"{node.id}{several[-1].lineno}"))
+        if isinstance(node, ast.Subscript):
+            found = self.place(node.value, what, seen)
+            if found and isinstance(node.slice, ast.Constant):
+                return (found[0], found[1], str(node.slice.value)) if not found[2] else found
+            return (found[0], found[1], "") if found and isinstance(self.attempt(node.slice), Theirs) else found
+        if not isinstance(node, ast.Call):
+            return None
+        name = name_of(node.func).rpartition(".")[2]
+        if name == "load_dataset":
+            return self.loaded(node)
+        if isinstance(node.func, ast.Attribute):
+            if name in ("map", "filter", "select", "rename_column", "add_column", "cast_column", "train_test_split"):
+                text = ast.unparse(node)[len(ast.unparse(node.func.value)) :][:200]
+                self.source.unread[f"{what}.{name} (line {node.lineno})"] = text
+            return self.place(node.func.value, what, seen)
+        inner = self.functions.get(name)
+        if inner is not None and len(seen) < 20:  # get_dataset(split) of the script itself
+            made = [one.value for one in ast.walk(inner) if isinstance(one, ast.Return) and one.value is not None]
+            if len(made) == 1:
+                return self.place(made[0], what, (*seen, name))
+        return None
+
+    def attempt(self, node: ast.expr) -> Any:
+        try:
+            return self.value(node)
+        except Unread:
+            return None
+
+    def loaded(self, node: ast.Call) -> tuple[str, str, str] | None:
+        """``load_dataset("id", "config", split="train")``, or the file of ``load_dataset("json", data_files=...)``."""
+        keywords = {one.arg: one.value for one in node.keywords if one.arg}
+        given = [*node.args, None, None][:2]
+        values = [self.attempt(one) if one is not None else None for one in given]
+        name = values[0] if values[0] is not None else self.attempt(keywords.get("path", ast.Name("")))
+        if isinstance(name, Theirs):
+            name = self.flags.get(name.name)
+        config = values[1] if values[1] is not None else self.attempt(keywords.get("name", ast.Name("")))
+        split = self.attempt(keywords.get("split", ast.Name("")))
+        files = self.attempt(keywords.get("data_files", ast.Name("")))
+        if isinstance(files, dict):
+            files = files.get("train")
+        if isinstance(files, list) and len(files) == 1:
+            files = files[0]
+        if name in ("json", "parquet", "csv", "text"):
+            return (files, "", "") if isinstance(files, str) else None
+        if not isinstance(name, str):
+            return None
+        return name, config if isinstance(config, str) else "", split if isinstance(split, str) else ""
+
+
+def from_trl_script(source: Source, text: str, flags: Mapping[str, Any]) -> set[str]:
+    """Put the settings of a script; returns the ``flags`` that are arguments of the script itself."""
+    script = Script(source, parsed(source, text), flags)
+    try:
+        script.run()
+    except RecursionError as error:
+        raise ValueError(f"{source.name}: is nested too deeply to be read") from error
+    return script.used - {*table("trl").rows}
+
+
+def name_of(node: ast.expr) -> str:
+    """``a.b.c`` of names; what is called in between is left out (``Parser().parse`` is ``.parse``)."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id if isinstance(node, ast.Name) else "", *reversed(names)])
+
+
+def is_reward(node: ast.AST) -> bool:
+    """Whether a function is a reward in TRL's form."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+        one.arg == "completions" for one in (*node.args.args, *node.args.kwonlyargs)
+    )
+
+
+def flags_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Flags behind -- by name, for arguments of a script."""
+    source = Source("the command line")
+    from mmgrpo.cli.migrate.sources import from_words
+
+    from_words(source, words)
+    for key, value in source.values.items():
+        yield key, plain(value) if isinstance(value, str) else value
