@@ -165,7 +165,7 @@ def test_the_batch_of_dance_grpo(
 
 def test_a_run_of_dance_grpo_without_an_end_and_with_an_average():
     draft = convert("dance_grpo", "batch", {"use_ema": True, "train_batch_size": 8, "gradient_accumulation_steps": 16})
-    assert warned(draft, "the number of steps is not known: set steps") and "steps" not in draft.settings
+    assert warned(draft, "steps: max_train_steps is not given") and "steps" not in draft.settings
     average = {key: one for key, one in values(draft).items() if key.startswith("optim.ema")}
     assert average == {"optim.ema": 0.995, "optim.ema_every": (8, "once an iteration")}
     with pytest.raises(ValueError, match="ema_decay: got 1.5, expected a number from 0 to 1$"):

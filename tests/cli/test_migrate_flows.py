@@ -328,7 +328,7 @@ def test_the_model_of_flow_grpo(settings: dict[str, Any], family: str, expected:
 
 FILES = {"data.train": "data/ocr/train.txt", "data.heldout": "data/ocr/test.txt"}
 OCR = {"dataset": "data/ocr/", "prompt_fn": "general_ocr", "reward_fn": {"ocr": 1}}
-UNKNOWN = "no reward has a counterpart: set rewards"
+UNKNOWN = "rewards: no reward is named"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ UNKNOWN = "no reward has a counterpart: set rewards"
             {"reward_fn": {"geneval": 1, "pickscore": 0.5, "jpeg_compressibility": 2}},
             "sd3",
             {"rewards": ["pickscore(weight=0.5, scale='over26')", "jpeg_compressibility(weight=2)"]},
-            ["the reward geneval has no counterpart"],
+            ["rewards: geneval (weight 1) has no counterpart"],
             [],
         ),
         (

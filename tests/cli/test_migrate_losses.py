@@ -220,7 +220,7 @@ def test_only_verl_can_leave_out_the_std():
 
 
 DUAL = "dual_clip(low=0.2, high={}, dual={})"
-NOT = "has no counterpart; the recipe has"
+NOT = "has no counterpart"
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_objectives_of_easyr1(settings: dict[str, Any], objective: str, weights:
         ({}, ["kl_k1(coef=0.001)"], ["use_kl_loss false"]),
         ({"use_kl_loss": True, "kl_coef": 0.1, "kl_penalty": "mse"}, ["kl_k2(coef=0.1)"], []),
         ({"use_kl_loss": True, "kl_penalty": "low_var_kl"}, ["kl_k3(coef=0.001)"], []),
-        ({"use_kl_loss": True, "kl_penalty": "abs"}, ["kl_k3(coef=0.001)"], [f"algorithm.kl_penalty abs {NOT} kl_k3"]),
+        ({"use_kl_loss": True, "kl_penalty": "abs"}, ["kl_k3(coef=0.001)"], [f"algorithm.kl_penalty abs {NOT}"]),
         ({"use_kl_loss": True, "kl_penalty": "low_var_kl+"}, ["kl_k2(coef=0.001)"], ["low_var_kl+ has the gradient"]),
-        ({"use_kl_loss": True, "kl_penalty": "abs+"}, ["kl_k3(coef=0.001)"], [f"abs+ {NOT} kl_k3"]),
+        ({"use_kl_loss": True, "kl_penalty": "abs+"}, ["kl_k3(coef=0.001)"], [f"abs+ {NOT}"]),
         ({"disable_kl": True}, [], []),
         ({"kl_coef": 0}, [], []),
         ({"kl_coef": 0, "use_kl_loss": True}, [], []),

@@ -45,8 +45,8 @@ def python(folder: Path, text: str, chosen: str = "") -> Source:
         ("a.sh", "python a.py\npython b.py", r"a.sh: has 2 commands that start something \(lines 1, 2\)"),
         ("a.sh", "python a.py --beta '1\n", "a.sh, line 1: a quote is opened and not closed"),
         ("a.sh", "python a.py beta", "a.sh: got 'beta', expected --key value"),
-        ("a.toml", "beta = 1", r"a.toml: got a '.toml' file, expected .yaml, .json or .sh; flags stand behind --"),
-        ("a.py", "config.beta = 1", "a.py: got a '.py' file"),
+        ("a.toml", "beta = 1", r"a.toml: got a '.toml' file, expected .yaml, .json, .sh or .py; flags stand behind --"),
+        ("a.py", "config.beta = 1", "a.py: got 0 calls of GRPOTrainer"),
         ("a.yaml", "beta: one", "a.yaml: beta: got one, expected a number"),
         ("a.yaml", "beta: -1", "a.yaml: beta: got -1.0, expected a number from 0"),
         ("a.yaml", "num_generations: 1", "a.yaml: num_generations: got 1, expected a number from 2"),
@@ -241,9 +241,9 @@ def test_text_of_the_input_never_becomes_yaml(key: str, break_: str, tmp_path: P
         assert "output_dir" in str(error) and break_ == "\x00"
         return
     config = yaml.safe_load(text)
-    assert config["steps"] == 3 and "rewards" not in config
+    assert config["steps"] == 3 and all(reward.startswith("??? ") for reward in config["rewards"])
     assert {*config} <= {"steps", "seed", "save_every", "trackers", "model", "data", "sampling", "algorithm"} | {
-        *("optim", "eval", "output_dir")
+        *("optim", "eval", "output_dir", "rewards", "undecided")
     }
     assert not set("\x00\x1b\x85\u2028\r") & set(text + "".join(warnings))
     if key == "output_dir":

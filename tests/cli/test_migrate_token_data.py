@@ -28,7 +28,7 @@ def test_a_data_set_is_a_file_or_of_the_hub(name: str, place: str):
     assert where("a/b", ":c", "val") == "hf:a/b:c@val"
 
 
-NONE = "no data set is named: set data.train"
+NONE = "data.train: no data set is named"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_trackers_are_those_that_are_installed(given: Any, ours: list[str], word
 
 # ---- rewards
 
-NAMED = "no reward is named: set rewards"
+NAMED = "rewards: no reward is named"
 TASK = "the reward 'task' needs a column task"
 
 
@@ -166,9 +166,15 @@ TASK = "the reward 'task' needs a column task"
             [],
         ),
         (
-            {"reward_funcs": ["own.reward"], "reward_weights": [1]},
+            {"reward_funcs": ["own.rewards.correct", "lib:short"], "reward_weights": [1, 2]},
+            {"rewards": ["own.rewards:correct", "lib:short(weight=2)"]},
+            [],
+            [],
+        ),
+        (
+            {"reward_funcs": ["correct"], "reward_weights": [1]},
             {},
-            ["the reward own.reward has no counterpart: 'mmgrpo rewards' lists ours; one of your own is", NAMED],
+            ["rewards: correct, weight 1: 'mmgrpo rewards' lists ours; one of your own is"],
             ["reward_funcs", "reward_weights"],
         ),
         (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.cli.migrate.sources import Source
-from mmgrpo.cli.migrate.tokens import family_of
+from mmgrpo.cli.migrate.tokens import ALL_LINEAR, family_of
 from tests.cli.migrating import ASSUMED, MEMORY, convert, same, values, warned
 
 BOTH = ["trl", "ms_swift"]
@@ -112,6 +112,7 @@ def test_steps_that_cannot_be_known(settings: dict[str, Any]):
         ("trl", {"warmup_steps": 20}, 20),
         ("trl", {"warmup_steps": 1}, 1),
         ("trl", {"warmup_steps": 0.1}, 30),
+        ("trl", {"warmup_ratio": 0.1}, 30),
         ("ms_swift", {"warmup_ratio": 0.05}, 15),
         ("ms_swift", {"warmup_ratio": 0.05, "warmup_steps": 4}, 4),
         ("ms_swift", {"warmup_ratio": 1}, 1),
@@ -120,7 +121,7 @@ def test_steps_that_cannot_be_known(settings: dict[str, Any]):
 def test_warm_ups(project: str, settings: dict[str, Any], warmup: int):
     draft = convert(project, "steps warmup", {"max_steps": 300} | settings)
     assert same(values(draft), {"steps": 300, "optim.warmup": warmup}) and warned(draft)
-    assert draft.settings["optim.warmup"].of == ("warmup_steps", "warmup_ratio")[: 1 + (project != "trl")]
+    assert draft.settings["optim.warmup"].of == ("warmup_steps", "warmup_ratio")
 
 
 def test_a_warm_up_of_an_unknown_number_of_steps():
@@ -170,6 +171,9 @@ def test_the_precision(project: str, settings: dict[str, Any], dtype: str):
     assert values(draft) == {"model.dtype": dtype} and draft.settings["model.dtype"].of == ("bf16", "fp16", key)
 
 
+LINEAR = {"model.lora_targets": (ALL_LINEAR, "all linear layers of the language model's blocks")}
+
+
 @pytest.mark.parametrize(
     ("project", "settings", "expected", "left"),
     [
@@ -190,16 +194,16 @@ def test_the_precision(project: str, settings: dict[str, Any], dtype: str):
         (
             "trl",
             {"use_peft": True, "lora_target_modules": ["all-linear"]},
-            {"model.lora_rank": 16, "model.lora_alpha": 32.0},
-            ["lora_target_modules"],
+            {"model.lora_rank": 16, "model.lora_alpha": 32.0, **LINEAR},
+            [],
         ),
         ("ms_swift", {"tuner_type": "full"}, {"model.lora_rank": 0}, []),
-        ("ms_swift", {}, {"model.lora_rank": 8, "model.lora_alpha": 32.0}, ["target_modules"]),
+        ("ms_swift", {}, {"model.lora_rank": 8, "model.lora_alpha": 32.0, **LINEAR}, []),
         (
             "ms_swift",
             {"target_modules": ["all-router"]},
             {"model.lora_rank": 8, "model.lora_alpha": 32.0},
-            ["target_modules"],
+            [],
         ),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.cli.migrate.tokens import ALL_LINEAR
 from mmgrpo.cli.migrate.verl import place
 from tests.cli.migrating import MEMORY, convert, same, values, warned
 
@@ -155,12 +156,15 @@ def test_the_averages_of_the_optimizer(project: str):
             convert(project, "optimizer", named(project, {"betas": betas}))
 
 
+LINEAR = {"model.lora_targets": (ALL_LINEAR, "all linear layers of the language model's blocks")}
+
+
 @project
 @pytest.mark.parametrize(
     ("settings", "expected", "left"),
     [
         ({}, {"model.lora_rank": 0}, []),
-        ({"rank": 4, "alpha": 8}, {"model.lora_rank": 4, "model.lora_alpha": 8.0}, ["targets"]),
+        ({"rank": 4, "alpha": 8}, {"model.lora_rank": 4, "model.lora_alpha": 8.0, **LINEAR}, []),
         (
             {"rank": 1, "alpha": 8, "targets": "q_proj, v_proj"},
             {"model.lora_rank": 1, "model.lora_alpha": 8.0, "model.lora_targets": ["q_proj", "v_proj"]},
@@ -171,7 +175,7 @@ def test_the_averages_of_the_optimizer(project: str):
             {"model.lora_rank": 1, "model.lora_alpha": 8.0, "model.lora_targets": ["q"]},
             [],
         ),
-        ({"rank": 1, "alpha": 8, "targets": None}, {"model.lora_rank": 1, "model.lora_alpha": 8.0}, ["targets"]),
+        ({"rank": 1, "alpha": 8, "targets": None}, {"model.lora_rank": 1, "model.lora_alpha": 8.0}, []),
     ],
 )
 def test_lora(project: str, settings: dict[str, Any], expected: dict[str, Any], left: list[str]):
@@ -189,7 +193,7 @@ def test_a_data_set_names_its_split(name: str, ours: str):
     assert place(name) == ours
 
 
-NONE = "no data set is named: set data.train"
+NONE = "data.train: no data set is named"
 
 
 @project

@@ -221,7 +221,7 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
         place[name] = [*kept, *several] if is_list else "; ".join([several[0], *texts[1:]])
     if draft.open:
         section["undecided"] = {
-            key: f"{text_of(draft.source.unread.get(key, draft.source.values.get(key)), 300)}: {why}"
+            text_of(key, 200): f"{text_of(draft.source.unread.get(key, draft.source.values.get(key)), 300)}: {why}"
             for key, why in draft.open.items()
         }
     return section

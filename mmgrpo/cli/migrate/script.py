@@ -90,7 +90,9 @@ def command_of(text: str, name: str) -> Command:
             raise ValueError(f"{name}, line {line}: got branches in more than {MAX_BRANCHES} levels")
         words = [one for word in words for part in opened(word) for one in filled(part, scopes[-1])]
         if len(words) > MAX_WORDS:
-            raise ValueError(f"{name}, line {line}: got {len(words):,} words in a command, expected at most {MAX_WORDS:,}")
+            raise ValueError(
+                f"{name}, line {line}: got {len(words):,} words in a command, expected at most {MAX_WORDS:,}"
+            )
         while words and words[0] in ("export", "set", "env", "local", "declare", "readonly"):
             words = words[1:]
         assigned: list[str] = []

@@ -195,7 +195,9 @@ class Script:
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(one, depth + 1) for one in node.elts]
         if isinstance(node, ast.Dict) and None not in node.keys:
-            return {self.value(k, depth + 1): self.value(v, depth + 1) for k, v in zip(node.keys, node.values, strict=True)}
+            return {
+                self.value(k, depth + 1): self.value(v, depth + 1) for k, v in zip(node.keys, node.values, strict=True)
+            }
         if isinstance(node, ast.Subscript):
             holder, key = self.value(node.value, depth + 1), self.value(node.slice, depth + 1)
             try:
@@ -218,7 +220,7 @@ class Script:
             left, right = self.value(node.left, depth + 1), self.value(node.right, depth + 1)
             if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
                 return (left + right)[:10_000]
-            if all(type(one) in (int, float) and abs(one) <= LARGEST for one in (left, right)):
+            if all(isinstance(one, int | float) and abs(one) <= LARGEST for one in (left, right)):
                 with contextlib.suppress(ZeroDivisionError):
                     return ARITHMETIC[type(node.op)](left, right)
         if isinstance(node, ast.Call):
@@ -383,11 +385,15 @@ class Script:
             inner = call.args[0] if call.args else None
             # model = get_peft_model(model, ...): the name stands for both
             several = self.names.get(inner.id, []) if isinstance(inner, ast.Name) else []
-            made = [one for one in several if isinstance(one, ast.Call) and not ast.unparse(one.func).endswith("peft_model")]
+            made = [
+                one for one in several if isinstance(one, ast.Call) and not ast.unparse(one.func).endswith("peft_model")
+            ]
             call = made[-1] if made else self.call_of(inner)
         if call is not None and name_of(call.func).endswith("from_pretrained"):
             keywords = {one.arg: one.value for one in call.keywords if one.arg}
-            named = call.args[0] if call.args else keywords.get("model_name", keywords.get("pretrained_model_name_or_path"))
+            named = (
+                call.args[0] if call.args else keywords.get("model_name", keywords.get("pretrained_model_name_or_path"))
+            )
             self.put("model_name_or_path", named)
             self.keywords(call, MODEL, "from_pretrained.")
         elif node is not None:

@@ -189,7 +189,9 @@ def kl_of_verl(draft: Draft) -> Blocks:
     keys = (f"{at}use_kl_loss", f"{at}kl_loss_coef", f"{at}kl_loss_type")
     terms, of = [], keys[:1]
     if draft["algorithm.use_kl_in_reward"]:
-        draft.ask("algorithm.terms", "the KL is part of the reward there (use_kl_in_reward); ours is a term of the loss")
+        draft.ask(
+            "algorithm.terms", "the KL is part of the reward there (use_kl_in_reward); ours is a term of the loss"
+        )
         draft.leave("algorithm.use_kl_in_reward", "the KL is a term of the loss here")
     if draft[keys[0]] and (coef := draft.number(keys[1])):
         terms.append(estimator(draft, str(draft[keys[2]]), keys[2], coef))
@@ -354,7 +356,9 @@ def lora(draft: Draft) -> None:
         draft.set("model.lora_alpha", float(draft.number(f"{at}alpha")), f"{at}alpha")
         chosen = draft[targets]
         chosen = chosen.split(",") if isinstance(chosen, str) else list(chosen or [])
-        excluded = f"{at}exclude_modules" if draft.table.project == "EasyR1" else "actor_rollout_ref.model.exclude_modules"
+        excluded = (
+            f"{at}exclude_modules" if draft.table.project == "EasyR1" else "actor_rollout_ref.model.exclude_modules"
+        )
         if draft.source.values.get(excluded):
             draft.ask("model.lora_targets", f"{excluded} {text_of(draft[excluded])}: name the layers that are adapted")
         adapters(draft, [str(one).strip() for one in chosen], targets)
