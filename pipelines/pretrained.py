@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
 """Files that declare the architecture of a folder; the first that exists counts."""
+SCHEDULER = "scheduler/scheduler_config.json"
+"""File of a scheduler's values."""
 LIBRARIES = ("diffusers", "transformers", "stable_audio")
 """Packages whose classes the parts of a diffusers pipeline may be; the last is one of diffusers' own pipelines."""
 
@@ -145,6 +147,42 @@ def read_part(kind: Any, source: str, **options: Any) -> Any:
         return kind.from_pretrained(source, **options)
 
 
+def read_scheduler(source: str) -> Any:
+    """The scheduler of a checkpoint, of the class that its own file names."""
+    import diffusers
+
+    check_scheduler(source)
+    declared = (read_json(source, SCHEDULER) or {}).get("_class_name", "FlowMatchEulerDiscreteScheduler")
+    return read_part(getattr(diffusers, declared), source, subfolder="scheduler")
+
+
+def check_scheduler(source: str) -> None:
+    """ValueError for a scheduler of a class that diffusers does not have (any more), and for one whose file is of
+    another class than ``model_index.json`` names, where the shift of its noise levels would be lost."""
+    import diffusers
+
+    index = (read_json(source, "model_index.json") or {}).get("scheduler")
+    own = read_json(source, SCHEDULER) or {}
+    indexed, declared = index[1] if isinstance(index, list) and len(index) == 2 else None, own.get("_class_name")
+    for file, name in (("model_index.json: scheduler", indexed), (f"{SCHEDULER}: _class_name", declared)):
+        if name is not None and not (str(name).endswith("Scheduler") and getattr(diffusers, str(name), None)):
+            raise ValueError(
+                f"'{source}': {file}: got {name!s:.80}, which diffusers {diffusers.__version__} does not have, "
+                "expected one of its schedulers; write the class that replaces it there (of a flow "
+                "FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler or DPMSolverMultistepScheduler)"
+            )
+    if indexed is None or declared is None:
+        return
+    euler, euler_file = indexed.startswith("FlowMatch"), declared.startswith("FlowMatch")
+    lost, read = ("flow_shift", "shift") if euler else ("shift", "flow_shift")
+    if euler != euler_file and own.get(lost, 1) != 1 and read not in own:
+        raise ValueError(
+            f"'{source}': model_index.json: scheduler: got {indexed}, but {SCHEDULER} is that of a {declared}, whose "
+            f"{lost} {own[lost]} the other class does not read, expected one class in both; correct the one that is "
+            "wrong"
+        )
+
+
 def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, **parts: Any) -> Any:
     """A diffusers pipeline around its networks (``parts``, by name): its VAE, of the class ``vae`` (AutoencoderKL), in
     fp32, its text encoders in the precision of computation. A part that is given as None is not read."""
@@ -152,6 +190,7 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
     from diffusers import AutoencoderKL
 
     check_pipeline(source, [name for name, part in parts.items() if part is None])
+    check_scheduler(source)
     for name, part in (read_json(source, "model_index.json") or {}).items():
         if isinstance(part, list) and part != [None, None] and not name.startswith("_") and name not in parts:
             check_weights(source, name, training.allow_pickle)

@@ -98,12 +98,22 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid], Transition]
 def flow_sde(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7) -> Transition:
     """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
 
-    s~ = s, except at s = 1, where it is the grid's second level, so that the first step has std a.
-    Flow-GRPO, arXiv:2505.05470.
+    s~ = min(s, the grid's second level): in the first step it is the second level, so that from s = 1 its std is a.
+    Flow-GRPO (arXiv:2505.05470) substitutes at s = 1 only; grids that begin just below 1 (UniPC: 1 - 1e-6, DPM-Solver:
+    .9997) have the pole of 1 / (1 - s) in their first step too.
     """
     now, _ = flow_levels(x, step, grid)
-    inside = torch.where(now >= 1, torch.full_like(now, grid.cap), now)
-    return reverse_sde(x, output, step, grid, a * (now / (1 - inside)).sqrt())
+    return reverse_sde(x, output, step, grid, a * (now / (1 - now.clamp(max=grid.cap))).sqrt())
+
+
+def flow_sde_wan(x: Latent, output: Latent, step: Step, grid: Grid) -> Transition:
+    """Reverse SDE of a flow at the level of Flow-GRPO's released code for Wan, ``s_t = s_min + (s_max - s_min) s``.
+
+    s_max is the grid's second level and s_min its last one. The paper has one level for all models, ``flow_sde``.
+    """
+    now, _ = flow_levels(x, step, grid)
+    last = float(grid.levels[-1])
+    return reverse_sde(x, output, step, grid, last + (grid.cap - last) * now)
 
 
 def dance(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.3) -> Transition:
@@ -214,6 +224,7 @@ KERNEL_INPUTS = ("x", "output", "step", "grid")
 
 KERNELS: dict[str, Block] = {
     "flow_sde": Block(flow_sde, KERNEL_INPUTS),
+    "flow_sde_wan": Block(flow_sde_wan, KERNEL_INPUTS),
     "dance": Block(dance, KERNEL_INPUTS),
     "cps": Block(cps, KERNEL_INPUTS),
     "flow_ddim": Block(flow_ddim, KERNEL_INPUTS),
@@ -322,8 +333,8 @@ def at(x: Latent, step: Step, grid: Grid, process: str) -> tuple[Level, Level]:
     if grid.process != process:
         raise ValueError(
             f"got a noise grid of a {grid.process} process, this kernel or solver expected one of a {process} "
-            "process; flows take the kernels flow_sde, dance, cps, flow_ddim and edm_churn and the solvers euler "
-            "and dpmpp_2m, diffusion models take ddim"
+            "process; flows take the kernels flow_sde, flow_sde_wan, dance, cps, flow_ddim and edm_churn and the "
+            "solvers euler and dpmpp_2m, diffusion models take ddim"
         )
     levels = grid.levels.to(torch.promote_types(x.dtype, grid.levels.dtype))
     return like(levels[step], x), like(levels[step + 1], x)

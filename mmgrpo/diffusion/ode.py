@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.diffusion.sizes import refuse_rms
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Output, Prompt, Reference, Request
@@ -81,10 +82,14 @@ class Solver:
         grid: Grid,
         start: int = 0,
     ) -> Float[Tensor, "N *latent"]:
-        """Solve the ODE with first-order steps from step ``start`` of a grid to its end."""
+        """Solve the ODE with first-order steps from step ``start`` of a grid to its end.
+
+        Raises ``TooLarge`` for states whose RMS leaves what the noise levels allow.
+        """
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
             x = self.step(x, self.mean(self.predict(network, x, step, conditioning, grid)), step, grid)
+            refuse_rms(x, "the deterministic solver", t, grid)
         return x
 
     def denoise_multistep(
@@ -101,6 +106,7 @@ class Solver:
             step = torch.full((len(x),), t, device=x.device)
             output = self.mean(self.predict(network, x, step, conditioning, grid))
             x, history = dpmpp_2m(x, output, step, grid, history)
+            refuse_rms(x, "the solver dpmpp_2m", t, grid)
         return x
 
     def step(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:

@@ -30,7 +30,7 @@ class Grid:
     """T inputs of the network: sigma itself for flows, integer timesteps for diffusion."""
     process: Literal["flow", "diffusion"]
     cap: float
-    """Replaces sigma = 1 in denominators 1 - sigma: the second level of the whole grid."""
+    """The second level of the whole grid, which bounds sigma in denominators 1 - sigma."""
     shift: float = 1.0
     """The time shift of the levels, which a re-spaced tail uses too."""
 

@@ -39,6 +39,7 @@ from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.diffusion.sizes import refuse_noise, refuse_rms
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.files import share
@@ -136,6 +137,7 @@ class DenoisingPolicy:
         self.grid = model.grid(steps).to(self.device)
         self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
         self.kernel: Kernel = kernel(kernel_text, model.prediction)
+        self.kernel_text = kernel_text
         self.outputs = 2 if model.prediction == "drawn" else 1
         if self.outputs == 2:
             # Its std is another at every entry of the latent, where a term or an aggregation expects one per step.
@@ -159,8 +161,15 @@ class DenoisingPolicy:
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
-        """One group per prompt and plan; the key ``prompt`` numbers the pairs (slot, plan)."""
+        """One group per prompt and plan; the key ``prompt`` numbers the pairs (slot, plan).
+
+        Raises ValueError for a kernel whose noise exceeds what the noise levels allow, before anything is sampled, and
+        ``TooLarge`` for states that do.
+        """
         plans = self.plans(request.group_size, request.round, request.seed)
+        for plan in plans:
+            grid = plan.grid(self.grid)
+            refuse_noise(self.kernel_text, noise_table(self.kernel, grid, self.outputs), plan.stochastic, grid)
         conditioning = self.model.encode(request.prompts)
         walks: list[Walk] = []
         finals: list[Tensor] = []
@@ -235,6 +244,7 @@ class DenoisingPolicy:
             output = self.drawing.predict(self.network, x, step, conditioning.take(prompt), grid)
             if not plan.stochastic[t]:
                 x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
+                refuse_rms(x, "the deterministic solver", t, grid)
                 continue
             if after_ode:
                 # States along the ODE are never scored, so that only the last one before a decision is stored.
@@ -250,6 +260,7 @@ class DenoisingPolicy:
                 # The tail's first step needs the clean estimate of this one, whose network output ends here.
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
             x = drawn.sample(self._noise(streams, plan, forwards, edges))
+            refuse_rms(x, f"sampling.kernel {self.kernel_text}", t, grid)
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
             target[:, t] = per_leaf(index)

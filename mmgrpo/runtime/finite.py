@@ -12,6 +12,10 @@ class NotFinite(RuntimeError):
     """A network or a sampler has produced NaN or infinity."""
 
 
+class TooLarge(NotFinite):
+    """A sampler has produced states that are finite, but far larger than its noise levels allow."""
+
+
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are finite; integers are."""
     finite = [torch.isfinite(tensor).all().cpu() for tensor in tensors]

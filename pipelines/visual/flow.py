@@ -294,10 +294,13 @@ class FlowModel:
         """The noise levels of ``steps`` steps; those of the checkpoint equal diffusers' pipeline bit for bit."""
         if self.levels != CHECKPOINT:
             return bind(self.levels, GRIDS, "sampling.grid")({"steps": steps})
+        refuse_other_levels(self.scheduler)
         scheduler = type(self.scheduler).from_config(self.scheduler.config)  # set_timesteps changes its state
         arguments = self.architecture.spacing(scheduler, steps)
+        if scheduler.config.get("use_dynamic_shifting") and "mu" not in arguments:
+            refuse_key(scheduler, "use_dynamic_shifting", "false: the pipeline of this family states no shift")
         scheduler.set_timesteps(**arguments)
-        return flow(scheduler.sigmas.float(), time_shift(scheduler.config, arguments.get("mu")))
+        return flow(scheduler.sigmas.float(), time_shift(scheduler, arguments.get("mu")))
 
     def save(self, folder: Path | str, network: nn.Module) -> None:
         """Adapters as ``pytorch_lora_weights.safetensors`` with rank and alpha, or the full network.
@@ -314,10 +317,40 @@ class FlowModel:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def time_shift(config: Any, mu: float | None) -> float:
-    """The factor s of ``s t / (1 + (s - 1) t)`` by which a scheduler shifts its levels."""
+def refuse_other_levels(scheduler: Any) -> None:
+    """ValueError for a scheduler whose levels are not those of a flow, from 1 to 0."""
+    config = scheduler.config
+    if not is_euler(scheduler):
+        if config.get("prediction_type") != "flow_prediction":
+            refuse_key(scheduler, "prediction_type", "flow_prediction, since the network predicts a velocity")
+        if not config.get("use_flow_sigmas"):
+            refuse_key(scheduler, "use_flow_sigmas", "true, since the levels of a flow fall from 1 to 0")
+        if config.get("final_sigmas_type", "zero") != "zero":
+            refuse_key(scheduler, "final_sigmas_type", "zero: the last step leads to level 0")
+    if config.get("invert_sigmas"):
+        refuse_key(scheduler, "invert_sigmas", "false: the levels of a flow fall from 1 to 0")
+
+
+def refuse_key(scheduler: Any, key: str, expected: str) -> None:
+    raise ValueError(
+        f"scheduler/scheduler_config.json ({type(scheduler).__name__}): {key}: got {scheduler.config.get(key)}, "
+        f"expected {expected}; correct the file, or replace it by that of the model's own repository"
+    )
+
+
+def is_euler(scheduler: Any) -> bool:
+    """Whether its noise levels are those of a FlowMatch... class, whose shift is called ``shift``."""
+    return type(scheduler).__name__.startswith("FlowMatch")
+
+
+def time_shift(scheduler: Any, mu: float | None) -> float:
+    """The factor s of ``s t / (1 + (s - 1) t)`` by which a scheduler shifts its levels.
+
+    Files may have keys that are foreign to their class, so that the class decides on the key.
+    """
+    config = scheduler.config
     if not config.get("use_dynamic_shifting"):
-        return float(config["flow_shift"] if "flow_shift" in config else config["shift"])  # UniPC and Euler
+        return float(config["shift" if is_euler(scheduler) else "flow_shift"])
     assert mu is not None
     return math.exp(mu) if config.get("time_shift_type", "exponential") == "exponential" else mu
 

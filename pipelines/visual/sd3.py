@@ -17,7 +17,7 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
-from pipelines.pretrained import locate, read_network, read_part, read_pipeline
+from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
@@ -135,17 +135,13 @@ def load(
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import (
-        FlowMatchEulerDiscreteScheduler,
-        SD3Transformer2DModel,
-        StableDiffusion3Pipeline,
-    )
+    from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 
     at_least_one("guidance", guidance)
     source = locate(path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
-    scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
+    scheduler = read_scheduler(source)
     small = is_small(source)
     pipeline: Any = None
     if not small:

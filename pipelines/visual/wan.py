@@ -23,7 +23,7 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
-from pipelines.pretrained import locate, read_json, read_network, read_part, read_pipeline
+from pipelines.pretrained import locate, read_json, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
@@ -159,7 +159,7 @@ def load(
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+    from diffusers import WanPipeline, WanTransformer3DModel
 
     source = locate(path, EXAMPLE, "model_index.json", "words")
     clip = Clip(frames, height, width, fps)
@@ -168,7 +168,7 @@ def load(
     at_least_one("guidance", guidance)
     refuse_second_scale(guidance_2, source)
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
-    scheduler: Any = read_part(FlowMatchEulerDiscreteScheduler, source, subfolder="scheduler")
+    scheduler = read_scheduler(source)
     own = Clip.read(source)
     architecture = Small(read_words(source, torch.device(training.device)), scheduler, own)
 

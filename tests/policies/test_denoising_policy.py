@@ -6,6 +6,7 @@ import torch
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.objectives.owners import owned
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.runtime.finite import NotFinite, TooLarge
 from mmgrpo.types import Request, Rollout
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
@@ -282,3 +283,41 @@ def test_a_diffusion_process_is_sampled_and_scored_as_a_flow_is(plan):
     gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
     assert len(gap) > 0 and gap.abs().max() <= 1e-6
     assert len(policy.sample(Request(toy_prompts(2), [0, 1], 2, 5))) == 4
+
+
+def test_too_much_noise_is_refused_before_anything_is_sampled():
+    policy = toy_policy(kernel="flow_sde(a=3.0)")
+    with pytest.raises(ValueError, match=r"sampling\.kernel: flow_sde\(a=3\.0\) .* std 3 at step 1 of 6"):
+        rollout(policy)
+    assert policy.model.forwards == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("plan", "by"),
+    [
+        ("every_step", r"sampling\.kernel flow_sde\(a=0\.7\)"),
+        ("sliding_window(size=1, tail='dpmpp_2m')", r"sampling\.kernel flow_sde\(a=0\.7\)"),
+        ("one_step_branch(first=0.2)", r"sampling\.kernel flow_sde\(a=0\.7\)"),
+    ],
+)
+def test_a_network_whose_predictions_are_far_too_large_ends_the_rollout(plan, by):
+    policy = toy_policy(plan)
+    with torch.no_grad():
+        policy.network.outer.bias += 1000  # type: ignore[attr-defined]
+    with pytest.raises(TooLarge, match=rf"{by}: \d+ of \d+ states .* step 1 of 6"):
+        rollout(policy)
+    with pytest.raises(TooLarge, match="deterministic solver: .* step 1 of 6"):
+        policy.sample(Request(toy_prompts(2), [0, 1], 2, 5))
+    policy.network.outer.bias.data.fill_(torch.nan)  # type: ignore[attr-defined]
+    with pytest.raises(NotFinite, match="nothing can be sampled"):
+        policy.sample(Request(toy_prompts(2), [0, 1], 2, 5))
+
+
+@pytest.mark.parametrize(("tail", "by"), [("euler", "the deterministic solver"), ("dpmpp_2m", "the solver dpmpp_2m")])
+def test_the_steps_after_the_window_are_guarded_too(tail, by, monkeypatch):
+    policy = toy_policy(f"sliding_window(size=1, tail='{tail}')")
+    predict = policy.model.predict  # type: ignore[attr-defined]
+    late = lambda network, x, time, words: predict(network, x, time, words) + 1000 * (time < 0.6)[:, None, None, None]  # noqa: E731
+    monkeypatch.setattr(policy.model, "predict", late)
+    with pytest.raises(TooLarge, match=rf"^{by}: .* step 4 of 6 \(level 0\.5 "):
+        rollout(policy)

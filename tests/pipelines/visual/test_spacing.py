@@ -67,11 +67,17 @@ def test_a_shift_is_linear_in_the_tokens():
     ("config", "mu", "factor"),
     [
         ({"shift": 3.0}, None, 3.0),
-        ({"shift": 3.0, "flow_shift": 5.0}, None, 5.0),
+        ({"shift": 3.0, "flow_shift": 5.0}, None, 3.0),  # a key that is foreign to the class
         ({"use_dynamic_shifting": True}, 0.0, 1.0),
         ({"use_dynamic_shifting": True, "time_shift_type": "exponential"}, 1.0, 2.718281828),
         ({"use_dynamic_shifting": True, "time_shift_type": "linear"}, 0.7, 0.7),
     ],
 )
 def test_the_factor_of_a_shift_is_the_scheduler_s_own_or_that_of_the_picture(config, mu, factor):
-    assert time_shift(config, mu) == pytest.approx(factor)
+    euler = type("FlowMatchEulerDiscreteScheduler", (), {"config": config})
+    assert time_shift(euler(), mu) == pytest.approx(factor)
+
+
+def test_the_factor_of_a_multistep_scheduler_is_its_flow_shift():
+    unipc = type("UniPCMultistepScheduler", (), {"config": {"shift": 3.0, "flow_shift": 5.0}})
+    assert time_shift(unipc(), None) == 5.0
