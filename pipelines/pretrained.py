@@ -190,7 +190,8 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
     from diffusers import AutoencoderKL
 
     check_pipeline(source, [name for name, part in parts.items() if part is None])
-    check_scheduler(source)
+    if "scheduler" not in parts:
+        check_scheduler(source)
     for name, part in (read_json(source, "model_index.json") or {}).items():
         if isinstance(part, list) and part != [None, None] and not name.startswith("_") and name not in parts:
             check_weights(source, name, training.allow_pickle)
