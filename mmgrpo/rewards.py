@@ -4,7 +4,8 @@
         return [float(output.pixels.mean()) for output in outputs]
 
 Installed packages offer rewards by name (entry point ``mmgrpo.rewards``); any other function is named as
-``module:function``. NaN marks an output that could not be scored; an exception stops the run if the reward has a
+``module:function``. NaN marks an output that could not be scored and None one to which the reward does not apply, so that
+the other rewards alone decide; an exception stops the run if the reward has a
 weight. No reward returns a plausible number on failure.
 """
 
@@ -114,7 +115,7 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
 
 
 def from_trl(function: Callable[..., Sequence[float | None]], name: str = "") -> Scorer:
-    """A reward function in TRL's form, ``f(prompts, completions, **columns)``, with None for no score.
+    """A reward function in TRL's form, ``f(prompts, completions, **columns)``; None abstains.
 
     Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``. One
     that is named as ``module:function`` is known by its parameter ``completions``.

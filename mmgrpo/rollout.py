@@ -31,7 +31,7 @@ from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.runtime.reward_statistics import correlations, zero_spread
-from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid
+from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
 
@@ -138,11 +138,11 @@ def sample_round(
         names = [scorer.name for scorer in scorers]
         names += [f"{scorer.name}@{preview}" for preview in rollouts[0].previews for scorer in scorers]
         decisions = join_decisions(gathered)
-        scores = RewardScores(
-            torch.cat([s.values for s in gathered_scores]), torch.cat([s.valid for s in gathered_scores])
-        )
+        scores = join_scores(gathered_scores)
         # Over all draws so far: the batch scales of a redrawn round are those of everything that it sampled.
-        result = estimate(scores.values, scores.valid, weights, decisions, recipe, names, now.factor)
+        result = estimate(
+            scores.values, scores.valid, weights, decisions, recipe, names, now.factor, scores.abstentions
+        )
         missing = settings.prompts - result.spread_groups
         if missing <= 0 or draw == settings.redraws:
             break
@@ -179,15 +179,14 @@ def begin_rollout(
     begun_greedy = begin_scoring(scorers, request.prompts, greedy) if greedy else None
 
     def finish() -> tuple[Decisions, RewardScores]:
-        columns = [scores() for scores in begun]
-        values, valid = torch.cat([c.values for c in columns], 1), torch.cat([c.valid for c in columns], 1)
+        scores = join_scores([scores() for scores in begun], dim=1)
         fields = dict(rollout.decisions.fields)
         if begun_greedy:
             index = {id(prompt): place for place, prompt in enumerate(request.prompts)}
             # A changed prompt (origin CONTRAST) is not in the request; its rows are not trained: any value serves.
             group = torch.tensor([index.get(id(prompt), 0) for prompt in rollout.prompts])
             fields["greedy_value"], scored = greedy_values(begun_greedy(), group, weights)
-            valid = valid & scored[:, None]
+            scores = replace(scores, valid=scores.valid & scored[:, None])
         if "reference_value" in recipe.fields:
             device = rollout.decisions.log_probs.device
             fields["reference_value"] = torch.tensor(reference_values(rollout.prompts), device=device)
@@ -195,7 +194,7 @@ def begin_rollout(
             names, weighted = [one.name for one in scorers], {one.name for one in scorers if one.weight}
             references = reference_rewards(rollout.prompts, names, recipe.referenced(weighted))
             fields["reference_rewards"] = references.repeat(1, len(outputs), 1).to(rollout.decisions.log_probs.device)
-        return replace(rollout.decisions, fields=fields), RewardScores(values, valid)
+        return replace(rollout.decisions, fields=fields), scores
 
     return finish
 
@@ -203,19 +202,19 @@ def begin_rollout(
 def reward_metrics(
     names: Sequence[str], trained: Sequence[bool], scores: RewardScores, decisions: Decisions, number: int
 ) -> dict[str, float]:
-    """Mean, std, failures and groups without spread of every column over the policy's own rows, its mean over contrast
-    rows, and the correlations of rewards.
+    """Mean, std, failures, abstentions and groups without spread of every column over the policy's own rows, its mean
+    over contrast rows, and the correlations of rewards.
 
-    A reward that is trained on and could score none of them is an error; otherwise its mean and std are NaN.
+    A reward that is trained on and failed for all rows that it did not abstain from is an error; otherwise, also where
+    it abstains from all, its mean and std are NaN.
     """
     origin, metrics = decisions.origin, {}
-    own, contrast = (
-        RewardScores(scores.values[origin == kind], scores.valid[origin == kind]) for kind in (OWN, CONTRAST)
-    )
+    own, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
     key = decisions.keys["prompt"][origin == OWN]
     for column, name in enumerate(names):
         mean, std, failed = mean_of_valid(own, column)
-        if trained[column] and failed == len(own.values):
+        abstained = int(own.abstentions[:, column].sum())
+        if trained[column] and failed and failed + abstained == len(own.values):
             raise RuntimeError(
                 f"reward '{name}' could not score any of the {failed} outputs of round {number}, expected at least one "
                 "number that is not NaN; see what it returns for one of them (mmgrpo evaluate does this)"
@@ -225,6 +224,9 @@ def reward_metrics(
         if failed:
             metrics[f"reward/{name}/failed"] = float(failed)
             metrics[f"reward/{name}/failed_fraction"] = failed / len(own.values)
+        if abstained:
+            metrics[f"reward/{name}/abstained"] = float(abstained)
+            metrics[f"reward/{name}/abstained_fraction"] = abstained / len(own.values)
         if len(contrast.values):
             metrics[f"reward/{name}/contrast"] = mean_of_valid(contrast, column)[0]
     return metrics | correlations(own, names, key)

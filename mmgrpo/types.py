@@ -254,9 +254,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """A function from prompts and outputs to one number per output; NaN for one that could not be scored."""
+    """A function from prompts and outputs to one number per output; NaN for one that could not be scored, None for one
+    to which the reward does not apply (it abstains)."""
 
-    def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[float]: ...
+    def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[float | None]: ...
 
 
 @runtime_checkable

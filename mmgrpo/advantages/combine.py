@@ -5,6 +5,10 @@ make one reward of all, which is then compared; those in ``SEPARATE`` compare ea
 
 An ensemble are the rewards named ``members`` (all that have a weight, if none are named), each times its weight, which
 puts them on one scale; the weighted sum of the other rewards is added.
+
+A value is NaN where its reward abstains from the row (it does not apply to it): sums, means and extremes are over the
+others, and ``normalise`` leaves the row out of the statistics of that stream and gives it 0. The rows that could not
+be scored are not among them.
 """
 
 from __future__ import annotations
@@ -30,8 +34,14 @@ Names: TypeAlias = Sequence[str]
 
 
 def weighted_sum(normalise: Normalise, values: Streams, weights: PerReward) -> Values:
-    """normalise(sum_k w_k r_k): rewards are summed, then compared."""
-    return normalise(values @ weights)
+    """normalise(sum_k w_k r_k): rewards are summed, over those that do not abstain, then compared."""
+    return normalise(weighted(values, weights))
+
+
+def weighted(values: Streams, weights: PerReward) -> Values:
+    """sum_k w_k r_k over the rewards that do not abstain; NaN where all that have a weight do."""
+    scored = (~values.isnan() & (weights != 0)).any(1)
+    return torch.where(scored, values.nan_to_num(0.0) @ weights, torch.nan)
 
 
 def per_reward(normalise: Normalise, values: Streams, weights: PerReward) -> Values:
@@ -62,7 +72,7 @@ def mean(
 ) -> Values:
     """The mean of the ensemble (Coste et al., arXiv:2310.02743)."""
     ensemble, rest = _ensemble(values, weights, names, members)
-    return normalise(ensemble.mean(1) + rest)
+    return normalise(_over_members(ensemble, ensemble.nanmean(1), rest))
 
 
 def minimum(
@@ -73,7 +83,7 @@ def minimum(
     [1, 2, 6] gives 1.
     """
     ensemble, rest = _ensemble(values, weights, names, members)
-    return normalise(ensemble.amin(1) + rest)
+    return normalise(_over_members(ensemble, ensemble.nan_to_num(torch.inf, torch.inf, -torch.inf).amin(1), rest))
 
 
 def mean_minus_variance(
@@ -91,7 +101,7 @@ def mean_minus_variance(
     best-of-n). The variance is quadratic in the scale of the rewards. An ensemble of one has no variance.
     """
     ensemble, rest = _ensemble(values, weights, names, members)
-    return normalise(ensemble.mean(1) - coef * _variance(ensemble, ddof) + rest)
+    return normalise(_over_members(ensemble, ensemble.nanmean(1) - coef * _variance(ensemble, ddof), rest))
 
 
 def mean_minus_std(
@@ -105,7 +115,7 @@ def mean_minus_std(
 ) -> Values:
     """Mean - coef * std of the ensemble, a lower confidence bound in the units of the rewards."""
     ensemble, rest = _ensemble(values, weights, names, members)
-    return normalise(ensemble.mean(1) - coef * _variance(ensemble, ddof).sqrt() + rest)
+    return normalise(_over_members(ensemble, ensemble.nanmean(1) - coef * _variance(ensemble, ddof).sqrt(), rest))
 
 
 def worst_stream(
@@ -115,10 +125,11 @@ def worst_stream(
     arXiv:2402.08925): max over policies of the min over user groups of the expected reward.
 
     [[1, 0, 1, 0], [.2, .3, .2, .1]] have the means .5 and .2, so that the second is trained on. Not ``minimum``, whose
-    choice differs from sample to sample.
+    choice differs from sample to sample. Rows from which that member abstains have 0.
     """
     ensemble, rest = _ensemble(values, weights, names, members)
-    return normalise(ensemble[:, int(ensemble[stat].mean(0).argmin())] + rest)
+    means = ensemble[stat].nanmean(0).nan_to_num(torch.inf)
+    return normalise(ensemble[:, int(means.argmin())] + rest)
 
 
 def pareto_rank(normalise: Normalise, values: Streams, weights: PerReward, key: Key, stat: Rows) -> Values:
@@ -134,10 +145,15 @@ def pareto_rank(normalise: Normalise, values: Streams, weights: PerReward, key: 
 def _ensemble(
     values: Streams, weights: PerReward, names: Names, members: Sequence[str]
 ) -> tuple[Float[Tensor, "B M"], Values]:
-    """The members, each times its weight, and the weighted sum of the other rewards."""
+    """The members, each times its weight, and the weighted sum of the other rewards that do not abstain."""
     chosen = torch.tensor([not members or name in members for name in names], device=values.device)
     products = values * weights
-    return products[:, chosen & (weights != 0)], products[:, ~chosen].sum(1)
+    return products[:, chosen & (weights != 0)], products[:, ~chosen].nansum(1)
+
+
+def _over_members(ensemble: Float[Tensor, "B M"], value: Values, rest: Values) -> Values:
+    """``value`` + ``rest``; ``rest`` alone where all members abstain."""
+    return torch.where(ensemble.isnan().all(1), 0.0, value) + rest
 
 
 def member_variance(values: Streams, weights: PerReward, names: Names, members: Sequence[str], ddof: int) -> Values:
@@ -146,8 +162,8 @@ def member_variance(values: Streams, weights: PerReward, names: Names, members: 
 
 
 def _variance(ensemble: Float[Tensor, "B M"], ddof: int) -> Values:
-    squares = (ensemble - ensemble.mean(1, keepdim=True)).square().sum(1)
-    return squares / max(1, ensemble.shape[1] - ddof)
+    squares = (ensemble - ensemble.nanmean(1, keepdim=True)).square().nansum(1)
+    return squares / ((~ensemble.isnan()).sum(1) - ddof).clamp(min=1)
 
 
 ALL = ("normalise", "values", "weights")

@@ -66,12 +66,14 @@ def _is_finite(value: object) -> bool:
 
 
 def greedy_values(greedy: RewardScores, group: Int[Tensor, "B"], weights: Float[Tensor, "R"]) -> tuple[Values, Rows]:
-    """For each row the weighted reward of its prompt's greedy output, and whether that could be scored.
+    """For each row the weighted reward of its prompt's greedy output, and whether that could be scored: no reward that
+    has a weight failed, and one at least did not abstain.
 
     ``greedy`` has one row per prompt, ``group`` is the index of each row's prompt. ``weights`` may have several times
     the columns of ``greedy``: those of previews, which have no greedy output of their own and share that of the output.
     """
     columns = len(weights) // greedy.values.shape[1]
-    valid = (greedy.valid.repeat(1, columns) | (weights.cpu() == 0)).all(1)
+    counted = weights.cpu() != 0
+    valid = ~(greedy.failed.repeat(1, columns) & counted).any(1) & (greedy.valid.repeat(1, columns) & counted).any(1)
     total = greedy.values.repeat(1, columns) @ weights.cpu()
     return total[group].to(weights.device), valid[group]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import BASELINES
-from mmgrpo.advantages.combine import COMBINE, SEPARATE
+from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
 from mmgrpo.advantages.credit import CREDITS, any_shared
 from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.kl_weight import KL_WEIGHTS
@@ -177,7 +177,7 @@ class Estimate:
     """Trained decisions: those of at least one row that is scored and selected, each at the row that owns it."""
     rewards: Values
     """The rewards as one number, as ``combine`` makes it (else their weighted sum); NaN where one of those that are
-    trained on could not be scored."""
+    trained on failed, or all abstained."""
     samples: Values
     """Advantage of each sample, before credit."""
     kl_weight: Values
@@ -203,12 +203,15 @@ def estimate(
     algorithm: AdvantageRecipe,
     names: Sequence[str] = (),
     factor: float = 1.0,
+    abstained: Bool[Tensor, "B R"] | None = None,
 ) -> Estimate:
     """Advantages of a whole gathered batch, before the shapes times ``factor``.
 
-    A row for which a reward of nonzero weight, or one that a block names, could not be scored is outside the
-    statistics, has advantage 0 and is not trained. ``names`` are those of the rewards, by default their numbers.
-    Computed on the CPU in double precision, so that ranks and devices do not matter.
+    A row for which a reward of nonzero weight, or one that a block names, failed is outside the statistics, has
+    advantage 0 and is not trained. Where a reward ``abstained`` (None: nowhere) the others decide; a row from which all
+    of nonzero weight abstained is outside too. ``names`` are those of the rewards, by default their numbers. Computed
+    on the CPU in double precision, so that ranks and devices do not matter. ValueError for rewards that a block cannot
+    compare, and for advantages that are not finite.
     """
     device = values.device
     if not bool((reward_weights != 0).any()):
@@ -218,12 +221,15 @@ def estimate(
     counted = weights != 0
     read = torch.tensor(algorithm.trained(names, weights.tolist()))
     valid = valid.cpu()
-    scored = valid[:, read].all(1)
+    abstained = torch.zeros_like(valid) if abstained is None else abstained.cpu()
+    scored = (valid | abstained)[:, read].all(1) & (valid & counted).any(1)
+    left_to_others = abstained & scored[:, None]
     values = torch.where(valid & scored[:, None], values.detach().cpu(), 0.0).double()
+    values = values.masked_fill(left_to_others, torch.nan)
     inputs: dict[str, Any] = _inputs(decisions)
     inputs |= {"weights": weights, "names": names, "raw": values}
     for transform in algorithm.transform:
-        values = transform({**inputs, "values": values})
+        values = transform({**inputs, "values": values}).masked_fill(left_to_others, torch.nan)
     inputs |= {"streams": values}
     keys = [_column(decisions, key.name) for key in algorithm.keys]
     group = keys[0]
@@ -236,24 +242,28 @@ def estimate(
 
     def one_reward() -> Tensor:
         if algorithm.separate:
-            return values @ weights
+            return weighted(values, weights)
         return algorithm.combine(
             {**inputs, "normalise": lambda stream: stream, "values": values, "key": group, "stat": statistics()[0]}
         )
 
     total = one_reward()
+    rows, total = rows & ~total.isnan(), total.nan_to_num(0.0)
     for selector in algorithm.before:
         rows = rows & selector({**inputs, "values": total, "key": group, "keep": rows})
     stats, total = statistics(), one_reward()
+    scored, total = scored & ~total.isnan(), total.nan_to_num(0.0)
     inputs |= {"stat": stats[0], "key": group}
 
     def normalise(stream: Tensor) -> Tensor:
+        there = ~stream.isnan()
+        stream = stream.nan_to_num(0.0)
         advantages = torch.zeros_like(stream)
         for key, column, stat in zip(algorithm.keys, keys, stats, strict=True):
-            here = {**inputs, "values": stream, "key": column, "stat": stat}
+            here = {**inputs, "values": stream, "key": column, "stat": stat & there}
             centred = stream - algorithm.baseline(here)
             advantages = advantages + key.weight * algorithm.scale({**here, "centred": centred})
-        return advantages
+        return torch.where(there, advantages, 0.0)
 
     samples = factor * algorithm.combine({**inputs, "normalise": normalise, "values": values})
     inputs |= {"values": total, "key": group}
@@ -261,6 +271,13 @@ def estimate(
     for shape in algorithm.shape:
         samples = shape({**inputs, "advantages": samples})
     samples = torch.where(rows, samples, 0.0)
+    if not bool(samples.isfinite().all()):
+        blocks = [algorithm.combine, algorithm.baseline, algorithm.scale, *algorithm.shape]
+        raise ValueError(
+            f"algorithm: got an advantage that is not finite from {', '.join(bound.text for bound in blocks)}, of "
+            f"rewards from {float(total[rows].min()):g} to {float(total[rows].max()):g}; choose another scale or shape, "
+            "or a transform that brings the rewards into its range"
+        )
     inputs |= {"advantages": samples}
 
     keep, entries = rows, inputs["decision_mask"]
@@ -334,10 +351,11 @@ def _any_sharing_row(entries: Tensor, node: Tensor, decision_mask: Tensor) -> Te
 
 def _silent(values: Tensor, counted: Tensor, key: Tensor, stat: Tensor) -> tuple[int, ...]:
     batch = torch.zeros_like(key)
+    scored = stat[:, None] & ~values.isnan()
     return tuple(
         column
-        for column in range(values.shape[1])
+        for column, rows in enumerate(scored.T)
         if counted[column]
-        and bool(groups.group_spread(values[:, column], batch, stat).any())
-        and not bool((groups.group_spread(values[:, column], key, stat) & stat).any())
+        and bool(groups.group_spread(values[:, column], batch, rows).any())
+        and not bool((groups.group_spread(values[:, column], key, rows) & rows).any())
     )

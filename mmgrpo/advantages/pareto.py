@@ -13,13 +13,16 @@ from mmgrpo.advantages.groups import Key, Rows
 
 def fronts(points: Float[Tensor, "B M"], key: Key, stat: Rows) -> Key:
     """Number of the row's front within its group: 0 for rows that no member dominates, 1 for those that only members
-    of front 0 dominate, ...; B for rows outside the statistics. Equal points share a front.
+    of front 0 dominate, ...; B for rows outside the statistics. Equal points share a front. A coordinate is NaN where
+    the row has none; rows that lack different coordinates are not compared.
     """
     front = torch.full_like(key, len(key))
     for name in torch.unique(key[stat]):
         rows = torch.nonzero(stat & (key == name)).flatten()
         here = points[rows]
-        dominated = (here[:, None] <= here[None]).all(-1) & (here[:, None] < here[None]).any(-1)  # by the second
+        first, second = here[:, None], here[None]
+        no_better = (first <= second) | (first.isnan() & second.isnan())
+        dominated = no_better.all(-1) & (first < second).any(-1)  # by the second
         left, number = torch.ones_like(rows, dtype=torch.bool), 0
         while left.any():
             best = left & ~(dominated & left[None]).any(1)

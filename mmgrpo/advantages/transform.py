@@ -2,7 +2,8 @@
 
 ``of`` names the reward that a transform changes; by default all are. An affine map cancels in a standardized group, a
 bounded or concave one does not. ``reference_rewards`` [B, R, M] are M rewards of other samples of the same prompt, of
-the policy before training or of a reference answer, from the data set.
+the policy before training or of a reference answer, from the data set. Where a reward abstains, its value is NaN and
+stays so.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ def _where_below(
     values: Streams, changed: Streams, raw: Streams, names: Names, by: str, least: float, of: str
 ) -> Streams:
     """``changed`` in the rows where ``by`` was scored below ``least``: for the reward ``of``, or for all but ``by``."""
-    below = torch.where(raw[:, [list(names).index(by)]] < least, changed, values)
+    here = (raw[:, [list(names).index(by)]] < least) & ~values.isnan()
+    below = torch.where(here, changed, values)
     if of:
         return _changed(values, below, names, of)
     others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)

@@ -70,7 +70,10 @@ def _card(media: MediaFolder, group: Group, member: Member) -> Card:
         reward=number(member.reward) if isfinite(member.reward) else NONE,
         advantage=number(member.advantage, "+.3f") if isfinite(member.advantage) else NONE,
         colour=colour(member.advantage, group.largest),
-        rewards=[(name, number(value) if isfinite(value) else NONE) for name, value in member.rewards.items()],
+        rewards=[
+            (name, number(value) if isfinite(value) else "abstains" if name in member.abstained else NONE)
+            for name, value in member.rewards.items()
+        ],
     )
 
 

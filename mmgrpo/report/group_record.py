@@ -130,6 +130,7 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
     per_decision |= {name: decisions.fields[name] for name in FIELDS if name in decisions.fields}
     values, valid = round.reward_scores.values[at], round.reward_scores.valid[at]
     rewards = numbers(torch.where(valid, values.float(), torch.nan))
+    abstained = round.reward_scores.abstentions[at].tolist()
     nodes, tree = tree_of(decisions.node, mask, totals) if "tree" in decisions.keys else ([], [])
     _, trees = torch.unique(decisions.keys.get("tree", torch.arange(len(at))), return_inverse=True)
 
@@ -167,7 +168,8 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
                 },
                 "reward": totals[member],
                 "rewards": dict(zip(round.names, rewards[member], strict=True)),
-                "advantage": math.fsum(own) / len(own) if own else 0.0,
+                "abstained": [name for name, yes in zip(round.names, abstained[member], strict=True) if yes],
+                "advantage": mean_of(own),
                 **{name: value[:length] for name, value in whole.items()},
                 "decisions": mask[member, :length].int().tolist(),
                 "trained": trained[member, :length].int().tolist(),
@@ -207,6 +209,12 @@ def numbers(values: Tensor) -> list[Any]:
         return [numbers(row) for row in values]
     singles = values.detach().cpu().float()
     return [float(str(one)) if math.isfinite(one) else None for one in singles.numpy()]
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of numbers, 0 of none; None where one of them is not finite (``numbers``)."""
+    known = [value for value in values if value is not None]
+    return None if len(known) < len(values) else math.fsum(known) / max(1, len(known))
 
 
 @dataclass

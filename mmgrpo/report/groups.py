@@ -48,6 +48,8 @@ class Member:
     nodes: list[int]
     """Number of each decision, which members that share it have in common, and -1 where there is none; empty where
     members share nothing."""
+    abstained: tuple[str, ...] = ()
+    """Rewards that do not apply to it; the others without a number failed."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def _member(value: Any, place: str) -> Member:
         trained=[one == 1 for one in lists["trained"]],
         std=[_number(one) for one in lists["std"]],
         nodes=lists["nodes"],
+        abstained=tuple(name for name in _list(record.get("abstained", []), place) if isinstance(name, str)),
     )
 
 

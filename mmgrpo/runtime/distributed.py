@@ -154,6 +154,7 @@ def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) 
     return RewardScores(
         gather_rows(reward_scores.values.to(device), accelerator),
         gather_rows(reward_scores.valid.to(device), accelerator),
+        gather_rows(reward_scores.abstentions.to(device), accelerator),
     )
 
 

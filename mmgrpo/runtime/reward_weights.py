@@ -88,7 +88,10 @@ def inner_products(
         if not weight:
             flat.append(torch.zeros(sum(p.numel() for p in parameters[-tensors:])))
             continue
-        made = estimate(scores.values, scores.valid, one.to(scores.values.device), batch.decisions, recipe, names)
+        chosen = one.to(scores.values.device)
+        made = estimate(
+            scores.values, scores.valid, chosen, batch.decisions, recipe, names, abstained=scores.abstentions
+        )
         accumulate_gradients(
             policy,
             replace(batch, advantages=made.advantages, loss_mask=made.loss_mask),

@@ -1,4 +1,8 @@
-"""Scoring: all rewards of all outputs; a failure is marked invalid and never replaced by a plausible number."""
+"""Scoring: all rewards of all outputs; a failure is marked invalid and never replaced by a plausible number.
+
+A reward *abstains* from an output with None: it does not apply to it (another task), and the others alone decide. It
+*fails* with NaN, infinity or an exception: the output has no reward that could be trusted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.call import column_or_nan, score_column
+from mmgrpo.scoring.call import column_or_nan, score_column, scored_or_abstained
 from mmgrpo.scoring.decisions import with_decisions
 from mmgrpo.types import Decisions, Output, Prompt
 
@@ -35,7 +39,7 @@ class Scorer:
     """A reward with its name and weight; with weight 0 it is scored and logged but not trained on."""
 
     name: str
-    fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]]
+    fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float | None]]
     weight: float = 1.0
     rates: Sequence[ErrorRate] = ()
     """Error rates over whole sets that are reported with the reward."""
@@ -55,6 +59,31 @@ class RewardScores:
 
     values: Float[Tensor, "B R"]
     valid: Bool[Tensor, "B R"]
+    abstained: Bool[Tensor, "B R"] | None = None
+    """Where the reward does not apply to the row; None: nowhere."""
+
+    @property
+    def abstentions(self) -> Bool[Tensor, "B R"]:
+        """``abstained`` as a mask."""
+        return torch.zeros_like(self.valid) if self.abstained is None else self.abstained
+
+    @property
+    def failed(self) -> Bool[Tensor, "B R"]:
+        """Where a reward applies to the row and could not score it."""
+        return ~self.valid & ~self.abstentions
+
+    def rows(self, chosen: Tensor) -> RewardScores:
+        """The scores of some rows."""
+        return RewardScores(self.values[chosen], self.valid[chosen], self.abstentions[chosen])
+
+
+def join_scores(parts: Sequence[RewardScores], dim: int = 0) -> RewardScores:
+    """Scores one after another: of further rows (``dim`` 0), or of further columns (1)."""
+    return RewardScores(
+        torch.cat([one.values for one in parts], dim),
+        torch.cat([one.valid for one in parts], dim),
+        torch.cat([one.abstentions for one in parts], dim),
+    )
 
 
 def score_outputs(
@@ -67,7 +96,7 @@ def score_outputs(
 
     A reward that raises, exits, or returns anything else than one real number per output stops the run with an error
     that names it; with weight 0 it warns, once per message, and none of its values is valid. A value that is NaN or
-    infinite in fp32 is marked invalid. The caller counts what is not valid.
+    infinite in fp32 is marked invalid, and None abstains. The caller counts what is not valid.
     """
     return begin_scoring(scorers, prompts, outputs, rollout)()
 
@@ -84,8 +113,8 @@ def begin_scoring(
     thread that calls it: they change settings and take the processor or the GPU of what the caller does meanwhile.
     """
 
-    def column(scorer: Scorer) -> list[float]:
-        score = score_column if scorer.weight else column_or_nan
+    def column(scorer: Scorer) -> list[float | None]:
+        score = scored_or_abstained if scorer.weight else column_or_nan
         fn = with_decisions(scorer.name, scorer.fn, rollout) if scorer.reads_rollout else scorer.fn
         return score(scorer.name, fn, prompts, outputs, scorer.trusted, scorer.elsewhere)
 
@@ -93,17 +122,21 @@ def begin_scoring(
 
     def finish() -> RewardScores:
         columns = [waiting[place]() if place in waiting else column(one) for place, one in enumerate(scorers)]
-        values = torch.tensor(columns, dtype=torch.float32).reshape(len(scorers), len(outputs)).T
+        shape = (len(scorers), len(outputs))
+        values = torch.tensor([[math.nan if v is None else v for v in one] for one in columns], dtype=torch.float32)
+        values = values.reshape(shape).T
+        abstained = torch.tensor([[value is None for value in one] for one in columns], dtype=torch.bool)
         valid = torch.isfinite(values)
-        return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid)
+        return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid, abstained.reshape(shape).T)
 
     return finish
 
 
 def mean_of_valid(scores: RewardScores, column: int) -> tuple[float, float, int]:
-    """Mean and population std of one reward's valid values, NaN if there are none, and the number of failures."""
+    """Mean and population std of one reward's valid values, NaN if there are none, and the number of failures, in
+    which abstentions do not count."""
     valid = scores.valid[:, column]
-    values, failed = scores.values[valid, column], int((~valid).sum())
+    values, failed = scores.values[valid, column], int(scores.failed[:, column].sum())
     if values.numel() == 0:
         return math.nan, math.nan, failed
     return float(values.mean()), float(values.std(correction=0)), failed

@@ -36,7 +36,7 @@ class Job:
 
     prompts: Sequence[Prompt]
     outputs: Sequence[Output]
-    values: asyncio.Future[list[float]]
+    values: asyncio.Future[list[float | None]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Batches:
         self._queue: asyncio.Queue[Job] = asyncio.Queue(waiting)
         self._next: Job | None = None
 
-    async def score(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    async def score(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
         """The values of one request; TimeoutError after ``timeout`` seconds of waiting and computing."""
         if not self.ready:
             raise Unready(f"reward '{self.name}' is not loaded yet")
@@ -131,7 +131,7 @@ class Batches:
             if not job.values.done():
                 job.values.set_result(own)
 
-    def _call(self, prompts: list[Prompt], outputs: list[Output]) -> list[float]:
+    def _call(self, prompts: list[Prompt], outputs: list[Output]) -> list[float | None]:
         assert self._function is not None
         try:
             return column(self._function(prompts, outputs), len(outputs))

@@ -2,7 +2,7 @@
 
 The key of a score is the SHA-256 of the reward's name, its parameters and the version of its manifest, of the whole
 prompt, and of the bytes of the output as the reward receives it. Values that are not finite are failures, and are tried
-again. Only rewards may be cached whose value depends on nothing else: not on the other outputs, and not on chance.
+again; so are outputs from which the reward abstained (None). Only rewards may be cached whose value depends on nothing else: not on the other outputs, and not on chance.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Cached:
         self._memory: OrderedDict[bytes, float] = OrderedDict()
         self._file = ScoreFile(Path(file), most) if file else None
 
-    def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
         """One value per output, of which only those are computed that are not known; equal outputs once."""
         keys = [self._key(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
         with self._lock:
-            values = self._known(dict.fromkeys(keys))
+            values: dict[bytes, float | None] = {**self._known(dict.fromkeys(keys))}
         rows = {key: row for row, key in reversed([*enumerate(keys)]) if key not in values}
         chosen = sorted(rows.values())
         if chosen:
             new = column(self._function([prompts[r] for r in chosen], [outputs[r] for r in chosen]), len(chosen))
             computed = {keys[row]: value for row, value in zip(chosen, new, strict=True)}
             with self._lock:
-                self._keep({key: value for key, value in computed.items() if math.isfinite(value)})
+                self._keep({k: value for k, value in computed.items() if value is not None and math.isfinite(value)})
             values |= computed
         return [values[key] for key in keys]
 

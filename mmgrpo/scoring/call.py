@@ -46,7 +46,20 @@ def score_column(
     trusted: bool = True,
     elsewhere: bool = False,
 ) -> list[float]:
-    """The values of one function of prompts and outputs, one per output; an error names the function.
+    """``scored_or_abstained`` for readers to whom an output without a score is NaN, whatever the reason."""
+    values = scored_or_abstained(name, fn, prompts, outputs, trusted, elsewhere)
+    return [math.nan if value is None else value for value in values]
+
+
+def scored_or_abstained(
+    name: str,
+    fn: Callable[..., Any],
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    trusted: bool = True,
+    elsewhere: bool = False,
+) -> list[float | None]:
+    """The values of one function of prompts and outputs, one per output, None where it abstains; an error names it.
 
     One that another process computes (``elsewhere``) can change nothing here, and may be called in any thread. Only an
     interruption by the user (KeyboardInterrupt) ends the run as such.
@@ -76,10 +89,10 @@ def column_or_nan(
     outputs: Sequence[Output],
     trusted: bool,
     elsewhere: bool,
-) -> list[float]:
-    """``score_column``, or NaN for every output and a warning, once for each reason, where that is an error."""
+) -> list[float | None]:
+    """``scored_or_abstained``, or NaN for every output and a warning, once for each reason, where that is an error."""
     try:
-        return score_column(name, fn, prompts, outputs, trusted, elsewhere)
+        return scored_or_abstained(name, fn, prompts, outputs, trusted, elsewhere)
     except (RuntimeError, ValueError) as error:
         reason = in_words(error.__cause__ or error)
         if (name, reason) not in _warned:
@@ -94,7 +107,7 @@ def column_or_nan(
 
 def call_reward(
     function: Callable[..., Any], prompts: Sequence[Prompt], outputs: Sequence[Output], trusted: bool = False
-) -> list[float]:
+) -> list[float | None]:
     """The values of a reward that is called in this process.
 
     It is given copies: of the lists, the prompts and what they contain, and, unless it is ``trusted``, of all tensors
@@ -114,10 +127,10 @@ def call_reward(
     return column(values, len(outputs))
 
 
-def column(values: Any, count: int) -> list[float]:
+def column(values: Any, count: int) -> list[float | None]:
     """``count`` real numbers in a list, a tuple, a 1-D array or a 1-D tensor; ``WrongValues`` for anything else.
 
-    Booleans are 0 and 1. Integers beyond the range of floats are infinite, and as such invalid.
+    None in the place of a number abstains: the reward does not apply to that output. Booleans are 0 and 1. Integers beyond the range of floats are infinite, and as such invalid.
     """
     if isinstance(values, Tensor | np.ndarray):
         real = not values.is_complex() if isinstance(values, Tensor) else values.dtype.kind in "biufO"
@@ -135,9 +148,10 @@ def column(values: Any, count: int) -> list[float]:
     if len(values) != count:
         raise WrongValues(
             f"got {len(values)} values, expected one for each of the {count} outputs; "
-            "return NaN for an output that cannot be scored"
+            "return NaN for an output that cannot be scored, and None for one to which the reward does not apply"
         )
-    return [_number(value, place) for place, value in enumerate(values)]
+    return [None if value is None else _number(value, place) for place, value in enumerate(values)]
+
 
 
 def _number(value: Any, place: int) -> float:
@@ -148,7 +162,7 @@ def _number(value: Any, place: int) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, np.generic):
         raise WrongValues(
             f"got {reprlib.repr(value)} (a {type(value).__name__}) for output {place}, expected a real number; convert "
-            "it with float(...), and return NaN for an output that cannot be scored"
+            "it with float(...), and return NaN for an output that cannot be scored, None where the reward does not apply"
         )
     real: Any = value
     try:

@@ -72,7 +72,7 @@ class RewardProcess:
 
     def __call__(
         self, prompts: Sequence[Prompt], outputs: Sequence[Output], rollout: Decisions | None = None
-    ) -> list[float]:
+    ) -> list[float | None]:
         """The values of one batch; ``WrongValues`` or ``RewardFailure`` where there are none."""
         with self._lock:
             if not self._alive or self._process.poll() is not None:

@@ -49,7 +49,7 @@ def served(
     timeout: int | float = 660.0,
     patience: int | float = 600.0,
     batch: int = 16,
-) -> list[float]:
+) -> list[float | None]:
     """The values of a reward of ``mmgrpo serve-rewards`` at one or several urls.
 
     ``token_file`` holds the servers' token. ``timeout``: seconds for one request, more than the server takes before it
@@ -140,8 +140,8 @@ class Client:
         self._facts: dict[str, Any] | None = None
         self._lost = False
 
-    def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        """One value per output, NaN where the server has none; ``RewardFailure`` where there are no values at all."""
+    def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
+        """One value per output, NaN where the server has none, None where its reward abstains; ``RewardFailure`` where there are no values at all."""
         facts = self.facts()
         ids = [str(place) for place in range(len(outputs))]
         manifest = facts["manifest"]
@@ -178,18 +178,22 @@ class Client:
 
     def _part(
         self, prompts: Sequence[Prompt], outputs: Sequence[Output], ids: Sequence[str], media: bool
-    ) -> dict[str, float]:
+    ) -> dict[str, float | None]:
         with self._slots:
             body = write(self.reward, prompts, outputs, ids, media)
             return self._patiently(functools.partial(self._score, body, ids))
 
-    def _score(self, body: bytes, ids: Sequence[str], url: str) -> dict[str, float]:
-        values = self._send(url, "POST", "/score", ANSWER + PER_VALUE * len(ids), body).get("values")
+    def _score(self, body: bytes, ids: Sequence[str], url: str) -> dict[str, float | None]:
+        answer = self._send(url, "POST", "/score", ANSWER + PER_VALUE * len(ids), body)
+        values, abstained = answer.get("values"), answer.get("abstained", [])
         if not isinstance(values, dict) or values.keys() != set(ids):
             raise RewardFailure(f"{url}: got values of other outputs than those that it was sent")
         if not all(value is None or type(value) in (int, float) for value in values.values()):
             raise RewardFailure(f"{url}: got values that are no numbers")
-        return {name: math.nan if value is None else float(value) for name, value in values.items()}
+        if not isinstance(abstained, list) or not all(name in ids and values[name] is None for name in abstained):
+            raise RewardFailure(f"{url}: got abstentions from other outputs than those that it has no values for")
+        unscored = {name: None if name in abstained else math.nan for name, value in values.items() if value is None}
+        return {name: unscored[name] if value is None else float(value) for name, value in values.items()}
 
     def _send(self, url: str, method: str, path: str, most: int, body: bytes | None = None) -> dict[str, Any]:
         """The JSON of an answer of at most ``most`` bytes; ``Again`` for a failure that may be over soon."""

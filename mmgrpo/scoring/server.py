@@ -2,7 +2,8 @@
 
     GET  /health      200 when all rewards are loaded and have scored a first batch, 503 before
     GET  /manifests   what each reward is, and how long it may take
-    POST /score       values by the ids of the outputs
+    POST /score       values by the ids of the outputs, null where there is none, and the ids that the reward abstained
+                      from (it does not apply to them)
 
 All but /health need the header ``Authorization: Bearer TOKEN`` where the server has a token. Errors are
 ``{"error": "..."}`` with a status that says whether to repeat the request: 400 malformed, 401 wrong token, 404 no such
@@ -109,8 +110,10 @@ def application(
             raise Refusal(400, "the body ended early") from error
         except TimeoutError as error:
             raise Refusal(408, f"the body did not come within {body_seconds:g} s") from error
-        scored = {name: value if math.isfinite(value) else None for name, value in zip(asked.ids, values, strict=True)}
-        return JSONResponse({"version": VERSION, "values": scored})
+        scored = dict(zip(asked.ids, values, strict=True))
+        finite = {name: value if value is not None and math.isfinite(value) else None for name, value in scored.items()}
+        abstained = [name for name, value in scored.items() if value is None]
+        return JSONResponse({"version": VERSION, "values": finite, "abstained": abstained})
 
     app.add_exception_handler(Refusal, refuse)
     app.add_route("/health", health, methods=["GET"])
@@ -133,7 +136,7 @@ async def limited(request: Request, most: int) -> bytearray:
     raise TooLarge(f"got a body of more than {most:,} bytes; send fewer outputs at a time")
 
 
-async def in_time(reward: Batches, asked: Any) -> list[float]:
+async def in_time(reward: Batches, asked: Any) -> list[float | None]:
     """The values of a request, or the refusal that says why there are none."""
     try:
         return await reward.score(asked.prompts, asked.outputs)

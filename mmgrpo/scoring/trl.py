@@ -27,14 +27,14 @@ def inside(function: Any) -> Any:
     return inspect.getclosurevars(inspect.unwrap(function)).nonlocals.get("function", function)
 
 
-def of_texts(function: Callable[..., Sequence[float | None]]) -> Callable[..., list[float]]:
+def of_texts(function: Callable[..., Sequence[float | None]]) -> Callable[..., list[float | None]]:
     """A reward in TRL's form as one of prompts and outputs. TypeError for outputs that are no texts.
 
-    Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``; None is
-    no score.
+    Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``; None
+    abstains, as in TRL.
     """
 
-    def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
         texts = [output.whole for output in outputs if isinstance(output, Text)]
         if len(texts) != len(outputs):
             raise TypeError(
@@ -44,6 +44,6 @@ def of_texts(function: Callable[..., Sequence[float | None]]) -> Callable[..., l
         columns: dict[str, list[Any]] = {key: [prompt.meta.get(key) for prompt in prompts] for key in names}
         columns |= {"answer": [prompt.answer for prompt in prompts], "task": [prompt.task for prompt in prompts]}
         values = function(prompts=[prompt.text for prompt in prompts], completions=texts, **columns)
-        return [float("nan") if value is None else float(value) for value in values]
+        return [None if value is None else float(value) for value in values]
 
     return reward

@@ -61,7 +61,7 @@ def main() -> None:
                 connection.sendall(part)
 
 
-def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float]:
+def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float | None]:
     # As in the run: with another number of threads, for example, sums are rounded in another way.
     torch.set_num_threads(request["threads"])
     if torch.are_deterministic_algorithms_enabled() != request["deterministic"]:

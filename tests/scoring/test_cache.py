@@ -62,6 +62,13 @@ def test_a_failure_is_tried_again():
     assert function.asked == [["pfails", "pa"], ["pfails"]]
 
 
+def test_an_abstention_passes_the_cache(tmp_path):
+    for file in ("", tmp_path / "scores.sqlite"):
+        reward = Cached(lambda prompts, outputs: [None if o.text == "no" else 1.0 for o in outputs], {}, file)
+        for _ in range(2):
+            assert values(reward, ("p", "no"), ("p", "yes"), ("p", "no")) == [None, 1.0, None]
+
+
 @pytest.mark.parametrize(
     "other",
     [

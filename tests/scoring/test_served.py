@@ -76,6 +76,18 @@ def test_no_value_is_nan_and_no_number():
     assert math.isnan(got[2]) and got[:2] + got[3:] == LENGTHS[:2] + LENGTHS[3:]
 
 
+def test_an_abstention_is_none_and_only_of_an_output_without_a_value():
+    def abstaining(request: httpx.Request, *ids: str) -> httpx.Response:
+        answer = values(request, **{"1": None, "2": None}).json()
+        return httpx.Response(200, json={**answer, "abstained": list(ids)})
+
+    got = client(lambda request: abstaining(request, "2"))(PROMPTS, TEXTS_OF_MANY_LENGTHS)
+    assert got[2] is None and math.isnan(got[1]) and [got[0], *got[3:]] == [LENGTHS[0], *LENGTHS[3:]]
+    for wrong in ("0", "77"):
+        with pytest.raises(RewardFailure, match="abstentions"):
+            client(lambda request, wrong=wrong: abstaining(request, wrong))(PROMPTS, TEXTS_OF_MANY_LENGTHS)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -174,6 +174,12 @@ def test_values_are_those_in_process_bit_for_bit_together_or_one_by_one():
     assert [together[name] for name in "abcde"] == single == expected
 
 
+def test_an_abstention_is_listed():
+    with serving(batches("length", lambda p, o: [None, float("nan"), 0.5])) as server:
+        answer = post(server, **texts("a", "b", "c")).json()
+        assert (answer["values"], answer["abstained"]) == ({"0": None, "1": None, "2": 0.5}, ["0"])
+
+
 def test_what_could_not_be_scored_is_null():
     with serving(batches("length", lambda p, o: [float("nan"), float("inf"), 0.5])) as server:
         answer = post(server, **texts("a", "b", "c"))
