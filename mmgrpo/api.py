@@ -69,6 +69,12 @@ class Result:
     """The trained policy."""
 
     @property
+    def alarms(self) -> list[dict[str, Any]]:
+        """What went wrong without an error (``summary["alarms"]``), each with its ``kind`` and a ``message``. A run
+        that trained nothing has one."""
+        return [dict(alarm) for alarm in self.summary.get("alarms", [])]
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The numbers of every optimizer step."""
         return read_metrics(self.folder / "metrics.jsonl")
@@ -217,9 +223,11 @@ def run(
     if accelerator.is_main_process:
         from mmgrpo.report.hacking import alarms
         from mmgrpo.report.html import write_report
+        from mmgrpo.report.idle import read_alarms
         from mmgrpo.report.run_folder import read_measured
 
-        summary["alarms"] = [alarm.as_dict() for alarm in alarms(read_measured(folder))]
+        raised = [*read_alarms(folder), *alarms(read_measured(folder))]
+        summary["alarms"] = [alarm.as_dict() for alarm in raised]
         write_text(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False))
         write_report(folder)
     accelerator.end_training()

@@ -4,9 +4,9 @@
         return [float(output.pixels.mean()) for output in outputs]
 
 Installed packages offer rewards by name (entry point ``mmgrpo.rewards``); any other function is named as
-``module:function``. NaN marks an output that could not be scored and None one to which the reward does not apply, so that
-the other rewards alone decide; an exception stops the run if the reward has a
-weight. No reward returns a plausible number on failure.
+``module:function``. NaN marks an output that could not be scored, and None one to which the reward does not apply, so
+that the other rewards alone decide. An exception stops the run if the reward has a weight. No reward returns a
+plausible number on failure.
 """
 
 from __future__ import annotations

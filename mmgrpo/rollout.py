@@ -149,6 +149,7 @@ def sample_round(
         count = -(-missing // accelerator.num_processes) * accelerator.num_processes  # every rank draws as many
     metrics = {
         "group/zero_std_fraction": result.zero_spread,
+        "group/advantage": float(result.advantages[result.loss_mask].abs().mean()) if result.loss_mask.any() else 0.0,
         "group/draws": float(draw + 1),
         "rollout/evaluations": float(sum(one.evaluations for one in rollouts) * accelerator.num_processes),
         "rollout/rows": float(rows),
@@ -203,7 +204,7 @@ def reward_metrics(
     names: Sequence[str], trained: Sequence[bool], scores: RewardScores, decisions: Decisions, number: int
 ) -> dict[str, float]:
     """Mean, std, failures, abstentions and groups without spread of every column over the policy's own rows, its mean
-    over contrast rows, and the correlations of rewards.
+    over contrast rows, the correlations of rewards, and the fractions of rows without any reward and cut off.
 
     A reward that is trained on and failed for all rows that it did not abstain from is an error; otherwise, also where
     it abstains from all, its mean and std are NaN.
@@ -229,4 +230,10 @@ def reward_metrics(
             metrics[f"reward/{name}/abstained_fraction"] = abstained / len(own.values)
         if len(contrast.values):
             metrics[f"reward/{name}/contrast"] = mean_of_valid(contrast, column)[0]
+    used = torch.tensor(trained, device=own.valid.device)
+    unscored = own.failed[:, used].any(1) | ~own.valid[:, used].any(1)
+    if bool(unscored.any()):
+        metrics["group/unscored_fraction"] = float(unscored.double().mean())
+    if "truncated" in decisions.fields:
+        metrics["rollout/truncated_fraction"] = float(decisions.fields["truncated"][origin == OWN].double().mean())
     return metrics | correlations(own, names, key)

@@ -32,16 +32,17 @@ from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
 from mmgrpo.report.comparison import sections
 from mmgrpo.report.group_record import NONE, GroupRecord
+from mmgrpo.report.idle import Idle, Watch, gap_warning, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.rollout import Round, RoundSettings, sample_round
-from mmgrpo.runtime.averaging import Ema, WeightInterpolation
+from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
 from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.distributed import largest, sum_by_name, sum_gradients
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 from mmgrpo.runtime.interruption import Interrupted, Interruption
-from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib
+from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
 from mmgrpo.runtime.minibatches import minibatches
 from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints
@@ -91,12 +92,18 @@ class Trainer:
             )
         self.optimizer = make_optimizer(list(self.trained.values()), optim)
         self.ema = Ema(list(self.trained.values()), optim.ema, optim.ema_every) if optim.ema else None
+        self.initial = InitialWeights(self.trained)
+        names = [scorer.name for scorer in scorers if scorer.weight]
+        self.watch = Watch(names, loss.clip_range, optim.steps_per_round, settings_alarms(optim, steps))
+        self.raised: set[tuple[str, str]] = set()
         self.interpolation = (
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
         )
         self.order = PromptOrder(len(prompts), seed)
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
         self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
+        self.moved, self.warned_of_gap = False, False
+        self.present_alarms: list[Idle] = []
         self.at_boundary = True
         """Whether the weights are those at the end of a round, so that a checkpoint may be written."""
         self.evaluation_due = False
@@ -133,8 +140,10 @@ class Trainer:
         """
         with self.interruption:
             try:
+                self._raise_alarms()
                 self._evaluate_before()
                 self._train()
+                self._raise_alarms(ended=True)
                 if model is not None:
                     self.save_model(model)
                 for name, prompts in self.evaluation.files().items():
@@ -225,25 +234,26 @@ class Trainer:
         )
         self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
         first_gap, keys = 0.0, round_.batch.decisions.keys
+        self.moved, lines = False, []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
             for index, rows in enumerate(minibatches(keys["prompt"], self.optim.updates, generator)):
                 if self.step >= self.steps:
                     break
                 first = epoch == 0 and index == 0
-                tally, line = self._step(round_, rows, first)
-                first_gap = largest(tally.ratio_gap, self.accelerator) if first else first_gap
+                on_policy = not self.moved
+                tally, line = self._step(round_, rows, on_policy)
+                if on_policy:
+                    first_gap = max(first_gap, largest(tally.ratio_gap, self.accelerator))
                 line = {**self._round_metrics(round_, first), **line, "ratio/first_minus_one": first_gap}
-                if first and first_gap > 1e-3:
-                    warnings.warn(
-                        f"got a ratio of 1 +- {first_gap:.1e} before the first update, expected 1: sampler and trainer "
-                        "assign different log-probs to the same decisions",
-                        stacklevel=2,
-                    )
+                lines.append({"step": self.step, **line})
+                if on_policy and not self.warned_of_gap and (words := gap_warning(first_gap, self.loss, self.optim)):
+                    self.warned_of_gap = True
+                    warnings.warn(words, stacklevel=2)
                 if self.accelerator.is_main_process:
                     self.log.write(self.step, {"seconds": self.seconds, **line})
                     self.accelerator.log(line, step=self.step)
-                    bar.set_postfix_str(self.log.summary(self._main_reward()))
+                    bar.set_postfix_str(self._postfix())
                 bar.update(1)
                 if self.nonfinite_row >= self.optim.max_nonfinite_steps:
                     raise NotFinite(
@@ -252,9 +262,28 @@ class Trainer:
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
+        if lines:
+            self.watch.see(lines)
+            self._raise_alarms()
+            bar.set_postfix_str(self._postfix())
 
-    def _step(self, round_: Round, rows: torch.Tensor, first: bool) -> tuple[Tally, dict[str, float]]:
-        """One optimizer step on the given rows."""
+    def _raise_alarms(self, ended: bool = False) -> None:
+        """Keep ``alarms.json`` as the alarms are, and warn of each once; ``ended``: no round follows."""
+        self.present_alarms = self.watch.alarms(ended)
+        if self.accelerator.is_main_process:
+            write_alarms(self.folder, self.present_alarms)
+            for alarm in self.present_alarms:
+                if (alarm.cause, alarm.subject) not in self.raised:
+                    self.raised.add((alarm.cause, alarm.subject))
+                    warnings.warn(str(alarm), stacklevel=2)
+
+    def _postfix(self) -> str:
+        """The end of the progress bar: the main reward, and the causes of alarms."""
+        causes = "".join(f"  ALARM {alarm.cause}" for alarm in self.present_alarms)
+        return (self.log.summary(self._main_reward()) if self.accelerator.is_main_process else "") + causes
+
+    def _step(self, round_: Round, rows: torch.Tensor, on_policy: bool) -> tuple[Tally, dict[str, float]]:
+        """One optimizer step on the given rows; ``on_policy``: the weights are those of the rollout."""
         started = time.perf_counter()
         lr = self.optim.lr_at(self.step, self.steps)
         for group in self.optimizer.param_groups:
@@ -270,7 +299,7 @@ class Trainer:
                 self.loss,
                 micro_batch_size=self.optim.micro_batch_size,
                 accelerator=self.accelerator,
-                on_policy=first,
+                on_policy=on_policy,
             )
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
@@ -281,6 +310,7 @@ class Trainer:
         self.at_boundary = False
         if trainable and finite:
             self.optimizer.step()
+            self.moved = True
             refuse_tensors(self.trained, f"the weights after optimizer step {self.step + 1}")
         self.skipped += not trainable
         self.nonfinite_steps += not finite
@@ -363,6 +393,9 @@ class Trainer:
         """The trained weights (``evaluation_weights``) in the family's own format."""
         with self.evaluation_weights():
             refuse_tensors(self.trained, f"{folder} is not written")
+            if self.step and self.initial.unchanged():
+                self.watch.fixed.append(Idle.unchanged(folder, self.step))
+                self._raise_alarms(ended=True)
             if self.accelerator.is_main_process:
                 write_model(folder, self.policy.save, self.checkpoints.run, self.step)
 
@@ -386,7 +419,12 @@ class Trainer:
         for name, value in (state or {}).items():
             if name != "optimizer":
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
+        if self.ema is not None:
+            self.ema.step = self.step
         if self.accelerator.is_main_process:
             self.log.truncate(self.step)
             self.groups.truncate(self.step)
+            rows = read_metrics(self.log.path)
+            for start in range(0, len(rows), self.optim.steps_per_round):
+                self.watch.see(rows[start : start + self.optim.steps_per_round])
         return state is not None

@@ -6,6 +6,10 @@
 
 ``factor`` is the mismatch correction, one where the sampler is the trainer's own policy.
 
+While the weights are those of the rollout, the ratio of a decision that the policy drew is one by construction, in any
+precision and however a step is split: the old log-probs are the present ones, detached. The difference to the stored
+ones (rounding, or a sampler that computes something else) is measured, and no part of the loss.
+
 The sum is split into parts that fit in memory; since the weights are computed before, the split never changes the
 gradient. Reference answers (rows of origin REFERENCE) have an objective of their own, without a clip, since they are
 off policy from the start. An objective of whole rows or groups is not additive over parts: its gradient with respect
@@ -15,6 +19,8 @@ to the scores is computed first, from all scores at once, and then backpropagate
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +35,10 @@ from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJ
 from mmgrpo.objectives.owners import owned, owner_index
 from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import sum_over_ranks
-from mmgrpo.types import REFERENCE, Decisions, Policy, Rollout, Scores
+from mmgrpo.types import OWN, REFERENCE, Decisions, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
-    {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy"}
+    {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
 )
 """Inputs of blocks that come from the batch; all others come from ``Policy.score``."""
 
@@ -94,6 +100,16 @@ class LossRecipe:
         return ["loss", "entries", "clip/low", "clip/high", *(f"term/{t.text.split('(')[0]}" for t in self.terms)]
 
     @property
+    def clip_range(self) -> float:
+        """The smallest distance of a ratio from one at which the objective clips; infinite for one without a clip."""
+        signature = inspect.signature(self.objective.block.fn).parameters
+        given = {name: p.default for name, p in signature.items()} | dict(self.objective.parameters)
+        bounds = [given[name] for name in ("low", "high", "clip") if name in given and given[name] > 0]
+        bounds = [bound for bound in bounds if bound < 1 or bound != given.get("low")]  # a lower bound of 1 is none
+        bounds += [given["cap"] - 1] if "cap" in given else []
+        return float(min(bounds, default=math.inf))
+
+    @property
     def coupled(self) -> bool:
         """True when the loss needs the present scores of a whole row or group together."""
         bounds = (self.objective, *self.terms, *([self.mismatch] if self.factor_follows_policy else []))
@@ -119,10 +135,16 @@ class Tally:
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ratio_gap: float = 0.0
-    """Largest |ratio - 1|."""
+    """Largest |ratio - 1| of present and stored log-probs, of decisions that the policy drew in this round."""
 
     def add(self, name: str, value: Tensor) -> None:
         self.sums[name] += float(value.detach())
+
+    def compare(self, present: Tensor, stored: Tensor, entries: Tensor) -> None:
+        """Measure the ratio gap of some entries."""
+        if bool(entries.any()):
+            gap = (torch.exp(present.detach() - stored) - 1).abs()
+            self.ratio_gap = max(self.ratio_gap, float(gap[entries].max()))
 
 
 @dataclass(frozen=True)
@@ -140,6 +162,8 @@ class Step:
     micro_batch_size: int
     accelerator: Accelerator
     tally: Tally
+    on_policy: bool
+    """The parameters are those of the rollout."""
 
     def scores(self, entries: Bool[Tensor, "B T"]) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
         """Score this rank's part of the entries: in parts, their (rows, positions) in the batch and their scores."""
@@ -153,6 +177,9 @@ class Step:
         """sum(weights * (factor * objective + terms)) over any set of entries; adds its metrics to the tally."""
         loss, tally = self.loss, self.tally
         off_policy = inputs["off_policy"]
+        tally.compare(inputs["log_probs"], inputs["old_log_probs"], inputs["loss_mask"] & inputs["drawn"])
+        if self.on_policy:
+            inputs = self.as_drawn(inputs)
         value, low, high = loss.objective(inputs)
         factor = loss.mismatch(inputs) if loss.factor_follows_policy else inputs["factor"]
         values = factor * value
@@ -169,10 +196,19 @@ class Step:
         tally.add("entries", own.sum())
         tally.add("clip/low", (low & own).sum())
         tally.add("clip/high", (high & own).sum())
-        gap = (torch.exp(inputs["log_probs"].detach() - inputs["old_log_probs"]) - 1).abs()
-        if bool(own.any()):
-            tally.ratio_gap = max(tally.ratio_gap, float(gap[own].max()))
         return total
+
+    def as_drawn(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs while the parameters are those of the rollout: decisions that the policy drew in this round have
+        the present log-probs as old ones, and no distance from themselves. Replayed rows and reference answers keep
+        their own; so does another sampler."""
+        drawn, present = inputs["drawn"], inputs["log_probs"].detach()
+        names = ["old_log_probs"]
+        names += [] if "sampler_log_probs" in self.batch.decisions.fields else ["sampler_log_probs"]
+        changed = {name: torch.where(drawn, present, inputs[name]) for name in names}
+        if "shift" in inputs:
+            changed["shift"] = inputs["shift"].masked_fill(drawn, 0.0)
+        return {**inputs, **changed}
 
 
 def accumulate_gradients(
@@ -187,8 +223,8 @@ def accumulate_gradients(
 ) -> Tally:
     """Add the gradient of the step's loss over the given rows (of the whole batch) to this rank's parameters.
 
-    ``on_policy``: the parameters are those of the rollout, so that the present log-probs are the old ones, which saves
-    a coupled objective its first pass. A parameter that no gradient reaches is left without one; ``sum_gradients``
+    ``on_policy``: the parameters are those of the rollout, so that ratios are one (``Step.as_drawn``), which saves a
+    coupled objective its first pass. A parameter that no gradient reaches is left without one; ``sum_gradients``
     sets it to zero.
     """
     decisions = batch.decisions
@@ -201,14 +237,15 @@ def accumulate_gradients(
         "loss_mask": loss_mask,
         "decision_mask": decisions.decision_mask,
         "off_policy": (decisions.origin == REFERENCE)[:, None].expand_as(loss_mask),
+        "drawn": (decisions.origin == OWN)[:, None].expand_as(loss_mask),
         "key": decisions.keys["prompt"],
     }
     if not loss.factor_follows_policy:
         inputs["factor"] = loss.mismatch(inputs)
     weights = loss.aggregation(inputs)
-    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally())
+    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy)
     if loss.coupled:
-        _coupled(step, on_policy)
+        _coupled(step)
     else:
         _elementwise(step)
     return step.tally
@@ -221,7 +258,7 @@ def _elementwise(step: Step) -> None:
         step.accelerator.backward(step.total({**inputs, **scores}, step.weights[at]))
 
 
-def _coupled(step: Step, on_policy: bool) -> None:
+def _coupled(step: Step) -> None:
     """Two passes: the gradient of the loss with respect to all scores, then its backpropagation part by part.
 
     d total / d parameters = sum over decisions of (d total / d score) (d score / d parameters). The loss of a row needs
@@ -236,8 +273,10 @@ def _coupled(step: Step, on_policy: bool) -> None:
     shared = owner_index(batch.decisions)
     # Before the first update of a round the present log-probs are those of the rollout up to rounding, so that the
     # first pass is skipped, unless the loss needs scores that the rollout lacks: other names (entropy,
-    # reference_log_probs, ...), or the log-probs of reference answers.
-    if on_policy and loss.scores == {"log_probs"} and not bool(step.inputs["off_policy"].any()):
+    # reference_log_probs, ...), or the log-probs of rows that the policy did not draw in this round.
+    drawn = step.inputs["drawn"]
+    skipped = step.on_policy and loss.scores == {"log_probs"} and bool(drawn[rows].all())
+    if skipped:
         dense = {"log_probs": batch.decisions.log_probs.clone()}
     else:
         dense = {name: torch.zeros_like(step.weights) for name in sorted(loss.scores)}  # one order on all ranks
@@ -262,5 +301,9 @@ def _coupled(step: Step, on_policy: bool) -> None:
         nonzero |= gradient != 0
     for at, scores in step.scores(nonzero & owners):
         # A surrogate whose gradient with respect to the parameters is that of the chain rule; its value has no meaning.
+        if skipped:
+            step.tally.compare(
+                scores["log_probs"], batch.decisions.log_probs[at], (step.inputs["loss_mask"] & drawn)[at]
+            )
         products = [(g[at] * scores[name]).sum() for name, g in gradients.items() if scores[name].requires_grad]
         step.accelerator.backward(torch.stack(products).sum())

@@ -66,9 +66,13 @@ def written(folder: Path) -> set[str]:
         run.run_round()
         names |= {name for row in read_metrics(folder / str(number) / "metrics.jsonl") for name in row}
     # Three rows of the policy, one of them not scored and one that is left to others, and one of a changed prompt.
-    valid, abstained = torch.tensor([[True], [False], [False], [True]]), torch.tensor([[False], [False], [True], [False]])
+    valid, abstained = (
+        torch.tensor([[True], [False], [False], [True]]),
+        torch.tensor([[False], [False], [True], [False]]),
+    )
     scores = RewardScores(torch.tensor([[1.0], [0.0], [0.0], [2.0]]), valid, abstained)
-    rows = replace(decisions(torch.arange(4)[:, None]), origin=torch.tensor([OWN, OWN, OWN, CONTRAST]))
+    origin = torch.tensor([OWN, OWN, OWN, CONTRAST])
+    rows = replace(decisions(torch.arange(4)[:, None]), origin=origin, fields={"truncated": torch.zeros(4)})
     names |= set(reward_metrics(["first"], [True], scores, rows, 0))
     with MetricsLog(folder / "log", run="a") as log:
         log.write(1, {"loss": math.nan})

@@ -142,9 +142,21 @@ def test_the_ratio_is_one_before_the_first_update(plan, tmp_path):
     assert all(line["ratio/first_minus_one"] <= 5e-7 for line in lines)
 
 
-@pytest.mark.parametrize(("gap", "warned"), [(0.25, True), (-0.5, True), (1.5e-3, True), (5e-4, False)])
-def test_a_trainer_that_is_off_its_sampler_reports_by_how_much_and_warns(gap, warned, tmp_path, monkeypatch):
-    """Present log-probs that are log(1 + gap) above those of the rollout make every ratio 1 + gap."""
+@pytest.mark.parametrize(
+    ("objective", "gap", "warned"),
+    [
+        ("ppo(low=0.2, high=0.2)", 0.25, True),
+        ("ppo(low=0.2, high=0.2)", -0.5, True),
+        ("ppo(low=0.2, high=0.2)", 1.5e-3, False),
+        ("ppo(low=1e-3, high=1e-3)", 1.5e-3, True),
+        ("ppo(low=1e-3, high=1e-3)", 4e-4, False),
+        ("policy_gradient", 1.5e-3, False),
+        ("policy_gradient", 0.25, True),
+    ],
+)
+def test_a_trainer_that_is_off_its_sampler_reports_by_how_much_and_warns(objective, gap, warned, tmp_path, monkeypatch):
+    """Present log-probs that are log(1 + gap) above those of the rollout make every ratio 1 + gap. What that means is
+    measured by the clip range in force."""
     policy = toy_policy(steps=6)
     score = DenoisingPolicy.score
     monkeypatch.setattr(
@@ -155,11 +167,11 @@ def test_a_trainer_that_is_off_its_sampler_reports_by_how_much_and_warns(gap, wa
             for name, value in score(self, *given).items()
         },
     )
-    made = trainer(policy, tmp_path, toy_prompts(2), steps=2, epochs=2)
+    made = trainer(policy, tmp_path, toy_prompts(2), steps=2, epochs=2, loss=LossRecipe.of(objective, "per_sample"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made.run_round()
-    assert sum("assign different log-probs" in str(one.message) for one in caught) == warned
+    assert sum("ratio/first_minus_one" in str(one.message) for one in caught) == warned
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     # The second epoch has moved on, and repeats what was found before the first update.
     assert [line["ratio/first_minus_one"] for line in lines] == [pytest.approx(abs(gap), abs=1e-6)] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.distributed import join_decisions, sum_gradients
-from mmgrpo.types import OWN, REFERENCE, Decisions, Output, Request, Rollout
+from mmgrpo.types import OWN, REFERENCE, REPLAYED, Decisions, Output, Request, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import trainer
 from tests.toys import toy_policy, toy_prompts
@@ -192,6 +193,94 @@ def test_before_the_first_update_a_coupled_objective_takes_its_scores_from_the_r
     assert slopes(first, [1.0, -1.0], loss, old=old, on_policy=True) == slopes(later, [1.0, -1.0], loss, old=old)
     assert (first.passes, later.passes) == (4, 8)
     assert slopes(Leaf(old.tolist()), [1.0, -1.0], loss, old=old) == [[-0.25, -0.25], [0.25, 0.25]]
+
+
+class Transitions(Leaf):
+    """A policy of Gaussian decisions whose means are off those of the rollout by rounding."""
+
+    def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> dict[str, Tensor]:
+        scores = super().score(rollout, part, names)
+        now = scores["log_probs"]
+        return {**scores, "shift": now.square(), "std": torch.full_like(now, 0.1), "dt": torch.ones_like(now)}
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [*(f"{name}(low=1e-6, high=1e-6)" for name in CLIPS), "gmpo(clip=1e-6)", "cispo_cap(cap=1.000001)",
+     "mini_rl(low=1e-6, high=1e-6)", "grpo_guard(clip=2e-6)", "flow_dppo(threshold=1e-9)", "sapo"],
+)  # fmt: skip
+def test_while_the_weights_are_those_of_the_rollout_the_ratio_is_one_in_any_precision(objective):
+    """Stored log-probs are 0, present ones are off by a rounding of 1 %, each its own way: 10,000 clip ranges."""
+    loss = LossRecipe.of(objective, "per_decision")
+    rounded = [[0.01, 0.01], [-0.01, 0.01], [-0.01, -0.01], [0.01, -0.01]]
+    exact = slopes(Transitions([[0.0, 0.0]] * 4), [1.0, -1.0, 1.0, -1.0], loss, on_policy=True)
+    for present in (rounded, [[-x for x in row] for row in rounded]):
+        found = slopes(Transitions(present), [1.0, -1.0, 1.0, -1.0], loss, on_policy=True)
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(exact), rtol=1e-6, atol=0)
+    assert all(abs(x) > 0 for row in exact for x in row)
+    later = slopes(Transitions(rounded), [1.0, -1.0, 1.0, -1.0], loss)
+    assert later != exact, "afterwards the stored log-probs are the old ones"
+
+
+@pytest.mark.parametrize("term", ["kl_k2(coef=1.0)", "kl_hinge(coef=1.0)"])
+def test_a_ratio_of_one_leaves_the_terms_alone(term):
+    """kl_k2 to the reference, whose log-probs are 0: slope .01 a decision; a hinge on the ratio has none at one."""
+    loss = LossRecipe.of("policy_gradient", "per_decision", terms=[term])
+    [[found]] = slopes(Leaf([[0.01]]), [0.0], loss, on_policy=True)
+    assert found == pytest.approx(0.01 if term.startswith("kl_k2") else 0.0)
+
+
+@pytest.mark.parametrize("origin", [REPLAYED, REFERENCE])
+@pytest.mark.parametrize("objective", ["ppo(low=0.2, high=0.2)", "gspo(low=0.2, high=0.2)"])
+def test_rows_that_the_policy_did_not_draw_keep_their_own_old_log_probs(objective, origin):
+    """Ratios e^.1: replayed, 1.105 within the clip range; a reference answer is weighed without a clip. The drawn row
+    has the ratio one. -A r / 2 rows."""
+    loss = LossRecipe.of(objective, "per_decision")
+    origins = torch.tensor([OWN, origin])
+    [[own], [other]] = slopes(Leaf([[0.1], [0.1]]), [1.0, 1.0], loss, origin=origins, on_policy=True)
+    assert own == pytest.approx(-0.5) and other == pytest.approx(-1.105171 / 2)
+
+
+def test_a_shared_decision_of_a_tree_has_the_ratio_one_in_all_its_rows():
+    node, mask = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[True, True], [False, True]])
+    loss = LossRecipe.of("gspo(low=1e-6, high=1e-6)", "per_decision")
+    policy = Leaf([[0.02, -0.01], [0.03, 0.01]])
+    decisions = Decisions(
+        torch.zeros(2, 2), mask, torch.ones(2, 2).bool(), node, torch.zeros(2).long(), {"prompt": torch.zeros(2).long()}
+    )
+    batch = Batch([Rollout([], [], decisions, policy)], [torch.arange(2)], decisions, torch.ones(2, 2), mask)
+    tally = accumulate_gradients(
+        policy, batch, torch.ones(2).bool(), loss, micro_batch_size=1, accelerator=ALONE, on_policy=True
+    )
+    assert tally.sums["clip/low"] + tally.sums["clip/high"] == 0
+    assert tally.ratio_gap == pytest.approx(math.exp(0.02) - 1)
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo"])
+def test_the_difference_to_the_stored_log_probs_is_measured_all_the_same(objective):
+    loss = LossRecipe.of(f"{objective}(low=0.1, high=0.1)", "per_decision")
+    decisions = plain([2, 2])
+    policy = Leaf([[0.3, 0.0], [0.0, -0.1]])
+    batch = Batch(
+        [Rollout([], [], decisions, policy)], [torch.arange(2)], decisions, torch.ones(2, 2), decisions.loss_mask
+    )
+    batch = replace(batch, decisions=replace(decisions, log_probs=torch.zeros(2, 2)))
+    tally = accumulate_gradients(
+        policy, batch, torch.ones(2).bool(), loss, micro_batch_size=1, accelerator=ALONE, on_policy=True
+    )
+    assert tally.ratio_gap == pytest.approx(math.exp(0.3) - 1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "limit"),
+    [
+        ("ppo", 0.2), ("ppo(low=0.2, high=0.28)", 0.2), ("ppo(low=1e-4, high=1e-3)", 1e-4), ("gspo", 3e-4),
+        ("gmpo", 0.4), ("grpo_guard", 2e-6), ("cispo_cap", 4.0), ("cispo_band(low=1.0, high=3.0)", 3.0),
+        ("regression_proximal(beta=1.0, clip=1e-4)", 1e-4), ("policy_gradient", math.inf), ("sapo", math.inf),
+    ],
+)  # fmt: skip
+def test_the_clip_range_in_force_is_the_smaller_bound_of_the_objective(objective, limit):
+    assert LossRecipe.of(objective, "per_decision").clip_range == pytest.approx(limit)
 
 
 def tallied(present, advantages, loss: LossRecipe, origin: Tensor | None = None) -> tuple[dict[str, float], float]:

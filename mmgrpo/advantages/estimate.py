@@ -275,8 +275,8 @@ def estimate(
         blocks = [algorithm.combine, algorithm.baseline, algorithm.scale, *algorithm.shape]
         raise ValueError(
             f"algorithm: got an advantage that is not finite from {', '.join(bound.text for bound in blocks)}, of "
-            f"rewards from {float(total[rows].min()):g} to {float(total[rows].max()):g}; choose another scale or shape, "
-            "or a transform that brings the rewards into its range"
+            f"rewards from {float(total[rows].min()):g} to {float(total[rows].max()):g}; choose another scale or "
+            "shape, or a transform that brings the rewards into its range"
         )
     inputs |= {"advantages": samples}
 

@@ -168,7 +168,11 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
                 },
                 "reward": totals[member],
                 "rewards": dict(zip(round.names, rewards[member], strict=True)),
-                "abstained": [name for name, yes in zip(round.names, abstained[member], strict=True) if yes],
+                **(
+                    {"abstained": names}
+                    if (names := [n for n, yes in zip(round.names, abstained[member]) if yes])
+                    else {}
+                ),
                 "advantage": mean_of(own),
                 **{name: value[:length] for name, value in whole.items()},
                 "decisions": mask[member, :length].int().tolist(),

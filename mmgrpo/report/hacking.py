@@ -58,7 +58,7 @@ class Alarm:
     """Paired difference of the held-out reward."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"kind": "reward hacking", **asdict(self), "message": str(self)}
 
     def __str__(self) -> str:
         return (

@@ -7,6 +7,7 @@
     samples/<title>.webp     the same grid, which moves
     groups/step-000040/      a training group: group.json and its media (mmgrpo/report/groups.py)
     samples/<title>.jsonl    completions, if they are texts or sounds (mmgrpo/report/completions.py)
+    alarms.json              what trains nothing, if anything (mmgrpo/report/idle.py)
     summary.json             written only at the end of a run
 
 Links to outside the folder are not followed; the report lists them.
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.figures import is_number
 from mmgrpo.report.hacking import Alarm, Measured, alarms
+from mmgrpo.report.idle import Idle, read_alarms
 from mmgrpo.report.media import contained
 from mmgrpo.report.statistics import bootstrap_mean
 from mmgrpo.report.untrusted import (
@@ -40,7 +42,7 @@ from mmgrpo.report.untrusted import (
 )
 
 SIDES = ("before", "after", "difference")
-PARTS = ("config.yaml", "metrics.jsonl", "summary.json", "evaluations", "samples", "groups")
+PARTS = ("config.yaml", "metrics.jsonl", "alarms.json", "summary.json", "evaluations", "samples", "groups")
 FILES = ("evaluations/*.json", "samples/*.png", "samples/*.webp", "samples/*.jsonl", "groups/*")
 
 MAX_CELLS = 50_000_000
@@ -68,8 +70,8 @@ class RunFolder:
     """``step`` and the held-out error rates of every evaluation, ordered by step."""
     evaluation: Mapping[str, Any]
     """``before``, ``after``, ``difference`` to reward name to mean, low, high, n."""
-    alarms: Sequence[Alarm]
-    """Held-out rewards that fell while a trained one rose, by step."""
+    alarms: Sequence[Idle | Alarm]
+    """What trains nothing, then held-out rewards that fell while a trained one rose, by step."""
     links_out: Sequence[str]
     """Names of files that are links to outside the folder, which are not read."""
 
@@ -106,7 +108,7 @@ def read_run(folder: Path) -> RunFolder:
         samples={p.stem: p.name for s in ("png", "webp") for p in sorted(_files(folder, f"samples/*.{s}"), key=_order)},
         rates=_rates(folder),
         evaluation=mapping(summary.get("eval") or _intervals(folder), "summary.json: eval"),
-        alarms=alarms(read_measured(folder)),
+        alarms=[*read_alarms(folder), *alarms(read_measured(folder))],
         links_out=_links_out(folder),
     )
 

@@ -11,9 +11,10 @@ def closing(summary: Mapping[str, Any]) -> str:
     blind = {name: number(one["mean"]) for name, one in summary.get("blind", {}).items()}
     lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
     if summary["skipped_steps"]:
-        lines.append(f"{summary['skipped_steps']} steps had no group with spread and were skipped")
+        lines.append(f"{summary['skipped_steps']} steps had no decision to train and were skipped")
     if summary["nonfinite_steps"]:
         lines.append(f"{summary['nonfinite_steps']} steps had a loss or gradient that is not finite and were skipped")
+    lines += [f"ALARM: {alarm['message']}" for alarm in summary.get("alarms", ())]
     if summary["eval"]:
         lines += comparison(summary["eval"], "reward", "blind" if blind else "", blind)
     for name, section in summary.get("extra", {}).items():

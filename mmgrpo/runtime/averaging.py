@@ -1,4 +1,5 @@
-"""Weights for evaluation and saving: averages over optimizer steps, and interpolation towards the initial weights."""
+"""Weights for evaluation and saving: averages over optimizer steps, interpolation towards the initial weights, and
+whether they have moved at all."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ class Ema:
     """Exponential moving average of the weights, with decay min((1 + s) / (10 + s), decay) at optimizer step s.
 
     The decay grows with s, so that the initial weights do not dominate a short run. Flow-GRPO evaluates such weights.
+
+    With ``every`` above 1 the steps after the last update are not lost: where the average is used, the present weights
+    enter it once more, with the decay of the (n + 1)-th update, min((2 + n) / (11 + n), decay), n the number of updates
+    before. This does not change the average that later updates start from.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float, every: int) -> None:
@@ -20,21 +25,67 @@ class Ema:
         self.decay = decay
         self.every = every
         self.shadow = [parameter.detach().clone() for parameter in self.parameters]
+        self.step = 0
+        """Optimizer steps so far; a resumed run sets it."""
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after optimizer step ``step`` (counted from one)."""
+        self.step = step
         if step % self.every:
             return
         decay = min((1 + step) / (10 + step), self.decay)
         for average, parameter in zip(self.shadow, self.parameters, strict=True):
             average.lerp_(parameter.detach(), 1 - decay)
 
+    @torch.no_grad()
+    def current(self) -> list[Tensor]:
+        """The average, which the present weights have entered."""
+        updates, since = divmod(self.step, self.every)
+        if not since:
+            return self.shadow
+        decay = min((2 + updates) / (11 + updates), self.decay)
+        pairs = zip(self.shadow, self.parameters, strict=True)
+        return [average.lerp(parameter.detach(), 1 - decay) for average, parameter in pairs]
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Replace the weights by their average within a ``with`` block."""
-        with temporary(self.parameters, self.shadow):
+        with temporary(self.parameters, self.current()):
             yield
+
+
+class InitialWeights:
+    """What tells whether trained weights are those from before training, without a copy of them.
+
+    Of every tensor two sums of its bits are kept. The matrix A of an adapter does not count where the matrix B is zero,
+    since their product is.
+    """
+
+    def __init__(self, trained: Mapping[str, nn.Parameter]) -> None:
+        self.trained = trained
+        self.sums = {name: bit_sums(parameter) for name, parameter in trained.items()}
+
+    def unchanged(self) -> bool:
+        """Whether the present weights compute what the initial ones do."""
+        moved = [name for name, one in self.trained.items() if bit_sums(one) != self.sums[name]]
+        return all(self._product_is_zero(name) for name in moved)
+
+    def _product_is_zero(self, name: str) -> bool:
+        other = self.trained.get(name.replace(".lora_A.", ".lora_B."))
+        return ".lora_A." in name and other is not None and not bool(other.detach().any())
+
+
+@torch.no_grad()
+def bit_sums(tensor: Tensor, chunk: int = 1 << 22) -> tuple[int, int]:
+    """The sum of a tensor's bit patterns, and the sum weighted by place, both modulo 2^64."""
+    patterns = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    plain, weighted = 0, 0
+    for start, part in enumerate(tensor.detach().reshape(-1).split(chunk)):
+        bits = part.contiguous().view(patterns).to(torch.int64)
+        plain += int(bits.sum())
+        weighted += int((bits * (torch.arange(len(bits), device=bits.device) + 1)).sum()) * (start + 1)
+    return plain % 2**64, weighted % 2**64
 
 
 class WeightInterpolation:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TITLE = r"(before|after|blind|step-\d+)(-[^/]*)?"
 WRITTEN = re.compile(
-    rf"""(run|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
+    rf"""(run|alarms|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|webp|jsonl) | samples/{TITLE}/\d+-(said|output|\d+)\.\w+
     | groups/step-\d+/(group\.json|(prompt|\d+)(-\d+)?\.\w+) | groups/\.writing-.*
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)

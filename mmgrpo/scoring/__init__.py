@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.call import column_or_nan, score_column, scored_or_abstained
+from mmgrpo.scoring.call import column_or_nan, scored_or_abstained
+from mmgrpo.scoring.call import score_column as score_column
 from mmgrpo.scoring.decisions import with_decisions
 from mmgrpo.types import Decisions, Output, Prompt
 

@@ -2,7 +2,8 @@
 
 The key of a score is the SHA-256 of the reward's name, its parameters and the version of its manifest, of the whole
 prompt, and of the bytes of the output as the reward receives it. Values that are not finite are failures, and are tried
-again; so are outputs from which the reward abstained (None). Only rewards may be cached whose value depends on nothing else: not on the other outputs, and not on chance.
+again; so are outputs from which the reward abstained (None). Only rewards may be cached whose value depends on nothing
+else: not on the other outputs, and not on chance.
 """
 
 from __future__ import annotations

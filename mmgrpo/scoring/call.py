@@ -130,7 +130,8 @@ def call_reward(
 def column(values: Any, count: int) -> list[float | None]:
     """``count`` real numbers in a list, a tuple, a 1-D array or a 1-D tensor; ``WrongValues`` for anything else.
 
-    None in the place of a number abstains: the reward does not apply to that output. Booleans are 0 and 1. Integers beyond the range of floats are infinite, and as such invalid.
+    None in the place of a number abstains: the reward does not apply to that output. Booleans are 0 and 1. Integers
+    beyond the range of floats are infinite, and as such invalid.
     """
     if isinstance(values, Tensor | np.ndarray):
         real = not values.is_complex() if isinstance(values, Tensor) else values.dtype.kind in "biufO"
@@ -153,7 +154,6 @@ def column(values: Any, count: int) -> list[float | None]:
     return [None if value is None else _number(value, place) for place, value in enumerate(values)]
 
 
-
 def _number(value: Any, place: int) -> float:
     if isinstance(value, np.ndarray | np.generic):
         value = float(value) if value.ndim == 0 and value.dtype.kind in "biuf" else value
@@ -162,7 +162,7 @@ def _number(value: Any, place: int) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, np.generic):
         raise WrongValues(
             f"got {reprlib.repr(value)} (a {type(value).__name__}) for output {place}, expected a real number; convert "
-            "it with float(...), and return NaN for an output that cannot be scored, None where the reward does not apply"
+            "it with float(...), and return NaN for an output that cannot be scored, and None where it does not apply"
         )
     real: Any = value
     try:

@@ -141,7 +141,8 @@ class Client:
         self._lost = False
 
     def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
-        """One value per output, NaN where the server has none, None where its reward abstains; ``RewardFailure`` where there are no values at all."""
+        """One value per output, NaN where the server has none, None where its reward abstains; ``RewardFailure`` where
+        there are no values at all."""
         facts = self.facts()
         ids = [str(place) for place in range(len(outputs))]
         manifest = facts["manifest"]

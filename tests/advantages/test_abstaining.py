@@ -57,9 +57,9 @@ def test_two_rewards_of_two_tasks_are_one_that_returns_whichever_is_a_number(com
 def test_gdpo_whitens_over_all_rows_that_any_reward_scores():
     """Eight advantages of two standardized groups: sum of squares 3 + 3, deviation sqrt(6 / 7) = .92582."""
     made = estimated(TWO_TASKS, keys=TWO_PROMPTS, combine="gdpo(eps=0)")
-    assert made.samples.tolist() == near(*[a / 0.92582 for a in (0.86603, -0.86603, -0.86603, 0.86603)], *(
-        a / 0.92582 for a in (1.5, -0.5, -0.5, -0.5)
-    ))
+    assert made.samples.tolist() == near(
+        *[a / 0.92582 for a in (0.86603, -0.86603, -0.86603, 0.86603)], *(a / 0.92582 for a in (1.5, -0.5, -0.5, -0.5))
+    )
 
 
 def test_a_stream_is_compared_among_the_rows_that_it_scores():
