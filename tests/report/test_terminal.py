@@ -44,7 +44,7 @@ def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
         "wer": {"heldout": {**rate, "relative": -0.5}, "further": {**rate, "relative": None}},
     }
     lines = closing(summary).splitlines()
-    assert lines[:2] == ["3 optimizer steps in 12 s of training", "2 steps had no group with spread and were skipped"]
+    assert lines[:2] == ["3 optimizer steps in 12 s of training", "2 steps had no decision to train and were skipped"]
     assert lines[2:5] == [*comparison(SIDES, "reward", "blind", {"exact": "   0.125"})]
     assert lines[5:9] == ["", *comparison(SIDES, "reward on further")]
     sides = {side: {f"wer of {name}": rate[side] for name in ("heldout", "further")} for side in rate}
