@@ -35,9 +35,11 @@ def build(opened: Opened) -> gr.Blocks:
     """The whole page. No model is loaded."""
     with gr.Blocks(title="mmgrpo", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(header(opened), elem_id="head")
-        for name, module in TABS.items():
-            with gr.Tab(name, elem_id=f"tab-{module.rpartition('.')[2].replace('_', '-')}"):
-                importlib.import_module(module).tab(opened)
+        # Runs show at once what they hold; without one, the first tab invites to generate.
+        with gr.Tabs(selected="Runs" if opened.runs else next(iter(TABS))):
+            for name, module in TABS.items():
+                with gr.Tab(name, id=name, elem_id=f"tab-{module.rpartition('.')[2].replace('_', '-')}"):
+                    importlib.import_module(module).tab(opened)
     return page
 
 

@@ -72,7 +72,7 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         run = gr.Dropdown(names, label="Run", elem_id="group-run", min_width=160)
         step = gr.Dropdown([], label="Optimizer step", elem_id="group-step", min_width=160)
-        refresh = gr.Button("Look for newer groups", elem_id="group-refresh", min_width=160)
+        refresh = gr.Button("Refresh", elem_id="group-refresh", min_width=160)
     page = gr.HTML(js_on_load=CHOOSE, elem_id="group-page", apply_default_css=False)
 
     shown = gr.State()

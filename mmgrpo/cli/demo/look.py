@@ -85,6 +85,8 @@ button.card[aria-pressed="true"] { border-color: var(--accent); box-shadow: 0 0 
 @media (max-width: 640px) {
   .gradio-container { padding: .6rem !important; }
   .row { flex-wrap: wrap !important; }
+  .results { order: -1; }
+  .tab-container button { padding: 0 .28rem !important; font-size: .72rem !important; }
   .wide table { font-size: .82rem; } .wide th, .wide td { padding: .3rem .25rem; }
   .wide small { display: block; margin: 0; }
   .cards { grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }

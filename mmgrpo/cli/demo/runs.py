@@ -121,7 +121,10 @@ def tab(opened: Opened) -> None:
             list(opened.runs), value=list(opened.runs)[:FIRST], multiselect=True, label="runs", elem_id="runs-choose",
             max_choices=MOST, scale=4, min_width=240,
         )  # fmt: skip
-        refresh = gr.Button("Look for new runs", elem_id="runs-refresh", size="md", scale=1, min_width=160)
+        refresh = gr.Button("Refresh", elem_id="runs-refresh", size="md", scale=1, min_width=160)
+    at = gr.Slider(1, 2, step=1, label="samples", visible=False, elem_id="runs-moment")
+    samples = gr.HTML(elem_id="runs-samples", padding=False)
+    details = gr.HTML(elem_id="runs-details", padding=False)
     with gr.Row():
         # Any value is taken: the names to choose from change with the runs, and an unknown one has no curve.
         metric = gr.Dropdown(
@@ -130,9 +133,6 @@ def tab(opened: Opened) -> None:
         axis = gr.Radio([STEP, SECONDS], value=STEP, label="horizontal axis", elem_id="runs-axis", min_width=240)
         percent = gr.Slider(0, 20, value=10, step=1, label="smoothing, %", elem_id="runs-smooth", min_width=240)
     plot = gr.HTML(elem_id="runs-curves", padding=False)
-    details = gr.HTML(elem_id="runs-details", padding=False)
-    at = gr.Slider(1, 2, step=1, label="samples", visible=False, elem_id="runs-moment")
-    samples = gr.HTML(elem_id="runs-samples", padding=False)
     with gr.Accordion("settings that differ", open=False, elem_id="runs-settings"):
         settings = gr.HTML(elem_id="runs-differences", padding=False)
     gr.HTML(style(), padding=False)

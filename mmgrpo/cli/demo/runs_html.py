@@ -11,7 +11,7 @@ from mmgrpo.report.cards import Section, section
 from mmgrpo.report.html import facts
 from mmgrpo.report.media import MediaFolder, Medium, contained, picture
 from mmgrpo.report.render import render
-from mmgrpo.report.tables import Table, correlation_table, error_rate_table, extra_tables, reward_table
+from mmgrpo.report.tables import Table, correlation_table, error_rate_table, extra_tables, reward_table, verdict
 
 MEDIA = 32 * 1024 * 1024
 """Bytes of pictures and sounds of a run that are shown at once."""
@@ -27,6 +27,7 @@ class Details:
     look: Look
     facts: Mapping[str, str] = field(default_factory=dict)
     tables: Sequence[Table] = ()
+    verdict: str = ""
     problem: str = ""
 
     @property
@@ -62,7 +63,7 @@ def details(look: Look) -> Details:
     try:
         further = [error_rate_table(look.run), *extra_tables(look.run), correlation_table(look.run)]
         tables = [reward_table(look.run), *(table for table in further if table.rows)]
-        return Details(look.name, look, facts(look.run), tables)
+        return Details(look.name, look, facts(look.run), tables, verdict(look.run))
     except ValueError as error:
         return Details(look.name, look, problem=f"This run cannot be shown: {error}.")
 

@@ -71,7 +71,7 @@ def tab(opened: Opened) -> None:
                 again = gr.Button("Next seed", elem_id="visual-again", min_width=130)
                 cancel = gr.Button("Cancel", variant="stop", elem_id="visual-cancel", min_width=90)
             said = gr.HTML(elem_id="visual-status", min_height=52)
-        with gr.Column(scale=3, min_width=300):
+        with gr.Column(scale=3, min_width=300, elem_classes="results"):
             slider = gr.ImageSlider(
                 label="Base (left) and trained (right)",
                 format="png",

@@ -153,7 +153,7 @@ REWARDS: Table = {
 GROUP: Table = {
     "run": row("dropdown", "Run", choices=["a run"], value="a run", min_width=160),
     "step": row("dropdown", "Optimizer step", choices=[], value=None, min_width=160),
-    "refresh": row("button", "Look for newer groups", variant="secondary", min_width=160),
+    "refresh": row("button", "Refresh", variant="secondary", min_width=160),
     "page": row("html", js_on_load=CHOOSE, apply_default_css=False),
 }
 RUNS: Table = {
@@ -161,7 +161,7 @@ RUNS: Table = {
     "choose": row(
         "dropdown", "runs", choices=["a run"], value=["a run"], multiselect=True, max_choices=8, scale=4, min_width=240
     ),
-    "refresh": row("button", "Look for new runs", variant="secondary", size="md", scale=1, min_width=160),
+    "refresh": row("button", "Refresh", variant="secondary", size="md", scale=1, min_width=160),
     "metric": row("dropdown", "metric", choices=[], value=None, allow_custom_value=True, scale=3, min_width=240),
     "axis": row(
         "radio", "horizontal axis", choices=["optimizer step", "seconds"], value="optimizer step", min_width=240
