@@ -70,6 +70,8 @@ class LanguageFamily:
                 )
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
+        if Path(model.path).is_dir():
+            check_positions(config, model.path)
 
     def _check_architecture(self, path: str) -> None:
         """ValueError for a checkpoint that another family reads, which it names."""
@@ -119,6 +121,7 @@ class LanguageFamily:
 
         options, sampling = config.model, config.sampling
         self._check_architecture(locate(options.path))
+        check_positions(config, locate(options.path))
         common = {f.name for f in fields(ModelOptions)}
         own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
         model = importlib.import_module(self.module).load(
@@ -208,6 +211,23 @@ class LanguageFamily:
         if not getattr(config.eval, "blind", False) or not (blank := self.blank(trainer.evaluation.prompts)):
             return {}
         return {"blind": trainer.measure("blind", blank).intervals()}
+
+
+def check_positions(config: Config, path: str) -> None:
+    """ValueError for completions of more tokens than a decoder with learned positions has places for (Whisper), its
+    prompt included: start, language, task and no time stamps, of English-only ones the first and the last."""
+    from pipelines.pretrained import read_json
+
+    declared = read_json(path, "config.json") or {}
+    positions, tokens = declared.get("max_target_positions"), getattr(config.sampling, "max_tokens", 0)
+    if not isinstance(positions, int) or tokens <= positions - 4:
+        return
+    english = (read_json(path, "generation_config.json") or {}).get("is_multilingual") is False
+    if tokens > positions - (prefix := 2 if english else 4):
+        raise ValueError(
+            f"sampling.max_tokens: got {tokens}, expected at most {positions - prefix}, the {positions} positions of "
+            f"'{path}' less the {prefix} of its prompt; lower it"
+        )
 
 
 def check_spread(config: Config) -> None:

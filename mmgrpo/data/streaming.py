@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, overload
@@ -40,6 +41,7 @@ class StoredPrompts(Sequence[Prompt]):
         self, files: Sequence[DataFile], media_root: str | Path = "", columns: Mapping[str, str] = NO_COLUMNS
     ) -> None:
         self.files, self.media_root, self.columns = files, media_root, columns
+        self.defaults: Mapping[str, Any] = {}
         self.file = array("q", (place for place, file in enumerate(files) for _ in range(len(file))))
         self.number = array("q", (number for file in files for number in range(len(file))))
         self.keys: Counter[str] = Counter()
@@ -63,7 +65,15 @@ class StoredPrompts(Sequence[Prompt]):
     def __getitem__(self, index: int | slice) -> Prompt | StoredPrompts:
         if isinstance(index, slice):
             return self._at(range(len(self))[index])
-        return read_row(self.files[self.file[index]], self.number[index], self.media_root, self.columns)
+        prompt = read_row(self.files[self.file[index]], self.number[index], self.media_root, self.columns)
+        missing = {key: value for key, value in self.defaults.items() if not prompt.meta.get(key)}
+        return replace(prompt, meta={**prompt.meta, **missing}) if missing else prompt
+
+    def with_meta(self, defaults: Mapping[str, Any]) -> StoredPrompts:
+        """The same prompts with values of ``meta`` for rows that have none."""
+        part = self._at(range(len(self)))
+        part.defaults = {**part.defaults, **defaults}
+        return part
 
     def filtered(self, choose: Choose) -> tuple[StoredPrompts, list[Skipped]]:
         """The prompts that ``choose`` keeps, asked block by block, and those that it skips."""
@@ -79,6 +89,7 @@ class StoredPrompts(Sequence[Prompt]):
     def _at(self, positions: Iterable[int]) -> StoredPrompts:
         part = object.__new__(StoredPrompts)
         part.files, part.media_root, part.columns, part.keys = self.files, self.media_root, self.columns, self.keys
+        part.defaults = self.defaults
         positions = array("q", positions)
         part.file = array("q", (self.file[position] for position in positions))
         part.number = array("q", (self.number[position] for position in positions))

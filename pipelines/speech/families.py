@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from mmgrpo.family import Arithmetic, Family
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
-from pipelines.language import LanguageFamily
+from pipelines.language import Check, LanguageFamily
 from pipelines.speech.codec_family import CodecFamily
 from pipelines.speech.flow_speech_family import FlowSpeechFamily
 from pipelines.speech.options import (
@@ -47,6 +47,35 @@ def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[
     usable, skipped = filter_readable(prompts, inspect, title=f"clips of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be read")
     return usable, skipped
+
+
+def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """``check_sounds`` for Whisper: an unknown ``language`` or ``task`` of a row is an error, and rows without a
+    language have that of the model, by which rewards compare transcripts."""
+    from pipelines.speech.whisper import check_row, language_code
+
+    try:
+        language = language_code(config.model.language)
+    except ValueError as error:
+        raise ValueError(f"model.language: {error}") from error
+    if language != "en":
+        prompts = with_language(prompts, language)
+    usable, skipped = check_sounds(config, prompts, path)
+    for prompt in usable:
+        check_row(prompt)
+    return usable, skipped
+
+
+def with_language(prompts: Sequence[Prompt], language: str) -> Sequence[Prompt]:
+    """The prompts with a language where they have none."""
+    from mmgrpo.data.streaming import StoredPrompts
+
+    if isinstance(prompts, StoredPrompts):
+        return prompts.with_meta({"language": language})
+    return [
+        prompt if prompt.meta.get("language") else replace(prompt, meta={**prompt.meta, "language": language})
+        for prompt in prompts
+    ]
 
 
 def clips(files: Sequence[str]) -> list[Prompt]:
@@ -157,7 +186,12 @@ CTC = ("parakeet_ctc", "wav2vec2", "hubert", "wavlm")
 
 
 def _hearing(
-    name: str, about: str, architectures: tuple[str, ...], options: type, sampling: type = HearingSampling
+    name: str,
+    about: str,
+    architectures: tuple[str, ...],
+    options: type,
+    sampling: type = HearingSampling,
+    check: Check = check_sounds,
 ) -> LanguageFamily:
     sections = Sections(
         model=options,
@@ -169,14 +203,20 @@ def _hearing(
     )
     module = f"pipelines.speech.{name}"
     own_policy = sampling is not HearingSampling
-    return LanguageFamily(name, about, "speech", module, architectures, sections, check_sounds, clips, own_policy)
+    return LanguageFamily(name, about, "speech", module, architectures, sections, check, clips, own_policy)
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
         _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling),
-        _hearing("whisper", "Whisper: one clip in, its transcript out", ("whisper",), WhisperOptions),
+        _hearing(
+            "whisper",
+            "Whisper: one clip in, its transcript out",
+            ("whisper",),
+            WhisperOptions,
+            check=check_transcripts,
+        ),
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), HearingOptions),
         _hearing(
             "audio_text",

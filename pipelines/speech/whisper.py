@@ -10,6 +10,7 @@ in sampling and in scoring alike. With a frozen encoder, the states of a clip ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,12 +170,13 @@ ENGLISH_START = 50257
 
 
 def language_code(name: str) -> str:
-    """The code of a language by its code or English name: de, German, mandarin. ValueError for an unknown one."""
+    """The code of a language by its code or English name: de, German, mandarin. ValueError for an unknown name; whether
+    a code is known depends on the tokenizer (``prefix_ids``)."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
     plain = name.strip().lower()
     code = TO_LANGUAGE_CODE.get(plain, plain)
-    if code not in LANGUAGES:
+    if code not in LANGUAGES and not re.fullmatch(r"[a-z]{2,3}", code):  # a language of a fine-tune's own
         raise ValueError(f"unknown language {quoted(name)}.{nearest(plain, [*LANGUAGES, *TO_LANGUAGE_CODE])}")
     return code
 
@@ -194,6 +196,15 @@ def task_of(prompt: Prompt) -> str:
     if prompt.task and prompt.task not in TASKS:
         raise ValueError(f"unknown task {quoted(prompt.task)}.{nearest(prompt.task, TASKS)}")
     return prompt.task
+
+
+def check_row(prompt: Prompt) -> None:
+    """ValueError, before a model is loaded, for a language or a task that no Whisper knows."""
+    try:
+        language_of(prompt)
+        task_of(prompt)
+    except ValueError as error:
+        raise ValueError(f"prompt '{prompt.id}': {error}") from error
 
 
 def is_multilingual(tokenizer: Any, generation: Any, config: Any) -> bool:

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from mmgrpo.family import family
 from mmgrpo.policies.token import Sequences, TokenPolicy
+from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Image, Media, Prompt, Request, Rollout, Turn
 from pipelines.speech import whisper
 from pipelines.training import Training
@@ -363,3 +366,51 @@ def test_a_checkpoint_of_another_language_than_that_of_the_run_is_warned_of(fold
     assert capsys.readouterr().out == ""
     whisper.load(tmp_path / "hindi")
     assert "model.language to hi" in capsys.readouterr().out
+
+
+# --- rows and settings, before a model is loaded ----------------------------------------------------------------------
+
+
+def whisper_config(path: str, language: str = "en", **sampling: Any) -> Any:
+    config = config_class(family("whisper").sections)()
+    model = replace(config.model, family="whisper", path=path, language=language)
+    return replace(config, model=model, sampling=replace(config.sampling, **sampling))
+
+
+def rows_of(tmp_path: Path, *rows: dict[str, Any]) -> str:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "a.wav", np.sin(np.arange(8_000) * 0.1) / 2, 16_000)
+    lines = [json.dumps({"id": str(number), "audio": "a.wav", "answer": "a"} | row) for number, row in enumerate(rows)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    return str(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_without_a_language_have_that_of_the_model_by_which_rewards_compare(stream, folders, tmp_path):
+    file = rows_of(tmp_path, {}, {"language": "de"}, {"language": ""})
+    for language, wanted in (("Chinese", ["zh", "de", "zh"]), ("en", [None, "de", ""])):
+        config = whisper_config(folders["multilingual"], language)
+        config = replace(config, data=replace(config.data, stream=stream))
+        prompts, skipped = family("whisper").read(config, file)
+        assert [prompt.meta.get("language") for prompt in prompts] == wanted and not skipped
+        assert [prompt.id for prompt in prompts[1:]] == ["1", "2"]
+
+
+@pytest.mark.parametrize(("row", "named"), [({"language": "englsh"}, "englsh.*english"), ({"task": "math"}, "math")])
+def test_an_unknown_language_or_task_is_an_error_of_its_row_when_rows_are_read(row, named, folders, tmp_path):
+    with pytest.raises(ValueError, match=f"prompt '1': .*{named}"):
+        family("whisper").read(whisper_config(folders["multilingual"]), rows_of(tmp_path, {}, row))
+    with pytest.raises(ValueError, match="model.language: .*klingon"):
+        family("whisper").read(whisper_config(folders["multilingual"], "klingon"), rows_of(tmp_path, {}))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("english", 62), ("multilingual", 60), ("fine_tune", 60)])
+def test_transcripts_longer_than_the_decoder_has_positions_are_refused_before_it_is_loaded(kind, most, folders):
+    """64 positions, of which the prompt takes two or four."""
+    family("whisper").check(whisper_config(folders[kind], max_tokens=most))
+    with pytest.raises(ValueError, match=f"sampling.max_tokens: got {most + 1}, expected at most {most}"):
+        family("whisper").check(whisper_config(folders[kind], max_tokens=most + 1))
+    model = whisper.load(folders[kind], seconds=4)
+    model.end_ids = frozenset()
+    made = TokenPolicy(model, max_tokens=most).rollout(Request(PROMPTS[:1], [0], 2, 0))
+    assert made.decisions.log_probs.shape == (2, most)
