@@ -125,7 +125,30 @@ def sway_grid(steps: int, s: Annotated[float, within("[-1, 1.75]")] = -1.0) -> G
     section 3.3, whose models sample with s = -1: ``sigma = cos(pi t / 2)``.
     """
     at_least_one(steps)
-    t = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+    return _swayed(torch.linspace(0, 1, steps + 1, dtype=torch.float64), s)
+
+
+EPSS: Mapping[int, tuple[int, ...]] = {
+    5: (0, 2, 4, 8, 16, 32),
+    6: (0, 2, 4, 6, 8, 16, 32),
+    7: (0, 2, 4, 6, 8, 16, 24, 32),
+    10: (0, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32),
+    12: (0, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32),
+    16: (*range(9), 10, 12, 14, 16, 20, 24, 28, 32),
+}
+"""Times of F5-TTS's empirically pruned steps, in 1/32, by their number (SWivid/F5-TTS, get_epss_timesteps)."""
+
+
+def pruned_sway_grid(steps: int, s: float = -1.0) -> Grid:
+    """``sway_grid`` at the times with which F5-TTS samples in 5, 6, 7, 10, 12 or 16 steps (``EPSS``), which are those
+    of 32 steps with some left out, more of them near the data; even times for any other number."""
+    at_least_one(steps)
+    if steps not in EPSS:
+        return sway_grid(steps, s)
+    return _swayed(torch.tensor(EPSS[steps], dtype=torch.float64) / 32, s)
+
+
+def _swayed(t: Float[Tensor, " points"], s: float) -> Grid:
     levels = 1 - t - s * ((math.pi / 2 * t).cos() - 1 + t)
     return flow(torch.cat([levels[:-1], torch.zeros(1)]).float())
 

@@ -16,6 +16,7 @@ means over the whole latent, a frame counts as much in a short utterance as in a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.diffusion.schedules import GRIDS, Grid, sway_grid
+from mmgrpo.diffusion.schedules import GRIDS, Grid, pruned_sway_grid
 from mmgrpo.registry import bind
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.denoising import CHECKPOINT
@@ -121,9 +122,10 @@ class FlowSpeech:
         return self.shape.mels, self.form.frames(self.seconds)
 
     def grid(self, steps: int) -> Grid:
-        """The noise levels of ``steps`` steps; F5-TTS's own are sway sampling with s = -1."""
+        """The noise levels of ``steps`` steps; F5-TTS's own are sway sampling with s = -1, at pruned times where there
+        are 5, 6, 7, 10, 12 or 16 of them."""
         if self.levels == CHECKPOINT:
-            return sway_grid(steps)
+            return pruned_sway_grid(steps)
         return bind(self.levels, GRIDS, "sampling.grid")({"steps": steps})
 
     def encode(self, prompts: Sequence[Prompt]) -> Utterances:
@@ -146,21 +148,21 @@ class FlowSpeech:
     def utterance(self, prompt: Prompt) -> tuple[list[int], Float[Tensor, "mels given"], int, float]:
         """Ids of the characters, the reference's spectrogram, the frames of both, and the gain of the reference.
 
-        The speech lasts ``meta["seconds"]``, or as long as the reference's pace says (F5-TTS: in bytes of UTF-8), or
-        without one as ``pace`` says.
+        The speech lasts ``meta["seconds"]``, or as long as the reference's pace says (``frames_at_pace``), or without
+        one as ``pace`` says.
         """
         given, text, clips = spoken_before(prompt), spelled(prompt.text), [m for m in prompt.media if m.kind == "audio"]
         if not text:
             raise ValueError(f"prompt '{prompt.id}' has no text, expected what is to be spoken")
         if bool(clips) != bool(given) or len(clips) > 1:
             raise ValueError(
-                f"prompt '{prompt.id}': got {len(clips)} clips and the reference_text '{given}', expected one clip and "
-                "its transcript, or neither; add the key reference_text to the row"
+                f"prompt '{prompt.id}': got {len(clips)} clips and the reference_text '{given.strip()}', expected one "
+                "clip and its transcript, or neither; add the key reference_text to the row"
             )
         mel, gain = self.spectrogram(prompt) if clips else (torch.zeros(self.shape.mels, 0), 1.0)
         frames = self.form.frames(seconds_of(prompt) or len(text) / self.pace)
         if clips and not seconds_of(prompt):
-            frames = int(mel.shape[1] / len(given.encode()) * len(text.encode()))
+            frames = frames_at_pace(mel.shape[1], given, text)
         most = self.latent_shape()[1]
         if not 1 <= frames <= most - mel.shape[1]:
             hop = self.form.hop / self.form.rate
@@ -169,7 +171,7 @@ class FlowSpeech:
                 f"speech, expected some speech and at most model.seconds={self.seconds:g} s together; shorten either, "
                 "or raise it"
             )
-        words = f"{given} {text}" if given else text
+        words = spaced(given + text)
         if unknown := sorted(set(words) - self.characters.keys()):
             raise ValueError(
                 f"prompt '{prompt.id}': got the characters {unknown}, which the checkpoint's vocab.txt lacks; spell "
@@ -235,9 +237,41 @@ class FlowSpeech:
 
 
 def spoken_before(prompt: Prompt) -> str:
-    """The transcript of the reference, ended by a full stop, as F5-TTS ends it; empty where there is none."""
+    """The transcript of the reference as F5-TTS ends it: by a full stop and a space, also behind another mark, or by
+    the full stop of Chinese; empty where there is none."""
     text = spelled(str(prompt.meta.get("reference_text") or ""))
-    return text + "." if text and text[-1] not in ".!?,:" else text
+    return text if not text or text.endswith("。") else f"{text.removesuffix('.')}. "
+
+
+SHORT_TEXT, SHORT_SPEED = 10, 0.3
+"""Bytes below which F5-TTS speaks a text more slowly than the reference, and by how much."""
+
+
+def frames_at_pace(given: int, reference: str, text: str) -> int:
+    """Frames of a text at the pace of a reference of ``given`` frames, in bytes of UTF-8 (F5-TTS, utils_infer.py).
+
+    47 frames of "la la. " are 6.7 per byte, the space at its end included: "good morning" of 12 bytes takes 80 frames;
+    "hello" is shorter than 10 bytes and takes 47 / 7 x 5 / 0.3 = 111 instead of 33.
+    """
+    size = len(text.encode())
+    return int(given / len(reference.encode()) * size / (SHORT_SPEED if size < SHORT_TEXT else 1))
+
+
+RUNS = re.compile(r"([a-zA-Z0-9+#&._%-]+)")
+WORDS = re.compile(r"(AT&T|[cC]\+\+|[cC]#)|((?:(?![cC]\+\+|[cC]#|AT&T)[a-zA-Z0-9])+(?:\.\d+)?%?)")
+"""Where jieba, by which F5-TTS cuts texts also of other languages than Chinese, cuts what is not Chinese."""
+
+
+def spaced(text: str) -> str:
+    """A text with the spaces that F5-TTS writes before words behind anything but a space, a colon or a quotation mark:
+    "well-known" is "well- known" and "(a dog)" stays, "(the dog)" is "( the dog)"."""
+    written = ""
+    for run in RUNS.split(text):
+        for piece in filter(None, WORDS.split(run) if RUNS.fullmatch(run) else run):
+            if len(piece) > 1 and written and written[-1] not in " :'\"":
+                written += " "
+            written += piece
+    return written
 
 
 def spelled(text: str) -> str:

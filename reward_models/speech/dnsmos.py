@@ -19,7 +19,7 @@ from reward_models.speech.sounds import import_library, score_sounds
 
 RATE = 16_000
 WINDOW = 144_160
-"""Samples of the network's input, 9.01 s; a shorter sound is repeated to fill it."""
+"""Samples of the network's input, 9.01 s; a shorter sound is doubled until it fills it."""
 
 POLYNOMIALS = {
     "sig": (-0.08397278, 1.22083953, 0.0052439),
@@ -34,7 +34,8 @@ def dnsmos(prompts: Sequence[Prompt], outputs: Sequence[Output], part: str = "ov
     """Predicted mean opinion score, about 1 (bad) to 5 (excellent), by ``part``: ovrl (overall), sig (speech), bak
     (background).
 
-    The mean over windows of 9.01 s at a hop of one second. A sound that is empty, silent or NaN is NaN.
+    The mean over windows of 9.01 s that begin at whole seconds (``window_starts``), as in Microsoft's dnsmos_local.py.
+    A sound that is empty, silent or NaN is NaN.
     """
     if part not in POLYNOMIALS:
         raise ValueError(f"dnsmos: got part '{part}', expected one of {', '.join(POLYNOMIALS)}")
@@ -49,15 +50,25 @@ def dnsmos(prompts: Sequence[Prompt], outputs: Sequence[Output], part: str = "ov
 
 def mean_opinion_scores(samples: np.ndarray) -> dict[str, float]:
     """All three scores of a sound at 16 kHz."""
-    if len(samples) < WINDOW:
-        samples = np.resize(samples, WINDOW)
-    session, starts = _session(), range(0, len(samples) - WINDOW + 1, RATE)
+    while len(samples) < WINDOW:
+        samples = np.append(samples, samples)
+    session, starts = _session(), window_starts(len(samples))
     rows = [session.run(None, {"input_1": samples[None, start : start + WINDOW]})[0][0] for start in starts]
     scores = {
         name: [float(np.polyval(coefficients, row[column])) for row in rows]
         for column, (name, coefficients) in enumerate(POLYNOMIALS.items())
     }
     return {name: float(np.mean(values)) for name, values in scores.items()}
+
+
+def window_starts(length: int) -> range:
+    """First samples of the windows of a sound of at least ``WINDOW`` samples: every second as long as the sound's whole
+    seconds have another 9.01 of them, and the beginning.
+
+    10.9 s have one window, 11 s two. (The published code loses the windows from the eighth second to the 24th, whose
+    ends it rounds to one sample less than the network takes.)
+    """
+    return range(0, max(1, length // RATE - WINDOW // RATE) * RATE, RATE)
 
 
 @functools.cache

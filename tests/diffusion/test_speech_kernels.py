@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.diffusion.kernels import drawn_velocity, flow_sde, kernel, noise_table
-from mmgrpo.diffusion.schedules import flow_grid, sway_grid
+from mmgrpo.diffusion.schedules import EPSS, flow_grid, pruned_sway_grid, sway_grid
 from tests.flows import even_grid, flow_like, real, seeded
 
 
@@ -77,3 +77,16 @@ def test_sway_is_the_published_formula_in_the_other_direction(s):
     published = t + s * ((math.pi / 2 * t).cos() - 1 + t)
     # rounded to fp32 once, which is at most 2^-25 off
     torch.testing.assert_close(1 - sway_grid(32, s).levels.double(), published, rtol=0, atol=2**-25 + 1e-15)
+
+
+@pytest.mark.parametrize("steps", range(1, 34))
+def test_pruned_steps_are_those_of_32_with_some_left_out(steps):
+    """F5-TTS's numbers of evaluations with a choice of their own, and even times for all others."""
+    levels, all_levels = pruned_sway_grid(steps).levels, sway_grid(32).levels
+    assert len(levels) == steps + 1
+    if steps not in (5, 6, 7, 10, 12, 16):
+        assert torch.equal(levels, sway_grid(steps).levels)
+        return
+    assert set(levels.tolist()) <= set(all_levels.tolist())
+    gaps = [after - before for before, after in zip(EPSS[steps], EPSS[steps][1:])]
+    assert gaps == sorted(gaps) and sum(gaps) == 32

@@ -26,7 +26,7 @@ class Listener:
 
 def test_opinion_scores_are_polynomials_of_the_networks_outputs_averaged_over_windows(monkeypatch):
     monkeypatch.setattr(dnsmos, "_session", Listener)
-    ramp = np.arange(144_160 + 2 * RATE, dtype=np.float64) / RATE  # windows start at 0, 1 and 2 seconds
+    ramp = np.arange(12 * RATE, dtype=np.float64) / RATE  # windows start at 0, 1 and 2 seconds
     scores = dnsmos.mean_opinion_scores(ramp)
     last = 144_159 / RATE
 
@@ -48,11 +48,48 @@ def test_the_network_of_opinions_is_loaded_before_sounds_are_scored_in_threads(m
     assert threads[0] is threading.main_thread()
 
 
-def test_a_sound_shorter_than_the_window_is_repeated(monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "windows"),
+    [(1.0, 7), (5.0, 1), (6.0, 3), (9.0, 9), (9.01, 1), (10.99, 1), (11.0, 2), (12.0, 3), (30.0, 21)],
+)
+def test_windows_begin_at_whole_seconds_of_a_sound_that_is_doubled_until_it_has_one(seconds, windows, monkeypatch):
+    """1 s becomes 16, whose whole seconds less 9.01 are 6.99: 7 windows. As in Microsoft's dnsmos_local.py."""
+    heard = []
+
+    class Counter(Listener):
+        def run(self, names: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            heard.append(float(inputs["input_1"][0, 0]))
+            return super().run(names, inputs)
+
+    monkeypatch.setattr(dnsmos, "_session", Counter)
+    samples = np.arange(round(seconds * RATE)) / RATE
+    dnsmos.mean_opinion_scores(samples)
+    assert len(heard) == windows and heard == [place % seconds for place in range(windows)]
+
+
+def test_scores_are_those_of_the_package(monkeypatch):
+    """The code of speechmos, with the network's answers from outside."""
+    monkeypatch.setitem(sys.modules, "librosa", SimpleNamespace())  # of which this part needs nothing
+    published = pytest.importorskip("speechmos.dnsmos", exc_type=ImportError)
     monkeypatch.setattr(dnsmos, "_session", Listener)
-    # 144160 = 3 * 40000 + 24160: the last sample is number 24159
+    for seconds in (0.7, 3.0, 5.0, 6.5, 9.5, 12.3, 15.9):  # all but the windows that it loses by rounding
+        samples = np.sin(np.arange(round(seconds * RATE)) * 0.01)
+        theirs = object.__new__(published.DNSMOS)
+        theirs.onnx_sess, theirs.p808_onnx_sess = Listener(), Listener()
+        theirs.p808_onnx_sess.run = lambda *_: [[[0.0]]]
+        theirs.audio_melspec = lambda audio: audio[None, :1]
+        wanted = theirs(samples, RATE, False)
+        ours = dnsmos.mean_opinion_scores(samples)
+        assert [ours[name] for name in ("sig", "bak", "ovrl")] == pytest.approx(
+            [wanted[f"{name}_mos"] for name in ("sig", "bak", "ovrl")], rel=1e-6
+        )
+
+
+def test_a_sound_shorter_than_the_window_is_doubled(monkeypatch):
+    monkeypatch.setattr(dnsmos, "_session", Listener)
+    # 160000 = 4 * 40000, one window, whose last sample, number 144159, is number 24159 of the sound
     short = np.arange(40_000) / RATE
-    assert dnsmos.mean_opinion_scores(short) == dnsmos.mean_opinion_scores(np.tile(short, 4)[:144_160])
+    assert dnsmos.mean_opinion_scores(short) == dnsmos.mean_opinion_scores(np.tile(short, 4))
     value = 24_159 / RATE
     assert dnsmos.mean_opinion_scores(short)["bak"] == pytest.approx(
         -0.13166888 * value**2 + 1.60915514 * value - 0.39604546

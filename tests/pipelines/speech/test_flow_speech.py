@@ -18,7 +18,16 @@ from mmgrpo.types import Audio, Media, Output, Prompt, Request, Turn
 from pipelines import speech
 from pipelines.speech import flow_speech
 from pipelines.speech.families import FAMILIES
-from pipelines.speech.flow_speech import FlowSpeech, load, seconds_of, spelled, spoken_before, tiny
+from pipelines.speech.flow_speech import (
+    FlowSpeech,
+    frames_at_pace,
+    load,
+    seconds_of,
+    spaced,
+    spelled,
+    spoken_before,
+    tiny,
+)
 from pipelines.training import Training
 from tests.flows import seeded
 
@@ -101,14 +110,17 @@ def test_another_familys_checkpoint_is_an_error_that_names_the_family(tmp_path):
 
 def test_the_speech_is_as_fast_as_the_reference_unless_the_row_states_its_seconds(folder):
     model = load(folder)
-    # 0.5 s are 12,000 samples and 47 frames; "la la." has 6 characters
-    ids, mel, frames, gain = model.utterance(spoken("hello"))
-    assert (mel.shape, gain) == ((16, 47), 1.0) and frames == 47 + int(47 / 6 * 5)
+    # 0.5 s are 12,000 samples and 47 frames; "la la. " has 7 bytes, "good morning" 12
+    ids, mel, frames, gain = model.utterance(spoken("good morning"))
+    assert (mel.shape, gain) == ((16, 47), 1.0) and frames == 47 + 80
     back = {number: character for character, number in model.characters.items()}
-    assert "".join(back[number] for number in ids) == "la la. hello"
-    assert model.utterance(spoken("hello", reference_text="La?"))[0][:3] == [model.characters[c] for c in "La?"]
+    assert "".join(back[number] for number in ids) == "la la. good morning"
+    frames = model.utterance(spoken("hello"))[2]
+    assert frames == 47 + 111  # 47 / 7 x 5 / 0.3, since it has less than 10 bytes
+    assert model.utterance(spoken("hello", reference_text="La?"))[0][:5] == [model.characters[c] for c in "La?. "]
     assert model.utterance(spoken("hello", seconds=0.5))[2] == frames
     assert model.utterance(replace(spoken("hello"), meta={"reference_text": "la", "seconds": 1.0}))[2] == 47 + 94
+    assert "".join(back[i] for i in model.utterance(spoken("well-known", seconds=0.4))[0]) == "la la. well- known"
     assert model.utterance(Prompt("hello", "row"))[2] == round(5 / 15 * 24_000 / 256)
     assert model.utterance(Prompt("hello", "row"))[1].shape == (16, 0)
 
@@ -139,7 +151,7 @@ def test_a_quiet_reference_is_amplified_and_its_speech_made_quieter(folder):
         ),
         (replace(spoken("hi"), meta={}), "got 1 clips and the reference_text '', expected one clip and its transcript"),
         (Prompt("hi", "a", meta={"seconds": 30}), "got 0.0 s of reference and 30.0 s of speech, .* model.seconds=2"),
-        (spoken("hi", seconds=1.9), "got 1.9 s of reference and 0.6 s of speech"),
+        (spoken("hi", seconds=1.9), "got 1.9 s of reference and 1.8 s of speech"),
         (Prompt("hi", "a", meta={"seconds": "2"}), "seconds: got '2', expected a positive number"),
         (Prompt("hi", "a", meta={"seconds": -1}), "seconds: got -1, expected a positive number"),
     ],
@@ -172,14 +184,54 @@ def test_seconds_are_a_number_of_at_most_an_hour(seconds):
     assert seconds_of(Prompt("hi", "a")) == 0
 
 
-def test_a_transcript_ends_with_a_full_stop_unless_it_ends_with_a_mark_and_is_spelled_as_the_vocabulary():
+def test_a_transcript_ends_with_a_full_stop_and_a_space_and_is_spelled_as_the_vocabulary():
     def before(text: object) -> str:
         return spoken_before(Prompt("hi", "a", meta={"reference_text": text}))
 
-    assert [before(f"la{mark}") for mark in ".!?,:"] == [f"la{mark}" for mark in ".!?,:"]
-    assert (before("la"), before(""), before(None), before(7)) == ("la.", "", "", "7.")
+    assert [before(f"la{mark}") for mark in ("", ".", "?", "!", ",", ". ")] == [
+        *("la. ", "la. ", "la?. ", "la!. ", "la,. ", "la. ")
+    ]
+    assert (before(""), before(None), before(7), before("啦。")) == ("", "", "7. ", "啦。")
     assert spoken_before(Prompt("hi", "a")) == ""
     assert spelled(" a;\n b \u201cc\u201d \u2018d\u2019 ") == "a, b \"c\" 'd'"
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "text", "frames"),
+    [
+        (47, "la la. ", "good morning", 80),  # 47 / 7 x 12
+        (47, "la la. ", "123456789", 201),  # 47 / 7 x 9 / 0.3
+        (47, "la la. ", "1234567890", 67),  # 47 / 7 x 10
+        (100, "abcd. " + "x" * 4, "ééééé", 100),  # 10 bytes of 5 characters, and a reference of 10
+        (100, "abcd. " + "x" * 4, "éééé", 266),  # 8 bytes
+    ],
+)
+def test_a_text_lasts_as_many_bytes_as_the_reference_and_a_short_one_longer(given, reference, text, frames):
+    assert frames_at_pace(given, reference, text) == frames
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("hello, world", "hello, world"),
+        ("hello,world", "hello, world"),
+        ("well-known (facts) x-y", "well- known ( facts) x-y"),
+        ("don't we'll \"say\" a:bc", "don't we'll \"say\" a:bc"),
+        ("$5.50 is 50% of 11.", "$ 5.50 is 50% of 11."),
+        ("wait... what?!", "wait ... what?!"),
+        ("U.S. AT&T, C++/c#", "U.S. AT&T, C++/ c#"),
+        ("éclair", "é clair"),
+    ],
+)
+def test_words_have_the_spaces_that_jieba_gives_them(text, written):
+    assert spaced(text) == written
+    jieba = pytest.importorskip("jieba")
+    characters: list[str] = []
+    for word in jieba.cut(text):
+        if word.isascii() and len(word) > 1 and characters and characters[-1] not in " :'\"":
+            characters.append(" ")
+        characters.extend(word)
+    assert "".join(characters) == written
 
 
 def test_references_in_files_are_read_once_and_the_oldest_is_forgotten(folder, tmp_path, monkeypatch):
@@ -244,7 +296,7 @@ def test_shorter_rows_are_padded_by_no_character_and_no_sound(folder):
 
 
 def test_the_velocity_is_the_networks_in_the_other_direction_and_zero_behind_a_row(folder):
-    model = load(folder, seconds=1.5)
+    model = load(folder, seconds=2.0)
     given = model.encode([spoken("hello"), Prompt("hi", "b")])
     x, sigma = torch.randn(2, *model.latent_shape(), generator=seeded()), torch.tensor([0.25, 1.0])
     with torch.no_grad():
@@ -258,7 +310,7 @@ def test_the_velocity_is_the_networks_in_the_other_direction_and_zero_behind_a_r
 
 def test_guidance_is_f5s_with_its_strength_plus_one(folder):
     """F5-TTS: pred + (pred - null) * cfg_strength, null without text and reference."""
-    plain, guided = load(folder, seconds=1.5), load(folder, seconds=1.5, guidance=3.0)
+    plain, guided = load(folder, seconds=2.0), load(folder, seconds=2.0, guidance=3.0)
     assert (plain.evaluations_per_row, guided.evaluations_per_row) == (1, 2)
     given = plain.encode([spoken("hello")])
     x, sigma = torch.randn(1, *plain.latent_shape(), generator=seeded()), torch.tensor([0.5])
@@ -347,6 +399,9 @@ def test_kernel_and_head_must_fit(head, kernel, policy, message):
 def test_noise_levels_are_f5s_unless_another_grid_is_named(folder):
     model: FlowSpeech = load(folder)
     assert model.grid(4).levels[1].item() == pytest.approx(0.92388, abs=1e-5)  # cos(pi / 8)
+    # 7 steps are those of 32 at 0, 2, 4, 6, 8, 16, 24: cos(pi t / 2) of 1 / 16, ..., 3 / 4
+    pruned = [1, 0.995185, 0.980785, 0.956940, 0.923880, 0.707107, 0.382683, 0]
+    assert model.grid(7).levels.tolist() == pytest.approx(pruned, abs=1e-6)
     model.levels = "shifted_linspace(shift=1.0)"
     assert model.grid(4).levels.tolist() == [1, 0.75, 0.5, 0.25, 0]
 
