@@ -85,10 +85,10 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     common = common_parameters(name, parameters, own, entry.elsewhere)
     if common.timeout:
         fn = RewardProcess(name, entry.function, parameters, device, common.timeout)
-        reads = fn.reads_rollout
+        reads, needs = fn.reads_rollout, tuple(fn.needs)
     else:
         fn = load_reward(name, entry.function, parameters, device)
-        reads = reads_rollout(fn)
+        reads, needs = reads_rollout(fn), tuple(trl.needed(fn.func)) if trl.inside(fn.func) is not fn.func else ()
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     fn = cached(name, fn, parameters, entry.read_manifest(), common.cache)
@@ -99,7 +99,9 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     )
     elsewhere = entry.elsewhere or bool(common.timeout)
     trusted = elsewhere or not own
-    return Scorer(common.title, fn, common.weight, rates or (), annotate, trusted, elsewhere, reads)
+    return Scorer(
+        common.title, fn, common.weight, rates or (), annotate, trusted, elsewhere, reads, needs, entry.read_manifest()
+    )
 
 
 def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
@@ -114,10 +116,12 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
     return several
 
 
-def from_trl(function: Callable[..., Sequence[float | None]], name: str = "") -> Scorer:
-    """A reward function in TRL's form, ``f(prompts, completions, **columns)``; None abstains.
+def from_trl(function: Callable[..., Any], name: str = "", messages: bool | None = None) -> Scorer:
+    """A reward function in TRL's form, ``f(prompts, completions, **columns)``, with None where it does not apply.
 
-    Prompts and completions are strings; columns are ``answer``, ``task`` and the keys of the prompts' ``meta``. One
-    that is named as ``module:function`` is known by its parameter ``completions``.
+    It is called as TRL calls it (``mmgrpo.scoring.trl``): prompts and completions are lists of messages where the row's
+    prompt is a conversation and strings otherwise (``messages`` decides for all rows), columns have their own names.
+    One that is named as ``module:function`` is known by its parameter ``completions`` or ``completion_ids``.
     """
-    return Scorer(name or getattr(function, "__name__", "reward"), trl.of_texts(function))
+    title = name or getattr(function, "__name__", "reward")
+    return Scorer(title, trl.of_texts(function, messages, title), needs=tuple(trl.needed(function)))

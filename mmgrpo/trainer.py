@@ -51,6 +51,7 @@ from mmgrpo.runtime.reward_weights import directions, next_weights, weights_afte
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.runtime.tracking import send_evaluation
 from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.progress import report
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import LossRecipe, Tally, accumulate_gradients
 
@@ -212,6 +213,7 @@ class Trainer:
     def run_round(self, bar: tqdm | None = None) -> None:
         """One round: a rollout and its optimizer steps."""
         bar = tqdm(disable=True) if bar is None else bar
+        report(self.step, self.steps)
         with self.stoppable():
             round_ = sample_round(
                 self.policy,

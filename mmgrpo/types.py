@@ -59,6 +59,9 @@ class Prompt:
     meta: Mapping[str, Any] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()
     """A conversation, where the prompt is more than a text."""
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What the row had under its own names where it is read under another (``solution`` for ``answer``), as it was, for
+    reward functions that name columns."""
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -78,6 +81,8 @@ class Text:
     the text."""
     prefilled: str = ""
     """What the chat template wrote of the answer at the end of the prompt, e.g. an opened thought, ``<think>\\n``."""
+    ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """The tokens of the completion, where a policy sampled it."""
 
     @property
     def whole(self) -> str:

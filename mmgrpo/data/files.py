@@ -65,7 +65,7 @@ def read_row(
     try:
         row = file.row(number)
         if isinstance(row, TextRow):
-            return Prompt(row["text"], default_id)
+            return Prompt(row["text"], default_id, columns={"text": row["text"]})
         row = referred(
             row, lambda keys, _: Inside(f"{file.name}::{number}:{name_of(keys)}"), also=(*columns, *columns.values())
         )

@@ -74,7 +74,8 @@ def prompt_of(
     """
     try:
         check_values(row)
-        return _prompt(with_columns(row, columns), default_id, Path(media_root))
+        prompt = _prompt(with_columns(row, columns), default_id, Path(media_root))
+        return replace(prompt, columns=_own_columns(row, prompt))
     except ValueError as error:
         raise ValueError(f"{place}: {one_line(error)}") from error
 
@@ -116,6 +117,18 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
         {**meta, **own_meta},
         () if plain else tuple(turns),
     )
+
+
+def _own_columns(row: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
+    """The columns that were read, as they are in the row; without conversations, media and ``meta``."""
+    left_out = {"meta", *(key for kind in IN_MEMORY for key in (kind, kind + "s"))} | prompt.meta.keys()
+    return {key: value for key, value in row.items() if key not in left_out and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a text or a number, or a list of them."""
+    entries = value if isinstance(value, list) else [value]
+    return all(isinstance(entry, str | int | float) for entry in entries)
 
 
 def identity_of(value: Any) -> str:

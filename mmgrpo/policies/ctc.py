@@ -199,4 +199,4 @@ class CtcPolicy:
         return torch.cat(scores)
 
     def _decode(self, labels: Sequence[Transcript]) -> list[Output]:
-        return [Text(self.model.decode(transcript), len(transcript)) for transcript in labels]
+        return [Text(self.model.decode(transcript), len(transcript), ids=tuple(transcript)) for transcript in labels]

@@ -364,5 +364,6 @@ class TokenPolicy:
         ):
             text, sizes = self.model.decode(ids[real].tolist()), seen[row] if seen else ()
             opening = str(prefilled[row]) if prefilled else ""
-            outputs.append(Text(text, int(real.sum()), not bool(ended), sizes, opening))
+            tokens = tuple(ids[real].tolist())
+            outputs.append(Text(text, int(real.sum()), not bool(ended), sizes, opening, tokens))
         return outputs

@@ -20,6 +20,7 @@ from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.call import column_or_nan, scored_or_abstained
 from mmgrpo.scoring.call import score_column as score_column
 from mmgrpo.scoring.decisions import with_decisions
+from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Decisions, Output, Prompt
 
 
@@ -52,6 +53,10 @@ class Scorer:
     """Another process computes it, so that it may be called in a thread of its own (``begin_scoring``)."""
     reads_rollout: bool = False
     """It has a parameter ``rollout``: the ``Decisions`` of its rows. Where there are none (evaluation) it is NaN."""
+    needs: tuple[str, ...] = ()
+    """Columns of the rows without which it cannot be called (functions in TRL's form)."""
+    manifest: Manifest | None = None
+    """What is known of it beforehand: which outputs it scores and what it reads of a row."""
 
 
 @dataclass(frozen=True)

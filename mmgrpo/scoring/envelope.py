@@ -93,8 +93,9 @@ def write(
     def output_as_json(output: Output) -> dict[str, Any]:
         if isinstance(output, Text):
             seen = [list(size) for size in output.seen]
-            row = {"text": output.text, "tokens": output.tokens, "truncated": output.truncated, "seen": seen}
-            return {**row, "prefilled": output.prefilled} if output.prefilled else row
+            return {"text": output.text, "tokens": output.tokens, "truncated": output.truncated, "seen": seen} | {
+                key: value for key, value in (("prefilled", output.prefilled), ("ids", list(output.ids))) if value
+            }
         if isinstance(output, Image):
             return {"image": medium(output.pixels)}
         if isinstance(output, Video):
@@ -120,7 +121,8 @@ def write(
         ]
         answer, meta = plain(prompt.answer, f"{where}: answer"), plain(prompt.meta, f"{where}: meta")
         named = {"text": prompt.text, "id": prompt.id, "task": prompt.task}
-        return {**named, "answer": answer, "meta": meta, "turns": turns}
+        columns = {"columns": plain(prompt.columns, f"{where}: columns")} if prompt.columns else {}
+        return {**named, "answer": answer, "meta": meta, "turns": turns, **columns}
 
     distinct = {id(prompt): prompt for prompt in prompts}
     places = {key: place for place, key in enumerate(distinct)}
@@ -197,7 +199,12 @@ def _shown(value: Any) -> str:
 
 
 _ANY = (type(None), bool, int, float, str, list, dict)
-_FIELDS = {"text": {"tokens", "truncated", "seen", "prefilled"}, "image": set(), "video": {"fps"}, "audio": {"rate"}}
+_FIELDS = {
+    "text": {"tokens", "truncated", "seen", "prefilled", "ids"},
+    "image": set(),
+    "video": {"fps"},
+    "audio": {"rate"},
+}
 """The kinds of outputs, and the other fields of each."""
 
 
@@ -243,7 +250,8 @@ class _Reader:
             parts = [self.part(one, here) for one in _take(turn, "parts", list, here)]
             turns.append(Turn(_take(turn, "role", str, here), tuple(parts)))
         answer = _take(row, "answer", _ANY, where, None)
-        return Prompt(text, name, answer, task, _take(row, "meta", dict, where, {}), tuple(turns))
+        meta, columns = (_take(row, key, dict, where, {}) for key in ("meta", "columns"))
+        return Prompt(text, name, answer, task, meta, tuple(turns), columns)
 
     def part(self, one: Any, where: str) -> str | Media:
         if isinstance(one, str):
@@ -263,8 +271,11 @@ class _Reader:
             ):
                 raise Malformed(f"{where}.seen: got {_shown(seen)}, expected a list of [height, width]")
             tokens, truncated = _take(row, "tokens", int, where, 0), _take(row, "truncated", bool, where, False)
-            sizes, prefilled = tuple((h, w) for h, w in seen), _take(row, "prefilled", str, where, "")
-            return Text(_take(row, "text", str, where), tokens, truncated, sizes, prefilled)
+            ids = _take(row, "ids", list, where, [])
+            if not all(type(token) is int for token in ids):
+                raise Malformed(f"{where}.ids: got {_shown(ids)}, expected a list of whole numbers")
+            prefilled, sizes = _take(row, "prefilled", str, where, ""), tuple((h, w) for h, w in seen)
+            return Text(_take(row, "text", str, where), tokens, truncated, sizes, prefilled, tuple(ids))
         if kinds == ["image"]:
             return Image(self.pixels(row["image"], f"{where}.image", 3))
         if kinds == ["video"]:

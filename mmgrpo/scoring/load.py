@@ -76,8 +76,9 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
     """The function ``module:function`` at ``path``, with its parameters bound; one named ``device`` is that of the run.
 
     Where ``name`` is the path itself, the module is the user's own (``plugins.load_object``). A function in TRL's form
-    serves as it is, and has no parameters but columns. A module that cannot be
-    imported, what is no function of prompts and outputs, and unknown or missing parameters are ValueErrors.
+    serves as it is, and has no parameters but columns and ``messages`` (``trl.of_texts``); one that makes such a
+    function is called with the parameters. A module that cannot be imported, what is no function of prompts and
+    outputs, and unknown or missing parameters are ValueErrors.
     """
     try:
         function = plugins.load_object(path, "rewards", own=name == path, kind=trl.either)
@@ -85,8 +86,17 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
         raise
     except BaseException as error:
         raise ValueError(f"rewards: '{name}' cannot be loaded: {in_words(error)}") from error
+    given = dict(parameters)
+    if trl.is_factory(function):
+        messages, given = given.pop(trl.MESSAGES, None), {key: given[key] for key in given if key != "device"}
+        function = trl.made(function, given, name)
+        parameters = {} if messages is None else {trl.MESSAGES: messages}
     if trl.is_trl(function):
-        function = trl.of_texts(function)
+        parameters = dict(parameters)
+        messages = parameters.pop(trl.MESSAGES, None)
+        if not (messages is None or isinstance(messages, bool)):
+            raise ValueError(f"rewards: '{name}': got messages {messages!r}, expected True or False")
+        function = trl.of_texts(function, messages, name.split(":")[-1])
     signature = inspect.signature(function)
     accepted = list(signature.parameters)
     for parameter in parameters:

@@ -25,6 +25,7 @@ import torch
 
 from mmgrpo.scoring.call import RewardFailure, WrongValues, column
 from mmgrpo.scoring.decisions import plain
+from mmgrpo.scoring.progress import current
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Decisions, Output, Prompt
 
@@ -83,6 +84,7 @@ class RewardProcess:
                 "outputs": list(outputs),
                 "rollout": None if rollout is None else plain(rollout),
                 "threads": torch.get_num_threads(),
+                "progress": [current().step, current().steps],
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
             }
             limit = ANSWER + PER_VALUE * len(outputs)
@@ -113,7 +115,8 @@ class RewardProcess:
         self._connection, self._alive = ours, True
         self._end = weakref.finalize(self, _end, self._process, ours, run, os.getpid())
         try:
-            self.reads_rollout = bool(self._ask(self._reward, START, ANSWER).get("rollout"))
+            facts = self._ask(self._reward, START, ANSWER)
+            self.reads_rollout, self.needs = bool(facts.get("rollout")), list(facts.get("needs") or ())
         except BaseException:
             self.close()
             raise

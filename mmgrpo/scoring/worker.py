@@ -9,6 +9,7 @@ The first message names the reward; each of the others holds a batch, and is ans
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ import torch
 from mmgrpo.scoring.call import WrongValues, column, in_words
 from mmgrpo.scoring.decisions import PARAMETER, reads_rollout
 from mmgrpo.scoring.load import load_reward
+from mmgrpo.scoring.progress import report
+from mmgrpo.scoring.trl import inside, needed
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Decisions
 
@@ -45,7 +48,7 @@ def main() -> None:
         try:
             if function is None:
                 function = load_reward(**request)
-                answer = {"rollout": reads_rollout(function)}
+                answer = {"rollout": reads_rollout(function), "needs": needs(function)}
             else:
                 answer = {"values": _score(function, request)}
         except BaseException as error:
@@ -61,11 +64,18 @@ def main() -> None:
                 connection.sendall(part)
 
 
+def needs(function: Callable[..., Any]) -> list[str]:
+    """The columns without which a reward in TRL's form cannot be called."""
+    own = function.func if isinstance(function, functools.partial) else function
+    return needed(own) if inside(own) is not own else []
+
+
 def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float | None]:
     # As in the run: with another number of threads, for example, sums are rounded in another way.
     torch.set_num_threads(request["threads"])
     if torch.are_deterministic_algorithms_enabled() != request["deterministic"]:
         torch.use_deterministic_algorithms(request["deterministic"], warn_only=True)
+    report(*request.get("progress", (0, 0)))
     given = {PARAMETER: Decisions(**request[PARAMETER])} if request.get(PARAMETER) else {}
     return column(function(request["prompts"], request["outputs"], **given), len(request["outputs"]))
 
