@@ -60,8 +60,7 @@ class Prompt:
     turns: tuple[Turn, ...] = ()
     """A conversation, where the prompt is more than a text."""
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What the row had under its own names where it is read under another (``solution`` for ``answer``), as it was, for
-    reward functions that name columns."""
+    """What was read of the row, under its own names (``solution`` for ``answer``) and as it was."""
 
     @property
     def media(self) -> tuple[Media, ...]:
