@@ -20,6 +20,7 @@ from pipelines.speech import flow_speech
 from pipelines.speech.families import FAMILIES
 from pipelines.speech.flow_speech import (
     FlowSpeech,
+    before_text,
     frames_at_pace,
     load,
     seconds_of,
@@ -110,17 +111,17 @@ def test_another_familys_checkpoint_is_an_error_that_names_the_family(tmp_path):
 
 def test_the_speech_is_as_fast_as_the_reference_unless_the_row_states_its_seconds(folder):
     model = load(folder)
-    # 0.5 s are 12,000 samples and 47 frames; "la la. " has 7 bytes, "good morning" 12
+    # 0.5 s are 12,000 samples and 47 frames; "la la.  " has 8 bytes, "good morning" 12
     ids, mel, frames, gain = model.utterance(spoken("good morning"))
-    assert (mel.shape, gain) == ((16, 47), 1.0) and frames == 47 + 80
+    assert (mel.shape, gain) == ((16, 47), 1.0) and frames == 47 + 70
     back = {number: character for character, number in model.characters.items()}
-    assert "".join(back[number] for number in ids) == "la la. good morning"
+    assert "".join(back[number] for number in ids) == "la la.  good morning"
     frames = model.utterance(spoken("hello"))[2]
-    assert frames == 47 + 111  # 47 / 7 x 5 / 0.3, since it has less than 10 bytes
-    assert model.utterance(spoken("hello", reference_text="La?"))[0][:5] == [model.characters[c] for c in "La?. "]
+    assert frames == 47 + 97  # 47 / 8 x 5 / 0.3, since it has less than 10 bytes
+    assert model.utterance(spoken("hello", reference_text="La?"))[0][:7] == [model.characters[c] for c in "La?.  h"]
     assert model.utterance(spoken("hello", seconds=0.5))[2] == frames
     assert model.utterance(replace(spoken("hello"), meta={"reference_text": "la", "seconds": 1.0}))[2] == 47 + 94
-    assert "".join(back[i] for i in model.utterance(spoken("well-known", seconds=0.4))[0]) == "la la. well- known"
+    assert "".join(back[i] for i in model.utterance(spoken("well-known", seconds=0.4))[0]) == "la la.  well- known"
     assert model.utterance(Prompt("hello", "row"))[2] == round(5 / 15 * 24_000 / 256)
     assert model.utterance(Prompt("hello", "row"))[1].shape == (16, 0)
 
@@ -151,7 +152,7 @@ def test_a_quiet_reference_is_amplified_and_its_speech_made_quieter(folder):
         ),
         (replace(spoken("hi"), meta={}), "got 1 clips and the reference_text '', expected one clip and its transcript"),
         (Prompt("hi", "a", meta={"seconds": 30}), "got 0.0 s of reference and 30.0 s of speech, .* model.seconds=2"),
-        (spoken("hi", seconds=1.9), "got 1.9 s of reference and 1.8 s of speech"),
+        (spoken("hi", seconds=1.9), "got 1.9 s of reference and 1.6 s of speech"),
         (Prompt("hi", "a", meta={"seconds": "2"}), "seconds: got '2', expected a positive number"),
         (Prompt("hi", "a", meta={"seconds": -1}), "seconds: got -1, expected a positive number"),
     ],
@@ -192,6 +193,7 @@ def test_a_transcript_ends_with_a_full_stop_and_a_space_and_is_spelled_as_the_vo
         *("la. ", "la. ", "la?. ", "la!. ", "la,. ", "la. ")
     ]
     assert (before(""), before(None), before(7), before("啦。")) == ("", "", "7. ", "啦。")
+    assert [before_text(text) for text in ("la. ", "", "啦。")] == ["la.  ", "", "啦。"]
     assert spoken_before(Prompt("hi", "a")) == ""
     assert spelled(" a;\n b \u201cc\u201d \u2018d\u2019 ") == "a, b \"c\" 'd'"
 
@@ -199,9 +201,9 @@ def test_a_transcript_ends_with_a_full_stop_and_a_space_and_is_spelled_as_the_vo
 @pytest.mark.parametrize(
     ("given", "reference", "text", "frames"),
     [
-        (47, "la la. ", "good morning", 80),  # 47 / 7 x 12
-        (47, "la la. ", "123456789", 201),  # 47 / 7 x 9 / 0.3
-        (47, "la la. ", "1234567890", 67),  # 47 / 7 x 10
+        (47, "la la.  ", "good morning", 70),  # 47 / 8 x 12
+        (47, "la la.  ", "123456789", 176),  # 47 / 8 x 9 / 0.3
+        (47, "la la.  ", "1234567890", 58),  # 47 / 8 x 10
         (100, "abcd. " + "x" * 4, "ééééé", 100),  # 10 bytes of 5 characters, and a reference of 10
         (100, "abcd. " + "x" * 4, "éééé", 266),  # 8 bytes
     ],
