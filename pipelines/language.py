@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ Check = Callable[[Config, "Sequence[Prompt]", str], "tuple[Sequence[Prompt], lis
 
 COVERED = {"image_text": {"qwen_vl", "smolvlm"}, "audio_text": {"qwen_audio", "image_text"}}
 """A generic family, and those whose models it reads too: some of ``image_text`` also hear."""
+
+
+TRUTHS: Mapping[Any, Any] = {"true": True, "false": False}
+"""Values of model.template as YAML writes them, on a command line too, where they are texts."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,8 @@ class LanguageFamily:
         check_positions(config, locate(options.path))
         common = {f.name for f in fields(ModelOptions)}
         own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
+        if "template" in own:
+            own["template"] = {name: TRUTHS.get(value, value) for name, value in own["template"].items()}
         model = importlib.import_module(self.module).load(
             locate(options.path),
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
@@ -159,11 +166,22 @@ class LanguageFamily:
 
         load = load_stored if config.data.stream else load_prompts
         prompts = load(locate(path), config.data.media_root, columns_for(path, config.data.columns))
-        return self.check_media(config, prompts, path)
+        return self.readable(config, prompts, path)
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose media can be read, and the skipped ones."""
-        return self.check_media(config, list(prompts), name)
+        return self.check_media(config, self._worded(config, prompts), name)
+
+    def _worded(self, config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """The prompts with ``data.system`` and ``data.template``, in files if they are there."""
+        system, template = getattr(config.data, "system", ""), getattr(config.data, "template", "")
+        if not (system or template):
+            return prompts
+        from mmgrpo.data.messages import worded
+        from mmgrpo.data.streaming import StoredPrompts
+
+        change = partial(worded, system=system, template=template)
+        return prompts.changed(change) if isinstance(prompts, StoredPrompts) else [change(one) for one in prompts]
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """With ``data.too_long=filter`` the prompts of at most ``model.max_prompt_tokens`` tokens, and the skipped."""
@@ -179,8 +197,8 @@ class LanguageFamily:
         from mmgrpo.types import Prompt
 
         if self.from_files is not None:
-            return list(self.check_media(config, self.from_files(arguments), "--prompts")[0])
-        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+            return list(self.readable(config, self.from_files(arguments), "--prompts")[0])
+        return list(self._worded(config, [Prompt(text, id=f"prompt-{n}") for n, text in enumerate(arguments)]))
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """All prompts with their pictures and clips replaced by grey ones; empty where no prompt has any."""

@@ -20,7 +20,7 @@ OUR_KEYS = (
     *TEXT_KEYS,
     *ANSWER_KEYS,
     *(key for kind in IN_MEMORY for key in (kind, kind + "s")),
-    *("id", "task", "reference_value", "reference_rewards"),
+    *("id", "task", "system", "reference_value", "reference_rewards"),
 )
 """What a column can be called here, beside ``meta.<name>``."""
 
@@ -98,6 +98,7 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     - speech data sets: the transcript in ``normalized_text``, ``sentence``, ``transcription`` or ``transcript``, or in
       ``text`` where the sound is an object of bytes or samples, as data sets of the hub store it;
     - verl: the answer in ``reward_model["ground_truth"]``;
+    - the system prompt in ``system_prompt``;
     - ``question`` where no other key has the text.
     """
     row = dict(row)
@@ -114,6 +115,8 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
             row["answer"] = row.pop(transcript)
         elif isinstance(row.get("text"), str) and (nemo or is_recording(row["audio"])):
             row["answer"] = row.pop("text")
+    if isinstance(row.get("system_prompt"), str) and "system" not in row:
+        row["system"] = row.pop("system_prompt")
     if "question" in row and not row.keys() & set(TEXT_KEYS):
         row["problem"] = row.pop("question")
     return row

@@ -17,7 +17,7 @@ either, they precede the first user turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -92,15 +92,16 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     media = {kind: _column(row[name], name, kind, root) for kind, name in columns.items() if name}
     plain = isinstance(row[key], str) and key in ("text", "prompt", "problem")
     turns = _fill([OpenTurn("user", _parts(row[key]))] if plain else _conversation(row[key], key, root), media)
+    turns = _with_system(turns, row)
     reply = _text_of(turns.pop()) if turns[-1].role == "assistant" else ""
     if not turns or turns[-1].role != "user":
         raise ValueError(f"'{key}' must end with a user turn, or with a user turn and the assistant's reply")
-    text = "\n".join(_text_of(turn) for turn in turns if turn.role == "user")
+    text = text_of(turns)
     has_media = any(isinstance(part, Media) for turn in turns for part in turn.parts)
     if not (text.strip() or has_media):
         raise ValueError(f"'{key}' is empty; expected {ROW_FORMAT}")
     answer = "answer" if "answer" in row else "solution"
-    consumed = {key, "id", answer, "task", "meta", *chain.from_iterable(names.values())}
+    consumed = {key, "id", answer, "task", "meta", "system", "tools", *chain.from_iterable(names.values())}
     meta = {name: value for name, value in row.items() if name not in consumed}
     if reply:
         meta["reply"] = reply
@@ -108,7 +109,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     if duplicates := meta.keys() & own_meta.keys():
         raise ValueError(f"{str(sorted(duplicates))[:200]} occur both beside 'meta' and inside it; keep one of them")
     identity = identity_of(row.get("id", default_id))
-    plain = plain and not has_media
+    plain = plain and len(turns) == 1 and not has_media
     return Prompt(
         row[key] if plain else text.strip(),
         identity,
@@ -129,6 +130,47 @@ def _is_plain(value: Any) -> bool:
     """Whether a value is a text or a number, or a list of them."""
     entries = value if isinstance(value, list) else [value]
     return all(isinstance(entry, str | int | float) for entry in entries)
+
+
+def _with_system(turns: list[Turn], row: Mapping[str, Any]) -> list[Turn]:
+    """The turns with the row's system prompt in front. ValueError for one that would be the second, and for tools."""
+    if tools := row.get("tools") or None:
+        raise ValueError(
+            f"'tools': got {shown(tools)}, expected none: a completion is one turn, in which no tool is called; remove "
+            "the key, or describe the tools in the system prompt"
+        )
+    system = _typed(row, "system", str, "")
+    if not system.strip():
+        return turns
+    if any(turn.role == "system" for turn in turns):
+        raise ValueError("has a key 'system' and a system turn; keep one of them")
+    return [Turn("system", (system,)), *turns]
+
+
+def worded(prompt: Prompt, system: str = "", template: str = "") -> Prompt:
+    """The prompt with the system prompt ``system`` where it has none, and with ``template`` around the text of its last
+    turn, in the place of ``{text}``; media keep their places."""
+    turns = list(prompt.turns or (Turn("user", (prompt.text,)),))
+    if template:
+        before, after = template.split("{text}", 1)
+        parts = list(turns[-1].parts)
+        places = [place for place, part in enumerate(parts) if isinstance(part, str)]
+        if not places:
+            places = [len(parts)]
+            parts.append("")
+        parts[places[0]] = before + str(parts[places[0]])
+        parts[places[-1]] = str(parts[places[-1]]) + after
+        turns[-1] = replace(turns[-1], parts=tuple(parts))
+    if system and not any(turn.role == "system" for turn in turns):
+        turns.insert(0, Turn("system", (system,)))
+    plain = not prompt.turns and len(turns) == 1
+    text = str(turns[0].parts[0]) if plain else text_of(turns) if template else prompt.text
+    return replace(prompt, text=text, turns=() if plain else tuple(turns))
+
+
+def text_of(turns: Iterable[Turn]) -> str:
+    """The text of the user's turns."""
+    return "\n".join(_text_of(turn) for turn in turns if turn.role == "user")
 
 
 def identity_of(value: Any) -> str:

@@ -42,6 +42,7 @@ class StoredPrompts(Sequence[Prompt]):
     ) -> None:
         self.files, self.media_root, self.columns = files, media_root, columns
         self.defaults: Mapping[str, Any] = {}
+        self.change: Callable[[Prompt], Prompt] | None = None
         self.file = array("q", (place for place, file in enumerate(files) for _ in range(len(file))))
         self.number = array("q", (number for file in files for number in range(len(file))))
         self.keys: Counter[str] = Counter()
@@ -67,12 +68,19 @@ class StoredPrompts(Sequence[Prompt]):
             return self._at(range(len(self))[index])
         prompt = read_row(self.files[self.file[index]], self.number[index], self.media_root, self.columns)
         missing = {key: value for key, value in self.defaults.items() if not prompt.meta.get(key)}
-        return replace(prompt, meta={**prompt.meta, **missing}) if missing else prompt
+        prompt = replace(prompt, meta={**prompt.meta, **missing}) if missing else prompt
+        return self.change(prompt) if self.change else prompt
 
     def with_meta(self, defaults: Mapping[str, Any]) -> StoredPrompts:
         """The same prompts with values of ``meta`` for rows that have none."""
         part = self._at(range(len(self)))
         part.defaults = {**part.defaults, **defaults}
+        return part
+
+    def changed(self, change: Callable[[Prompt], Prompt]) -> StoredPrompts:
+        """The same prompts, each with a change whenever it is read."""
+        part = self._at(range(len(self)))
+        part.change = change
         return part
 
     def filtered(self, choose: Choose) -> tuple[StoredPrompts, list[Skipped]]:
@@ -90,6 +98,7 @@ class StoredPrompts(Sequence[Prompt]):
         part = object.__new__(StoredPrompts)
         part.files, part.media_root, part.columns, part.keys = self.files, self.media_root, self.columns, self.keys
         part.defaults = self.defaults
+        part.change = self.change
         positions = array("q", positions)
         part.file = array("q", (self.file[position] for position in positions))
         part.number = array("q", (self.number[position] for position in positions))

@@ -15,7 +15,7 @@ import math
 import re
 import reprlib
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -188,6 +188,13 @@ def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> Non
             raise ValueError(f"{what}: got {shown(value)}, expected a list")
         for one in value:
             check_value(one, typing.get_args(kind)[0], declared, what)
+        return
+    if typing.get_origin(kind) is dict:
+        simple = str | int | float  # bool is an int
+        if not isinstance(value, Mapping) or not all(
+            isinstance(key, str) and isinstance(one, simple) for key, one in value.items()
+        ):
+            raise ValueError(f"{what}: got {shown(value)}, expected keys with texts, numbers, true or false")
         return
     accepted = (int, float) if kind is float else kind
     if kind in WORDS and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):

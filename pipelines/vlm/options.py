@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE_FRACTION, one_of, within
+from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, LONG_TEXT, POSITIVE_FRACTION, Text, one_of, within
 from pipelines.options import ModelOptions, TokenSampling
 
 
@@ -16,6 +16,9 @@ class TextOptions(ModelOptions):
 
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum length of a prompt, media included; 0: no limit. Prompts are never truncated: see data.too_long."""
+    template: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Arguments of the chat template, e.g. {enable_thinking: false} of Qwen3, or {date_string: 1 May 2026} of Llama 3.
+    One that the template does not read is an error."""
 
 
 @dataclass
@@ -55,6 +58,11 @@ class VlmData(Data):
     hf:<folder or hub id>@<split>."""
     heldout: str = "data/questions/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
+    system: Annotated[str, LONG_TEXT] = ""
+    """System prompt of every row that has none (key system, or a system turn); empty: the chat template's own."""
+    template: Annotated[str, Text(r"([^\0]*\{text\}[^\0]*)?", "text with {text} in it", longest=1 << 20)] = ""
+    """Text around the question of every row, with {text} in its place, e.g. one that asks for the form that a reward
+    reads: "{text} Answer in <answer> </answer>." Empty: the question as it is."""
     group_size: int = 8
     """Samples per prompt."""
     media_root: Annotated[str, ANY_TEXT] = ""

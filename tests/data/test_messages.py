@@ -10,7 +10,7 @@ import soundfile
 from PIL import Image as Pil
 
 from mmgrpo.data.images import PICTURES, read_picture
-from mmgrpo.data.messages import prompt_of
+from mmgrpo.data.messages import prompt_of, worded
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.types import Media, Prompt, Turn
@@ -387,3 +387,44 @@ def test_media_of_a_column_open_the_first_user_turn_and_all_turns_stay():
     [prompt] = as_prompts([row])
     assert [(turn.role, turn.parts[-1]) for turn in prompt.turns] == says
     assert [len(turn.parts) for turn in prompt.turns] == [1, 2, 1, 1] and prompt.turns[1].parts[0].source == "a.png"
+
+
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+LAYOUTS = [HI, {"conversations": [{"from": "human", "value": "hi"}]}, {"prompt": HI["messages"]}, {"problem": "hi"}]
+
+
+@pytest.mark.parametrize("key", ["system", "system_prompt"])
+@pytest.mark.parametrize("row", LAYOUTS)
+def test_a_system_prompt_in_a_key_of_its_own_is_the_first_turn(row, key):
+    prompt = prompt_of({key: "Be brief.", **row}, "row", "0")
+    assert prompt.turns == (Turn("system", ("Be brief.",)), Turn("user", ("hi",)))
+    assert prompt.text == "hi" and not prompt.meta
+    assert prompt_of({key: "", **row}, "row", "0") == prompt_of(row, "row", "0")
+
+
+def test_a_row_has_one_system_prompt_and_no_tools():
+    turns = [{"role": "system", "content": "a"}, *HI["messages"]]
+    with pytest.raises(ValueError, match="row: .*'system'.*system turn"):
+        prompt_of({"system": "b", "messages": turns}, "row", "0")
+    for tools in ([{"name": "search"}], '[{"name": "search"}]'):
+        for row in LAYOUTS:
+            with pytest.raises(ValueError, match="row: 'tools': got .*search"):
+                prompt_of({**row, "tools": tools}, "row", "0")
+    assert prompt_of({**HI, "tools": []}, "row", "0") == prompt_of(HI, "row", "0")
+
+
+def test_settings_add_a_system_prompt_and_words_around_the_question():
+    asking = "{text} Answer in <answer> </answer>."
+    plain, told = worded(Prompt("hi"), template=asking), worded(Prompt("hi"), "Be brief.", asking)
+    assert plain == Prompt("hi Answer in <answer> </answer>.")
+    assert told.turns == (Turn("system", ("Be brief.",)), Turn("user", (plain.text,))) and told.text == plain.text
+    own = prompt_of({"system": "Be long.", **HI}, "row", "0")
+    assert worded(own, "Be brief.").turns == own.turns, "a row's own wins"
+    picture = Media("image", "a.png")
+    seen = Prompt("hi", turns=(Turn("user", ("earlier",)), Turn("assistant", ("so",)), Turn("user", (picture, "hi"))))
+    asked = worded(seen, template="Q: {text}!")
+    assert asked.turns[:2] == seen.turns[:2] and asked.turns[2].parts == (picture, "Q: hi!")
+    assert worded(Prompt("", turns=(Turn("user", (picture,)),)), template="{text} what?").turns[0].parts == (
+        picture,
+        " what?",
+    )

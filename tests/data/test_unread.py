@@ -64,14 +64,14 @@ def test_a_rewards_own_file_and_a_server_may_read_other_keys(tmp_path, monkeypat
 
 
 def test_keys_are_counted_once_with_their_rows_and_without_nulls(tmp_path):
-    rows = [{"text": "a", "system": "Be brief.", "note": None}, {"text": "b", "system": "x", "tag": 1}, {"text": "c"}]
+    rows = [{"text": "a", "hint": "Be brief.", "note": None}, {"text": "b", "hint": "x", "tag": 1}, {"text": "c"}]
     prompts = [Prompt(row["text"], meta={k: v for k, v in row.items() if k != "text"}) for row in rows]
     stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
-    assert keys_of(prompts) == keys_of(stored) == keys_of(stored[:1]) == {"system": 2, "tag": 1}
-    assert keys_of(joined([stored, prompts])) == {"system": 4, "tag": 2}
-    assert unread(keys_of(prompts), [frozenset({"tag"})]) == {"system": 2}
+    assert keys_of(prompts) == keys_of(stored) == keys_of(stored[:1]) == {"hint": 2, "tag": 1}
+    assert keys_of(joined([stored, prompts])) == {"hint": 4, "tag": 2}
+    assert unread(keys_of(prompts), [frozenset({"tag"})]) == {"hint": 2}
     assert unread(keys_of(prompts), [frozenset(), None]) == {}
-    assert in_words({"tag": 1, "system": 3}, 3) == "'system' (3 rows), 'tag' (1 of 3 rows)"
+    assert in_words({"tag": 1, "hint": 3}, 3) == "'hint' (3 rows), 'tag' (1 of 3 rows)"
 
 
 def test_keys_that_the_reader_of_rows_takes_are_read():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from mmgrpo.family import families
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.reading import load_yaml, read_config, write_yaml
 from mmgrpo.types import Prompt, Request, Turn
 from pipelines import vlm
 from pipelines.training import Training, checkpoint_layers
@@ -148,3 +152,33 @@ def test_a_conversation_needs_a_template(kinds):
     turns = (Turn("system", ("be brief",)), Turn("user", ("how many",)))
     with pytest.raises(ValueError, match="prompt 'a'.*system, user.*chat template"):
         model.encode([Prompt("how many", "a", turns=turns)])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_settings_of_prompts_hold_for_files_rows_and_the_command_line(stream, tmp_path):
+    family = families()["causal_lm"]
+    (tmp_path / "rows.jsonl").write_text('{"text": "how many"}\n{"text": "red", "system": "yes"}\n')
+    config = config_class(family.sections)()
+    config.data = replace(config.data, stream=stream, system="no", template="the {text} ?")
+    read, _ = family.read(config, str(tmp_path / "rows.jsonl"))
+    given, _ = family.readable(config, [Prompt("how many"), Prompt("red", turns=read[1].turns)], "prompts")
+    said = family.prompts(config, ["how many"])
+    assert [one.turns[0].parts for one in (*read, given[0], said[0])] == [("no",), ("yes",), ("no",), ("no",)]
+    assert {one.text for one in (read[0], given[0], said[0])} == {"the how many ?"} and read[1].text == "the red ?"
+
+
+@pytest.mark.parametrize("value", ["false", "False"])
+def test_arguments_of_the_template_come_from_a_file_or_a_command_line(value, kinds, tmp_path):
+    family = families()["causal_lm"]
+    kind, about = config_class(family.sections), ""
+    section = {"model": {"family": "causal_lm", "path": kinds["qwen3"], "template": {"enable_thinking": False}}}
+    written = read_config(kind, [], section, "a.yaml", about)
+    words = ["--model.path", kinds["qwen3"], "--model.template", "enable_thinking", value]
+    said = read_config(kind, words, {"model": {"family": "causal_lm"}}, "a.yaml", about)
+    for config in (written, said):
+        policy: Any = family.policy(config, "cpu", training=False)
+        assert policy.model.prefilled == "<think>\n\n</think>\n\n"
+    write_yaml(tmp_path / "config.yaml", written)
+    assert load_yaml(tmp_path / "config.yaml")["model"]["template"] == {"enable_thinking": False}
+    with pytest.raises(ValueError, match=r"model\.template"):
+        read_config(kind, [], {"model": {"template": "enable_thinking"}}, "a.yaml", about)
