@@ -109,6 +109,42 @@ class Family(Protocol):
         ...
 
 
+@runtime_checkable
+class Elsewhere(Protocol):
+    """How a family's trained models are written for other programs."""
+
+    def check(self, owner: Family, model: Path, form: str) -> None:
+        """Raise ValueError for a format in which the saved ``model`` cannot be written; loads nothing."""
+        ...
+
+    def export(
+        self,
+        owner: Family,
+        config: Config,
+        model: Path,
+        form: str,
+        output: Path,
+        *,
+        dtype: str,
+        device: str,
+        check: int,
+    ) -> str:
+        """Write the saved ``model`` of a run into the new folder ``output``; what was done, in words.
+
+        ``form`` is diffusers, comfyui, peft or merged; ``dtype`` and ``check`` (prompts with which it is compared with
+        the policy) concern a merged model.
+        """
+        ...
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """A family whose trained models can be written for other programs (``mmgrpo export``)."""
+
+    @property
+    def elsewhere(self) -> Elsewhere: ...
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """The cost of one rollout, which a run prints before it starts."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Audio, Media, Policy, Prompt
+    from pipelines.export import Elsewhere
 
 Check = Callable[[Config, "Sequence[Prompt]", str], "tuple[Sequence[Prompt], list[Skipped]]"]
 
@@ -53,6 +54,13 @@ class LanguageFamily:
     """Reads prompts of a command line as files; None where they are texts."""
     own_policy: bool = False
     """True where ``module`` has the ``policy`` and ``arithmetic`` of a model whose decisions are no tokens."""
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """Adapters as peft names them."""
+        from pipelines.export import Elsewhere
+
+        return Elsewhere(("peft",))
 
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other."""

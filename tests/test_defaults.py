@@ -22,7 +22,7 @@ from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import WEIGHTINGS
 from mmgrpo.api import train
-from mmgrpo.cli import evaluate_rewards, migrate, score, serve_rewards, train_reward, verify_reward
+from mmgrpo.cli import evaluate_rewards, export, migrate, score, serve_rewards, train_reward, verify_reward
 from mmgrpo.cli.check_data import Args as CheckData
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.sample import Sample
@@ -124,6 +124,7 @@ def page() -> str:
             *(("score", score.Args([])), ("serve-rewards", serve_rewards.Args())),
             *(("evaluate-rewards", evaluate_rewards.Args()), ("train-reward", train_reward.Args())),
             *(("verify-reward", verify_reward.Args()), ("migrate", migrate.Args("..."))),
+            ("export", export.Args("...")),
         )
     ]
     rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(REWARDS.items())]

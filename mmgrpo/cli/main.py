@@ -12,6 +12,7 @@ COMMANDS = {
     "train": ("mmgrpo.cli.train", "train a model with a recipe, or with the embedded default"),
     "sample": ("mmgrpo.cli.sample", "sample from a trained or an untrained model"),
     "evaluate": ("mmgrpo.cli.evaluate", "evaluate a model on prompts, optionally against another"),
+    "export": ("mmgrpo.cli.export", "write a trained model for diffusers, ComfyUI, peft, or merged"),
     "check-data": ("mmgrpo.cli.check_data", "check a data set before training"),
     "score": ("mmgrpo.cli.score", "score pictures, clips, sounds or texts with rewards"),
     "serve-rewards": ("mmgrpo.cli.serve_rewards", "serve rewards over HTTP"),

@@ -16,6 +16,7 @@ from pipelines.speech.spoken import Spoken
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.types import Policy, Prompt
+    from pipelines.export import Elsewhere
 
 
 def check_voices(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
@@ -57,6 +58,13 @@ class CodecFamily(Spoken):
     module: str = _TOKENS.module
     architectures: tuple[str, ...] = _TOKENS.architectures
     sections: Sections = _SECTIONS
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """Adapters as peft names them."""
+        from pipelines.export import Elsewhere
+
+        return Elsewhere(("peft",))
 
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path."""

@@ -34,6 +34,7 @@ from pipelines.speech.text_to_audio import TextToAudioFamily
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.types import Media, Policy, Prompt
+    from pipelines.export import Elsewhere
 
 
 def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
@@ -104,6 +105,13 @@ class DurationFamily(Spoken):
             eval=SpeechEval,
             rewards=("spoken_log_prob", "words_a_second(weight=0)"),
         )
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """It has no adapters."""
+        from pipelines.export import Elsewhere
+
+        return Elsewhere((), whole=True)
 
     def check(self, config: Config) -> None:
         """Raise ValueError for a width that the attention heads do not divide."""

@@ -24,6 +24,7 @@ from pipelines.speech.spoken import Spoken
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.types import Policy, Prompt
+    from pipelines.export import Elsewhere
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class FlowSpeechFamily(Spoken):
             eval=SpeechEval,
             rewards=("spoken_neg_wer", "dnsmos(weight=0)"),
         )
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """Adapters as peft names them."""
+        from pipelines.export import Elsewhere
+
+        return Elsewhere(("peft",), whole=True, reset={"folder": ""})
 
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that no flow takes, and for a kernel that does not fit the network's head."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
     from mmgrpo.types import Policy, Prompt
+    from pipelines.export import Elsewhere
 
 COMMON = {f.name for f in fields(ModelOptions)}
 """Options that all families have, which are no arguments of their ``load``."""
@@ -50,6 +51,13 @@ class TextToAudioFamily(Spoken):
         return Sections(
             model=self.options, sampling=SoundSampling, data=CaptionData, eval=SpeechEval, rewards=("clap",)
         )
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """Adapters as diffusers and peft name them."""
+        from pipelines.export import Elsewhere
+
+        return Elsewhere(("diffusers", "peft"))
 
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that no denoising model takes, and for those of another process."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Audio, Media, Policy, Prompt
+    from pipelines.export import Elsewhere
 
 COMMON = {f.name for f in (*fields(ModelOptions), *fields(MemoryOptions))}
 """Options that all families have, which are no arguments of their ``load``."""
@@ -83,6 +84,17 @@ class VisualFamily:
     """The picture beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
     process: Process = "flow"
     modality: str = "visual"
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """Adapters as diffusers and peft name them, and as ComfyUI does where it knows the family."""
+        from pipelines.export import Elsewhere
+        from pipelines.visual.comfyui import WRITERS
+
+        writer = WRITERS.get(self.name)
+        formats = ("diffusers", *(["comfyui"] if writer else []), "peft")
+        prefix = "unet" if self.process == "diffusion" else "transformer"
+        return Elsewhere(formats, prefix, writer, reset={"transformer": ""})
 
     @property
     def sections(self) -> Sections:
