@@ -34,8 +34,8 @@ class Media:
     source: str | tuple[str, ...] | Output
     """A file, the files of a video's frames, or an output in memory."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How it is read: ``min_pixels``, ``max_pixels``; for a video ``fps`` or ``frames``, ``start``, ``end``
-    (seconds), ``shuffle`` (the seed of a permutation of the frames)."""
+    """How it is read: ``min_pixels``, ``max_pixels``; for a video ``fps`` or ``frames``, and for a video or audio
+    ``start``, ``end`` (seconds); ``shuffle`` (the seed of a permutation of the frames)."""
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,12 @@ def displayed(media: Media | Audio) -> Pil.Image | Sound:
 
 def sound_of(media: Media) -> Sound:
     """The file itself where it is small and browsers play it, otherwise a small encoding of the same sound."""
-    from pipelines.speech.audio import read_audio
+    from pipelines.speech.audio import LONGEST, read_audio
 
-    audio = read_audio(media)  # in any case, so that nothing but a sound is copied
+    audio = read_audio(media, max_seconds=LONGEST)  # in any case, so that nothing but a sound is copied
     file = Path(media.source) if isinstance(media.source, str) and not is_inside(media.source) else Path()
-    if file.suffix.lower() in MIME and file.stat().st_size <= SMALL:
+    part = media.options.keys() & {"start", "end"}
+    if not part and file.suffix.lower() in MIME and file.stat().st_size <= SMALL:
         return Sound(file.read_bytes(), file.suffix.lower())
     return small_sound(audio)
 

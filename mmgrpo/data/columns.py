@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mmgrpo.data.media import IN_MEMORY, Inside, only
-from mmgrpo.data.values import quoted
+from mmgrpo.data.values import quoted, shown
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.plugins import EMBEDDED
 from mmgrpo.types import Audio
@@ -26,6 +26,9 @@ OUR_KEYS = (
 
 ROLES = (TEXT_KEYS, ANSWER_KEYS, *((kind, kind + "s") for kind in IN_MEMORY))
 """Keys of which a row has one only."""
+
+SPAN_KEYS = ("start", "end", "offset", "duration")
+"""Keys of the part of a row's sound, in seconds."""
 
 WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 
@@ -95,6 +98,8 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with the names that other projects give to question, sound, transcript and answer replaced by ours.
 
     - NeMo: the sound in ``audio_filepath``, the transcript in ``text``;
+    - the part of a sound in ``start`` and ``end``, or as manifests have it in ``offset`` and ``duration``, in seconds
+      (``duration`` alone is a part in a manifest of NeMo only; elsewhere it tells how long the file is);
     - speech data sets: the transcript in ``normalized_text``, ``sentence``, ``transcription`` or ``transcript``, or in
       ``text`` where the sound is an object of bytes or samples, as data sets of the hub store it;
     - verl: the answer in ``reward_model["ground_truth"]``;
@@ -119,6 +124,28 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
         row["system"] = row.pop("system_prompt")
     if "question" in row and not row.keys() & set(TEXT_KEYS):
         row["problem"] = row.pop("question")
+    return with_span(row, nemo)
+
+
+def with_span(row: dict[str, Any], manifest: bool) -> dict[str, Any]:
+    """The row with the part of its one sound that it names as options of the sound."""
+    sound = row.get("audio")
+    if sound is None or isinstance(sound, list):
+        return row
+    names = {name: row[name] for name in SPAN_KEYS if row.get(name) is not None}
+    if not names.keys() & {"start", "end", "offset"} and not (manifest and "duration" in names):
+        return row
+    for name, value in names.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ValueError(f"'{name}': got {shown(value)}, expected a time in seconds of at least 0")
+    pairs = {"start": ("start", "offset"), "end": ("end", "duration")}
+    for theirs in pairs.values():
+        only(names, theirs)
+    start = names.get("start", names.get("offset", 0))
+    end = names.get("end", start + names["duration"] if "duration" in names else None)
+    options = {"start": start} | ({"end": end} if end is not None else {})
+    row = {key: value for key, value in row.items() if key not in SPAN_KEYS}
+    row["audio"] = {**(sound if isinstance(sound, Mapping) else {"path": sound}), **options}
     return row
 
 

@@ -47,6 +47,14 @@ MIN_PIXELS: Option = (
     f"an integer from 1 to {MAX_PIXELS:,}",
 )
 PIXELS: Option = (lambda value: _is_integer(value) and 0 < value < 1 << 63, "an integer above 0 of at most 63 bits")
+START: Option = (
+    lambda value: _is_number(value) and 0 <= value <= LONGEST,
+    f"a time of at least 0 in seconds, at most {LONGEST:,}",
+)
+END: Option = (
+    lambda value: _is_number(value) and 0 < value <= LONGEST,
+    f"a time above 0 in seconds, at most {LONGEST:,}",
+)
 OPTIONS: dict[str, dict[str, Option]] = {
     "image": {"min_pixels": MIN_PIXELS, "max_pixels": PIXELS},
     "video": {
@@ -57,20 +65,14 @@ OPTIONS: dict[str, dict[str, Option]] = {
             lambda value: _is_integer(value) and 0 < value < 1 << 63 and value % 2 == 0,
             "an even number, since the model merges frames in pairs",
         ),
-        "start": (
-            lambda value: _is_number(value) and 0 <= value <= LONGEST,
-            f"a time of at least 0 in seconds, at most {LONGEST:,}",
-        ),
-        "end": (
-            lambda value: _is_number(value) and 0 < value <= LONGEST,
-            f"a time above 0 in seconds, at most {LONGEST:,}",
-        ),
+        "start": START,
+        "end": END,
         "shuffle": (
             lambda value: _is_integer(value) and abs(value) < 1 << 63,
             "an integer, the seed of the permutation",
         ),
     },
-    "audio": {},
+    "audio": {"start": START, "end": END},
 }
 """Options of each kind of media (``Media.options``): the test of a value, and the words for it in errors."""
 

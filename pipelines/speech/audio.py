@@ -5,9 +5,10 @@ Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), other 
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,12 @@ from pipelines.containers import beginning, open_container, rewound, within_limi
 
 MAX_SECONDS = 30.0
 """Whisper's window. Feature extractors silently truncate a longer clip."""
+
+LONGEST = 1800.0
+"""Seconds of the longest recording that any family takes (``audio_text``)."""
+
+ROUNDING = 0.005
+"""Seconds by which a recording may be longer than allowed, or end before the end of its part: what tools round."""
 
 SILENCE = 1e-4
 """Peak below which a clip is silent, about three quantization steps of 16 bits."""
@@ -40,10 +47,14 @@ SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"riff", b"fLaC", b"OggS", b"FORM", b".s
 its suffix, as raw samples or as one of two files."""
 
 Samples = Float[np.ndarray, "samples channels"]
+Span: TypeAlias = tuple[float, float | None]
+"""Start and end of a part in seconds; None is the end of the sound."""
+WHOLE: Span = (0.0, None)
 
 
 def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
-    """The sound with its channels averaged into one, at its own rate, in [-1, 1].
+    """The sound, or its part from ``start`` to ``end`` (options of the medium, in seconds), with its channels averaged
+    into one, at its own rate, in [-1, 1].
 
     A clip that is missing, damaged, truncated, empty, silent, longer than ``max_seconds``, or whose samples are NaN or
     on another scale is ``Unreadable``, with a message that names the file and the reason. (Ogg and mp3 files do not
@@ -54,9 +65,11 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
         raise Unreadable(f"got a sound of kind {type(source).__name__}, expected one file or an Audio")
     file = opened(source) if isinstance(source, str) else ""
     try:
+        span = (float(media.options.get("start", 0)), media.options.get("end"))
         if isinstance(source, Audio):
-            return _validate(source.samples.float().numpy().T, source.rate, max_seconds)
-        return _validate(*_decode(file, max_seconds), max_seconds)
+            first, last = _part(span, source.rate, source.samples.shape[1])
+            return _validate(source.samples[:, first:last].float().numpy().T, source.rate, max_seconds)
+        return _validate(*_decode(file, max_seconds, span), max_seconds)
     except Unreadable as error:
         raise Unreadable(f"{source if isinstance(source, str) else 'a sound in memory'}: {error}") from error
 
@@ -81,12 +94,30 @@ def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Flo
         clip = resample(read_audio(media, max_seconds=max(seconds, MAX_SECONDS)), rate)
     except Unreadable as error:
         raise Unreadable(f"prompt '{prompt.id}': {error}") from error
-    if (duration := clip.samples.shape[1] / rate) > seconds:
+    if (duration := clip.samples.shape[1] / rate) > seconds + ROUNDING:
         raise ValueError(
-            f"prompt '{prompt.id}': its clip has {duration:.1f} s, more than model.seconds={seconds:g}; shorten it, "
-            "remove the row, or raise model.seconds"
+            f"prompt '{prompt.id}': its clip has {precise(duration, seconds)} s, more than model.seconds={seconds:g}; "
+            "shorten it, remove the row, or raise model.seconds"
         )
-    return clip.samples[0].numpy() * ("mask" not in media.options)  # a change that hides a sound silences it
+    samples = clip.samples[0, : round(seconds * rate)].numpy()
+    return samples * ("mask" not in media.options)  # a change that hides a sound silences it
+
+
+def precise(seconds: float, limit: float) -> str:
+    """Seconds with as many digits, up to six, as it takes to tell them from a limit: 31.0 and 30.006 from 30."""
+    texts = [f"{seconds:.{digits}f}" for digits in range(1, 7)]
+    return next((text for text in texts if float(text) != limit), texts[-1])
+
+
+def _part(span: Span, rate: int, frames: int) -> tuple[int, int]:
+    """First sample of a part and the one behind its last, of a sound of ``frames`` samples; ``Unreadable`` for a part
+    that begins or ends behind the sound's end."""
+    start, end = span
+    first, last = round(start * rate), frames if end is None else round(end * rate)
+    if first >= max(1, frames) or last > frames + ROUNDING * rate:
+        until, has = "its end" if end is None else f"{end:g} s", precise(frames / rate, end or start)
+        raise Unreadable(f"has {has} s, and its part is {start:g} s to {until}; correct start or end")
+    return first, min(last, frames)
 
 
 def _validate(samples: Samples, rate: int, max_seconds: float) -> Audio:
@@ -110,12 +141,14 @@ def _check_header(rate: int, channels: int, frames: float, max_seconds: float) -
         raise Unreadable(f"got a rate of {rate} Hz, expected 1 to {MAX_RATE:,}; resample it")
     if not 1 <= channels <= MAX_CHANNELS:
         raise Unreadable(f"got {channels} channels, expected 1 to {MAX_CHANNELS}; mix it down")
-    if frames > max_seconds * rate:
-        raise Unreadable(f"got {frames / rate:.1f} s of sound, expected at most {max_seconds:g} s (max_seconds)")
+    if frames > (max_seconds + ROUNDING) * rate:
+        raise Unreadable(
+            f"got {precise(frames / rate, max_seconds)} s of sound, expected at most {max_seconds:g} s (max_seconds)"
+        )
 
 
-def _decode(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int]:
-    """Every sample of a file and its rate; a file beyond the limits is refused before it is decoded."""
+def _decode(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -> tuple[Samples, int]:
+    """Every sample of a file or of its part, and the rate; beyond the limits it is refused before it is decoded."""
     require("speech", "soundfile")
     import soundfile
 
@@ -124,10 +157,13 @@ def _decode(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int]:
     if head.startswith(SOUNDFILE) or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):  # an mp3 without a title
         try:
             with soundfile.SoundFile(rewound(file)) as sound:
-                _check_header(sound.samplerate, sound.channels, sound.frames, max_seconds)
-                samples = sound.read(dtype="float32", always_2d=True)
-                if (missing := sound.frames - len(samples)) > 0:
-                    raise Unreadable(f"is truncated; {missing} of {sound.frames} frames are missing")
+                first, last = _part(span, sound.samplerate, sound.frames) if span != WHOLE else (0, sound.frames)
+                _check_header(sound.samplerate, sound.channels, last - first, max_seconds)
+                if first:
+                    sound.seek(first)
+                samples = sound.read(-1 if span == WHOLE else last - first, dtype="float32", always_2d=True)
+                if (missing := last - first - len(samples)) > 0:
+                    raise Unreadable(f"is truncated; {missing} of {last - first} frames are missing")
                 if missing := _missing_bytes(file):
                     raise Unreadable(f"is truncated; its header declares {missing} bytes more than the file has")
                 return samples, sound.samplerate
@@ -136,7 +172,7 @@ def _decode(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int]:
         except Exception as error:  # its own, and those of numpy for wrong sizes
             first = error
     try:
-        return _decode_by_av(file, max_seconds)
+        return _decode_by_av(file, max_seconds, span)
     except ModuleNotFoundError as error:
         second = f"and av could not be tried: {error}"
     except Unreadable:
@@ -158,7 +194,7 @@ def _missing_bytes(file: str | BytesIO) -> int:
     return max(0, declared - size) if known else 0
 
 
-def _decode_by_av(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int]:
+def _decode_by_av(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -> tuple[Samples, int]:
     require("speech", "av")
     import av
 
@@ -167,13 +203,27 @@ def _decode_by_av(file: str | BytesIO, max_seconds: float) -> tuple[Samples, int
             raise Unreadable("has no sound")
         stream = container.streams.audio[0]
         rate, channels = stream.rate or 0, stream.codec_context.channels
-        _check_header(rate, channels, (container.duration or 0) / av.time_base * rate, max_seconds)
+        stated = (container.duration or 0) / av.time_base
+        start, end = span
+        _check_header(rate, channels, ((stated if end is None else end) - start) * rate, max_seconds)
+        first, last = round(start * rate), math.inf if end is None else round(end * rate)
         planar: Any = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate)
         parts, length = [], 0
         for frame in within_limit(container.decode(stream)):
             for part in planar.resample(frame):
-                parts.append(part.to_ndarray())
-                length += parts[-1].shape[1]
-            _check_header(rate, channels, length, max_seconds)  # again, since containers may lack or misstate it
-        parts += [part.to_ndarray() for part in planar.resample(None)]
+                samples = part.to_ndarray()
+                parts.append(samples[:, max(0, first - length) :])
+                length += samples.shape[1]
+            # again, since containers may lack or misstate it
+            _check_header(rate, channels, max(0, length - first), max_seconds + (length > last) * MAX_SECONDS)
+            if length >= last:
+                break
+        else:
+            for part in planar.resample(None):
+                samples = part.to_ndarray()
+                parts.append(samples[:, max(0, first - length) :])
+                length += samples.shape[1]
+    if span != WHOLE:
+        _, last = _part(span, rate, length if length < last else int(last))
+        parts = [np.concatenate(parts or [np.zeros((channels, 0), np.float32)], axis=1)[:, : last - first]]
     return np.concatenate(parts or [np.zeros((channels, 0), np.float32)], axis=1).T, rate

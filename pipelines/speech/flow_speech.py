@@ -186,7 +186,7 @@ class FlowSpeech:
     def spectrogram(self, prompt: Prompt) -> tuple[Float[Tensor, "mels given"], float]:
         """The spectrogram of a prompt's clip and the gain, by which it was at least ``QUIET``."""
         clip = next(medium for medium in prompt.media if medium.kind == "audio")
-        key = clip.source if isinstance(clip.source, str) else ""
+        key = f"{clip.source} {sorted(clip.options.items())}" if isinstance(clip.source, str) else ""
         if key not in self.spectrograms or not key:
             samples = resample(read_audio(clip, max_seconds=self.seconds), self.form.rate).samples[0]
             gain = max(1.0, QUIET / float(samples.square().mean().sqrt()))
@@ -260,7 +260,7 @@ SHORT_TEXT, SHORT_SPEED = 10, 0.3
 def frames_at_pace(given: int, reference: str, text: str) -> int:
     """Frames of a text at the pace of a reference of ``given`` frames, in bytes of UTF-8 (F5-TTS, utils_infer.py).
 
-    47 frames of "la la.  " are 5.9 per byte, the spaces at its end included: "good morning" of 12 bytes takes 70 frames;
+    47 frames of "la la.  " are 5.9 per byte, the spaces at its end included: "good morning" of 12 bytes takes 70,
     "hello" is shorter than 10 bytes and takes 47 / 8 x 5 / 0.3 = 97 instead of 29.
     """
     size = len(text.encode())

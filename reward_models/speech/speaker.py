@@ -71,7 +71,8 @@ def speaker_similarity(
         # A policy may produce any duration: a sound too short to be scored is no reason to stop a run.
         if len(samples) < model.shortest:
             return math.nan
-        embedding = reference_embedding(reference_file(prompt, reference), encoder, weights, device, allow_pickle)
+        file, span = reference_file(prompt, reference), reference_span(prompt, reference)
+        embedding = reference_embedding(file, encoder, weights, device, allow_pickle, span)
         return float(model.embed(samples) @ embedding)
 
     return score_sounds(
@@ -80,7 +81,7 @@ def speaker_similarity(
         score,
         rate=model.rate,
         reward=f"speaker_similarity({encoder!r}, {weights!r})",
-        prompt_key=lambda prompt: reference_file(prompt, reference),
+        prompt_key=lambda prompt: (reference_file(prompt, reference), reference_span(prompt, reference)),
     )
 
 
@@ -100,15 +101,28 @@ def reference_file(prompt: Prompt, reference: str) -> str:
     return locate(sources[0])
 
 
+def reference_span(prompt: Prompt, reference: str) -> tuple[float, float | None]:
+    """The part of the prompt's recording, in seconds; None is its end."""
+    options = next((media.options for media in prompt.media if media.kind == "audio" and not reference), {})
+    return float(options.get("start", 0)), options.get("end")
+
+
 @functools.lru_cache(maxsize=4096)
 def reference_embedding(
-    file: str, encoder: str = "", weights: str = "", device: str = "cpu", allow_pickle: bool = False
+    file: str,
+    encoder: str = "",
+    weights: str = "",
+    device: str = "cpu",
+    allow_pickle: bool = False,
+    span: tuple[float, float | None] = (0.0, None),
 ) -> Float[np.ndarray, " width"]:
-    """Embedding of a recording."""
+    """Embedding of a recording, or of its part from ``span``'s first to its second time in seconds."""
     soundfile = import_library("soundfile")
     if not Path(file).is_file():
         raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (working directory: {Path.cwd()})")
     samples, rate = soundfile.read(file, always_2d=True)
+    start, end = span
+    samples = samples[round(start * rate) : None if end is None else round(end * rate)]
     model = encoder_of(encoder, weights, device, allow_pickle)
     mono = waveform(Audio(torch.from_numpy(samples.T.copy()), rate), model.rate)
     if mono is None:

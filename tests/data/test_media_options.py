@@ -18,6 +18,8 @@ RIGHT = {
     ("video", "frames"): [2, (1 << 63) - 2],
     ("video", "start"): [0, 1.5, LONGEST],
     ("video", "end"): [0.5, LONGEST],
+    ("audio", "start"): [0, 1.5, LONGEST],
+    ("audio", "end"): [0.5, LONGEST],
     ("video", "shuffle"): [0, -7, (1 << 63) - 1],
 }
 WRONG = {
@@ -29,6 +31,8 @@ WRONG = {
     ("video", "frames"): [0, 3, -2, 1 << 63],
     ("video", "start"): [-0.1, LONGEST + 1],
     ("video", "end"): [0, LONGEST + 1],
+    ("audio", "start"): [-0.1, LONGEST + 1],
+    ("audio", "end"): [0, LONGEST + 1],
     ("video", "shuffle"): [1 << 63, -(1 << 63)],
 }
 INTEGERS = {"min_pixels", "max_pixels", "frames", "shuffle"}

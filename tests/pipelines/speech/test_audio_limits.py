@@ -113,3 +113,68 @@ def test_av_counts_the_samples_that_it_decodes_and_returns_the_last_ones(tmp_pat
     stated, *counted = (one[2] for one in seen)
     assert stated == pytest.approx(4_000, abs=10)  # the container's duration
     assert counted[0] > 0 and counted == sorted(counted) and counted[-1] == 4_000 and len(set(counted)) == len(counted)
+
+
+# --- parts, and what tools round --------------------------------------------------------------------------------------
+
+
+def test_a_millisecond_more_than_the_model_hears_is_rounding_and_is_left_out():
+    prompt = Prompt("", "p")
+    for seconds, taken in ((30.0, 3000), (30.001, 3000), (30.004, 3000)):
+        sound = Media("audio", Audio(torch.full((1, round(seconds * 1000)), 0.5), 1000))
+        assert len(read_audio(sound).samples[0]) == round(seconds * 1000)
+        assert len(clip_samples(prompt, sound, 1000, 30.0)) == 10 * taken
+    for seconds, written in ((30.006, "30.01"), (30.04, "30.04"), (31.0, "31.0")):
+        sound = Media("audio", Audio(torch.full((1, round(seconds * 1000)), 0.5), 1000))
+        with pytest.raises(Unreadable, match=f"got {written} s of sound, expected at most 30 s"):
+            read_audio(sound)
+
+
+RAMP = torch.linspace(0.1, 0.9, 8_000)[None]
+"""One second at 8 kHz."""
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory) -> dict[str, Any]:
+    """The same second in memory, in a file of soundfile and in one of av."""
+    folder = tmp_path_factory.mktemp("ramp")
+    soundfile.write(folder / "a.wav", RAMP[0].numpy(), 8_000, subtype="FLOAT")
+    sources: dict[str, Any] = {"memory": Audio(RAMP, 8_000), "soundfile": str(folder / "a.wav")}
+    av = pytest.importorskip("av")
+    with av.open(str(folder / "a.mkv"), "w") as container:
+        stream = container.add_stream("pcm_f32le", rate=8_000, layout="mono")
+        for start in range(0, 8_000, 1_000):
+            frame = av.AudioFrame.from_ndarray(RAMP[:, start : start + 1_000].numpy(), "flt", "mono")
+            frame.sample_rate, frame.pts = 8_000, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return sources | {"av": str(folder / "a.mkv")}
+
+
+@pytest.mark.parametrize("kind", ["memory", "soundfile", "av"])
+@pytest.mark.parametrize(
+    ("options", "first", "last"),
+    [
+        ({}, 0, 8_000),
+        ({"start": 0.25}, 2_000, 8_000),
+        ({"end": 0.5}, 0, 4_000),
+        ({"start": 0.25, "end": 0.5}, 2_000, 4_000),
+        ({"start": 0.5, "end": 1.004}, 4_000, 8_000),  # an end that is rounded up
+        ({"start": 0, "end": 1}, 0, 8_000),
+    ],
+)
+def test_a_part_of_a_recording_is_read_from_its_start_to_its_end(kind, options, first, last, recordings):
+    read = read_audio(Media("audio", recordings[kind], options), max_seconds=1.0)
+    torch.testing.assert_close(read.samples, RAMP[:, first:last], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["memory", "soundfile", "av"])
+def test_the_limit_is_that_of_the_part_and_a_part_behind_the_end_is_refused(kind, recordings):
+    medium = lambda **options: Media("audio", recordings[kind], options)  # noqa: E731
+    assert read_audio(medium(start=0.5), max_seconds=0.5).samples.shape == (1, 4_000)
+    for options in ({"start": 0.4}, {"end": 0.6}, {}):
+        with pytest.raises(Unreadable, match=r"(0\.6|1\.0) s of sound, expected at most 0.5 s"):
+            read_audio(medium(**options), max_seconds=0.5)
+    for options in ({"start": 1.0}, {"start": 0.5, "end": 1.2}, {"end": 1.1}):
+        with pytest.raises(Unreadable, match=r"has 1\.0+ s, and its part is"):
+            read_audio(medium(**options), max_seconds=2.0)
