@@ -37,18 +37,18 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@touch $@
 
 demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks, one that hears, and write reports
-	$(BIN)/mmgrpo train --recipe visual/demo
+	$(BIN)/mmgrpo train --recipe visual/demo --overwrite
 	$(BIN)/python -m scripts.pretrain.questions
-	$(BIN)/mmgrpo train --recipe vlm/demo
-	$(BIN)/mmgrpo train --recipe speech/whisper_adapt
+	$(BIN)/mmgrpo train --recipe vlm/demo --overwrite
+	$(BIN)/mmgrpo train --recipe speech/whisper_adapt --overwrite
 	@echo "Look at them in a browser: $(BIN)/mmgrpo demo runs/demo runs/vlm_demo runs/whisper_adapt"
 
 demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
-	$(BIN)/mmgrpo train --recipe speech/demo_duration
+	$(BIN)/mmgrpo train --recipe speech/demo_duration --overwrite
 	@echo "Listen to it in a browser: $(BIN)/mmgrpo demo runs/demo_duration"
 
 demo-video: $(STAMP)  ## train a small model that films, and write a report
-	$(BIN)/mmgrpo train --recipe visual/demo_video
+	$(BIN)/mmgrpo train --recipe visual/demo_video --overwrite
 	@echo "Look at it in a browser: $(BIN)/mmgrpo demo runs/demo_video"
 
 test: $(STAMP)  ## run the tests of milliseconds

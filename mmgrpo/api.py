@@ -12,6 +12,7 @@ command line are equivalent.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.inputs import RunInputs, load
-from mmgrpo.data.readers import print_unread
+from mmgrpo.data.readers import ignored
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.report.group_record import GroupRecord, displayed
@@ -34,7 +36,7 @@ from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.fingerprint import of_inputs
-from mmgrpo.runtime.folder import claimed, open_folder, refuse_folder, run_folder
+from mmgrpo.runtime.folder import claimed, named, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import deterministic
@@ -146,8 +148,27 @@ def train(
     owner = source.family if source else None
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
-    again = "the same call with resume=True"
-    return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
+    config = named(config)
+    again = f"the same call with name={config.name!r}, resume=True"
+    try:
+        return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
+    except (ValueError, OSError) as error:
+        if len(error.args) == 1:
+            error.args = (in_python(str(error)),)
+        raise
+
+
+def in_python(text: str) -> str:
+    """The advice of an error in the words of Python: ``resume=True`` where the command line has ``--resume``."""
+
+    def argument(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
+        if "." in name:
+            section, _, field = name.partition(".")
+            return f"{'evaluation' if section == 'eval' else section}={{'{field}': ...}}"
+        return f"{name}=True" if name in ("resume", "overwrite") else f"{name}=..."
+
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)", argument, text)
 
 
 def run_config(config: Config) -> Result:
@@ -158,8 +179,7 @@ def run_config(config: Config) -> Result:
     def start(accelerator: Accelerator) -> RunInputs:
         return load(config, owner, lambda prompts: owner.policy(config, str(accelerator.device), prompts))
 
-    again = f"mmgrpo train --config {run_folder(config) / 'config.yaml'} --resume"
-    return execute(config, owner, start, config.rewards, again)
+    return execute(config, owner, start, config.rewards)
 
 
 def execute(
@@ -167,10 +187,10 @@ def execute(
     owner: Family | None,
     start: Callable[[Accelerator], RunInputs],
     rewards: Sequence[Any],
-    again: str,
+    again: str = "",
 ) -> Result:
     """A whole run: load with ``start``, train, save, evaluate and report. ``owner`` is the family of the policy, and
-    ``again`` says how to continue the run.
+    ``again`` says how to continue the run; empty: by the command line.
 
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
@@ -179,12 +199,25 @@ def execute(
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    refuse_folder(config)
+    given = named(config)
+    refuse_folder(given)
     accelerator = devices.accelerator(
-        config.model.device, log_with=[*config.trackers] or None, project_dir=run_folder(config)
+        config.model.device, log_with=[*config.trackers] or None, project_dir=config.output_dir
     )
+    config = replace(config, name=agreed(given.name, accelerator))
+    accelerator.project_configuration.set_directories(str(run_folder(config)))
+    accelerator.project_configuration.logging_dir = str(run_folder(config) / "tensorboard")
     with deterministic(config.deterministic), claimed(config, accelerator):
+        again = again or f"mmgrpo train --config {run_folder(config) / 'config.yaml'} --resume"
         return run(config, owner, start, rewards, accelerator, again)
+
+
+def agreed(name: str, accelerator: Accelerator) -> str:
+    """The name of the run that the main process chose, on every process."""
+    names = [name]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(names)
+    return names[0]
 
 
 def run(
@@ -253,8 +286,9 @@ def make_trainer(
     )
     draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
     inputs = start(accelerator)
-    if accelerator.is_main_process:
-        print_unread(inputs, owner, rewards, recipe.fields)
+    unread = ignored(inputs.keys, inputs.rows, rewards, recipe.fields, owner, inputs.policy)
+    if unread and accelerator.is_main_process:
+        print(unread, flush=True)
     if loss.needs_reference:
         inputs.policy.keep_reference()
     splits, evaluation, folder = inputs.splits, config.eval, run_folder(config)

@@ -86,7 +86,7 @@ class LanguageFamily:
         if Path(model.path).is_dir():
             check_positions(config, model.path)
 
-    def _check_architecture(self, path: str) -> None:
+    def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that another family reads, which it names."""
         from mmgrpo.family import families
         from pipelines.pretrained import architecture
@@ -133,7 +133,7 @@ class LanguageFamily:
         from pipelines.training import Training
 
         options, sampling = config.model, config.sampling
-        self._check_architecture(locate(options.path))
+        self.refuse_other_architectures(locate(options.path))
         check_positions(config, locate(options.path))
         common = {f.name for f in fields(ModelOptions)}
         own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}

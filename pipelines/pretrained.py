@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import check_weight_files, read_object
+from mmgrpo.scoring.manifest import cached_on_hub
 
 if TYPE_CHECKING:
     from pipelines.training import Training
@@ -59,10 +60,17 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
     file = Path(source) / name
     if not Path(source).is_dir():
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
             file = Path(hf_hub_download(source, name))
+        except LocalEntryNotFoundError as error:
+            if cached_on_hub(source) is not None:
+                return None
+            raise FileNotFoundError(
+                f"'{source}' is no folder here and not in the cache, and the hub cannot be reached; check the "
+                "name, or download it first (hf download)"
+            ) from error
         except EntryNotFoundError:
             return None
     return read_object(file) if file.is_file() else None

@@ -26,6 +26,7 @@ from typing import Annotated
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
+from mmgrpo.runtime.folder import refuse_output
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, SEED
 
 
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = from_arguments(Args(), words(arguments), str(__doc__))
     if not args.rewards or not args.data:
         raise ValueError("got no rewards or no data, expected --rewards NAME ... --data FORMAT:PATH ...; see --help")
+    refuse_output(
+        Path(args.output), r"evaluation\.json|scores\.jsonl|report\.html", "evaluation.json", {"note", "rewards"}
+    )
     from mmgrpo.rewards import scorers
     from mmgrpo.runtime.devices import accelerator
     from reward_models.evaluation.evaluate import compare, evaluate, score

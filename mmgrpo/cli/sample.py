@@ -28,6 +28,7 @@ from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.options import words
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
+from mmgrpo.runtime.folder import DRAWN, refuse_output
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.before and not args.run:
         raise ValueError("--before compares the trained model of a run with its initial model; name the run with --run")
     refuse_copies(args.samples, config)
+    folder = Path(args.output or Path(args.run) / "drawn")
+    refuse_output(folder, DRAWN, "samples.json", {"model", "samples", "drawn"})
     if not (is_given(args) or args.file):
         raise ValueError('there are no prompts; give --prompts "a red circle", --file or --run')
     prompts = prompts_of(args, config, model_family)
@@ -76,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.before:
         untrained = replace(args, weights=UNTRAINED)
         sets = {"before": draw_all(untrained, config, model_family, prompts, scoring, annotating, device), **sets}
-    folder = Path(args.output or Path(args.run) / "drawn")
     page = model_family.write_page(folder, sets, args.samples, args.columns)
     write_list(folder, args, config, sets)
     print(f"{sum(len(shown.outputs) for shown in sets.values())} samples in {folder}: see {page}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from mmgrpo.cli.given import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.family import Family, family
-from mmgrpo.runtime.config import Config, Sections, config_class
+from mmgrpo.runtime.config import LAUNCH, Config, Sections, config_class
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
 from mmgrpo.runtime.reading import build, from_arguments, load_yaml, take_option
 
@@ -117,7 +117,8 @@ def run_section(run: str) -> dict[str, Any]:
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"{run!r} is not a run folder: there is no {str(path)!r}; runs are in runs/ by default")
-    return load_yaml(path)
+    # Older runs stored how they were started, which is nothing to the commands that read them.
+    return {name: value for name, value in load_yaml(path).items() if name not in LAUNCH}
 
 
 def run_config(run: str, model_family: Family) -> Config:

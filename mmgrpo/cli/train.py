@@ -18,18 +18,20 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
-from mmgrpo.family import family
+from mmgrpo.family import families, family
 from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime.config import Config, config_class
 from mmgrpo.runtime.devices import refuse_launcher
-from mmgrpo.runtime.plugins import recipe
+from mmgrpo.runtime.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.runtime.ranges import ANY_NUMBER
-from mmgrpo.runtime.reading import load_yaml, read_config, refuse_preset, take_option
+from mmgrpo.runtime.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
 
 DEFAULT = "sd3"
 """The family of the embedded default model."""
@@ -41,12 +43,17 @@ KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "gaussian": ("prompt", "
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the sizes and costs of the run, and run it."""
     config = read(words(arguments), about or str(__doc__), default)
+    refuse_toys(words(arguments), config)
     plan = arithmetic(config)
-    if os.environ.get("RANK", "0") == "0":  # set by launchers; only the first process prints
+    first = os.environ.get("RANK", "0") == "0"  # set by launchers; only the first process prints
+    if first:
         print(plan, flush=True)
     if config.dry_run:
+        if first:
+            check_inputs(config)
         return
     refuse_launcher(os.environ)
+    check_model(config)
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
@@ -66,7 +73,7 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
     if name and path:
         raise ValueError("--recipe names a recipe of mmgrpo and --config a file of your own; give only one of them")
     path = str(recipe(name)) if name else path
-    section = load_yaml(path) if path else {}
+    section = without_launch(load_yaml(path), path) if path else {}
     named = family_name(arguments, section, default)
     model_family = family(named)
     note = (
@@ -74,7 +81,82 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
         f"sampling options are those of the family {named}; set --model.family for another."
     )
     kind = config_class(model_family.sections)
-    return read_config(kind, arguments, with_family(section, named), path or "the command line", f"{about}\n\n{note}")
+    section = with_own(with_family(section, named), arguments, bool(name))
+    return read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}")
+
+
+def with_own(section: Mapping[str, Any], arguments: Sequence[str], included: bool) -> dict[str, Any]:
+    """The settings of a file, without held-out data that do not belong to the training data.
+
+    Held-out prompts of the defaults, or of an ``included`` recipe, are none of the training prompts that the command
+    line or a file names: nothing is evaluated then, unless data.heldout is named too.
+    """
+    data = section.get("data", {})
+    if not isinstance(data, Mapping):
+        return dict(section)
+    train, heldout = (take_option(arguments, f"--data.{name}")[0] for name in ("train", "heldout"))
+    foreign = "heldout" not in data or included or is_embedded(str(data["heldout"]))
+    moved = bool(train) and train != data.get("train")
+    if not heldout and ((moved and foreign) or ("train" in data and "heldout" not in data)):
+        return {**section, "data": {**data, "heldout": ""}}
+    return dict(section)
+
+
+def is_embedded(path: str) -> bool:
+    """Whether a model or a file comes with the package, or from the package index."""
+    return path.startswith((EMBEDDED, PYPI))
+
+
+def refuse_toys(arguments: Sequence[str], config: Config) -> None:
+    """ValueError for a run whose model or data are the user's own, and whose data or rewards would be those of the
+    embedded example, since neither the command line nor a file names any."""
+    name, rest = take_option(arguments, "--recipe")
+    path, rest = take_option(rest, "--config")
+    section = load_yaml(str(recipe(name)) if name else path) if name or path else {}
+    options = {word.split("=")[0] for word in rest}
+
+    def is_named(setting: str) -> bool:
+        first, _, second = setting.partition(".")
+        inside = section.get(first, {}) if second else section
+        return f"--{setting}" in options or (isinstance(inside, Mapping) and (second or first) in inside)
+
+    own = {"model.path": config.model.path, "data.train": config.data.train if is_named("data.train") else ""}
+    whose = next((f"{setting}={value}" for setting, value in own.items() if value and not is_embedded(value)), "")
+    if whose and not is_named("data.train"):
+        raise ValueError(
+            f"data.train: names no prompts for {whose}; add --data.train FILE (docs/data.md lists the formats), e.g. a "
+            f".txt file with one prompt per line. The embedded example is --data.train {config.data.train}"
+        )
+    if whose and not is_named("rewards"):
+        raise ValueError(
+            f"rewards: names none for {whose}; add --rewards NAME ..., e.g. {fitting(config)}. 'mmgrpo rewards' lists "
+            "all, and package.module:function names one of your own"
+        )
+
+
+def fitting(config: Config) -> str:
+    """Some rewards of the outputs of a family: those that score what its default reward scores, need nothing and can be
+    computed here."""
+    from mmgrpo.rewards import entries
+    from mmgrpo.scoring.manifest import obstacle
+
+    manifests = {name: entry.read_manifest() for name, entry in entries().items()}
+    default, *_ = (parse(one)[0] for one in family(config.model.family).sections.rewards)
+    usual = manifests.get(default)
+    outputs = {"Video"} if "frames" in {f.name for f in fields(config.model)} else set(usual.scores if usual else ())
+    fit = [
+        name
+        for name in dict.fromkeys([default, *manifests])
+        if (one := manifests.get(name)) and outputs & {*one.scores} and not one.group and not obstacle(one)
+    ]
+
+    # Those first that read nothing but the prompt, since what else is in the rows is not known, and need no weights.
+    def order(name: str) -> tuple[bool, bool]:
+        manifest = manifests[name]
+        return manifest is None or bool({*manifest.reads} - {"text", "media"}), bool(manifest and manifest.weights)
+
+    fit[1:] = sorted(fit[1:], key=order)
+    return ", ".join(fit[:5] if "Text" in outputs else fit[1:6])
 
 
 def family_name(arguments: Sequence[str], section: Mapping[str, Any], default: str) -> str:
@@ -116,8 +198,73 @@ def arithmetic(config: Config) -> str:
             *(f"           {line}" for line in rest),
             f"           cut into {optim.updates} update(s) x {optim.epochs} epoch(s) = {steps} optimizer step(s)",
             f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts = {totals}",
+            f"evaluated: {evaluated(config)}",
         ]
     )
+
+
+def check_inputs(config: Config) -> None:
+    """Print how many prompts a run would read; ValueError that lists what is wrong in its files and model."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.data.inputs import read_prompts
+    from mmgrpo.data.readers import ignored
+    from mmgrpo.runtime.folder import named, refuse_folder
+
+    problems, owner = [], family(config.model.family)
+    for check in (check_model, lambda config: refuse_folder(named(config))):
+        try:
+            check(config)
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    try:
+        read = read_prompts(config, owner)
+        counts = {"data.train": read.splits.train, "data.heldout": read.splits.heldout, **read.splits.extra}
+        print("prompts:  ", ", ".join(f"{name} {len(some):,}" for name, some in counts.items() if some), flush=True)
+        if read.skipped:
+            print(
+                f"skipped:   {len(read.skipped):,} prompts, the first: {read.skipped[0].id}: {read.skipped[0].reason}"
+            )
+        if text := ignored(read.keys, read.rows, config.rewards, AdvantageRecipe.of(config.algorithm).fields, owner):
+            print(text)
+    except (ValueError, OSError) as error:
+        problems.append(str(error))
+    if problems:
+        raise ValueError("the run could not start: " + "; ".join(problems))
+
+
+def check_model(config: Config) -> None:
+    """FileNotFoundError or ValueError for a model path that is no model, as far as its folder or the hub shows without
+    its weights: a folder without an index, another family's model, a hub id that is unknown or cannot be reached."""
+    from mmgrpo.scoring.manifest import cached_on_hub
+    from pipelines.language import LanguageFamily
+    from pipelines.pretrained import INDEX, read_json
+    from pipelines.pretrained import locate as model_folder
+    from pipelines.visual.family import VisualFamily
+
+    path, model_family = config.model.path, family(config.model.family)
+    if not path or path.startswith(PYPI) or model_family.name not in families():
+        return
+    source = locate(path)
+    folder, example = Path(source), type(config.model)().path or "Qwen/Qwen2.5-VL-3B-Instruct"
+    try:
+        if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
+            model_folder(source, example, *INDEX, "words")
+        if not folder.is_dir() and cached_on_hub(source) is None:
+            read_json(source, INDEX[0])
+    except OSError as error:  # also those of the hub, of many lines
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].removeprefix("model.path: ")
+        raise FileNotFoundError(f"model.path: {first}") from error
+    if isinstance(model_family, LanguageFamily | VisualFamily):
+        model_family.refuse_other_architectures(source)
+
+
+def evaluated(config: Config) -> str:
+    """On which prompts a run is evaluated, in words."""
+    if config.eval.skip:
+        return "not at all (eval.skip)"
+    files = [*filter(None, [config.data.heldout]), *config.eval.extra]
+    first = f"the first {config.eval.prompts} prompts of " * bool(config.eval.prompts)
+    return f"on {first}{', '.join(files)}" if files else "not at all, since data.heldout names no prompts"
 
 
 def bind_blocks(config: Config) -> None:

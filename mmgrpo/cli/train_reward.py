@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.folder import refuse_output
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if args.lora_rank and args.user_groups > 1:
         raise ValueError("--lora-rank: got adapters with --user-groups above 1, expected one of the two; choose one")
+    written = r"(group-\d+/)?(model\.safetensors|preference\.json)|users\.json"
+    first = "group-0/preference.json" if args.user_groups > 1 else "preference.json"
+    refuse_output(Path(args.output), written, first, {"features", "training"})
     device = str(accelerator(args.device).device)
     features, parameters = parse(args.features, "--features")
     data = read_benchmark(args.data, args.limit)

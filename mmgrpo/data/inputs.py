@@ -34,6 +34,17 @@ class RunInputs:
     """The number of these rows."""
 
 
+@dataclass(frozen=True)
+class RunPrompts:
+    """The prompts of a run before its policy is loaded."""
+
+    splits: Splits
+    skipped: list[Skipped]
+    keys: Mapping[str, int]
+    """See ``RunInputs``."""
+    rows: int
+
+
 def load(
     config: Config,
     owner: Family | None,
@@ -44,6 +55,22 @@ def load(
 
     ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
     """
+    read = read_prompts(config, owner, rows)
+    skipped = list(read.skipped)
+    policy = make(read.splits.every())
+
+    def accept(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        if owner is None:
+            return prompts
+        accepted, unfit = in_blocks(prompts, partial(owner.accept, config, policy))
+        skipped.extend(unfit)
+        return accepted
+
+    return RunInputs(policy, read.splits.map(accept), skipped, read.keys, read.rows)
+
+
+def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] | None = None) -> RunPrompts:
+    """The prompts of a run, of its files or of ``rows`` (``load``); nothing else is loaded for it."""
     skipped: list[Skipped] = []
     keys, sizes = Counter[str](), list[int]()
     rows = rows or {}
@@ -66,13 +93,4 @@ def load(
     heldout = "heldout" if "heldout" in rows else data.heldout
     files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
     splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
-    policy = make(splits.every())
-
-    def accept(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        if owner is None:
-            return prompts
-        accepted, unfit = in_blocks(prompts, partial(owner.accept, config, policy))
-        skipped.extend(unfit)
-        return accepted
-
-    return RunInputs(policy, splits.map(accept), skipped, keys, sum(sizes))
+    return RunPrompts(splits, skipped, keys, sum(sizes))

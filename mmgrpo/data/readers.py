@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.unread import HINT, in_words, keys_read, named_in, unread, words_of
 from mmgrpo.family import Family
 from mmgrpo.registry import parse
@@ -55,13 +54,20 @@ def keys_of_reward(spec: Any) -> frozenset[str] | None:
     return None if len(known) < len(parts) else frozenset().union(*known)
 
 
-def print_unread(inputs: RunInputs, owner: Family | None, rewards: Sequence[Any], fields: Set[str]) -> None:
-    """Name the keys of rows that neither the family nor a reward nor the algorithm (its ``fields``) reads."""
-    if not inputs.keys:
-        return
-    policy = keys_of_family(owner) if owner else words_of(Path(inspect.getfile(type(inputs.policy))))
-    keys = unread(inputs.keys, [policy, frozenset(fields), *map(keys_of_reward, rewards)])
-    if keys:
-        print(
-            f"data: {in_words(keys, inputs.rows)} read by nothing: no reward, nor the model; they are ignored. {HINT}"
-        )
+def ignored(
+    keys: Mapping[str, int],
+    rows: int,
+    rewards: Sequence[Any],
+    fields: Set[str],
+    owner: Family | None,
+    policy: object = None,
+) -> str:
+    """The keys of rows that neither the family (or the ``policy`` of no family), nor a reward, nor the algorithm (its
+    ``fields``) reads, in words; empty if there are none."""
+    if not keys:
+        return ""
+    read = keys_of_family(owner) if owner else words_of(Path(inspect.getfile(type(policy))))
+    left = unread(keys, [read, frozenset(fields), *map(keys_of_reward, rewards)])
+    if not left:
+        return ""
+    return f"data: {in_words(left, rows)}: read by nothing, neither the model nor a reward, so ignored; {HINT}"

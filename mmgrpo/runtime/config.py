@@ -21,8 +21,8 @@ from mmgrpo.runtime.ranges import (
     CHECKPOINT,
     COUNT,
     COUNT_OR_ZERO,
-    PATH_COMPONENT,
     POSITIVE_FRACTION,
+    RUN_NAME,
     SEED,
     THREADS,
     check_ranges,
@@ -191,8 +191,9 @@ class Eval:
 class Run:
     """The settings of a run itself, common to all models."""
 
-    name: Annotated[str, PATH_COMPONENT] = "run"
-    """Name of the run; its folder is <output-dir>/<name>."""
+    name: Annotated[str, RUN_NAME] = ""
+    """Name of the run; its folder is <output-dir>/<name>. Empty: the preset and the time of the start, e.g.
+    mix_grpo-20260131-154500."""
     output_dir: Annotated[str, ANY_TEXT] = "runs"
     """Parent of the run folders."""
     steps: Annotated[int, COUNT] = 100
@@ -225,6 +226,11 @@ class Run:
     """Number of held-out samples in the report."""
     groups_kept: Annotated[int, COUNT_OR_ZERO] = 20
     """Number of training groups that the run folder keeps (groups/), at equal distances over the run; 0 keeps none."""
+
+
+LAUNCH = ("resume", "resume_from", "overwrite", "dry_run")
+"""Settings that say how a command starts and not what the run is: they are in no recipe and in no stored configuration,
+so that nobody inherits them."""
 
 
 @dataclass

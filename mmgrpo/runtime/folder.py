@@ -10,8 +10,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,22 +31,40 @@ if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
 
 TITLE = r"(before|after|blind|step-\d+)(-[^/]*)?"
+DRAWN = r"""samples\.json | grid\.(png|webp) | completions\.html | \d+-\d+(-before)?\.(png|mp4)
+    | (before|after)(\.jsonl|/\d+-(said|\d+)\.\w+)"""
+"""Paths that ``sample`` writes into its folder."""
 WRITTEN = re.compile(
     rf"""(run|alarms|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|webp|jsonl) | samples/{TITLE}/\d+-(said|output|\d+)\.\w+
     | groups/step-\d+/(group\.json|(prompt|\d+)(-\d+)?\.\w+) | groups/\.writing-.*
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
-    | evaluation\.json | drawn/(samples\.json|grid\.(png|webp)|completions\.html|\d+-\d+(-before)?\.(png|mp4))
-    | drawn/(before|after)(\.jsonl|/\d+-(said|\d+)\.\w+) | (checkpoints/\.writing-|\.model-writing).*
-    | tracker/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
+    | evaluation\.json | drawn/({DRAWN}) | (checkpoints/\.writing-|\.model-writing).*
+    | (tensorboard|tracker|mmgrpo)/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,
 )
 """Paths that a run, ``sample`` and ``evaluate`` write, beside those that ``model/run.json`` lists."""
 
 
 def run_folder(config: Config) -> Path:
-    """The folder of the run."""
+    """The folder of the run, whose name is decided (``named``)."""
+    if not config.name:
+        raise ValueError("name: got none, expected that of a run")
     return Path(config.output_dir) / config.name
+
+
+def named(config: Config) -> Config:
+    """The configuration with a name that no folder has yet where it has none: preset and time of the start.
+
+    ValueError for one that is to be resumed.
+    """
+    if config.name:
+        return config
+    if config.resume or config.resume_from:
+        raise ValueError("--resume: names no run to continue; add its --name")
+    name = f"{config.algorithm.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+    taken = chain([name], (f"{name}-{number}" for number in count(2)))
+    return replace(config, name=next(one for one in taken if not (Path(config.output_dir) / one).exists()))
 
 
 def refuse_folder(config: Config) -> None:
@@ -190,6 +211,39 @@ def _remove_empty(folder: Path) -> None:
             path.rmdir()
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
+
+
+def refuse_output(folder: Path, names: str, marker: str, keys: Set[str], option: str = "--output") -> None:
+    """FileExistsError where a command would replace files of a folder that it did not write.
+
+    ``names`` is a pattern of the paths that the command writes, of which ``marker`` is a JSON object with the ``keys``
+    (or whose values are such objects). Where it is there, the folder is of an earlier call, and is written again.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileExistsError(f"{option}: '{folder}' is a file, expected a folder; name another")
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
+    taken = sorted(name for name in files if re.fullmatch(names, name, re.VERBOSE))
+    if taken and not _has_keys(folder / marker, keys):
+        raise FileExistsError(
+            f"{option}: '{folder}' contains {', '.join(taken[:3])}, which would be replaced, and no {marker} of an "
+            "earlier call of this command; name another folder, or move it away"
+        )
+
+
+def _has_keys(path: Path, keys: Set[str]) -> bool:
+    """Whether a file is a JSON object with these keys, or of objects that all have them."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    if not isinstance(value, dict):
+        return False
+    inside = [one for one in value.values() if isinstance(one, dict)]
+    return keys <= value.keys() or (
+        bool(value) and len(inside) == len(value) and all(keys <= one.keys() for one in inside)
+    )
 
 
 def _is_temporary(path: Path) -> bool:

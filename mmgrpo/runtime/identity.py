@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.runtime import fingerprint
-from mmgrpo.runtime.config import Config
+from mmgrpo.runtime.config import LAUNCH, Config
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.reading import load_yaml
 
@@ -27,7 +27,8 @@ MARKER = "run.json"
 
 FREE_ON_RESUME = frozenset(
     {
-        *("resume", "resume_from", "overwrite", "dry_run", "output_dir", "trackers", "samples_shown"),
+        *LAUNCH,
+        *("output_dir", "trackers", "samples_shown"),
         *("steps", "save_every", "save_every_minutes", "keep", "threads", "deterministic", "model.device"),
         *("groups_kept", "eval.every", "eval.batch_size", "data.stream"),
         *("optim.lr", "optim.weight_decay", "optim.max_grad_norm", "optim.max_nonfinite_steps"),
@@ -89,7 +90,11 @@ class Identity:
         now = _dotted(dataclasses.asdict(config))
         # Absent where the start was cut off after the marker; the fingerprint then decides alone.
         before = _dotted(load_yaml(path)) if path.is_file() else now
-        changed = {key: (before.get(key), value) for key, value in now.items() if before.get(key) != value}
+        changed = {
+            key: (before.get(key), value)
+            for key, value in now.items()
+            if key not in LAUNCH and before.get(key) != value
+        }
         fixed = sorted(changed.keys() - FREE_ON_RESUME)
         if fixed:
             old, new = changed[fixed[0]]

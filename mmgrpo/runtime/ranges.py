@@ -99,10 +99,17 @@ def one_of(*words: str) -> Choice:
 ANY_TEXT = Text(r"[^\0]*", "text without NUL, at most 4096 bytes of UTF-8")
 """Text that something else interprets: a block, a path, a name of a module."""
 LONG_TEXT = Text(r"[^\0]*", "text without NUL, at most 1 MiB of UTF-8", longest=1 << 20)
+_COMPONENT = r"(?!-)(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]+"
 PATH_COMPONENT = Text(
-    r"(?!-)(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]+",
+    _COMPONENT,
     "one plain component of a path (not empty, no slash, backslash or control character, not '.' or '..', "
     "no dash at its start, at most 200 bytes of UTF-8)",
+    longest=200,
+)
+RUN_NAME = Text(
+    rf"(?:{_COMPONENT})?",
+    "one plain component of a path (no slash, backslash or control character, not '.' or '..', no dash at its start, "
+    "at most 200 bytes of UTF-8), or empty for preset and time",
     longest=200,
 )
 CHECKPOINT = Text(r"(step-)?\d+|", "a checkpoint, e.g. step-000040", longest=20)

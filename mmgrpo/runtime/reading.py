@@ -19,7 +19,7 @@ import yaml
 
 from mmgrpo.presets import CATALOGUE, PRESETS
 from mmgrpo.registry import nearest
-from mmgrpo.runtime.config import Algorithm
+from mmgrpo.runtime.config import LAUNCH, Algorithm
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.ranges import check_ranges, check_value, declarations, shown
 
@@ -235,8 +235,22 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def write_yaml(path: Path, config: Any) -> None:
-    """Write a configuration with all of its fields."""
-    write_text(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
+    """Write a configuration with all of its fields but those of a start (``LAUNCH``)."""
+    section = {name: value for name, value in dataclasses.asdict(config).items() if name not in LAUNCH}
+    write_text(path, yaml.safe_dump(section, sort_keys=False, allow_unicode=True))
+
+
+def without_launch(section: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings of a file without those of a start, which older files hold; ValueError for one that is set, since a
+    run that reads the file would replace or continue another without being asked."""
+    for name in LAUNCH:
+        if section.get(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{where}: got {name}: {shown(section[name])}, which is an option of the command line only; remove the "
+                f"line, and write {option} where it is wanted"
+            )
+    return {name: value for name, value in section.items() if name not in LAUNCH}
 
 
 def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:

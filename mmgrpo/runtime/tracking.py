@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import Evaluation
 
 PROJECT = "mmgrpo"
-"""Name of the project in a tracker, and of TensorBoard's folder in the run folder."""
+"""Name of the project in a tracker, and of TensorBoard's folder inside of ``tensorboard/``."""
 RUN_NAME = {"wandb": "name", "trackio": "name", "swanlab": "experiment_name", "mlflow": "run_name"}
 """Argument of each tracker that names the run; the others have none."""
 SINGLE = ("aim", "clearml")

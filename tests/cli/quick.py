@@ -80,10 +80,20 @@ def few_prompts(output: Path, media: Path | None) -> list[object]:
     ]
 
 
+SCENES = [
+    "--data.train",
+    "embedded:visual/scenes/train.jsonl",
+    "--data.heldout",
+    "embedded:visual/scenes/heldout.jsonl",
+]
+"""The embedded prompts, which a run of a model of one's own names."""
+
+
 def visual(words: Path, output: Path, *more: object) -> list[object]:
     """A run of the model without VAE: 12 steps, a checkpoint every 4."""
     return [
-        *("--output-dir", output, "--model.path", words, "--model.height", 16, "--model.width", 16),
+        *("--output-dir", output, "--name", "run", *SCENES),
+        *("--model.path", words, "--model.height", 16, "--model.width", 16),
         *("--steps", 12, "--save-every", 4, "--threads", 1, "--trackers", "--rewards", "jpeg_compressibility"),
         *("--data.prompts-per-step", 2, "--data.group-size", 4),
         *("--sampling.steps", 4, "--sampling.evaluation-steps", 2),
@@ -176,7 +186,17 @@ def vlm_run(model: str, media: Path, output: Path, *more: object) -> list[object
         *("--data.prompts-per-step", 2, "--data.group-size", 4, "--optim.lr", 0.01, "--save-every", 2, "--steps", 6),
     ]
     small = vlm(model, media, output, *options)
-    return ["--model.family", "qwen_vl", *small, "--rewards", "own:ones(process=False)", "task(weight=0)", *more]
+    return [
+        "--model.family",
+        "qwen_vl",
+        "--name",
+        "run",
+        *small,
+        "--rewards",
+        "own:ones(process=False)",
+        "task(weight=0)",
+        *more,
+    ]
 
 
 # ---- clips that are heard

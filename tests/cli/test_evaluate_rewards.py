@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from mmgrpo.cli import evaluate_rewards, train_reward, verify_reward
 from mmgrpo.registry import parse
 from mmgrpo.report.figures import NONE
+from mmgrpo.runtime.folder import refuse_output
 from mmgrpo.runtime.plugins import load_object
 from mmgrpo.scoring import Scorer
 from reward_models import REWARDS
@@ -46,6 +48,33 @@ def test_an_evaluation_writes_tables_plots_and_numbers(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png") == 3 and "http" not in page.split("<body>")[1]
     assert all(heading in page for heading in ("By category", "Attacks", "Differences", "Correlation, calibration"))
+
+
+@pytest.mark.parametrize("name", ["report.html", "scores.jsonl", "evaluation.json"])
+def test_a_users_file_is_not_overwritten_by_an_evaluation(name, tmp_path):
+    (tmp_path / name).write_text("[1]")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match=name):
+        evaluate_rewards.main(["--rewards", "scene_score", "--data", "scenes:heldout", "--output", str(tmp_path)])
+    assert (tmp_path / name).read_text() == "[1]" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_users_model_is_not_overwritten_by_a_head(tmp_path):
+    (tmp_path / "model.safetensors").write_text("mine")
+    with pytest.raises(FileExistsError, match="model.safetensors"):
+        train_reward.main(["--output", str(tmp_path)])
+
+
+def test_a_folder_that_a_command_wrote_is_written_again_and_other_files_do_not_matter(tmp_path):
+    refuse_output(tmp_path / "new", "a|b", "a", {"x"})
+    (tmp_path / "notes").touch()
+    refuse_output(tmp_path, "a|b", "a", {"x"})
+    for content, accepted in (('{"x": 1}', True), ('{"data": {"x": 1, "y": 2}}', True), ("{}", False), ("[", False)):
+        (tmp_path / "a").write_text(content)
+        with nullcontext() if accepted else pytest.raises(FileExistsError, match="--output: .* a, "):
+            refuse_output(tmp_path, "a|b", "a", {"x"})
+    with pytest.raises(FileExistsError, match="notes"):
+        refuse_output(tmp_path / "notes", "a", "a", {"x"})
 
 
 def test_failures_have_a_column_of_their_own(tmp_path, capsys):

@@ -22,6 +22,7 @@ from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
 from mmgrpo.runtime.ranges import within
 from mmgrpo.runtime.reading import option_names
+from tests.cli.quick import SCENES
 
 
 def test_a_recipe_is_named_with_its_modality_or_alone_where_only_one_is_called_so():
@@ -187,6 +188,7 @@ def test_the_costs_of_a_run_are_those_of_its_rollouts():
         "           cut into 2 update(s) x 3 epoch(s) = 6 optimizer step(s)",
         "the run:   13 optimizer steps = 3 rollouts = "
         "24 completions, 240 tokens sampled at most, 72 completions to train",
+        "evaluated: on data/questions/heldout.jsonl",
     ]
     assert "cut into 4 update(s)" in arithmetic(read([*TEXT, "--optim.updates", "4"], ""))
     with pytest.raises(ValueError, match="a rollout of 4 groups cannot be split into optim.updates=5 steps"):
@@ -240,8 +242,12 @@ def test_a_run_ends_with_its_results_and_where_to_look_at_them(trained, found, e
     assert trained([])[1][0].model.family == "sd3" and trained([], "", "whisper")[1][0].model.family == "whisper"
 
 
-def test_a_dry_run_prints_the_costs_and_runs_nothing(trained):
-    assert trained([*TEXT, "--dry-run"]) == (f"{arithmetic(read(TEXT, ''))}\n", [])
+def test_a_dry_run_prints_the_costs_and_runs_nothing(trained, capsys):
+    with pytest.raises(ValueError, match="data/questions/train.jsonl"):
+        trained([*TEXT, "--dry-run"])
+    capsys.readouterr()
+    said, ran = trained(["--dry-run"])
+    assert said.startswith(f"{arithmetic(read([], ''))}\nprompts: ") and "data.train 718" in said and ran == []
 
 
 def test_only_the_first_process_prints(trained, monkeypatch):
@@ -276,7 +282,7 @@ def test_a_launcher_that_would_shard_is_refused_before_anything_is_loaded(monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="accelerate's configuration: got FSDP"):
-        main(["--model.path", "nowhere"])
+        main(["--model.path", "nowhere", *SCENES, "--rewards", "jpeg_compressibility"])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -70,7 +70,7 @@ def test_tensorboard_has_every_step_once_after_a_resume(words_folder, tmp_path):
     call("train", *options, "--steps", 6)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000006")
     call("train", *options, "--steps", 9, "--resume")
-    events = EventAccumulator(str(tmp_path / "run" / "mmgrpo"))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard" / "mmgrpo"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(1, 10))
     assert any(name.startswith("eval/") for name in events.Tags()["scalars"])

@@ -27,7 +27,7 @@ def test_a_recognizer_trains_on_a_manifest_of_nemo_and_transcribes(kind, options
     call(
         *("train", "--model.family", "ctc", "--model.path", model, "--data.train", train, "--data.heldout", heldout),
         *("--data.prompts-per-step", 2, "--data.group-size", 4, "--steps", 2, "--trackers", "--threads", 1),
-        *("--rewards", "neg_wer", "--output-dir", tmp_path, *options),
+        *("--rewards", "neg_wer", "--output-dir", tmp_path, "--name", "run", *options),
     )
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2]

@@ -42,7 +42,9 @@ def shards(folder: Path, media: Path, name: str, numbers: range) -> None:
 def test_shards_with_columns_of_their_own_are_trained_on_and_evaluated(qwen_folder, media, tmp_path):
     shards(tmp_path, media, "train", range(4))
     shards(tmp_path, media, "heldout", range(4, 6))
-    options = quick.vlm(qwen_folder, media, tmp_path, "--model.family", "qwen_vl", "--rewards", "exact")
+    options = quick.vlm(
+        qwen_folder, media, tmp_path, "--model.family", "qwen_vl", "--rewards", "exact", "--name", "run"
+    )
     options += [
         "--data.train",
         tmp_path / "train-{000..003}.tar",

@@ -126,7 +126,8 @@ def test_any_language_model_that_hears_trains_on_a_manifest_of_nemo(kind, rank, 
     files = [option for name in ("train", "heldout") for option in (f"--data.{name}", tmp_path / f"{name}.jsonl")]
     options = ["--model.lora-rank", rank, "--rewards", "neg_wer", "repetition", "--sampling.max-tokens", 6]
     options += ["--data.prompts-per-step", 2, "--data.group-size", 2, "--steps", 2, "--trackers", "--threads", 1]
-    call("train", "--model.family", "audio_text", "--model.path", path, *files, *options, "--output-dir", tmp_path)
+    options += ["--output-dir", tmp_path, "--name", "run"]
+    call("train", "--model.family", "audio_text", "--model.path", path, *files, *options)
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)

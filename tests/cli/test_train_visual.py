@@ -63,8 +63,10 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
 
 
 def test_a_dry_run_prints_the_arithmetic_and_loads_nothing(tmp_path, capsys):
-    options = ["--output-dir", tmp_path, "--model.path", "there/is-no-model", "--steps", 10]
-    call("train", "--dry-run", *options, "--data.prompts-per-step", 3, "--data.group-size", 4, "--sampling.steps", 5)
+    options = ["--output-dir", tmp_path, "--model.path", "there/is-no-model", "--steps", 10, *quick.SCENES]
+    options += ["--rewards", "scene_all", "--data.prompts-per-step", 3, "--data.group-size", 4]
+    with pytest.raises(ValueError, match="model.path: 'there/is-no-model'"):
+        call("train", "--dry-run", *options, "--sampling.steps", 5)
     text = capsys.readouterr().out
     # 3 x 4 rows, 5 evaluations and 4 trained decisions each
     assert "3 prompts x 4 samples = 12 samples" in text
@@ -74,7 +76,7 @@ def test_a_dry_run_prints_the_arithmetic_and_loads_nothing(tmp_path, capsys):
 
 
 def test_one_of_several_processes_prints_the_arithmetic(monkeypatch, capsys):
-    for rank, lines in (("0", 4), ("1", 0)):
+    for rank, lines in (("0", 6), ("1", 0)):
         monkeypatch.setenv("RANK", rank)
         call("train", "--dry-run")
         assert len(capsys.readouterr().out.splitlines()) == lines
@@ -142,7 +144,7 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, tmp_path, mo
     (earlier / "metrics.jsonl").write_text('{"step": 1}\n{"st')  # as a kill leaves it
     options, message = LATE[case]
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
-        call("train", "--overwrite", *options)
+        call("train", "--overwrite", "--name", "run", "--rewards", "scene_all", *quick.SCENES, *options)
     assert sorted(path.name for path in earlier.iterdir()) == [
         "config.yaml",
         "metrics.jsonl",

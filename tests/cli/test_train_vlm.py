@@ -19,7 +19,8 @@ VIDEOS = {"video_r1": ("video", "image"), "time_r1": ("video",)}
 
 
 def train(model, media, output, *more: object) -> None:
-    call("train", "--model.family", "qwen_vl", *quick.vlm(model, media, output, *more))
+    named = ["--model.family", "qwen_vl", "--name", "run", "--rewards", "task", "format(weight=0.5)"]
+    call("train", *named, *quick.vlm(model, media, output, *more))
 
 
 # ---- recipes
@@ -74,7 +75,7 @@ def test_a_model_of_words_trains_in_the_same_way(tmp_path):
     heldout = [{"text": "is a blue red", "answer": "no"}]
     files += ["--data.heldout", write_rows(tmp_path / "heldout.jsonl", heldout)]
     options = ["--model.lora-rank", 2, "--rewards", "exact(tags=False)", "--data.prompts-per-step", 1, "--steps", 2]
-    options += ["--sampling.max-tokens", 4, "--trackers", "--output-dir", tmp_path]
+    options += ["--sampling.max-tokens", 4, "--trackers", "--output-dir", tmp_path, "--name", "run"]
     call("train", "--model.family", "causal_lm", "--model.path", path, *files, *options)
     result = summary(tmp_path / "run")
     assert result["family"] == "causal_lm" and "blind" not in result
@@ -166,7 +167,8 @@ def test_any_model_of_pictures_and_text_trains_on_rows_of_easy_r1(kind, media, t
         "--threads",
         1,
     ]
-    call("train", "--model.family", "image_text", "--model.path", path, *files, *options, "--output-dir", tmp_path)
+    options += ["--output-dir", tmp_path, "--name", "run"]
+    call("train", "--model.family", "image_text", "--model.path", path, *files, *options)
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)
@@ -215,6 +217,7 @@ def test_a_family_of_ones_own_needs_no_package(tmp_path, monkeypatch):
     rows = write_rows(tmp_path / "train.jsonl", [{"text": "how many", "answer": "1"}])
     options = ["--data.train", rows, "--data.heldout", "", "--rewards", "exact(tags=False)", "--steps", 2]
     options += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--data.prompts-per-step", 1, "--trackers"]
+    options += ["--name", "run"]
     call("train", "--model.family", "own_family:Mine", *options, "--sampling.max-tokens", 4)
     assert yaml.safe_load((tmp_path / "runs/run/config.yaml").read_text())["model"]["family"] == "own_family:Mine"
     call("sample", "--run", "runs/run", "--prompts", "how many")

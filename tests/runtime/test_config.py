@@ -93,7 +93,9 @@ def test_whole_numbers_serve_as_floats(recipe):
         ("steps: many", r"recipe\.yaml: steps: got 'many', expected a whole number"),
         ("steps: 3.5", r"steps: got 3\.5, expected a whole number"),
         ("steps: true", r"steps: got True, expected a whole number"),
-        ("resume: 1", r"resume: got 1, expected true or false"),
+        ("resume: true", r"recipe\.yaml: got resume: True, .*--resume"),
+        ("overwrite: true", r"recipe\.yaml: got overwrite: True, .*--overwrite"),
+        ("dry_run: true", r"recipe\.yaml: got dry_run: True, .*--dry-run"),
         ("name: 3", r"name: got 3, expected text"),
         ("optim: {lr: fast}", r"optim\.lr: got 'fast', expected a number"),
         ("optim: {lr: true}", r"optim\.lr: got True, expected a number"),
@@ -163,7 +165,7 @@ def test_a_written_configuration_reads_back_equal(tmp_path):
     assert parsed("--config", str(tmp_path / "config.yaml")) == config
     assert load_yaml(tmp_path / "config.yaml")["optim"]["lr"] == 3e-5
     text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    assert text.startswith("name: run\noutput_dir: runs\n") and "é:ü" in text  # in our order, and in letters
+    assert text.startswith("name: ''\noutput_dir: runs\n") and "é:ü" in text  # in our order, and in letters
 
 
 def test_configurations_do_not_share_their_lists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mmgrpo.types import Prompt
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison, Stored
 from reward_models.evaluation.readers.rows import Row
@@ -59,7 +61,7 @@ def mjbench(row: Row) -> Comparison:
     """MJ-Bench (arXiv:2407.04842), alignment, safety and quality: {caption, image0, image1, label}, the label is the
     number of the better picture. Its category is the row's ``info``, where it has one."""
     ranks = row.choice("label", {0: FIRST, 1: SECOND, "0": FIRST, "1": SECOND})
-    category = str(row.values.get("info") or "")
+    category = str(row.given("info", str | int, ""))
     pictures = (row.picture("image0"), row.picture("image1"))
     return Comparison(Prompt(row.text("caption"), row.place), pictures, ranks, row.place, category)
 
@@ -74,11 +76,12 @@ def votes(row: Row) -> Comparison:
     which runs) are ignored.
     """
     values = row.values
-    meta = dict(row.object("meta").values) if "meta" in values else {}
-    prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), str(values.get("task") or ""), meta)
+    meta = dict(row.given("meta", Mapping, {}))
+    prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), row.given("task", str, ""), meta)
     sides = (row.output("left", values.get("left")), row.output("right", values.get("right")))
-    about = tuple(one for name in values.get("about") or () if isinstance(one := row.output("about", name), Stored))
-    category, user = (str(values.get(key) or "") for key in ("category", "user"))
+    media = row.given("about", list, [])
+    about = tuple(one for name in media if isinstance(one := row.output("about", name), Stored))
+    category, user = (str(row.given(key, str | int, "")) for key in ("category", "user"))
     return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, about=about, user=user)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.data.values import reason_of
+from mmgrpo.data.values import MAX_DEPTH, reason_of
 from mmgrpo.types import Text
 from reward_models.evaluation.comparison import Candidate, Stored
 
@@ -78,6 +78,16 @@ class Row:
             raise ValueError(f"{self.place}: {key}: got {_brief(value)}, expected an object")
         return Row(value, f"{self.place}: {key}", self.root)
 
+    def given(self, key: str, kind: Any, default: Any) -> Any:
+        """A value that may be missing or null, of one kind."""
+        value = self.values.get(key)
+        if value is None or value == "":
+            return default
+        if not isinstance(value, kind) or isinstance(value, bool):
+            names = {list: "a list", str: "text", Mapping: "an object"}
+            raise ValueError(f"{self.place}: {key}: got {_brief(value)}, expected {names.get(kind, 'text')}")
+        return value
+
     def picture(self, key: str) -> Stored:
         """A picture: a path, bytes, or the hub's ``{bytes, path}``."""
         return self.stored("image", key, self._value(key))
@@ -92,7 +102,7 @@ class Row:
         place = f"{self.place}: {key}"
         if isinstance(given, bytes) and given:
             return Stored(kind, given, place)
-        if not isinstance(given, str) or not given or re.match(r"https?:", given):
+        if not isinstance(given, str) or not given or "\0" in given or re.match(r"https?:", given):
             raise ValueError(f"{place}: got {_brief(value)}, expected {NAMES[kind]} as a file or as bytes")
         return Stored(kind, self.root / given, place)
 
@@ -114,7 +124,7 @@ class Row:
     def _finite(self, key: str, value: Any) -> float:
         try:
             number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             raise ValueError(f"{self.place}: {key}: got {_brief(value)}, expected a number")
@@ -153,7 +163,23 @@ def _of_file(file: Path) -> Iterator[Row]:
     for number, values in enumerate(readers[file.suffix](file), start=1):
         if not isinstance(values, Mapping):
             raise ValueError(f"{file}: row {number}: got {_brief(values)}, expected an object")
+        refuse_surrogates(values, f"{file}: row {number}")
         yield Row(values, f"{file}: row {number}", file.parent)
+
+
+def refuse_surrogates(value: Any, place: str, depth: int = 0) -> None:
+    """ValueError for halves of characters in texts, which no file, page or reward can take, and for deep nesting."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"{place}: is nested too deeply; expected at most {MAX_DEPTH} levels")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{place}: has a lone surrogate in {_brief(value)}, half of a character; remove it")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            refuse_surrogates(key, place, depth)
+            refuse_surrogates(item, f"{place}: {_brief(key)}", depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            refuse_surrogates(item, place, depth + 1)
 
 
 def _parquet(file: Path) -> Iterator[Any]:
@@ -171,7 +197,7 @@ def _parquet(file: Path) -> Iterator[Any]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
 
@@ -197,7 +223,10 @@ def _parsed(text: str, place: str) -> Any:
 
 
 def _csv(file: Path) -> Iterator[Any]:
-    yield from csv.DictReader(io.StringIO(_text(file)))
+    try:
+        yield from csv.DictReader(io.StringIO(_text(file)))
+    except csv.Error as error:
+        raise ValueError(f"{file}: not CSV ({error})") from error
 
 
 def _of_hub(name: str, config: str, split: str) -> Iterator[Row]:

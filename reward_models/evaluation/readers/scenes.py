@@ -55,8 +55,9 @@ def scene_pair(row: Row) -> Comparison:
     try:
         prompt = replace(scenes.prompt(scenes.parse(row.text("prompt"))), id=row.place)
         sides = tuple(draw(row.object(side).values) for side in ("left", "right"))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{row.place}: got a picture without {error}, expected scene, seed and damage") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        problem = f"without {error}" if isinstance(error, KeyError) else f"that cannot be drawn ({error})"
+        raise ValueError(f"{row.place}: got a picture {problem}, expected scene, seed and damage") from error
     ranks = row.choice("label", {"left": FIRST, "right": SECOND, "tie": TIE})
     return Comparison(prompt, sides, ranks, row.place, row.text("category"))
 

@@ -16,6 +16,7 @@ from reward_models.evaluation.readers.answers import rewardbench2
 from reward_models.evaluation.readers.rows import Row, read_rows
 from tests.reward_models.evaluation.benchmarks import LEVEL, pictures, write_csv, write_json, write_jsonl, write_parquet
 
+CIRCLE = "a red circle"
 GOOD = {"prompt": "a", "left": "grey/10.png", "right": "grey/20.png", "vote_type": "leftvote"}
 
 
@@ -31,6 +32,21 @@ GOOD = {"prompt": "a", "left": "grey/10.png", "right": "grey/20.png", "vote_type
             {"left": "https://example.com/a.png"},
             "row 2: left: got 'https://example.com/a.png', expected an image as a file",
         ),
+        *(
+            ({key: value}, f"row 2: {key}: got ")
+            for key, values in {
+                "about": (3.5, "a.png", {"a": 1}),
+                "meta": (3.5, [1], "x"),
+                "task": (3.5, ["x"]),
+                "category": (["x"], {"a": 1}),
+                "user": ([1], True),
+                "left": (3.5, [], "a\0.png", {"text": 3}),
+            }.items()
+            for value in values
+        ),
+        ({"prompt": "\ud800"}, "row 2: 'prompt': has a lone surrogate"),
+        ({"meta": {"a": ["x\udfff"]}}, "row 2: 'meta': 'a': has a lone surrogate"),
+        ({"\ud800": 1}, "row 2: has a lone surrogate"),
     ],
 )
 def test_a_wrong_value_names_its_place(tmp_path, change, message):
@@ -50,6 +66,17 @@ def test_a_wrong_value_names_its_place(tmp_path, change, message):
         ("vlrewardbench", {"id": "x-1"}, "id: got 'x-1', expected one that begins with vlfeedback"),
         ("mmrewardbench", {"ID": "x", "Meta": "safety"}, "Meta: got 'safety', expected an object"),
         ("rewardbench2", {"subset": "Ties", "id": "3", "chosen": ["a"], "rejected": ["b"]}, "id: got '3', exp"),
+        ("hpdv2", {"prompt": "a", "image_path": ["x", "y"], "rank": [1, 10**400]}, "rank: got 1000"),
+        ("mjbench", {"caption": "a", "image0": "x", "image1": "y", "label": 0, "info": [3]}, "info: got "),
+        ("scenes", {"prompt": 3, "left": {}, "right": {}, "label": "left", "category": "a"}, "prompt: got 3"),
+        *(
+            ("scenes", {"prompt": CIRCLE, "left": left, "right": {}, "label": "left", "category": "a"}, "got a picture")
+            for left in (
+                {}, {"scene": 3, "seed": 1}, {"scene": CIRCLE, "seed": 3.5}, {"scene": CIRCLE, "seed": -1},
+                {"scene": CIRCLE, "seed": 1, "damage": ["noise", 0.1, 3]},
+                {"scene": CIRCLE, "seed": 1, "damage": ["noise", "x"]},
+            )
+        ),
         ("rewardbench2", {"subset": "Math", "chosen": [], "rejected": ["b"]}, r"chosen: got \[\], expected a list of"),
     ],
 )  # fmt: skip
