@@ -12,7 +12,6 @@ command line are equivalent.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.inputs import RunInputs, load
@@ -36,11 +34,11 @@ from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.config import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.fingerprint import of_inputs
-from mmgrpo.runtime.folder import claimed, named, open_folder, refuse_folder, run_folder
+from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import deterministic
-from mmgrpo.runtime.reading import build, refuse_preset
+from mmgrpo.runtime.reading import build, in_python, refuse_preset
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
 from mmgrpo.update import LossRecipe
@@ -148,27 +146,13 @@ def train(
     owner = source.family if source else None
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
-    config = named(config)
-    again = f"the same call with name={config.name!r}, resume=True"
+    again = "the same call with resume=True"
     try:
         return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
     except (ValueError, OSError) as error:
         if len(error.args) == 1:
             error.args = (in_python(str(error)),)
         raise
-
-
-def in_python(text: str) -> str:
-    """The advice of an error in the words of Python: ``resume=True`` where the command line has ``--resume``."""
-
-    def argument(option: re.Match[str]) -> str:
-        name = option[1].replace("-", "_")
-        if "." in name:
-            section, _, field = name.partition(".")
-            return f"{'evaluation' if section == 'eval' else section}={{'{field}': ...}}"
-        return f"{name}=True" if name in ("resume", "overwrite") else f"{name}=..."
-
-    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)", argument, text)
 
 
 def run_config(config: Config) -> Result:
@@ -180,6 +164,11 @@ def run_config(config: Config) -> Result:
         return load(config, owner, lambda prompts: owner.policy(config, str(accelerator.device), prompts))
 
     return execute(config, owner, start, config.rewards)
+
+
+def resume_command(config: Config) -> str:
+    """How the command line continues a run."""
+    return f"mmgrpo train --config {run_folder(config) / 'config.yaml'} --resume"
 
 
 def execute(
@@ -204,20 +193,10 @@ def execute(
     accelerator = devices.accelerator(
         config.model.device, log_with=[*config.trackers] or None, project_dir=config.output_dir
     )
-    config = replace(config, name=agreed(given.name, accelerator))
-    accelerator.project_configuration.set_directories(str(run_folder(config)))
-    accelerator.project_configuration.logging_dir = str(run_folder(config) / "tensorboard")
+    config = agreed(given, accelerator)
     with deterministic(config.deterministic), claimed(config, accelerator):
-        again = again or f"mmgrpo train --config {run_folder(config) / 'config.yaml'} --resume"
+        again = f"{again}, name={config.name!r}" if again else resume_command(config)
         return run(config, owner, start, rewards, accelerator, again)
-
-
-def agreed(name: str, accelerator: Accelerator) -> str:
-    """The name of the run that the main process chose, on every process."""
-    names = [name]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(names)
-    return names[0]
 
 
 def run(

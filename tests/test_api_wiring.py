@@ -220,7 +220,7 @@ def test_the_accelerator_of_a_run_has_its_device_its_trackers_and_its_folder(tmp
         settings = config(tmp_path, trackers=trackers, model=Handmade(device="cpu"))
         with pytest.raises(ZeroDivisionError):
             api.execute(settings, None, lambda _: pytest.fail("it loads"), [first_number], "again")
-        assert asked.pop() == (("cpu",), {"log_with": told, "project_dir": tmp_path / "mine"})
+        assert asked.pop() == (("cpu",), {"log_with": told, "project_dir": str(tmp_path)})
 
 
 def test_a_folder_of_something_else_is_refused_before_there_is_an_accelerator(tmp_path, monkeypatch):
@@ -251,8 +251,8 @@ def test_a_configuration_is_checked_by_its_family_and_told_how_to_go_on(tmp_path
     )
     settings = config(tmp_path)
     api.run_config(settings)
-    assert asked == [settings] and executed[0][3] == ["first_number"]
-    assert executed[0][4] == f"mmgrpo train --config {tmp_path / 'mine' / 'config.yaml'} --resume"
+    assert asked == [settings] and executed[0][3] == ["first_number"] and len(executed[0]) == 4
+    assert api.resume_command(settings) == f"mmgrpo train --config {tmp_path / 'mine' / 'config.yaml'} --resume"
 
 
 def executed(monkeypatch, prompts: Any = ("a", "b"), rewards: Any = (first_number,), policy: Any = None, **options):

@@ -67,6 +67,19 @@ def named(config: Config) -> Config:
     return replace(config, name=next(one for one in taken if not (Path(config.output_dir) / one).exists()))
 
 
+def agreed(config: Config, accelerator: Accelerator) -> Config:
+    """The configuration with the name that the main process chose, on every process; trackers write into its folder."""
+    names = [config.name]
+    if accelerator.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(names)
+    config = replace(config, name=names[0])
+    accelerator.project_configuration.set_directories(str(run_folder(config)))
+    accelerator.project_configuration.logging_dir = str(run_folder(config) / "tensorboard")
+    return config
+
+
 def refuse_folder(config: Config) -> None:
     """Raise an error if the folder contains another run, this run with other settings, or no run but other files."""
     folder = run_folder(config)

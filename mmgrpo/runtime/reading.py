@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
@@ -251,6 +252,19 @@ def without_launch(section: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"line, and write {option} where it is wanted"
             )
     return {name: value for name, value in section.items() if name not in LAUNCH}
+
+
+def in_python(text: str) -> str:
+    """The advice of an error in the words of Python: ``resume=True`` where the command line has ``--resume``."""
+
+    def argument(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
+        if "." in name:
+            section, _, field = name.partition(".")
+            return f"{'evaluation' if section == 'eval' else section}={{'{field}': ...}}"
+        return f"{name}=True" if name in ("resume", "overwrite") else f"{name}=..."
+
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)", argument, text)
 
 
 def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:

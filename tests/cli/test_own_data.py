@@ -9,12 +9,11 @@ import pytest
 import yaml
 
 import mmgrpo
-from mmgrpo.api import in_python
 from mmgrpo.cli.train import main, read
 from mmgrpo.runtime.config import LAUNCH
 from mmgrpo.runtime.folder import named
 from mmgrpo.runtime.plugins import recipes
-from mmgrpo.runtime.reading import write_yaml
+from mmgrpo.runtime.reading import in_python, write_yaml
 from mmgrpo.toy import scenes
 from pipelines import visual
 from pipelines.visual import sd3
