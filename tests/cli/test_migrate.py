@@ -378,8 +378,9 @@ def test_rows_say_how_they_are_converted_or_why_not():
         assert all("," not in row.to or row.by for row in rows), project
 
 
-def test_the_page_holds_the_tables_as_they_are():
-    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
-    assert page.filled(text) == text, "python -m mmgrpo.cli.migrate.page docs/migration.md"
+@pytest.mark.parametrize("project", PROJECTS)
+def test_the_page_of_a_project_holds_its_tables_as_they_are(project: str):
+    text = (ROOT / "docs" / "migration" / f"{project}.md").read_text(encoding="utf-8")
+    assert page.filled(text, project) == text, "python -m mmgrpo.cli.migrate.page docs/migration"
     with pytest.raises(ValueError, match="expected the lines"):
-        page.filled("a page without marks")
+        page.filled("a page without marks", project)

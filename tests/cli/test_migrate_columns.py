@@ -1,4 +1,4 @@
-"""Data columns of other projects: what docs/migration.md says is read as it is, is, and what it says is not, is not."""
+"""Data columns of other projects: what docs/migration says is read as it is, is, and what it says is not, is not."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.python_file import from_python
 from mmgrpo.cli.migrate.script import command_of
 from mmgrpo.cli.migrate.sources import Source, flatten, from_words, json_of, plain, text_of
-from mmgrpo.cli.migrate.tables import table
+from mmgrpo.cli.migrate.tables import PROJECTS, table
 
 
 def settings(script: str) -> dict[str, Any]:
@@ -234,17 +234,18 @@ def test_a_pattern_of_a_table_stands_for_settings_that_have_no_row_of_their_own(
     assert Draft(verl, Source("a"), "qwen_vl").rows == 0
 
 
-def test_the_page_is_written_between_its_marks(tmp_path, monkeypatch):
-    path = tmp_path / "page.md"
-    path.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["page", str(path)])
+def test_the_pages_are_written_between_their_marks(tmp_path, monkeypatch):
+    for name in PROJECTS:
+        (tmp_path / f"{name}.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path)])
     page.main()
-    text = path.read_text()
+    text = (tmp_path / "trl.md").read_text()
     assert text.startswith(f"before\n{page.BEGIN}\n\n## Losses of TRL") and text.endswith(f"\n\n{page.END}\nafter\n")
-    assert "old" not in text.split("\n") and page.filled(text) == text
+    assert "Losses of TRL" not in (tmp_path / "verl.md").read_text()
+    assert "old" not in text.split("\n") and page.filled(text, "trl") == text
     for broken in (text.replace(page.END, ""), text + page.BEGIN, ""):
         with pytest.raises(ValueError, match="once each"):
-            page.filled(broken)
+            page.filled(broken, "trl")
     for words in ([], ["a", "b"]):
         monkeypatch.setattr(sys, "argv", ["page", *words])
         with pytest.raises(ValueError, match="usage: python -m"):

@@ -1,17 +1,18 @@
 """Read the configuration of another project and print it as a recipe of ours.
 
     mmgrpo migrate trl config.yaml > recipe.yaml                        # a file of 'trl grpo --config'
-    mmgrpo migrate trl config.yaml --processes 8 -- --learning_rate 2e-6       # flags behind -- override the file
+    mmgrpo migrate trl train_grpo.py --processes 8 -- --learning_rate 2e-6     # a script; flags behind -- override it
     mmgrpo migrate ms_swift train.sh --rows 12000                       # a shell script with 'swift rlhf'
     mmgrpo migrate easyr1 examples/config.yaml -- worker.rollout.n=8    # overrides as EasyR1 and verl write them
     mmgrpo migrate flow_grpo config/grpo.py:general_ocr_sd3_4gpu --processes 4
     mmgrpo migrate dance_grpo scripts/finetune/finetune_flux_grpo.sh
     mmgrpo train --config recipe.yaml --dry-run                         # what the recipe would cost
 
-Every setting of the input appears in the recipe: as a setting of ours with its origin behind it, or in the comment at
-the top with the reason why there is none. Defaults of theirs that differ from ours are written out. Nothing is
-executed: shell scripts and Python files are read as text, and what is no plain value is listed. docs/migration.md has
-all settings and data columns side by side.
+Every setting of the input appears in the recipe: as a setting of ours with its origin behind it, as a value ??? or a
+line of the section 'undecided', which 'mmgrpo train' refuses until you decide it, or in the comment at the top where it
+changes nothing of what is trained. Defaults of theirs that differ from ours are written out. Nothing is executed: shell
+scripts and Python files are read as text. docs/migration.md and its pages have all settings and data columns side by
+side.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Args:
     project: Annotated[tyro.conf.Positional[str], ANY_TEXT]
     """trl, ms_swift, easyr1, verl, flow_grpo or dance_grpo."""
     file: Annotated[tyro.conf.Positional[str], ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: flags only)")] = ""
-    """Its configuration: .yaml, .json, .sh, or .py:FUNCTION of flow_grpo. Flags stand behind --."""
+    """Its configuration: .yaml, .json, .sh, .py of trl, or .py:FUNCTION of flow_grpo. Flags stand behind --."""
     family: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: by the name of the model)")] = ""
     """Our model family; 'mmgrpo families' lists them."""
     processes: Annotated[int, within("[0, 1e6]")] = 0

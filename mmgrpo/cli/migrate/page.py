@@ -1,6 +1,6 @@
-"""The tables of docs/migration.md, made from the tables of this package.
+"""The tables of docs/migration/, made from the tables of this package.
 
-python -m mmgrpo.cli.migrate.page docs/migration.md       # writes them between the two marks of the page
+python -m mmgrpo.cli.migrate.page docs/migration       # writes them between the two marks of each page
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmgrpo.cli.migrate.losses import WEIGHTS, objective
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 
-BEGIN = "<!-- Tables: python -m mmgrpo.cli.migrate.page docs/migration.md -->"
+BEGIN = "<!-- Tables: python -m mmgrpo.cli.migrate.page docs/migration -->"
 END = "<!-- End of the tables. -->"
 
 LOSSES: tuple[dict[str, Any], ...] = (
@@ -29,9 +29,9 @@ LOSSES: tuple[dict[str, Any], ...] = (
 """Settings of TRL that the table of losses shows."""
 
 
-def tables() -> str:
-    """The text between the marks."""
-    return "\n\n".join([losses(), *(section(table(name), name) for name in PROJECTS)])
+def tables(name: str) -> str:
+    """The text between the marks of a project's page."""
+    return "\n\n".join([*([losses()] if name == "trl" else []), section(table(name))])
 
 
 def losses() -> str:
@@ -49,28 +49,31 @@ LOSSES_TEXT = """The other settings are at TRL's defaults. Each pair computes th
 same numbers, which `tests/objectives/test_trl_losses.py` shows with TRL's own code."""
 
 
-def section(one: Table, name: str) -> str:
-    """The page of one project."""
+def section(one: Table) -> str:
+    """The tables of one project."""
     mapped = [row for row in one.rows.values() if row.to]
     groups: dict[str, list[Row]] = {}
     for row in one.rows.values():
         if not row.to:
             groups.setdefault(row.note, []).append(row)
     parts = [
-        f"## {one.project}",
-        f"Read: {one.source}.",
-        f"`mmgrpo migrate {name}` reads {one.forms}.",
-        f"### Data columns of {one.project}",
+        "## Data columns",
+        f"Columns and settings are those of {one.source}.",
         grid(("theirs", "ours", "read as it is?"), [(c["theirs"], c["ours"], c["note"]) for c in one.columns]),
-        f"### Settings of {one.project}",
+        "## Settings",
         grid(
             ("theirs", "their default", "ours", "what differs"),
             [(f"`{row.key}`", shown(row.default), ours(row.to), note_of(row)) for row in mapped],
         ),
-        f"### Settings of {one.project} without a counterpart",
+        "## Settings without a counterpart",
+        "Another value than the default of those that are marked (!) changes what is trained: `mmgrpo train` refuses "
+        "it until it is dealt with.",
         grid(
             ("theirs", "why, and what to do instead"),
-            [(", ".join(f"`{row.key}`" for row in rows), why) for why, rows in groups.items()],
+            [
+                (", ".join(f"`{row.key}`" for row in rows), f"{'(!) ' * rows[0].matters}{why}")
+                for why, rows in groups.items()
+            ],
         ),
     ]
     return "\n\n".join(parts)
@@ -104,22 +107,23 @@ def escaped(cell: str) -> str:
     return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
 
 
-def filled(page: str) -> str:
-    """A page with the tables between its marks; ValueError where it has none."""
+def filled(page: str, name: str) -> str:
+    """A project's page with the tables between its marks; ValueError where it has none."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page: expected the lines '{BEGIN}' and '{END}' once each")
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{tables(name)}\n\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
-    """Write the tables into the page that the command line names."""
+    """Write the tables into the pages of the folder that the command line names."""
     from mmgrpo.runtime.files import write_text
 
     if len(sys.argv) != 2:
-        raise ValueError("usage: python -m mmgrpo.cli.migrate.page docs/migration.md")
-    path = Path(sys.argv[1])
-    write_text(path, filled(path.read_text(encoding="utf-8")))
+        raise ValueError("usage: python -m mmgrpo.cli.migrate.page docs/migration")
+    for name in PROJECTS:
+        path = Path(sys.argv[1]) / f"{name}.md"
+        write_text(path, filled(path.read_text(encoding="utf-8"), name))
 
 
 if __name__ == "__main__":

@@ -145,7 +145,8 @@ def flatten(source: Source, section: Mapping[Any, Any], nested: bool, prefix: st
         if nested and isinstance(value, Mapping) and value:
             flatten(source, value, nested, f"{prefix}{key}.", depth + 1)
         else:
-            source.put(prefix + key, value)
+            is_number = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}", value)
+            source.put(prefix + key, float(str(value)) if is_number else value)  # YAML 1.1 reads 1e-6 as text
 
 
 # ---- words

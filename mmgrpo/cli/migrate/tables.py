@@ -2,7 +2,7 @@
 
 A table has ``settings``, each of which becomes one or several settings of ours, and ``none``, groups of settings that
 have no counterpart, with the reason; where a group ``matters``, a recipe with another value than the default is
-refused until the user has dealt with it. From these tables both the command and the page docs/migration.md are made.
+refused until the user has dealt with it. From these tables both the command and the pages of docs/migration/ are made.
 """
 
 from __future__ import annotations
