@@ -71,10 +71,11 @@ CATALOGUE: dict[str, Preset] = {
         objective="cispo_cap(cap=5.0)",
         aggregation="per_decision",
     ),
-    # arXiv:2510.13786: CISPO, batch std, mean over prompts, groups without spread dropped.
+    # arXiv:2510.13786: CISPO, mean over prompts, groups without spread dropped, advantages divided by their deviation over
+    # the batch that is left. TRL's trainer of this name divides by a moving second moment of all raw rewards instead.
     "scale_rl": for_any(
-        "CISPO with batch std and equal weight for every prompt.",
-        scale="batch_std(ddof=1, eps=1e-4)",
+        "CISPO with the batch's std of advantages and equal weight for every prompt.",
+        scale="batch_std_informative(ddof=1, eps=1e-4)",
         select=["drop_zero_spread"],
         objective="cispo_cap(cap=5.0)",
         aggregation="per_prompt",

@@ -38,7 +38,7 @@ from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
 from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.runtime.config import Optim
-from mmgrpo.runtime.distributed import largest, sum_by_name, sum_gradients
+from mmgrpo.runtime.distributed import RankSlice, largest, sum_by_name, sum_gradients
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 from mmgrpo.runtime.interruption import Interrupted, Interruption
@@ -126,6 +126,7 @@ class Trainer:
             raise ValueError(
                 f"got group_size {self.rounds.group_size}, expected at least 2: samples are compared within groups"
             )
+        RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_rewards(self.recipe, self.scorers, self.prompts, bool(self.evaluation.every and self.evaluation.prompts))
         if not any(scorer.weight for scorer in self.scorers):

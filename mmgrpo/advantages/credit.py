@@ -185,6 +185,10 @@ def divergence_weight(
 
 TREE = ("node", "decision_mask")
 
+TREES_ONLY = frozenset({"tree_depth", "tree_softmax", "tree_siblings", "parent_top1"})
+"""Credits and selectors for samples that share decisions. On others they would compare whatever stands at one position:
+tokens by their number in the text, for example."""
+
 CREDITS = {
     "broadcast": Block(broadcast, ("advantages", "keep", *TREE), "group"),
     "tree_depth": Block(tree_depth, ("advantages", "key", "stat", *TREE, "log_probs"), "group"),

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
-from mmgrpo.advantages.credit import CREDITS, any_shared
+from mmgrpo.advantages.credit import CREDITS, TREES_ONLY, any_shared
 from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
@@ -161,6 +161,12 @@ class AdvantageRecipe:
         """Rewards for which prompts must have ``reference_rewards``, of those that have a weight."""
         names = {one.parameters.get("of", "") for one in self.transform if "reference_rewards" in one.block.needs}
         return frozenset(names - {""} | (weighted if "" in names else set()))
+
+    @property
+    def tree_blocks(self) -> tuple[str, ...]:
+        """Credit and selectors that need samples in trees, as they are written."""
+        bounds = (self.credit, *self.before, *self.after)
+        return tuple(bound.text for bound in bounds if parse(bound.text)[0] in TREES_ONLY)
 
     @property
     def key_names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
@@ -70,6 +71,19 @@ def batch_std_centred(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 
     return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
 
 
+def batch_std_informative(
+    centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4
+) -> Values:
+    """centred / (std of the centred values of the groups with spread + eps): the batch's deviation of the advantages
+    that are trained, whatever share of the prompts is always or never solved (ScaleRL, arXiv:2510.13786).
+
+    [1,0,0,0], [1,1,1,0] and two groups of equal rewards: sqrt(8 * 3/16 / 7) = .463, where ``batch_std`` divides by .516
+    and ``batch_std_centred`` by .316.
+    """
+    informative = stat & groups.group_spread(values, key, stat)
+    return _over(centred, groups.group_std(centred, _one(stat), informative, ddof), eps)
+
+
 def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) -> Values:
     """(centred - m) / sqrt(v + eps), m and v (n - 1) over all decisions of the batch (REINFORCE++,
     arXiv:2501.03262): each row is weighted by its number of decisions.
@@ -82,13 +96,18 @@ def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) ->
 
 
 def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
-    """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183)."""
+    """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183).
+
+    ValueError for rewards outside of [0, 1].
+    """
+    refuse_outside(values, stat, 0.0, 1.0, "algorithm.scale: bernoulli")
     mean = groups.group_mean(values, key, stat)
     return _over(centred, mean * (1 - mean), eps)
 
 
 def mean(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
-    """centred / (mean + eps), for rewards that are not negative (half of MAPO, arXiv:2509.18849)."""
+    """centred / (mean + eps), for rewards that are not negative (half of MAPO, arXiv:2509.18849), else ValueError."""
+    refuse_outside(values, stat, 0.0, torch.inf, "algorithm.scale: mean (of which mapo makes use)")
     return _over(centred, groups.group_mean(values, key, stat), eps)
 
 
@@ -117,8 +136,9 @@ def beta_pdf(
 
     With m, v the mean and sample variance of p over groups and c = m (1 - m) / v - 1,
     a = max(1 + c m / 3, 1) and b = max(1 + c (1 - m) / 3, 1). Rewards in [low, high] are first mapped to
-    [0, 1]. With one group a = b = 1, and nothing is divided.
+    [0, 1]; ValueError for others. With one group a = b = 1, and nothing is divided.
     """
+    refuse_outside(values, stat, low, high, "algorithm.scale: beta_pdf (low, high)")
     width = high - low
     rate = groups.group_mean((values - low) / width, key, stat)
     rates = rate[groups.group_first(key, stat)]
@@ -143,6 +163,16 @@ def valid_fraction(centred: Values, values: Values, key: Key, stat: Rows) -> Val
     return torch.where(informative > 0, centred * stat.sum() / informative, 0.0)
 
 
+def refuse_outside(values: Values, stat: Rows, low: float, high: float, what: str) -> None:
+    """Raise ValueError if a reward of the statistics lies outside of [low, high], for blocks that read it as a rate."""
+    outside: Tensor = values[stat & ((values < low - 1e-6) | (values > high + 1e-6))]
+    if outside.numel():
+        raise ValueError(
+            f"{what}: got a reward of {float(outside[0]):g}, expected [{low:g}, {high:g}]; choose another one, or bring "
+            "the rewards into this range with their weights or algorithm.transform, e.g. clip(low=0, high=1)"
+        )
+
+
 def _over(centred: Values, divisor: Values, eps: float) -> Values:
     return torch.where(divisor > 0, centred / (divisor + eps), 0.0)
 
@@ -161,6 +191,7 @@ SCALES = {
     "leave_one_out_std": Block(leave_one_out_std, GROUP, "group"),
     "batch_std": Block(batch_std, ("centred", "values", "stat"), "group"),
     "batch_std_centred": Block(batch_std_centred, ("centred", "stat"), "group"),
+    "batch_std_informative": Block(batch_std_informative, GROUP, "group"),
     "token_whiten": Block(token_whiten, ("centred", "stat", "length"), "group"),
     "bernoulli": Block(bernoulli, GROUP, "group"),
     "mean": Block(mean, GROUP, "group"),

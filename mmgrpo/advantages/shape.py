@@ -15,6 +15,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.parts import parts
+from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.registry import Block
 from mmgrpo.runtime.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
 from mmgrpo.types import OWN
@@ -57,8 +58,10 @@ def noise_weight(
     """Shrink groups that a noisy 0/1 reward may have mislabelled (noise-aware S-GRPO, arXiv:2508.05928).
 
     With q the observed success rate and p the probability of a flip, t = clip((q - p) / (1 - 2p), 0, 1) is
-    the true rate; w = (1 - 2p) sqrt(t (1 - t)) / sqrt(q (1 - q)), and 0 where q is 0 or 1.
+    the true rate; w = (1 - 2p) sqrt(t (1 - t)) / sqrt(q (1 - q)), and 0 where q is 0 or 1. ValueError for rewards
+    outside of [0, 1].
     """
+    refuse_outside(values, stat, 0.0, 1.0, "algorithm.shape: noise_weight")
     rate = groups.group_mean(values, key, stat)
     true = ((rate - flip) / (1 - 2 * flip)).clamp(0, 1)
     variance = rate * (1 - rate)

@@ -272,11 +272,15 @@ def bind_blocks(config: Config) -> None:
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.rewards import entries
     from mmgrpo.rollout import redraws
+    from mmgrpo.runtime.compatibility import refuse_trees
     from mmgrpo.update import LossRecipe
 
     algorithm = config.algorithm
     kind = family(config.model.family).decisions(config)
-    for key in AdvantageRecipe.of(algorithm).key_names:
+    recipe = AdvantageRecipe.of(algorithm)
+    if recipe.tree_blocks and "tree" not in KEYS[kind]:
+        refuse_trees(recipe, kind)
+    for key in recipe.key_names:
         if key not in KEYS[kind]:
             raise ValueError(
                 f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"

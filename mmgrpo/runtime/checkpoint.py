@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmgrpo.runtime.files import new_folder, share
+from mmgrpo.runtime.files import naming, new_folder, share
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 
 STATE = "state.json"
@@ -303,23 +302,15 @@ def _lists_to_tuples(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) 
 def _write_tensors(path: Path, group: Mapping[str, Tensor]) -> None:
     # Copies, because safetensors rejects tensors that share memory or are not contiguous.
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in group.items()}
-    try:
+    with naming(path):
         save_file(plain, path)
-    except SafetensorError as error:
-        raise _as_os_error(error) from error
-    share(path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _as_os_error(error: SafetensorError) -> Exception:
-    """The OSError behind an error of safetensors, which reports its number only in words: ``... (os error 28)``."""
-    match = re.search(r"os error (\d+)", str(error))
-    return OSError(int(match.group(1)), str(error)) if match else error
+        share(path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with naming(path), path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

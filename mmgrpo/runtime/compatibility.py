@@ -32,11 +32,23 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"algorithm.kl_weight: got '{recipe.kl_weight.text}' without a KL term that it weighs, expected one in "
             "algorithm.terms, e.g. kl_k3(coef=0.04)"
         )
+    if recipe.tree_blocks and "tree" not in policy.keys:
+        refuse_trees(recipe, policy.kind)
     if unknown := {key.name for key in recipe.keys} - policy.keys:
         raise ValueError(
             f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
             f"({', '.join(sorted(policy.keys))}); choose among these, or another sampling.plan or policy"
         )
+
+
+def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
+    """Raise ValueError for blocks that compare the decisions of a tree, for a policy whose samples share none."""
+    line = "credit" if recipe.credit.text in recipe.tree_blocks else "select"
+    raise ValueError(
+        f"algorithm.{line}: got '{', '.join(recipe.tree_blocks)}', which compares samples that share decisions, and "
+        f"samples of a policy of {kind} share none: trees are grown by denoising policies (sampling.plan branch_tree, "
+        "one_step_branch, ...) only; choose another credit, e.g. broadcast, and another select"
+    )
 
 
 def refuse_rewards(

@@ -7,13 +7,32 @@ its owner lets them; Python's ``tempfile`` and safetensors create what only the 
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """A ``with`` block whose OSErrors name ``path`` where they name no file, or its ``temporary`` name: a full disk, for
+    example, says only "No space left on device". Errors of safetensors, which have a number in words only, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, temporary and str(temporary)):
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        number = re.search(r"os error (\d+)", str(error)) if type(error).__name__ == "SafetensorError" else None
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -25,11 +44,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = _beside(path)
     try:
-        with os.fdopen(os.open(writing, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(writing, path)
+        with naming(path, writing):
+            with os.fdopen(os.open(writing, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(writing, path)
     except BaseException:
         writing.unlink(missing_ok=True)
         raise
@@ -47,9 +67,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = _beside(path)
     try:
-        save_file(dict(tensors), writing, dict(metadata) if metadata else None)
-        share(writing)
-        os.replace(writing, path)
+        with naming(path, writing):
+            save_file(dict(tensors), writing, dict(metadata) if metadata else None)
+            share(writing)
+            os.replace(writing, path)
     except BaseException:
         writing.unlink(missing_ok=True)
         raise

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from mmgrpo.runtime.files import write_text
+from mmgrpo.runtime.files import naming, write_text
 
 Row = dict[str, Any]
 
@@ -43,8 +43,9 @@ class MetricsLog:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append the metrics of one optimizer step; NaN and infinities are written as null."""
         row = {"step": step, **self._run, **{name: _finite(value) for name, value in values.items()}}
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(json.dumps(row, allow_nan=False) + "\n")
+            self._file.flush()
         for name, value in row.items():
             if isinstance(value, float | int) and name != "step":
                 total, weight = self._averages.get(name, (0.0, 0.0))
@@ -62,7 +63,8 @@ class MetricsLog:
 
     def flush(self) -> None:
         """Flush to disk, so that no checkpoint is ahead of its metrics after a loss of power."""
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
 
     def average(self, name: str) -> float:
         """The exponentially weighted mean of the finite values of a metric; NaN if there are none.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mmgrpo.runtime.checkpoint import sha256_of
-from mmgrpo.runtime.files import share, write_text
+from mmgrpo.runtime.files import naming, share, write_text
 from mmgrpo.runtime.identity import MARKER
 
 WRITING, EARLIER = ".model-writing", ".model-replaced"
@@ -24,8 +24,9 @@ def write_model(folder: Path, save: Callable[[Path], None], run: str, step: int)
     writing, earlier = folder.with_name(WRITING), folder.with_name(EARLIER)
     if writing.exists():
         shutil.rmtree(writing)
-    save(writing)
-    share(writing)
+    with naming(folder):
+        save(writing)
+        share(writing)
     files = [path for path in sorted(writing.rglob("*")) if path.is_file()]
     digests = {path.relative_to(writing).as_posix(): sha256_of(path) for path in files}
     write_text(writing / MARKER, json.dumps({"run": run, "step": step, "files": digests}, indent=1))
