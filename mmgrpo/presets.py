@@ -71,8 +71,8 @@ CATALOGUE: dict[str, Preset] = {
         objective="cispo_cap(cap=5.0)",
         aggregation="per_decision",
     ),
-    # arXiv:2510.13786: CISPO, mean over prompts, groups without spread dropped, advantages divided by their deviation over
-    # the batch that is left. TRL's trainer of this name divides by a moving second moment of all raw rewards instead.
+    # arXiv:2510.13786: CISPO, mean over prompts, groups without spread dropped, advantages divided by their deviation
+    # over the batch that is left. TRL's trainer of this name divides by a moving second moment instead (not taken over).
     "scale_rl": for_any(
         "CISPO with the batch's std of advantages and equal weight for every prompt.",
         scale="batch_std_informative(ddof=1, eps=1e-4)",

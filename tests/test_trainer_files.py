@@ -180,6 +180,12 @@ def test_only_held_out_prompts_have_a_say_in_weights_and_alarms(tmp_path, monkey
     assert alarmed == [0] and [[*values] for values in seen] == [["reward"]]
 
 
+def test_prompts_that_do_not_divide_among_processes_are_refused_before_anything_is_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr(Accelerator, "num_processes", 2)
+    with pytest.raises(ValueError, match="prompts.*2 processes, got 3"):
+        trainer(toy_policy(steps=3), tmp_path, toy_prompts(4), heldout=toy_prompts(2), prompts_per_step=3)
+
+
 @pytest.mark.parametrize(("ranks", "left"), [(1, True), (2, False)])
 def test_a_signal_leaves_work_that_changes_nothing_where_no_other_process_waits(ranks, left, tmp_path, monkeypatch):
     made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2))

@@ -168,8 +168,8 @@ def refuse_outside(values: Values, stat: Rows, low: float, high: float, what: st
     outside: Tensor = values[stat & ((values < low - 1e-6) | (values > high + 1e-6))]
     if outside.numel():
         raise ValueError(
-            f"{what}: got a reward of {float(outside[0]):g}, expected [{low:g}, {high:g}]; choose another one, or bring "
-            "the rewards into this range with their weights or algorithm.transform, e.g. clip(low=0, high=1)"
+            f"{what}: got a reward of {float(outside[0]):g}, expected [{low:g}, {high:g}]; choose another one, or "
+            "bring the rewards into this range with their weights or algorithm.transform, e.g. clip(low=0, high=1)"
         )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """A ``with`` block whose OSErrors name ``path`` where they name no file, or its ``temporary`` name: a full disk, for
-    example, says only "No space left on device". Errors of safetensors, which have a number in words only, too."""
+    """A ``with`` block whose OSErrors name ``path`` where they name no file, or its ``temporary`` name: a full disk
+    says only "No space left on device", for example. Errors of safetensors, which have a number in words only, too."""
     try:
         yield
     except OSError as error:

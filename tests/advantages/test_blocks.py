@@ -136,6 +136,41 @@ def test_batch_std_of_rewards_and_of_centred_rewards_differ():
     assert centred == near(1, -1, -1, 1, 1.5, -0.5, -0.5, -0.5)
 
 
+def test_the_batchs_std_of_informative_groups_does_not_depend_on_what_is_always_or_never_solved():
+    # b and c: eight centred values, four of .75^2 or .25^2 each pair: sum of squares 1.5, std sqrt(1.5 / 7) = .46291
+    solved, never = [1.0] * 4, [0.0] * 4
+    made = advantage(batch(B, C, solved, never), "group_mean", "batch_std_informative(eps=0)").tolist()
+    assert made[:8] == near(*(x / 0.46291 for x in (0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75)))
+    assert made[8:] == [0.0] * 8
+    alone = advantage(batch(B, C), "group_mean", "batch_std_informative(eps=0)").tolist()
+    assert made[:8] == near(*alone)
+    # the raw rewards of all sixteen: sqrt(4 / 15) = .51640
+    raw = advantage(batch(B, C, solved, never), "group_mean", "batch_std(eps=0)").tolist()
+    assert raw[0] / made[0] == pytest.approx(0.46291 / 0.51640, abs=1e-5)
+    assert advantage(batch(solved, never), "group_mean", "batch_std_informative").tolist() == [0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("scale", "rewards", "named"),
+    [
+        ("beta_pdf", [0.0, 1.5, 0.2, 0.0], "beta_pdf.*1.5"),
+        ("beta_pdf", [0.0, -0.5, 0.2, 0.0], "beta_pdf.*-0.5"),
+        ("beta_pdf(low=0, high=10)", [0.0, 12.0, 5.0, 0.0], "beta_pdf.*12"),
+        ("bernoulli", [0.0, 3.0, 0.0, 1.0], "bernoulli.*3"),
+        ("mean", [0.0, -3.0, 0.0, 1.0], "mean.*-3"),
+        ("mapo", [0.0, -3.0, 0.0, 1.0], "mapo.*-3"),
+    ],
+)
+def test_a_scale_of_rates_refuses_other_rewards_by_name(scale, rewards, named):
+    with pytest.raises(ValueError, match=named):
+        advantage(batch(rewards), "group_mean", scale)
+
+
+def test_a_shape_of_rates_refuses_other_rewards_by_name_too():
+    with pytest.raises(ValueError, match="noise_weight.*-1"):
+        shaped("noise_weight(flip=0.1)", [1.0] * 4, batch([1.0, -1.0, 1.0, -1.0]))
+
+
 def test_token_whiten_counts_a_row_as_often_as_it_has_decisions():
     # lengths 2, 1, 1, 2 and 1: ten decisions, sum 1, mean .1, squares 2.25 - .1, std sqrt(2.15 / 9) = .48876
     inputs = batch(A, B, length=[2, 1, 1, 2, 1, 1, 1, 1])

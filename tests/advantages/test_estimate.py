@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, _inputs, estimate
+from mmgrpo.registry import Block
 from mmgrpo.runtime.config import Algorithm
 from mmgrpo.types import OWN, REFERENCE, Decisions, Request
 from tests.toys import toy_policy, toy_prompts
@@ -31,6 +33,14 @@ def near(*numbers):
 
 def four(**more) -> Decisions:
     return plain([2, 2, 2, 2], **more)
+
+
+def test_an_advantage_that_is_not_finite_is_an_error_that_names_the_blocks():
+    """A schedule of one's own, say, that divides by nothing."""
+    made = AdvantageRecipe.of(Algorithm(scale="none"))
+    made = replace(made, scale=replace(made.scale, block=Block(lambda centred: centred / 0, ("centred",))))
+    with pytest.raises(ValueError, match="group_mean, none"):
+        estimate(torch.tensor([[1.0], [0.0]]), torch.ones(2, 1).bool(), torch.ones(1), plain([1, 1]), made)
 
 
 # The slow loop

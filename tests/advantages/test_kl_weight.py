@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from accelerate import Accelerator
 
+from mmgrpo.advantages.estimate import estimate
 from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.parts import parts
 from mmgrpo.advantages.shape import SHAPES
@@ -16,6 +19,7 @@ from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from tests.building import first_number, near_one, recipe, trainer
 from tests.toys import toy_policy, toy_prompts
+from tests.trees import plain
 
 ALONE = Accelerator(cpu=True)
 
@@ -132,6 +136,18 @@ def test_the_factor_multiplies_the_kl_of_each_sample(tmp_path, micro_batch_size)
     uncertain, variance = kl_of(tmp_path, "ensemble_variance", micro_batch_size)
     assert (ones == 1).all() and (plain > 0).all() and variance.std() > 0
     torch.testing.assert_close(uncertain, variance * plain, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_factor_keeps_its_digits_whatever_the_precision_of_the_policy(dtype):
+    """The variance of 1000 and 1001 is .5, and of 1000 and 1301 is 45300.5: bfloat16 has 45312, float16 45312 too."""
+    values = torch.tensor([[1000.0, 1001.0], [1000.0, 1301.0]])
+    decisions = replace(plain([2, 1]), log_probs=torch.zeros(2, 2, dtype=dtype))
+    made = recipe(kl_weight="ensemble_variance")
+    found = estimate(values, values > 0, torch.ones(2), decisions, made, ["a", "b"])
+    assert found.kl_weight.dtype == torch.float32 and found.kl_weight.tolist() == [0.5, 45300.5]
+    field = found.weighing(decisions).fields["kl_weight"]
+    assert field.dtype == torch.float32 and field.tolist() == [[0.5, 0.5], [45300.5, 45300.5]]
 
 
 def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -59,6 +60,22 @@ def tree_round() -> Round:
 def write(folder: Path, round: Round, step: int = 0) -> dict:
     write_group(folder / "groups" / f"step-{step:06d}", step, round, displayed)
     return json.loads((folder / "groups" / f"step-{step:06d}" / "group.json").read_text())
+
+
+def test_the_record_takes_an_advantage_that_is_not_finite_and_a_reward_that_abstains(tmp_path):
+    made = tree_round()
+    advantages = made.batch.advantages.clone()
+    advantages[0, 0] = torch.nan
+    abstained = torch.zeros_like(made.reward_scores.valid)
+    abstained[1, 1] = True
+    scores = replace(made.reward_scores, valid=made.reward_scores.valid & ~abstained, abstained=abstained)
+    members = write(tmp_path, replace(made, batch=replace(made.batch, advantages=advantages), reward_scores=scores))[
+        "members"
+    ]
+    assert members[0]["advantage"] is None and members[0]["advantages"][0] is None
+    assert members[1]["rewards"]["s"] is None and members[1]["abstained"] == ["s"] and "abstained" not in members[0]
+    group = read_group(tmp_path, 0)
+    assert group.members[1].abstained == ("s",) and "abstains" in group_page(tmp_path, group)
 
 
 def test_the_record_of_a_tree_number_by_number(tmp_path):

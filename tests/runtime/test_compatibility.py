@@ -27,6 +27,10 @@ def scored(**weights: float) -> list[Scorer]:
         ({"select": ["drop_truncated"]}, [], r"need truncated, which .* record \(it records sampler_log_probs\)"),
         ({"keys": ["tree"]}, [], r"algorithm.keys: got tree, expected keys of this policy's samples \(prompt\)"),
         ({"kl_weight": "high_part"}, [], "algorithm.kl_weight: got 'high_part' without a KL term that it weighs"),
+        ({"credit": "tree_depth(beta=1.0)"}, [], "algorithm.credit.*tree_depth.*tokens"),
+        ({"credit": "tree_softmax"}, [], "algorithm.credit.*tree_softmax.*tokens"),
+        ({"credit": "tree_siblings"}, [], "algorithm.credit.*tree_siblings.*tokens"),
+        ({"select": ["parent_top1"]}, [], "algorithm.select.*parent_top1.*tokens"),
     ],
 )
 def test_what_a_policy_cannot_do_is_refused_by_name(blocks, terms, message):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmgrpo.runtime.files import new_folder, share, write_bytes, write_tensors, write_text
+from mmgrpo.runtime.files import naming, new_folder, share, write_bytes, write_tensors, write_text
+from mmgrpo.runtime.metrics import MetricsLog
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
@@ -39,6 +41,37 @@ def test_files_and_folders_have_the_permissions_of_the_umask(umask, tmp_path):
     folder = new_folder(tmp_path / "deep", ".writing-")
     assert mode(folder) == 0o777 & ~umask and folder.name.startswith(".writing-") and not list(folder.iterdir())
     assert load_file(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("where", ["write", "replace", "open"])
+def test_a_full_disk_is_told_with_the_name_of_the_file(where, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, {"write": "fsync", "replace": "replace", "open": "open"}[where], full)
+    with pytest.raises(OSError, match=r"a\.txt") as caught:
+        write_text(tmp_path / "a.txt", "words")
+    monkeypatch.undo()
+    assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_names_a_file_already_and_one_without_a_number_stay_what_they_are(tmp_path):
+    for error in (OSError(errno.ENOENT, "no such file", "other"), OSError("words"), ValueError("os error 28")):
+        with pytest.raises(type(error)) as caught, naming(tmp_path / "a"):
+            raise error
+        assert str(caught.value) == str(error) and "/a" not in str(caught.value)
+
+
+def test_metrics_that_do_not_fit_name_their_file(tmp_path):
+    log = MetricsLog(tmp_path)
+
+    class Full:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    log._file = Full()
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        log.write(1, {"loss": 0.5})
 
 
 def test_tensors_that_cannot_be_written_leave_the_old_file_and_nothing_beside_it(tmp_path):

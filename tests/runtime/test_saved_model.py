@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mmgrpo.runtime.saved_model import check_model, write_model
@@ -39,6 +41,25 @@ def test_a_model_is_replaced_and_its_files_have_hashes(tmp_path):
         check_model(folder)
     (folder / "run.json").unlink()
     check_model(folder)  # of an earlier version, or saved by hand
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", "null", '{"files": 3}', '{"files": [1]}', '{"files": null}', "\xff"])
+def test_a_list_of_files_that_is_none_is_told_as_damaged(text, tmp_path):
+    (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        check_model(tmp_path)
+
+
+def test_a_full_disk_while_a_model_is_saved_names_it(tmp_path):
+    for error in (OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: full (os error 28)")):
+
+        def save(folder, error=error):
+            folder.mkdir(exist_ok=True)
+            raise error
+
+        with pytest.raises(OSError, match="model") as caught:
+            write_model(tmp_path / "model", save, "run", 1)
+        assert caught.value.errno == errno.ENOSPC
 
 
 def test_what_a_library_saves_for_its_owner_alone_gets_the_permissions_of_other_files(tmp_path):
