@@ -72,7 +72,7 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
     ),
     # arXiv:2510.13786: CISPO, mean over prompts, groups without spread dropped, advantages divided by their deviation
-    # over the batch that is left. TRL's trainer of this name divides by a moving second moment instead (not taken over).
+    # over the batch that is left. TRL's trainer of this name divides by a moving second moment instead (not offered).
     "scale_rl": for_any(
         "CISPO with the batch's std of advantages and equal weight for every prompt.",
         scale="batch_std_informative(ddof=1, eps=1e-4)",
@@ -98,7 +98,9 @@ CATALOGUE: dict[str, Preset] = {
         "Several rewards: each standardized on its own, then summed and whitened.", combine="gdpo(eps=1e-4)"
     ),
     # arXiv:2504.02546: no clip, no KL, no reference; alpha = samples / samples of informative groups. No
-    # drop_zero_spread here: alpha compensates for the groups that stay in the mean.
+    # drop_zero_spread here: alpha compensates for the groups that stay in the mean. The paper's alpha; its code also
+    # draws again below a share of informative groups (0.4), and verl counts samples of nonzero score instead of
+    # groups.
     "gpg": for_any(
         "Plain policy gradient, scaled up to compensate for groups without spread.",
         scale="valid_fraction",
@@ -164,7 +166,8 @@ CATALOGUE: dict[str, Preset] = {
         scale="virtual_max_std(maximum=1.0, ddof=1, eps=1e-6)",
         objective="ppo(low=0.16, high=0.24)",
     ),
-    # arXiv:2509.21240: advantages among all leaves of the prompt plus those within the leaf's tree, KL 0.001.
+    # Tree-GRPO, arXiv:2509.21240, and its script for KL 0.001: advantages among all leaves of the prompt plus those
+    # within the leaf's tree, KL 0.001.
     "tree_grpo": for_any(
         "Compared with all samples of the prompt, and again with those of the same tree.",
         keys=["prompt", "tree"],
@@ -172,7 +175,9 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2508.09726: sample many, select the 8 shortest; statistics from the selected.
     "gfpo": for_tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),
-    # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std.
+    # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std. The moments (sample variance over
+    # groups) and the lower bound 1 of both parameters are those of its code; its code sets an advantage of groups of
+    # one to the reward.
     "bnpo": for_any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
     # arXiv:2509.18849: std where prompts are half solved, mean where they are easy or hard.
     "mapo": for_any("A scale between std and mean by success rate, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
@@ -253,8 +258,9 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
         **DYNAMIC,
     ),
-    # arXiv:2507.06448, PAPO_G of 3B: gamma 0.02 and, of its scripts, KL 0.01 and clip 0.2 / 0.3. For 7B the paper takes
-    # gamma 0.01, or 0.02 with double_entropy(eta1=0.05, eta2=0.05).
+    # arXiv:2507.06448, PAPO_G of 3B. Of the paper: gamma 0.02 and the term's formula (perception). Of its released
+    # script, since the paper does not state them: KL 0.01 and clip 0.2 / 0.3. The code's own term is perception_k3.
+    # For 7B the paper takes gamma 0.01, or 0.02 with double_entropy(eta1=0.05, eta2=0.05).
     "papo_g": for_tokens(
         "GRPO that is rewarded for saying what it would not say with most of the picture hidden.",
         objective="ppo(low=0.2, high=0.3)",
@@ -275,9 +281,11 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
     ),
-    # arXiv:2507.21848.
+    # arXiv:2507.21848, as in its code: entropies over the batch, not over the group.
     "edge_grpo": for_tokens("Confident answers count more, whether correct or not.", shape=["entropy_ratio"]),
-    # arXiv:2505.05470: clip 1e-4, KL 0.04 without dt (0.01 for preference rewards).
+    # arXiv:2505.05470: KL 0.04 (0.01 for preference rewards). Clip 1e-4. Of its released code, where the paper has
+    # others: the std of the batch in place of the group's, advantages clipped at 5, the KL without dt
+    # (kl_gaussian_exact is the formula's).
     "flow_grpo": for_gaussian(
         "GRPO on the reverse SDE of a flow model, all steps but the last.",
         objective="ppo(low=1e-4, high=1e-4)",
@@ -302,13 +310,15 @@ CATALOGUE: dict[str, Preset] = {
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
     ),
-    # arXiv:2505.07818: clip 1e-4, no KL. Best-of-N for video is the selector best_worst(best=4, worst=4) of 24.
+    # arXiv:2505.07818: clip 1e-4, no KL; paper and code sum advantages of rewards, and the code clips each reward's
+    # loss by itself (equal unless clipped). The sample std plus 1e-8 and the advantage clip 5 are the code's.
+    # Best-of-N for video is the selector best_worst(best=4, worst=4) of 24.
     "dance_grpo": for_gaussian(
         "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
-    # arXiv:2507.21802: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages.
+    # arXiv:2507.21802 and its code: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages.
     "mix_grpo": for_gaussian("SDE in a sliding window, ODE outside.", objective="ppo(low=1e-4, high=1e-4)", **DANCE),
     # Granular-GRPO, arXiv:2510.01982: one noise injection per group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
@@ -317,7 +327,8 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
-    # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization; clip 1e-3 of its script, which
+    # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization, as in the paper (its code takes
+    # plain means of leaves by default, and noise of a split that is not unit normal); clip 1e-3 of its script, which
     # also takes the mean over edges. A mean per row would weigh an edge by which of the rows that share it owns it.
     "branch_grpo": for_gaussian(
         "A tree of samples: rewards fused upwards, nodes compared depth by depth.",
@@ -353,14 +364,15 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
-    # Advantage Weighted Matching, the clipped form of its released code: prompt mean, batch std, clip at 5. The
-    # clip range of pseudo-ratios is that of DGPO's released code, about 1e-2.
+    # Advantage Weighted Matching, the clipped form of its released code (the paper's is the plain advantage-weighted
+    # loss, which is the gradient of the first update here): prompt mean, batch std, clip at 5. The clip range of
+    # pseudo-ratios is that of DGPO's released code, about 1e-2.
     "awm": for_matching(
         "Flow-matching errors in place of log-probabilities: no trajectories, no SDE.",
         objective="ppo(low=1e-2, high=1e-2)",
         **FLOW,
     ),
-    # arXiv:2510.22319: ratio centred per step, loss over dt, clip 2e-6.
+    # arXiv:2510.22319, the paper's formula: ratio centred per step, loss over dt; clip 2e-6 of its code.
     "grpo_guard": for_gaussian("Flow-GRPO with an unbiased ratio.", objective="grpo_guard(clip=2e-6)", **FLOW),
     # arXiv:2606.11025: mask where KL per step exceeds 1e-5 and grows.
     "flow_dppo": for_gaussian(
