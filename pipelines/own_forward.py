@@ -207,7 +207,7 @@ class OwnForward(ABC):
         """Positions of a prompt: the model's own where they have several axes, else counted from 0."""
         network: Any = self.network
         ids = inputs["input_ids"]
-        if not hasattr(network.base_model, "get_rope_index") or "image_grid_thw" not in inputs:
+        if not (hasattr(network.base_model, "get_rope_index") and {"image_grid_thw", "video_grid_thw"} & inputs.keys()):
             return torch.arange(ids.shape[1])[None]
         wanted = inspect.signature(network.base_model.get_rope_index).parameters
         positions, _ = network.base_model.get_rope_index(**{n: v for n, v in inputs.items() if n in wanted})

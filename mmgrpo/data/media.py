@@ -67,6 +67,15 @@ OPTIONS: dict[str, dict[str, Option]] = {
         ),
         "start": START,
         "end": END,
+        "times": (
+            lambda value: (
+                isinstance(value, list)
+                and all(_is_number(one) and 0 <= one <= LONGEST for one in value)
+                and value == sorted(value)
+                and bool(value)
+            ),
+            "the time of each frame file in seconds, ascending",
+        ),
         "shuffle": (
             lambda value: _is_integer(value) and abs(value) < 1 << 63,
             "an integer, the seed of the permutation",
@@ -117,6 +126,14 @@ def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, 
     for low, high in (("start", "end"), ("min_pixels", "max_pixels")):
         if options.get(low, 0) > options.get(high, math.inf):
             raise ValueError(f"'{low}' must be at most '{high}', got {options[low]} and {options[high]}")
+    if "times" in options and source != ():
+        if not isinstance(source, tuple) or len(options["times"]) != len(source):
+            files = len(source) if isinstance(source, tuple) else "no"
+            raise ValueError(
+                f"'times': got {len(options['times'])} times of {files} frame files, expected one for each"
+            )
+        if other := sorted(options.keys() & {"fps", "start", "end"}):
+            raise ValueError(f"has both 'times' and '{other[0]}'; keep one of them")
     # A clip is sampled either at a rate or to a number of frames. For frames in files, fps is the rate at which they
     # were taken, so that both are allowed.
     if options.keys() >= {"fps", "frames"} and not isinstance(source, tuple):

@@ -10,6 +10,8 @@ the model is loaded (``pipelines.own_forward``).
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,20 +21,24 @@ import torch
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS, ChatTemplate, special_tokens
+from mmgrpo.data.chat import NO_ARGUMENTS, ChatTemplate, special_tokens, token_ids
 from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
-from pipelines.conversation import check_prompt_lengths, conversation_text
+from pipelines.conversation import check_prompt_lengths, conversation_text, repeat_marks
 from pipelines.own_forward import OwnForward, choose_way, train_decoder
-from pipelines.pretrained import locate, read_network, read_part
+from pipelines.pretrained import locate, read_json, read_network, read_part
 from pipelines.processors import read_processor
 from pipelines.training import PLAIN, Training
 from pipelines.vlm.image_text_tiny import tiny
-from pipelines.vlm.media import eight_bits, read_image, read_video
+from pipelines.vlm.media import eight_bits, read_image, read_video, resize
+from pipelines.vlm.qwen_vl import patchify
 
 __all__ = ["ImageText", "load", "tiny"]
+
+STAMPED = ("qwen3_vl", "qwen3_vl_moe")
+"""Models that read a clip as pairs of frames, each behind its time."""
 
 PICTURE = Media("image", Image(torch.linspace(0, 1, 3 * 48 * 64).view(3, 48, 64)))
 EXAMPLE = Prompt("what is it?", "example", turns=(Turn("user", (PICTURE, "what is it?")),))
@@ -48,6 +54,35 @@ class Limits:
     max_prompt_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class StampedClips:
+    """How Qwen3-VL reads a clip: two frames at a time, each pair behind its time in seconds (arXiv:2511.21631)."""
+
+    low: int = 4096
+    high: int = 25165824
+    """Pixels of all frames of a clip together, at least and at most."""
+    patch: int = 16
+    merge: int = 2
+    pair: int = 2
+    """Frames of a grid."""
+
+    def size(self, frames: int, height: int, width: int, most: int = 0) -> tuple[int, int]:
+        """Height and width of the frames of a clip, multiples of a token's side, with at most ``most`` pixels each (0:
+        no limit). Source: transformers, models/qwen3_vl/video_processing_qwen3_vl.py, smart_resize."""
+        unit, high = self.patch * self.merge, min(self.high, most * frames) if most else self.high
+        if min(height, width) < unit:
+            grow = max(unit / height, unit / width)
+            height, width = int(height * grow), int(width * grow)
+        sides = [round(side / unit) * unit for side in (height, width)]
+        if frames * sides[0] * sides[1] > high:
+            shrink = math.sqrt(frames * height * width / high)
+            sides = [max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width)]
+        elif frames * sides[0] * sides[1] < self.low:
+            grow = math.sqrt(self.low / (frames * height * width))
+            sides = [math.ceil(side * grow / unit) * unit for side in (height, width)]
+        return sides[0], sides[1]
+
+
 @dataclass
 class ImageText(OwnForward):
     """A model of transformers as the model of a token policy; ``load`` returns one."""
@@ -61,6 +96,8 @@ class ImageText(OwnForward):
     checkpointing: bool
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
+    clips: StampedClips | None = None
+    """How clips are read; None shows their frames as pictures."""
 
     def __post_init__(self) -> None:
         places = ("image_token", "video_token", "boi_token", "eoi_token", "start_image_token", "end_image_token")
@@ -74,12 +111,27 @@ class ImageText(OwnForward):
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         return self._context(read)
 
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Adapters in peft's format, or an ordinary model folder."""
+        super().save(folder, network)
+        if self.clips:  # which the processor does not save without torchvision
+            settings = {
+                "video_processor_type": "Qwen3VLVideoProcessor",
+                "size": {"shortest_edge": self.clips.low, "longest_edge": self.clips.high},
+                "patch_size": self.clips.patch,
+                "merge_size": self.clips.merge,
+                "temporal_patch_size": self.clips.pair,
+            }
+            (folder / "video_preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""
         return self._read(prompt)[0]["input_ids"].shape[1]
 
     def _read(self, prompt: Prompt) -> tuple[dict[str, Tensor], tuple[tuple[int, int], ...]]:
         """A prompt as its processor's tensors, and the size of each of its pictures as the network sees it."""
+        if self.clips and any(medium.kind == "video" for medium in prompt.media):
+            return self._read_stamped(prompt, self.clips)
         pictures = [self._pictures(medium, prompt) for medium in prompt.media]
         remaining = iter(pictures)
         text = conversation_text(self.chat, prompt, self.marks, lambda _: [{"type": "image"}] * len(next(remaining)))
@@ -101,6 +153,60 @@ class ImageText(OwnForward):
             sizes = [(h * patch, w * patch) for _, h, w in grid.tolist()]
         first = [sum(map(len, pictures[:place])) for place in range(len(pictures))]
         return tensors, tuple(sizes[place] for place in first)
+
+    def _read_stamped(self, prompt: Prompt, how: StampedClips) -> tuple[dict[str, Tensor], tuple[tuple[int, int], ...]]:
+        """As ``_read``, of a prompt with clips, as Qwen3-VL's own processor writes them: for each pair of frames
+        ``<1.5 seconds>``, the mean of their times, and a grid of its own between vision_start and vision_end."""
+        processor, tokens = self.processor, how.merge**2
+        videos: list[Tensor] = []
+        grids: list[tuple[int, int, int]] = []
+        stamps: list[str] = []
+        sizes: list[tuple[int, int]] = []
+        pictures: list[Pil.Image] = []
+        for medium in prompt.media:
+            if medium.kind != "video":
+                pictures += self._pictures(medium, prompt)
+                sizes.append((0, 0))  # known once the processor has read the pictures
+                continue
+            clip = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames)
+            most = int(medium.options.get("max_pixels", self.limits.max_pixels))
+            height, width = how.size(len(clip.frames), clip.frames.shape[2], clip.frames.shape[3], most)
+            images = processor.image_processor
+            mean, std = (torch.tensor(value).view(3, 1, 1) for value in (images.image_mean, images.image_std))
+            frames = (resize(clip.frames, height, width) - mean) / std
+            patches, grid = patchify(frames, how.patch, how.merge, how.pair)
+            times = [*clip.seconds, *clip.seconds[-1:] * (-len(clip.seconds) % how.pair)]
+            places = range(0, len(times), how.pair)
+            written = processor.video_token * (grid[1] * grid[2] // tokens)
+            written = f"{processor.vision_start_token}{written}{processor.vision_end_token}"
+            middles = [(times[place] + times[place + how.pair - 1]) / 2 for place in places]
+            stamps.append("".join(f"<{middle:.1f} seconds>{written}" for middle in middles))
+            videos.append(patches)
+            grids.append(grid)
+            sizes.append((height, width))
+        text = conversation_text(self.chat, prompt, self.marks, lambda medium: [{"type": medium.kind}])
+        mark = f"{processor.vision_start_token}{processor.video_token}{processor.vision_end_token}"
+        pieces = text.split(mark)
+        if len(pieces) != len(stamps) + 1:
+            raise ValueError(
+                f"prompt '{prompt.id}': got {len(pieces) - 1} places of clips from the model's chat template, expected "
+                f"{len(stamps)}; use the template of the checkpoint"
+            )
+        text = pieces[0] + "".join(stamp + piece for stamp, piece in zip(stamps, pieces[1:], strict=True))
+        given = dict(processor.image_processor(images=pictures, return_tensors="pt")) if pictures else {}
+        seen = given["image_grid_thw"].tolist() if pictures else []
+        marks = [processor.image_token_id]
+        ids = repeat_marks(token_ids(self.tokenizer, text), [math.prod(grid) // tokens for grid in seen], marks)
+        kinds = [1 if one == processor.image_token_id else 2 if one == processor.video_token_id else 0 for one in ids]
+        found = iter((height * how.patch, width * how.patch) for _, height, width in seen)
+        tensors = {
+            "input_ids": torch.tensor([ids]),
+            "mm_token_type_ids": torch.tensor([kinds]),
+            "pixel_values_videos": torch.cat(videos),
+            "video_grid_thw": torch.tensor(grids),
+            **{name: value for name, value in given.items() if isinstance(value, Tensor)},
+        }
+        return tensors, tuple(size if size[0] else next(found) for size in sizes)
 
     def _pictures(self, medium: Media, prompt: Prompt) -> list[Pil.Image]:
         """A picture, or the frames of a clip as pictures, at most ``max_pixels`` large."""
@@ -130,7 +236,9 @@ def load(
 
     ``freeze_vision`` freezes all but the language model where the network itself trains. Larger pictures are reduced
     to ``max_pixels`` (0: as the processor does). A clip is shown as at most ``max_frames`` pictures (0: 16), ``fps`` a
-    second (0: 1). Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind.
+    second (0: 1), by Qwen3-VL as pairs of frames with their times (0: 768 frames, 2 a second).
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -154,10 +262,23 @@ def load(
         reference,
         training.gradient_checkpointing,
         template,
+        stamped_clips(source, network.config) if kind in STAMPED else None,
     )
     choose_way(model, f"{source} ({kind})", EXAMPLE)
-    model.limits = Limits(max_pixels, max_frames or Limits.max_frames, fps or Limits.fps, max_prompt_tokens)
+    frames, rate = (768, 2.0) if kind in STAMPED else (Limits.max_frames, Limits.fps)
+    model.limits = Limits(max_pixels, max_frames or frames, fps or rate, max_prompt_tokens)
     return model
+
+
+def stamped_clips(source: str, config: Any) -> StampedClips:
+    """How a checkpoint of Qwen3-VL reads clips, by its own files."""
+    own = read_json(source, "video_preprocessor_config.json")
+    own = own or (read_json(source, "processor_config.json") or {}).get("video_processor") or {}
+    size, vision = own.get("size") or {}, config.vision_config
+    low, high = (
+        int(size.get(f"{side}_edge", default)) for side, default in (("shortest", 4096), ("longest", 25165824))
+    )
+    return StampedClips(low, high, vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
 
 
 def _within(picture: Pil.Image, most: int) -> Pil.Image:

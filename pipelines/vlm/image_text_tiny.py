@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from pipelines.processors import without_clips
 from pipelines.vlm.qwen_vl_tiny import SPECIAL, TINY_WORDS, word_tokenizer
+from pipelines.vlm.qwen_vl_tiny import TEMPLATE as QWEN_TEMPLATE
 from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
 
 SIDE, PATCH, WIDTH = 16, 4, 32
@@ -30,7 +32,9 @@ def tiny(folder: str | Path, kind: str = "gemma3") -> str:
     from transformers import AutoModelForImageTextToText
 
     special, mark, config_of, processor_of = KINDS[kind]
-    tokenizer = word_tokenizer(TINY_WORDS, (*SPECIAL[:3], *special), TEMPLATE.replace("IMAGE", mark))
+    template = QWEN_TEMPLATE if mark == QWEN_MARK else TEMPLATE.replace("IMAGE", mark)
+    words = (*TINY_WORDS, "<", ">") if kind == "qwen3_vl" else TINY_WORDS  # of the times in front of frames
+    tokenizer = word_tokenizer(words, (*SPECIAL[:3], *special), template)
     ids = tokenizer.get_vocab()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -42,6 +46,10 @@ def tiny(folder: str | Path, kind: str = "gemma3") -> str:
     network.generation_config.pad_token_id = ids["<|endoftext|>"]
     network.save_pretrained(folder)
     processor_of(tokenizer).save_pretrained(folder)
+    if kind == "qwen3_vl":
+        clips = {"size": {"shortest_edge": 64, "longest_edge": 65536}, "patch_size": PATCH, "merge_size": 2}
+        clips |= {"video_processor_type": "Qwen3VLVideoProcessor", "temporal_patch_size": 2}
+        (Path(folder) / "video_preprocessor_config.json").write_text(json.dumps(clips))
     return str(folder)
 
 

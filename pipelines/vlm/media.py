@@ -122,11 +122,12 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
     """The sampled frames of a clip (``frame_indices``); the medium's own options take precedence over the arguments.
 
     Options: ``fps`` or ``frames``, ``start`` and ``end`` in seconds, ``shuffle`` (a seed). The source is a video
-    file, a Video, or files of frames at ``fps`` per second (the last is repeated where their number is odd).
+    file, a Video, or files of frames at ``fps`` per second or at ``times``, one of each (the last is repeated where
+    their number is odd).
     ``Unreadable`` where a selected frame cannot be read; it is not replaced by another.
     """
     options = media.options
-    fps = options.get("fps", fps)
+    fps = rate_of(options["times"]) if "times" in options else options.get("fps", fps)
     span = span_of(options)
     number = {"fps": fps, "min_frames": min_frames, "max_frames": max_frames, "frames": options.get("frames", 0)}
     view = partial(frame_indices, **number, **span)
@@ -167,7 +168,14 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
                 f"{file}: got {height} x {width} pixels, expected {size[0]} x {size[1]} as in {selection[0]} of the "
                 "same clip; frames of a clip have one size"
             )
-    return FrameSet(torch.stack([pictures[file] for file in selection]), _times(len(files), fps), fps, "files")
+    times = tuple(map(float, media.options.get("times", ()))) or _times(len(files), fps)
+    times += times[-1:] * (len(files) - len(times))
+    return FrameSet(torch.stack([pictures[file] for file in selection]), times, fps, "files")
+
+
+def rate_of(times: Sequence[float]) -> float:
+    """Mean frames per second of frames at these times in seconds; 1 where there is no time between them."""
+    return (len(times) - 1) / (times[-1] - times[0]) if times[-1] > times[0] else 1.0
 
 
 def _times(frames: int, fps: float) -> tuple[float, ...]:

@@ -195,8 +195,8 @@ def grid_positions(
     Text has the same position on all axes, one more with each token. The tokens of a medium, whose placeholders are
     ``marks``, are a grid of ``grids`` (time, height, width in tokens) that begins behind the text before it: on the
     time axis grid t is at ``floor(t * step)`` from there, on the others each row and column is one more. The text
-    behind a medium begins at the largest position of all axes plus one. A step is the seconds between two grids times the
-    config's ``tokens_per_second`` in Qwen2.5-VL (arXiv:2502.13923, 2.1.3), and 1 in Qwen2-VL.
+    behind a medium begins at the largest position of all axes plus one. A step is the seconds between two grids times
+    the config's ``tokens_per_second`` in Qwen2.5-VL (arXiv:2502.13923, 2.1.3), and 1 in Qwen2-VL.
 
     The rule is that of the released models (transformers up to 5.2); later versions of the library count on by the
     larger side of a grid only, so that text stands inside of a long clip's time, and some scale the time of pictures.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image as Pil
 
+from mmgrpo.data.media import medium_of
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.types import Image, Media, Prompt, Request
+from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
 from pipelines import own_forward, vlm
 from pipelines.training import Training
 from pipelines.vlm import causal_lm, image_text, smolvlm
@@ -237,3 +241,90 @@ def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypat
     monkeypatch.setattr(model, "processor", Talking())
     tensors, _ = model._read(MIXED[0])
     assert "input_ids" in tensors and all(isinstance(value, torch.Tensor) for value in tensors.values())
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    return image_text.load(image_text.tiny(tmp_path_factory.mktemp("qwen3"), "qwen3_vl"), fps=1.0)
+
+
+def of_frames(times: Sequence[float], folder: Path) -> Media:
+    """A clip whose frames are files at these times."""
+    files = []
+    for number in range(len(times)):
+        files.append(str(folder / f"{number}.png"))
+        Pil.new("RGB", (16, 16), (60 * number, 0, 0)).save(files[-1])
+    return medium_of({"path": files, "times": list(times)}, "video", Path())
+
+
+@pytest.mark.parametrize(
+    ("times", "stamps"), [([0, 1, 2, 3], ["0.5", "2.5"]), ([0, 2, 3, 9], ["1.0", "6.0"]), ([0, 1, 4], ["0.5", "4.0"])]
+)
+def test_a_time_stands_before_each_pair_of_frames(times, stamps, qwen3, tmp_path):
+    prompt = Prompt("what is it ?", turns=(Turn("user", (of_frames(times, tmp_path), "what is it ?")),))
+    context = qwen3.encode([prompt])
+    text = "".join(qwen3.tokenizer.decode(context.ids[0]).split())
+    expected = [f"<{stamp}seconds><|vision_start|>{'<|video_pad|>' * 4}<|vision_end|>" for stamp in stamps]
+    assert f"user{''.join(expected)}whatisit?" in text and "<unk>" not in text
+    assert context.media[0]["video_grid_thw"].tolist() == [[2, 4, 4]] and context.seen[0] == ((16, 16),)
+
+
+def test_times_of_frames_in_memory_are_those_of_the_source(qwen3):
+    clip = Media("video", Video(torch.rand(8, 3, 16, 16), 2.0))  # every second frame: 0, 1.17, 2.33, 3.5 s
+    text = qwen3.tokenizer.decode(qwen3.encode([Prompt("a", turns=(Turn("user", (clip,)),))]).ids[0])
+    assert "< 0 . 5 seconds >" in text and "< 3 . 0 seconds >" in text
+
+
+def test_pairs_of_frames_are_read_as_the_library_reads_them(qwen3, tmp_path):
+    """Ids, positions and logits: the model's own pass over what its own rule of positions makes of it."""
+    picture = Media("image", Image(torch.rand(3, 16, 24)))
+    parts = (picture, "what", of_frames([0, 1, 2, 3], tmp_path), "is it ?")
+    context = qwen3.encode([Prompt("what is it ?", turns=(Turn("user", parts),))])
+    media, ids = context.media[0], context.ids[0]
+    own, _ = qwen3.network.model.get_rope_index(context.ids, **{n: v for n, v in media.items() if "pixel" not in n})
+    assert torch.equal(own[:, 0], context.positions[0])
+    with torch.no_grad():
+        wanted = qwen3.own_logits(ids, media)
+        state, _ = qwen3.hidden(qwen3.network, context.ids, context.real, context.positions, [media], None)
+        torch.testing.assert_close(qwen3.logits(qwen3.network, state[0]), wanted, rtol=1e-4, atol=1e-5)
+    other = {**media, "pixel_values_videos": media["pixel_values_videos"].flip(0)}
+    assert (qwen3.own_logits(ids, other) - wanted).abs().max() > 1e-4, "the frames are seen"
+
+
+def test_the_sizes_of_clips_are_saved_with_the_model(qwen3, tmp_path):
+    qwen3.save(tmp_path, qwen3.network)
+    assert image_text.load(tmp_path).clips == qwen3.clips == image_text.StampedClips(64, 65536, 4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("frames", "height", "width", "size"),
+    [
+        (4, 16, 16, (16, 16)),
+        (4, 64, 32, (32, 16)),  # 8192 pixels are four times too many: half of each side
+        (2, 4, 4, (16, 16)),  # a token is 8 x 8, and 512 pixels are at least twice 16 x 16
+        (4, 300, 2, (272, 8)),  # 1200 x 8 by sqrt(38400 / 2048) = 4.33, and no side below a token
+    ],
+)
+def test_frames_of_a_clip_share_its_pixels(frames, height, width, size):
+    how = image_text.StampedClips(512, 2048, 4, 2, 2)
+    assert how.size(frames, height, width) == size
+    assert how.size(4, 64, 32, most=128) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0, 1], "'times': got 2 times of 4 frame files"),
+        ([0, 1, 3, 2], "option 'times'"),
+        ([0, 1, 2, -1], "option 'times'"),
+        ([], "option 'times'"),
+    ],
+)
+def test_times_are_one_of_each_file_and_ascend(times, message):
+    with pytest.raises(ValueError, match=message):
+        medium_of({"path": ["a", "b", "c", "d"], "times": times}, "video", Path())
+    for key, value in (("fps", 2), ("end", 2)):
+        with pytest.raises(ValueError, match=f"'times' and '{key}'"):
+            medium_of({"path": ["a", "b"], "times": [0, 1], key: value}, "video", Path())
+    with pytest.raises(ValueError, match="'times'"):
+        medium_of({"path": "a.mp4", "times": [0, 1]}, "video", Path())
