@@ -4,6 +4,7 @@ and the policy over a loaded model. This file imports no torch, so that ``--help
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmgrpo.family import Arithmetic, Family, families
@@ -152,6 +153,14 @@ def refuse_other_architectures(name: str, architectures: Sequence[str], path: st
         return
     fitting = [other.name for other in families().values() if declared in other.architectures]
     advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(architectures)}"
+    if not fitting and declared.endswith("Model") and ("Transformer" in declared or "UNet" in declared):
+        # A network that is published by itself: its folder has no encoders and no VAE.
+        options = families()[name].sections.model()
+        where = "model.transformer" if "transformer" in {f.name for f in fields(options)} else "its transformer/"
+        advice += (
+            f". It holds one network alone: name the folder of a whole pipeline as model.path, e.g. {options.path}, "
+            f"and this one as {where}"
+        )
     raise ValueError(f"'{path}' is a {declared}, which the family '{name}' does not read; {advice}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.data.values import reason_of
-from mmgrpo.runtime.weight_files import check_weight_files, read_object
+from mmgrpo.runtime.weight_files import check_weight_files, read_object, variant_of
 from mmgrpo.scoring.manifest import cached_on_hub
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
 """Files that declare the architecture of a folder; the first that exists counts."""
+ONE_VARIANT = (
+    "; a repository that has its weights as a variant only (fp16) is read from a folder: download it with "
+    "'hf download', and name the folder"
+)
+"""What to do where the hub has other files than the library looks for."""
 SCHEDULER = "scheduler/scheduler_config.json"
 """File of a scheduler's values."""
 LIBRARIES = ("diffusers", "transformers", "stable_audio")
@@ -34,6 +39,13 @@ def locate(path: str | Path, example: str, *marks: str) -> str:
     if Path(path).is_dir():
         if any((Path(path) / mark).exists() for mark in marks):
             return text
+        alone = (read_json(text, "config.json") or {}).get("_class_name") if "model_index.json" in marks else None
+        if alone:
+            raise FileNotFoundError(
+                f"'{text}' holds one network alone ({alone}), expected the folder of a whole pipeline (with "
+                f"{' or '.join(marks)}); name that of the model that it belongs to, e.g. {example}, and put this "
+                "network into its transformer/ or unet/"
+            )
         content = ", ".join(sorted(entry.name for entry in Path(path).iterdir())) or "nothing"
         raise FileNotFoundError(
             f"'{text}' is no model folder: got {content}, expected {' or '.join(marks)}; name a model folder or a hub "
@@ -112,8 +124,10 @@ def reading(source: str, part: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        advice = "" if Path(source).is_dir() or "no file named" not in str(error) else ONE_VARIANT
         raise FileNotFoundError(
             f"no model could be read from {place}, expected a model folder, or a hub id that can be reached: {error}"
+            f"{advice}"
         ) from error
     except Exception as error:  # whatever a damaged or hostile file leads a library to
         raise ValueError(f"no model could be read from {place}: {reason_of(error)}") from error
@@ -122,6 +136,11 @@ def reading(source: str, part: str = "") -> Iterator[None]:
 def safely(training: Training) -> dict[str, Any]:
     """The arguments by which libraries read weights from safetensors only, unless a run allows pickles."""
     return {"use_safetensors": None if training.allow_pickle else True}
+
+
+def variant(source: str, *subfolders: str) -> str | None:
+    """The variant of the first of these parts of a folder that has its weights in no other form."""
+    return next((one for folder in subfolders if (one := variant_of(Path(source) / folder))), None)
 
 
 def read_network(
@@ -139,6 +158,7 @@ def read_network(
             dtype=training.storage_dtype,
             output_loading_info=True,
             subfolder=subfolder,
+            variant=variant(path, subfolder),
             **safely(training),
             **code,
         )
@@ -200,16 +220,26 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
     check_pipeline(source, [name for name, part in parts.items() if part is None])
     if "scheduler" not in parts:
         check_scheduler(source)
-    for name, part in (read_json(source, "model_index.json") or {}).items():
-        if isinstance(part, list) and part != [None, None] and not name.startswith("_") and name not in parts:
-            check_weights(source, name, training.allow_pickle)
-    autoencoder = read_part(vae or AutoencoderKL, source, subfolder="vae", dtype=torch.float32, **safely(training))
+    index = (read_json(source, "model_index.json") or {}).items()
+    read = [name for name, part in index if isinstance(part, list) and part != [None, None] and name not in parts]
+    read = [name for name in read if not name.startswith("_")]
+    for name in read:
+        check_weights(source, name, training.allow_pickle)
+    autoencoder = read_part(
+        vae or AutoencoderKL,
+        source,
+        subfolder="vae",
+        dtype=torch.float32,
+        variant=variant(source, "vae"),
+        **safely(training),
+    )
     return read_part(
         kind,
         source,
         **parts,
         vae=autoencoder,
         dtype=training.compute_dtype,
+        variant=variant(source, *read),
         trust_remote_code=False,
         **safely(training),
     )

@@ -7,11 +7,14 @@ and also one that an index or an adapter beside the weights names.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Weights that libraries read by unpickling."""
+VARIANTS = re.compile(r"(diffusion_pytorch_)?model(\.(?P<variant>\w+))?(-\d+-of-\d+)?\.safetensors")
+"""Names of weights in safetensors, with the variant that the library's argument of that name asks for."""
 CONVERT = (
     'python -c "from torch import load; from safetensors.torch import save_file; save_file({n: w.clone() for n, w in '
     "load('NAME', weights_only=True).items()}, 'TARGET.safetensors', {'format': 'pt'})\""
@@ -30,11 +33,22 @@ def check_weight_files(folder: Path, allow_pickle: bool, remedy: str) -> None:
             f"'{folder}' contains adapters (adapter_config.json), with which transformers would load the model that "
             "they name; give the model itself as the path, and the adapters as weights"
         )
-    for index in sorted(folder.glob("*.index.json")):
+    for index in sorted({*folder.glob("*.index.json"), *folder.glob("*.index.*.json")}):  # the latter of variants
         check_shards(index, allow_pickle)
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles and not allow_pickle and not any(folder.glob("*.safetensors")):
         raise pickled(folder / pickles[0], remedy)
+
+
+def variant_of(folder: Path) -> str:
+    """The variant, for example fp16, of the safetensors of a folder whose weights have no other form; else empty.
+
+    Files are called model.safetensors, model-00001-of-00002.safetensors, and of a variant model.fp16.safetensors or
+    model.fp16-00001-of-00002.safetensors, or begin with diffusion_pytorch_model in place of model.
+    """
+    names = [VARIANTS.fullmatch(file.name) for file in folder.glob("*.safetensors")]
+    variants = {match["variant"] or "" for match in names if match}
+    return variants.pop() if len(variants) == 1 else ""
 
 
 def check_shards(index: Path, allow_pickle: bool) -> None:
@@ -53,7 +67,9 @@ def check_shards(index: Path, allow_pickle: bool) -> None:
 
 def pickled(file: Path, remedy: str) -> ValueError:
     """The error for weights that are in a pickle only."""
-    target = "adapter_model" if file.stem.startswith("adapter") else "model"
+    # diffusers and peft keep the stem of their file, transformers has another one of safetensors.
+    kept = [stem for stem in ("adapter_model", "diffusion_pytorch_model") if file.stem.startswith(stem)]
+    target = kept[0] if kept else "model"
     command = CONVERT.replace("NAME", file.name).replace("TARGET", target)
     return ValueError(
         f"'{file.parent}' has its weights in {file.name} only, a pickle, which can contain code. Convert it there: "

@@ -31,6 +31,9 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 """``prediction_type`` of a scheduler to ``DenoisingModel.prediction``."""
 
+DISTILLED = ("LCMScheduler", "TCDScheduler")
+"""Schedulers of consistency models, which choose among the timesteps of their distillation."""
+
 MULTIPLE = 8
 """Height and width in pixels that the pipelines accept are multiples of it."""
 
@@ -152,6 +155,12 @@ def ddim_scheduler(source: str, scheduler: Any) -> tuple[Any, str]:
         raise ValueError(
             f"{place}: got a {type(scheduler).__name__} of a flow or without betas, expected the scheduler of a "
             "denoising diffusion model (DDIM, DDPM, PNDM, Euler, DPM-Solver, ...)"
+        )
+    if type(scheduler).__name__ in DISTILLED:
+        raise ValueError(
+            f"{place}: got {type(scheduler).__name__}, expected the scheduler of the model that this one was "
+            "distilled from (DDIM, PNDM, Euler, ...): its few timesteps are not those of DDIM, by which transitions "
+            "are drawn here"
         )
     if config["prediction_type"] not in PREDICTIONS:
         raise ValueError(

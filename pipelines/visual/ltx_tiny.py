@@ -11,12 +11,12 @@ import torch
 from pipelines import require, tiny_text
 
 
-def tiny(folder: str | Path = "", seed: int = 0, denoising_decoder: bool = True, pictures: bool = False) -> Path:
+def tiny(folder: str | Path = "", seed: int = 0, version: str = "0.9.1", pictures: bool = False) -> Path:
     """Write a complete ``LTXPipeline`` folder (by default a new temporary one) and return it.
 
     With ``pictures`` it is one of ``LTXImageToVideoPipeline``. Two layers of width 32; latents of 8 channels at an
-    eighth of the resolution, a quarter of the frames. The decoder denoises and injects noise, as since LTX-Video 0.9.1,
-    or does neither (0.9.0).
+    eighth of the resolution, a quarter of the frames. The decoder of ``version`` 0.9.0 takes no time and injects no
+    noise, that of 0.9.1 does both, that of 0.9.5 takes a time only, and its levels are not shifted.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import LTXImageToVideoPipeline, LTXPipeline
@@ -25,12 +25,12 @@ def tiny(folder: str | Path = "", seed: int = 0, denoising_decoder: bool = True,
     kind: Any = LTXImageToVideoPipeline if pictures else LTXPipeline
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipeline = kind(**parts(denoising_decoder))
+        pipeline = kind(**parts(version))
     pipeline.save_pretrained(folder)
     return folder
 
 
-def parts(denoising_decoder: bool) -> dict[str, Any]:
+def parts(version: str) -> dict[str, Any]:
     """Every part of a small pipeline by its name."""
     from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXVideoTransformer3DModel
 
@@ -44,8 +44,8 @@ def parts(denoising_decoder: bool) -> dict[str, Any]:
         decoder_layers_per_block=layers,
         spatio_temporal_scaling=scaling,
         decoder_spatio_temporal_scaling=scaling,
-        decoder_inject_noise=(denoising_decoder,) * 5,
-        timestep_conditioning=denoising_decoder,
+        decoder_inject_noise=(version == "0.9.1",) * 5,
+        timestep_conditioning=version != "0.9.0",
         patch_size=2,
     )
     with torch.no_grad():
@@ -57,14 +57,15 @@ def parts(denoising_decoder: bool) -> dict[str, Any]:
         vae.encoder.conv_out.conv.bias[-1] = -30.0
         vae.latents_mean.normal_(std=0.1)
         vae.latents_std.uniform_(0.5, 1.5)
+    levels: Any = FlowMatchEulerDiscreteScheduler  # whose annotations do not allow for None
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True,
+        "scheduler": levels(
+            use_dynamic_shifting=version != "0.9.5",
             base_shift=0.95,
             max_shift=2.05,
             base_image_seq_len=1024,
             max_image_seq_len=4096,
-            shift_terminal=0.1,
+            shift_terminal=None if version == "0.9.5" else 0.1,
         ),
         "vae": vae,
         "text_encoder": tiny_text.t5(),

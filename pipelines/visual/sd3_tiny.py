@@ -34,10 +34,10 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
             transformer=_transformer(in_channels=16, sample_size=8, patch_size=2, qk_norm="rms_norm", dual=(0,)),
             scheduler=_scheduler(),
             vae=vae,
-            text_encoder=tiny_parts.clip(),
+            text_encoder=tiny_parts.clip(old=True),
             tokenizer=tiny_parts.clip_tokenizer(),
-            text_encoder_2=tiny_parts.clip(),
-            tokenizer_2=tiny_parts.clip_tokenizer(),
+            text_encoder_2=tiny_parts.clip(old=True),
+            tokenizer_2=tiny_parts.clip_tokenizer("!"),
             text_encoder_3=t5,
             tokenizer_3=tiny_text.t5_tokenizer(),
         )

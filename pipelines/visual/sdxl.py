@@ -115,11 +115,11 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
         pipeline = StableDiffusionXLPipeline(
             scheduler=levels,
             unet=tiny_parts.unet(cross_attention_dim=32, pooled_width=16),
-            vae=tiny_parts.vae(4, scaling_factor=0.13025, shift_factor=0.0),
-            text_encoder=tiny_parts.clip(projection=False),
+            vae=tiny_parts.vae(4, scaling_factor=0.13025, shift_factor=None),
+            text_encoder=tiny_parts.clip(projection=False, old=True),
             tokenizer=tiny_parts.clip_tokenizer(),
-            text_encoder_2=tiny_parts.clip(),
-            tokenizer_2=tiny_parts.clip_tokenizer(),
+            text_encoder_2=tiny_parts.clip(old=True),
+            tokenizer_2=tiny_parts.clip_tokenizer("!"),
             add_watermarker=False,
         )
     pipeline.save_pretrained(folder)

@@ -97,17 +97,18 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     require("visual", "diffusers", "transformers")
     from diffusers import DDIMScheduler, PNDMScheduler, StableDiffusionPipeline
 
-    kind: Any = PNDMScheduler if prediction == "epsilon" else DDIMScheduler
+    later = prediction == "v_prediction"
+    kind: Any = DDIMScheduler if later else PNDMScheduler
     whole: Any = StableDiffusionPipeline  # its annotations do not allow for None
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-stable-diffusion-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = whole(
             scheduler=kind.from_config(tiny_parts.stable_diffusion_levels(prediction)),
-            unet=tiny_parts.unet(cross_attention_dim=16),
-            vae=tiny_parts.vae(4, scaling_factor=0.18215, shift_factor=0.0),
+            unet=tiny_parts.unet(cross_attention_dim=16, later=later),
+            vae=tiny_parts.vae(4, scaling_factor=0.18215, shift_factor=None),
             text_encoder=tiny_parts.clip(projection=False),
-            tokenizer=tiny_parts.clip_tokenizer(),
+            tokenizer=tiny_parts.clip_tokenizer("!" if later else "<|endoftext|>"),
             safety_checker=None,
             feature_extractor=None,
             requires_safety_checker=False,

@@ -8,8 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def clip(projection: bool = True) -> Any:
-    """A CLIP text encoder of width 16, with or without its projection."""
+def clip(projection: bool = True, old: bool = False) -> Any:
+    """A CLIP text encoder of width 16, with or without its projection.
+
+    ``old`` writes the id 2 for the end of a text, as the files before transformers 4.31 have it, for which transformers
+    takes the largest id of a text.
+    """
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     tokenizer = clip_tokenizer()
@@ -22,14 +26,15 @@ def clip(projection: bool = True) -> Any:
         projection_dim=16,
         max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=2 if old else tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     return CLIPTextModelWithProjection(config) if projection else CLIPTextModel(config)
 
 
-def vae(channels: int, scaling_factor: float, shift_factor: float) -> Any:
-    """An autoencoder that halves height and width."""
+def vae(channels: int, scaling_factor: float, shift_factor: float | None) -> Any:
+    """An autoencoder that halves height and width; without a shift (Stable Diffusion 1.x, 2.x, XL) it has the
+    convolutions between posterior and latents that later ones lack."""
     from diffusers import AutoencoderKL
 
     autoencoder: Any = AutoencoderKL  # diffusers' annotations allow one level only
@@ -43,8 +48,8 @@ def vae(channels: int, scaling_factor: float, shift_factor: float) -> Any:
         sample_size=16,
         scaling_factor=scaling_factor,
         shift_factor=shift_factor,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
+        use_quant_conv=shift_factor is None,
+        use_post_quant_conv=shift_factor is None,
     )
 
 
@@ -146,24 +151,27 @@ def gemma_tokenizer() -> Any:
     return GemmaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], add_bos_token=True)
 
 
-def clip_tokenizer() -> Any:
-    """A tokenizer over bytes."""
+def clip_tokenizer(padding: str = "<|endoftext|>") -> Any:
+    """A tokenizer over bytes, which fills up with ``padding``: the end, or "!", whose id is 0 (Stable Diffusion 2.x,
+    the second of XL)."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
 
     letters = sorted(ByteLevel.alphabet())
     pieces = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77, pad_token=padding)
 
 
-def unet(cross_attention_dim: int, pooled_width: int = 0) -> Any:
+def unet(cross_attention_dim: int, pooled_width: int = 0, later: bool = False) -> Any:
     """A UNet of widths 8 and 16 with attention in its upper blocks, for latents of 8 x 8.
 
-    With ``pooled_width`` it also reads a pooled text vector and six sizes, as that of SDXL.
+    With ``pooled_width`` it also reads a pooled text vector and six sizes, as that of SDXL. ``later`` ones (2.x) have a
+    number of heads for every block, linear projections, and attention in fp32.
     """
     from diffusers import UNet2DConditionModel
 
+    kind: Any = UNet2DConditionModel  # diffusers' annotations allow one number of heads only
     sizes: dict[str, Any] = {}
     if pooled_width:
         sizes = {
@@ -171,7 +179,7 @@ def unet(cross_attention_dim: int, pooled_width: int = 0) -> Any:
             "addition_time_embed_dim": 8,
             "projection_class_embeddings_input_dim": pooled_width + 6 * 8,
         }
-    return UNet2DConditionModel(
+    return kind(
         sample_size=8,
         in_channels=4,
         out_channels=4,
@@ -180,7 +188,9 @@ def unet(cross_attention_dim: int, pooled_width: int = 0) -> Any:
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         layers_per_block=1,
         norm_num_groups=4,
-        attention_head_dim=2,
+        attention_head_dim=(2, 4) if later else 2,
+        use_linear_projection=later,
+        upcast_attention=later,
         cross_attention_dim=cross_attention_dim,
         **sizes,
     )
@@ -202,9 +212,9 @@ def stable_diffusion_levels(prediction: str) -> dict[str, Any]:
     }
 
 
-def clip_vision() -> Any:
-    """A CLIP image encoder of width 16 for pictures of 16 x 16 pixels."""
-    from transformers import CLIPVisionConfig, CLIPVisionModel
+def clip_vision(projection: bool = False) -> Any:
+    """A CLIP image encoder of width 16 for pictures of 16 x 16 pixels, with or without its projection."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithProjection
 
     config = CLIPVisionConfig(
         hidden_size=16,
@@ -214,7 +224,7 @@ def clip_vision() -> Any:
         image_size=16,
         patch_size=8,
     )
-    return CLIPVisionModel(config)
+    return CLIPVisionModelWithProjection(config) if projection else CLIPVisionModel(config)
 
 
 def clip_processor() -> Any:

@@ -25,9 +25,9 @@ CHANNELS = 4
 def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures: bool = False) -> Path:
     """Write a complete ``WanPipeline`` folder (by default a new temporary one) and return it.
 
-    ``version`` is 2.1, 2.2-14B (two networks, the second below 0.9 of the noise) or 2.2-5B (a time per token);
-    ``pictures`` writes a ``WanImageToVideoPipeline``, whose clips begin with a given picture. A latent position is 8 x
-    8 pixels (5B: 16 x 16) of 1 frame at first and then of 4, and has 4 channels.
+    ``version`` is 2.1, 2.2-14B (two networks, the second below 0.875 of the noise, 0.9 with ``pictures``) or 2.2-5B (a
+    time per token); ``pictures`` writes a ``WanImageToVideoPipeline``, whose clips begin with a given picture. A latent
+    position is 8 x 8 pixels (5B: 16 x 16) of 1 frame at first and then of 4, and has 4 channels.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
@@ -43,14 +43,19 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures:
         parts: dict[str, Any] = {"text_encoder": umt5(), "vae": vae(version == "2.2-5B")}
         if pictures and version == "2.1":
             options |= {"image_dim": 16, "added_kv_proj_dim": 32}
-            parts |= {"image_encoder": tiny_parts.clip_vision(), "image_processor": tiny_parts.clip_processor()}
+            parts |= {
+                "image_encoder": tiny_parts.clip_vision(projection=True),
+                "image_processor": tiny_parts.clip_processor(),
+            }
         parts["transformer"] = transformer(**options)
         if version == "2.2-14B":
-            parts |= {"transformer_2": transformer(**options), "boundary_ratio": 0.9}
+            parts |= {"transformer_2": transformer(**options), "boundary_ratio": 0.9 if pictures else 0.875}
     pipeline: Any = WanImageToVideoPipeline if pictures else WanPipeline
     pipeline(
         tokenizer=tiny_text.t5_tokenizer(),
-        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        scheduler=UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0 if version == "2.2-5B" else 3.0
+        ),
         expand_timesteps=version == "2.2-5B",
         **parts,
     ).save_pretrained(folder)

@@ -58,7 +58,7 @@ def test_parts_are_looked_at_and_read_in_the_precision_of_their_kind(allow_pickl
     made = read_pipeline(Kind, folder, training, Vae, transformer="network", scheduler=None)
     assert made == f"Kind of {folder}"
     assert looked == [(folder, name, allow_pickle) for name in ("text_encoder", "tokenizer")]
-    safe = {"use_safetensors": None if allow_pickle else True}
+    safe = {"use_safetensors": None if allow_pickle else True, "variant": None}
     assert Kind.asked[0] == (folder, {"subfolder": "vae", "dtype": torch.float32, **safe})
     parts = {"transformer": "network", "scheduler": None, "vae": f"Vae of {folder}"}
     assert Kind.asked[1] == (folder, {**parts, "dtype": torch.bfloat16, "trust_remote_code": False, **safe})
