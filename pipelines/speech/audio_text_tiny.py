@@ -27,16 +27,58 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+DEFAULT_SYSTEM = """\
+{%- if messages[0]['role'] != 'system' %}<|im_start|>system
+SYSTEM<|im_end|>
+{% endif %}"""
+"""Before a template that writes a system turn where the conversation has none."""
+
+GRANITE = """\
+{%- if messages[0]['role'] == 'system' %}
+{%- set system = messages[0]['content'] %}{%- set turns = messages[1:] %}
+{%- else %}
+{%- set system = "Today's Date: " + strftime_now('%B %d, %Y') + ".\\nYou are Granite." %}
+{%- set turns = messages %}
+{%- endif %}
+{{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}
+{%- for message in turns %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""Granite-Speech's, which concatenates contents, texts with ``<|audio|>`` in them, and writes today's date."""
+
+TEMPLATES = {
+    "granite_speech": GRANITE,
+    "qwen2_5_omni": DEFAULT_SYSTEM.replace("SYSTEM", "You are Qwen, a virtual human.") + TEMPLATE,
+    "audioflamingo3": DEFAULT_SYSTEM.replace("SYSTEM", "You are a helpful assistant.") + TEMPLATE,
+}
+"""Kind to its template, where it has one of its own."""
+
+BOS = "<s>"
+BEGINNINGS = ("", "template", "tokenizer", "both")
+"""Who writes the beginning-of-sequence token: nobody, or one of these, or both."""
+
 Ids = Mapping[str, int]
 
 
-def tiny(folder: str | Path, kind: str = "voxtral") -> str:
-    """Write a random model of some 100,000 parameters with its processor; ``kind`` is of ``KINDS``."""
+def tiny(folder: str | Path, kind: str = "voxtral", beginning: str = "") -> str:
+    """Write a random model of some 100,000 parameters with its processor; ``kind`` is of ``KINDS``, and ``beginning``
+    of ``BEGINNINGS``."""
     import transformers
 
     special, mark, name, config_of, processor_of = KINDS[kind]
-    tokenizer = letter_tokenizer((END, START, STOP, *special))
-    tokenizer.chat_template = TEMPLATE.replace("SOUND", mark)
+    tokenizer = letter_tokenizer((END, START, STOP, *special, *[BOS] * bool(beginning)))
+    template = TEMPLATES.get(kind, TEMPLATE).replace("SOUND", mark)
+    tokenizer.chat_template = f"{BOS}{template}" if beginning in ("template", "both") else template
+    if beginning:
+        tokenizer.bos_token = BOS
+    if beginning in ("tokenizer", "both"):
+        from tokenizers.processors import TemplateProcessing
+
+        number = tokenizer.convert_tokens_to_ids(BOS)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, number)]
+        )
     ids = tokenizer.get_vocab()
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -108,7 +108,7 @@ class CodecSpeech(Decoder):
             got = f"a text with {marks[0]}, a mark of the model" if marks else "no text"
             raise ValueError(f"prompt '{prompt.id}': got {got}, expected the words to be spoken; change the row")
         words = self.instruction.replace(TEXT, text)
-        if self.chat is not None:
+        if self.chat is not None and self.tokenizer.chat_template is not None:
             words = self.chat.text([{"role": "user", "content": [{"type": "text", "text": words}]}])
         return token_ids(self.tokenizer, words + self.begin)
 
@@ -136,13 +136,30 @@ def code_table(tokenizer: Any, speech_token: str, path: str | Path) -> dict[int,
     return table
 
 
+SPEECH_END, SPEECH_START = "<|SPEECH_GENERATION_END|>", "<|SPEECH_GENERATION_START|>"
+"""Llasa's marks of speech, of which its generation config declares neither: it has the ends of Llama 3's texts."""
+
+
 def end_ids(network: Any, tokenizer: Any, end: str, path: str | Path) -> frozenset[int]:
-    """The tokens that end an utterance: ``end``, or those of the generation config and of the tokenizer."""
+    """The tokens that end an utterance: ``end``, else ``SPEECH_END`` where the vocabulary has it, or those of the
+    generation config and of the tokenizer."""
+    vocabulary = tokenizer.get_vocab()
     if not end:
-        return end_tokens(network, tokenizer)
-    if end not in tokenizer.get_vocab():
+        return frozenset({vocabulary[SPEECH_END]}) if SPEECH_END in vocabulary else end_tokens(network, tokenizer)
+    if end not in vocabulary:
         raise ValueError(f"model.end: the vocabulary of '{path}' has no token {end!r}; name the one that ends speech")
-    return frozenset({tokenizer.get_vocab()[end]})
+    return frozenset({vocabulary[end]})
+
+
+def warn_of_begin(tokenizer: Any, begin: str, path: str | Path) -> None:
+    """A warning where the answer is not begun as the vocabulary has it, behind which the model was not trained to
+    speak."""
+    if SPEECH_START in tokenizer.get_vocab() and SPEECH_START not in begin:
+        print(
+            f"{path}: warning: model.begin: got '{begin}', and its vocabulary has {SPEECH_START}, behind which it "
+            "writes speech; set model.begin, and model.instruction to the words of its card (docs/speech.md)",
+            flush=True,
+        )
 
 
 def load(
@@ -169,6 +186,7 @@ def load(
     source = locate(path, "HKUSTAudio/Llasa-1B")
     tokenizer = load_tokenizer(source)
     codes = code_table(tokenizer, speech_token, path)
+    warn_of_begin(tokenizer, begin, path)
     voice = vocoders.vocoder(vocoder, vocoder_path, training.device)
     if len(codes) > voice.size():
         raise ValueError(

@@ -225,7 +225,8 @@ class CodecOptions(ModelOptions):
     begin: Annotated[str, ANY_TEXT] = ""
     """The beginning of the answer, after which speech tokens follow, e.g. <|SPEECH_GENERATION_START|> (Llasa)."""
     end: Annotated[str, ANY_TEXT] = ""
-    """The token that ends speech, e.g. <|SPEECH_GENERATION_END|>; empty: those that the checkpoint declares."""
+    """The token that ends speech; empty: <|SPEECH_GENERATION_END|> where the vocabulary has it (Llasa), else those that
+    the checkpoint declares."""
     vocoder: Annotated[str, ANY_TEXT] = "codec"
     """What makes the sound: codec (a codec of transformers with one codebook), tones (a stand-in for tests), or
     package.module:attribute, one of your own, e.g. around CosyVoice 2's flow and HiFT."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
 import torch
 
+from mmgrpo.data.chat import DATE
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.types import Prompt
+from mmgrpo.types import Prompt, Turn
 from pipelines import own_forward, speech
 from pipelines.speech import audio_text, qwen_audio, whisper
-from pipelines.speech.audio_text_tiny import KINDS
+from pipelines.speech.audio_text_tiny import BEGINNINGS, BOS, KINDS
 from pipelines.training import Training
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.speech.test_qwen_audio import EVERY, LONG, ONE, OTHER, TWO, WORDS, hum
@@ -47,9 +50,13 @@ def library_logits(model: Any, prompt: Prompt, completion: torch.Tensor) -> torc
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "audio"}
         for part in (prompt.turns[0].parts if prompt.turns else (prompt.text,))
     ]
+    content: Any = parts
+    if "granite" in model.network.config.model_type:  # whose template concatenates contents
+        content = "".join(part.get("text", "<|audio|>") for part in parts)
     text = model.processor.apply_chat_template(
-        [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
+    text = text.replace(date.today().strftime("%B %d, %Y"), DATE.strftime("%B %d, %Y"))
     clips = [medium.source.samples[0].numpy() for medium in prompt.media]  # type: ignore[union-attr]
     inputs = model.processor(text=[text], audio=clips or None, sampling_rate=16_000, return_tensors="pt")
     ids = torch.cat([inputs["input_ids"], completion[None]], 1)
@@ -98,6 +105,48 @@ def test_what_is_heard_is_heard_in_scoring_too_and_belongs_to_its_own_prompt(kin
         object.__setattr__(kept(made), "features", changed)
         object.__setattr__(kept(made).context, "media", changed)
         assert (rescored(policy, made) - honest).abs().amax(1).min() > 5e-3
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def written(model: Any, prompt: Prompt) -> str:
+    """What a prompt's ids say, without the marks of its recordings."""
+    ids = model.encode([prompt]).ids[0].tolist()
+    marks = set(model.tokenizer.convert_tokens_to_ids(model.marks))
+    return model.tokenizer.decode([one for one in ids if one not in marks], skip_special_tokens=False)
+
+
+@EACH
+def test_a_prompt_has_the_users_words_once_and_no_text_of_a_list(kind, models):
+    said = written(models[kind], ONE)
+    assert said.count(ONE.text) == 1 and "{'" not in said and "'type'" not in said
+
+
+SYSTEMS = {
+    "granite_speech": "Today's Date: July 26, 2024.",  # one day for all runs, so that a resumed one has the same ids
+    "qwen2_5_omni": "virtual human",
+    "audioflamingo3": "helpful assistant",
+}
+
+
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_the_default_system_prompt_stands_once_unless_the_row_has_its_own(kind, models):
+    assert written(models[kind], ONE).count(SYSTEMS[kind]) == 1
+    own = replace(ONE, turns=(Turn("system", ("Be brief.",)), *ONE.turns))
+    said = written(models[kind], own)
+    assert SYSTEMS[kind] not in said and said.count("Be brief.") == 1 == said.count("system")
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_begins_once_whoever_writes_the_beginning(kind, beginning, tmp_path):
+    """Of template and tokenizer, of which published checkpoints have neither, one, or both."""
+    model = audio_text.load(audio_text.tiny(tmp_path, kind, beginning))
+    ids = model.encode([ONE]).ids[0].tolist()
+    tokens = model.tokenizer.convert_ids_to_tokens(ids)
+    assert tokens.count(BOS) == bool(beginning)
+    assert (tokens[0] == BOS) == bool(beginning)
 
 
 DROPPED = ["voxtral", "audioflamingo3", "qwen2_5_omni", "qwen2_audio"]

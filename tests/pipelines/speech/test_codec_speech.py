@@ -16,6 +16,7 @@ from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Prompt, Request, Text
 from pipelines import speech
 from pipelines.speech import codec_speech, vocoders
+from pipelines.speech.codec_speech_tiny import INSTRUCTION, SPEECH_START
 from tests.building import algorithm_blocks, trainer
 from tests.tones import codes_of, heard, heard_neg_cer
 
@@ -248,3 +249,37 @@ def test_samples_are_written_with_their_sounds(tmp_path):
     )
     assert "one 2" in json.dumps([json.loads(line) for line in (tmp_path / "after.jsonl").read_text().splitlines()])
     assert list((tmp_path / "after").glob("*.ogg"))
+
+
+# Llasa as it is published
+
+
+@pytest.fixture(scope="module")
+def llasa(tmp_path_factory) -> str:
+    return codec_speech.tiny(tmp_path_factory.mktemp("llasa") / "tiny", kind="llasa")
+
+
+def test_llasa_is_asked_with_one_beginning_one_date_and_the_beginning_of_speech(llasa):
+    model = loaded(llasa, instruction=INSTRUCTION, begin=SPEECH_START)
+    tokens = model.tokenizer.convert_ids_to_tokens(model.encode([Prompt("one 2", "0")]).ids[0].tolist())
+    assert tokens.count("<|begin_of_text|>") == 1 and tokens[0] == "<|begin_of_text|>"
+    assert tokens[-1] == SPEECH_START and tokens.count(SPEECH_START) == 1
+    said = "".join(token for token in tokens if len(token) == 1)
+    assert "26 " in said and "2024" in said  # of the day that all runs have
+    start, stop = tokens.index("<|TEXT_UNDERSTANDING_START|>"), tokens.index("<|TEXT_UNDERSTANDING_END|>")
+    assert "".join(tokens[start + 1 : stop]) == "one 2" and "[" not in said
+
+
+def test_sampling_stops_at_the_end_of_speech_that_llasa_does_not_declare(llasa, capsys):
+    model = loaded(llasa, instruction=INSTRUCTION, begin=SPEECH_START)
+    end = model.tokenizer.convert_tokens_to_ids("<|SPEECH_GENERATION_END|>")
+    assert end not in model.network.generation_config.eos_token_id and model.end_ids == {end}  # type: ignore[union-attr]
+    assert capsys.readouterr().out == ""
+    assert loaded(llasa, begin=SPEECH_START, end="<|eot_id|>").end_ids != {end}  # what a run names counts
+    loaded(llasa)
+    assert "model.begin" in capsys.readouterr().out
+    made = policy(llasa, max_tokens=60, begin=SPEECH_START)
+    rollout = made.rollout(Request(PROMPTS, [0, 1], 8, seed=0))
+    ended = ~rollout.decisions.fields["truncated"].bool()
+    last = [row[real][-1] for row, real in zip(rollout.steps.ids, rollout.steps.real, strict=True)]
+    assert ended.any() and all((one == end) == bool(finished) for one, finished in zip(last, ended, strict=True))
