@@ -145,16 +145,21 @@ def tiny(folder: str | Path, kind: str = "") -> str:
 
 def tokenizer_of(form: Kind) -> Any:
     """The tokenizer of a kind, over words."""
-    from tokenizers import processors
-
     from pipelines.vlm.qwen_vl_tiny import word_tokenizer
 
     words = f"{TINY_WORDS} You are helpful an named Smol Today Date : 26 Jul 2024 model what be brief".split()
     tokenizer = word_tokenizer(words, form.special, form.template or None, end=form.end, pad=form.pad or None)
-    if form.bos:
-        tokenizer.bos_token = form.bos
+    return bounded(tokenizer, form.bos)
+
+
+def bounded(tokenizer: Any, bos: str) -> Any:
+    """The tokenizer with ``bos`` in front of every text; "" changes nothing."""
+    from tokenizers import processors
+
+    if bos:
+        tokenizer.bos_token = bos
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{form.bos} $A", special_tokens=[(form.bos, tokenizer.bos_token_id)]
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
         )
     return tokenizer
 

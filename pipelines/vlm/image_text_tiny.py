@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipelines.processors import without_clips
+from pipelines.vlm.causal_lm_tiny import Kind, bounded
 from pipelines.vlm.qwen_vl_tiny import SPECIAL, TINY_WORDS, word_tokenizer
 from pipelines.vlm.qwen_vl_tiny import TEMPLATE as QWEN_TEMPLATE
 from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
@@ -27,14 +28,66 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def tiny(folder: str | Path, kind: str = "gemma3") -> str:
-    """Write a random model of some 50,000 parameters with its processor; ``kind`` is of ``KINDS``."""
+GEMMA3 = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+{%- set prefix = messages[0]['content'] if messages[0]['content'] is string else messages[0]['content'][0]['text'] %}
+{%- set prefix = prefix + '\\n\\n' %}{% set turns = messages[1:] %}
+{%- else %}{% set prefix = '' %}{% set turns = messages %}{% endif %}
+{%- for message in turns %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{{- '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}
+{{- prefix if loop.first else '' }}
+{%- if message['content'] is string %}{{ message['content'] | trim }}{% else %}
+{%- for part in message['content'] %}
+{%- if part['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}
+{%- endif %}{{ '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+"""Writes the beginning of the sequence, which the tokenizer adds as well; a system prompt is the user's."""
+
+LLAVA = """\
+{%- for message in messages %}
+{%- if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+"""Reads lists only, and leaves the beginning of the sequence to the tokenizer."""
+
+CHATML = """\
+{%- if messages[0]['role'] != 'system' %}{{ 'SYSTEM' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['content'] is string %}{{ message['content'] }}{% else %}
+{%- for part in message['content'] %}
+{%- if part['type'] == 'image' %}{{ 'IMAGE' }}{% elif part['type'] == 'video' %}{{ 'VIDEO' }}
+{%- else %}{{ part['text'] }}{% endif %}{% endfor %}
+{%- endif %}{{ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\nBEGUN' }}{% endif %}"""
+
+
+def chatml(image: str, video: str = "", system: str = "", begun: str = "") -> str:
+    """ChatML with marks of media, a default system prompt and a beginning of the answer."""
+    written = f"<|im_start|>system\\n{system}<|im_end|>\\n" if system else ""
+    return CHATML.replace("SYSTEM", written).replace("IMAGE", image).replace("VIDEO", video).replace("BEGUN", begun)
+
+
+def tiny(folder: str | Path, kind: str = "gemma3", published: bool = False) -> str:
+    """Write a random model of some 50,000 parameters with its processor; ``kind`` is of ``KINDS``.
+
+    ``published`` gives it template, tokenizer and generation values of the published form (``PUBLISHED``).
+    """
     from transformers import AutoModelForImageTextToText
 
     special, mark, config_of, processor_of = KINDS[kind]
     template = QWEN_TEMPLATE if mark == QWEN_MARK else TEMPLATE.replace("IMAGE", mark)
     words = (*TINY_WORDS, "<", ">") if kind == "qwen3_vl" else TINY_WORDS  # of the times in front of frames
-    tokenizer = word_tokenizer(words, (*SPECIAL[:3], *special), template)
+    form = PUBLISHED[kind] if published else Kind(template)
+    words = (*words, *["You", "are", "helpful", "an", "USER", "ASSISTANT", ":", "model"]) if published else words
+    several = (*SPECIAL[:3], *special, *(token for token in form.special if token not in SPECIAL))
+    tokenizer = bounded(word_tokenizer(words, several, form.template, end=form.end, pad=form.pad), form.bos)
     ids = tokenizer.get_vocab()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -42,8 +95,10 @@ def tiny(folder: str | Path, kind: str = "gemma3") -> str:
         for parameter in network.parameters():
             if parameter.dim() > 1 and not parameter.any():  # Gemma's projection of pictures begins with zeros
                 torch.nn.init.normal_(parameter, std=0.2)
-    network.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
-    network.generation_config.pad_token_id = ids["<|endoftext|>"]
+    network.generation_config.eos_token_id = [ids[end] for end in form.ends] or None
+    network.generation_config.pad_token_id = ids[form.pad]
+    for name, value in (form.generation or {}).items():
+        setattr(network.generation_config, name, value)
     network.save_pretrained(folder)
     processor_of(tokenizer).save_pretrained(folder)
     if kind == "qwen3_vl":
@@ -269,3 +324,19 @@ KINDS: Mapping[str, tuple[Sequence[str], str, Callable[[Mapping[str, int]], Any]
     "llava_onevision": (("<image>", "<video>"), "<image>", llava_onevision, llava_onevision_processor),
 }
 """Kind to its special tokens, the mark of a picture in its template, its configuration and its processor."""
+
+GEMMA_SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_VALUES = {"do_sample": True, "top_k": 64, "top_p": 0.95}
+SHARP = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.001, "repetition_penalty": 1.05}
+"""Generation values of Qwen2-VL and Qwen2.5-VL."""
+QWEN_CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+
+PUBLISHED: Mapping[str, Kind] = {
+    "gemma3": Kind(GEMMA3, GEMMA_SPECIAL, "<bos>", "<eos>", "<pad>", ("<eos>", "<end_of_turn>"), GEMMA_VALUES),
+    "llava": Kind(LLAVA, ("<s>", "</s>", "<pad>"), "<s>", "</s>", "<pad>", ("</s>",)),
+    "qwen2_vl": Kind(chatml(QWEN_MARK, QWEN_CLIP, "You are a helpful assistant."), generation=SHARP),
+    "qwen3_vl": Kind(chatml(QWEN_MARK, QWEN_CLIP, begun="<think>\\n")),  # Thinking
+    "internvl": Kind(chatml("<IMG_CONTEXT>\\n"), ends=()),  # ends are those of the text configuration
+    "llava_onevision": Kind(chatml("<image>\\n")),
+}
+"""Kind to template, tokenizer and generation values as they are published, with words for words."""

@@ -328,3 +328,60 @@ def test_times_are_one_of_each_file_and_ascend(times, message):
             medium_of({"path": ["a", "b"], "times": [0, 1], key: value}, "video", Path())
     with pytest.raises(ValueError, match="'times'"):
         medium_of({"path": "a.mp4", "times": [0, 1]}, "video", Path())
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> dict[str, image_text.ImageText]:
+    """Models with templates, tokenizers and generation values of the published form."""
+    place = tmp_path_factory.mktemp("published")
+    return {kind: image_text.load(image_text.tiny(place / kind, kind, published=True)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_of_the_published_form_holds_its_words_once_and_one_beginning(kind, published):
+    model = published[kind]
+    seen = shown(0, PICTURE, "what is it ?")
+    context = model.encode([seen, Prompt("yes and no ?", "1")])
+    for row, words in ((0, "whatisit?"), (1, "yesandno?")):
+        ids = context.ids[row][context.real[row]].tolist()
+        text = "".join(model.tokenizer.decode(ids).split())
+        assert text.count(words) == 1 and "type" not in text and "<unk>" not in text
+        assert ids.count(model.tokenizer.bos_token_id) == (kind in ("gemma3", "llava"))
+        assert text.count("helpful") == (kind == "qwen2_vl")
+        assert model.prompt_length((seen, Prompt("yes and no ?"))[row]) == len(ids)
+    assert context.prefilled == ["<think>\n" if kind == "qwen3_vl" else ""] * 2
+    own = Turn("system", ("it is red",))
+    told = model.encode([Prompt("where ?", turns=(own, Turn("user", ("where ?",))))])
+    text = "".join(model.tokenizer.decode(told.ids[0]).split())
+    assert text.count("itisred") == 1 and "helpful" not in text
+
+
+ENDS = {"gemma3": "<end_of_turn>", "llava": "</s>"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_answers_end_as_the_published_template_ends_a_turn(kind, published):
+    model = published[kind]
+    end = ENDS.get(kind, "<|im_end|>")
+    assert model.tokenizer.convert_ids_to_tokens(model.spell("yes")) == ["yes", end]
+    assert model.tokenizer.convert_tokens_to_ids(end) in model.end_ids
+    assert model.suppress_tokens.isdisjoint(model.end_ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_ratio_is_one_and_samples_differ_whatever_the_generation_values(kind, published):
+    policy = TokenPolicy(published[kind], max_tokens=5)
+    made = policy.rollout(Request([shown(0, PICTURE, "what is it ?"), Prompt("yes and no ?", "1")], [0, 1], 4, seed=0))
+    decisions = made.decisions
+    dense = torch.zeros_like(decisions.log_probs)
+    for part in made.steps.split(decisions.loss_mask, 7):
+        dense[part.rows, part.positions] = policy.score(made, part, frozenset({"log_probs"}))["log_probs"].detach()
+    own = decisions.loss_mask
+    torch.testing.assert_close(dense[own], decisions.log_probs[own], rtol=0, atol=2e-5)
+    assert len({output.text for output in made.outputs}) > 4
+
+
+def test_gemma_refuses_two_turns_of_one_role(published):
+    turns = (Turn("user", ("red",)), Turn("user", ("and blue ?",)))
+    with pytest.raises(ValueError, match="prompt '7'.*user, user.*must alternate"):
+        published["gemma3"].encode([Prompt("red", "7", turns=turns)])

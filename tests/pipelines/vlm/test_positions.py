@@ -77,3 +77,21 @@ def test_pictures_stand_where_the_library_puts_them(model):
     grids = torch.tensor([one.grid for one in context.media[0]])
     library, _ = model.network.model.get_rope_index(context.ids, kinds, grids)
     assert torch.equal(library[:, 0], context.positions[0])
+
+
+def test_a_published_template_of_qwen_counts_its_system_prompt_and_thought(model):
+    from pipelines.vlm.image_text_tiny import QWEN_CLIP, QWEN_MARK, chatml
+
+    before = model.tokenizer.chat_template
+    try:
+        model.tokenizer.chat_template = chatml(QWEN_MARK, QWEN_CLIP, "the red one", "<think>\n")
+        model.set_up({}, qwen_vl.MARKS)
+        context = model.encode([asked(Media("video", Video(torch.rand(6, 3, 16, 16), 2.0)))])
+    finally:
+        model.tokenizer.chat_template = before
+        model.set_up({}, qwen_vl.MARKS)
+    text = "".join(model.tokenizer.decode(context.ids[0]).split())
+    assert text.startswith("<|im_start|>systemtheredone<|im_end|>") and text.endswith(
+        "whatisit?<|im_end|><|im_start|>assistant<think>"
+    )
+    assert context.prefilled == ["<think>\n"] and next_position(context).tolist() == [16 + 6 + 1]
