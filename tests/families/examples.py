@@ -40,7 +40,7 @@ def hum(number: int, seconds: float = 1.0) -> Media:
 TEXTS = [Prompt("a red square", "0"), Prompt("blue", "1"), Prompt("a green circle left of a blue square .", "2")]
 PICTURE = Media("image", Image(noise(3, 16, 16, seed=0)))
 CLIP = Media("video", Video(noise(16, 3, 16, 24, seed=3), 4.0), {"fps": 2.0})
-SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes or no ?", "2")]
+SEEN = [shown(0, PICTURE, "what is it ?"), shown(1, CLIP, "where is the circle ?"), Prompt("yes and no ?", "2")]
 WIDE = Media("image", Image(noise(3, 16, 40, seed=1)))
 EDITED = [shown(0, PICTURE, "a red square"), shown(1, WIDE, "blue"), shown(2, PICTURE, "a green circle")]
 HEARD = [shown(number, hum(number, 1.0 + number / 2)) for number in range(3)]
@@ -81,7 +81,7 @@ EXAMPLES: Mapping[str, Example] = {
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "image_text": Example(SEEN, {"max_frames": 4}, SHORT),
-    "causal_lm": Example([Prompt("a b", "0"), Prompt("c", "1"), Prompt("d a b c", "2")], sampling=SHORT),
+    "causal_lm": Example([Prompt("how many", "0"), Prompt("red", "1"), Prompt("is the a blue", "2")], sampling=SHORT),
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),
     "ctc": Example(HEARD),
     "qwen_audio": Example(ASKED, sampling=SHORT),

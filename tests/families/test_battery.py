@@ -141,6 +141,23 @@ def test_a_network_that_has_become_nan_is_refused_by_both_samplers(name, tiny):
             sample(Request(prompts, range(len(prompts)), GROUP, seed=3))
 
 
+READ = ["qwen_vl", "smolvlm", "image_text", "causal_lm", "qwen_audio", "audio_text", "codec_speech"]
+"""Families whose prompts are texts that a tokenizer decodes again."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_prompt_decoded_holds_the_words_of_its_row_and_one_beginning(name, tiny):
+    model: Any = policy_of(name, tiny(name)).model  # type: ignore[attr-defined]
+    context = model.encode(EXAMPLES[name].prompts)
+    for row, prompt in enumerate(EXAMPLES[name].prompts):
+        ids = context.ids[row][context.real[row]].tolist()
+        text = "".join(model.tokenizer.decode(ids).split())
+        assert "".join(prompt.text.split()) in text and "'type'" not in text and "type:" not in text
+        assert ids.count(model.tokenizer.bos_token_id) == (model.tokenizer.bos_token is not None)
+    if name != "codec_speech":  # whose completions are codes
+        assert model.spell("a")[-1] in model.end_ids
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_same_tokens_are_scored_under_other_media(name, tiny):
     policy = policy_of(name, tiny(name))
