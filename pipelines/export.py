@@ -27,6 +27,7 @@ from mmgrpo.runtime.files import new_folder, share, write_tensors, write_text
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import device_of
 from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters
+from pipelines.quantized import dequantized, is_quantized
 from pipelines.training import Training, torch_dtype
 
 if TYPE_CHECKING:
@@ -157,16 +158,21 @@ def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge_adapters(network: nn.Module) -> int:
-    """Replace every adapted layer by its base with W + (alpha / rank) B A, in place; the number of them."""
+    """Replace every adapted layer by its base with W + (alpha / rank) B A, in place; the number of them. Quantized
+    layers become those in fp32 that they stand for."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BaseTunerLayer)}
     for name, layer in layers.items():
         base: Any = layer.get_base_layer()
         delta = layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
+        base = dequantized(base) if is_quantized(base) else base
         base.weight.copy_((base.weight.float() + delta.float()).to(base.weight.dtype))
         parent, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(parent), leaf, base)
+    for name, layer in [(name, layer) for name, layer in network.named_modules() if is_quantized(layer)]:
+        parent, _, leaf = name.rpartition(".")
+        setattr(network.get_submodule(parent), leaf, dequantized(layer))
     for module in network.modules():
         if "peft_config" in vars(module):
             del module.peft_config
@@ -212,7 +218,7 @@ def write_merged(
     done = f"{merged} adapted layers merged in fp32, written as {dtype}"
     if rollout is None:
         return f"{done}; not compared with the policy (--check 0)"
-    options = {"path": str(folder), "lora_rank": 0, **(elsewhere.reset or {})}
+    options = {"path": str(folder), "lora_rank": 0, "quantize": "none", **(elsewhere.reset or {})}
     options = {name: value for name, value in options.items() if name in vars(config.model)}
     written = family.policy(replace(wide, model=replace(wide.model, **options)), device, prompts, training=False)
     gap = (scores(written, rollout) - expected).abs()

@@ -14,7 +14,7 @@ from mmgrpo.registry import bind, parse
 from mmgrpo.runtime.config import Config, Sections
 from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
-from pipelines.options import ModelOptions
+from pipelines.options import ModelOptions, check_quantize
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -65,6 +65,7 @@ class LanguageFamily:
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other."""
         model, sampling = config.model, config.sampling
+        check_quantize(model)
         if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
         low, high = getattr(model, "min_pixels", 0), getattr(model, "max_pixels", 0)

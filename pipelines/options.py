@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mmgrpo.runtime.config import refuse_missing
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, one_of, within
 
 
@@ -24,6 +25,9 @@ class ModelOptions:
     """Name suffixes of the adapted modules; empty: the family's attention projections."""
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the network's computation: float32, bfloat16 or float16. Log-probabilities are always fp32."""
+    quantize: Annotated[str, one_of("none", "8bit", "4bit")] = "none"
+    """Storage of the frozen base under LoRA: none (that of dtype), or by bitsandbytes, where it is installed, 8bit or
+    4bit (NF4) in the linear layers of its blocks. The quantized network is the policy, and samples and scores alike."""
     device: Annotated[str, DEVICE] = "auto"
     """auto (accelerate's choice), cpu, cuda, one GPU of several (cuda:1), mps, xpu or npu."""
     gradient_checkpointing: bool = False
@@ -31,6 +35,18 @@ class ModelOptions:
     allow_pickle: bool = False
     """Read weights from pickles (pytorch_model.bin) where a checkpoint has no safetensors. torch then unpickles tensors
     only (weights_only=True), but a pickle is a program, and a gap in that restriction would run it: convert instead."""
+
+
+def check_quantize(options: ModelOptions) -> None:
+    """ValueError for a quantized base whose weights would be trained, and where bitsandbytes is missing."""
+    if options.quantize == "none":
+        return
+    if not options.lora_rank:
+        raise ValueError(
+            f"model.quantize: got {options.quantize} with model.lora_rank=0, expected none, since quantized weights "
+            "cannot be trained; set model.lora_rank"
+        )
+    refuse_missing("bitsandbytes", f"model.quantize: '{options.quantize}'", "set model.quantize=none")
 
 
 @dataclass

@@ -16,6 +16,7 @@ from mmgrpo.registry import nearest
 from mmgrpo.types import Reference
 from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters
 from pipelines.options import ModelOptions
+from pipelines.quantized import known_as_quantized, quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +50,8 @@ class Training:
     dtype: str = "float32"
     """Precision of computation, and of the stored weights of a frozen base: float32, bfloat16 or float16."""
     device: str | torch.device = "cpu"
+    quantize: str = "none"
+    """Storage of the frozen base of adapters: none, 8bit or 4bit (``pipelines.quantized``)."""
     allow_pickle: bool = False
     """Read weights from pickles where there are no safetensors (``ModelOptions.allow_pickle``)."""
 
@@ -64,6 +67,7 @@ class Training:
             gradient_checkpointing=options.gradient_checkpointing and training,
             dtype=options.dtype,
             device=device,
+            quantize=options.quantize,
             allow_pickle=options.allow_pickle,
         )
 
@@ -135,11 +139,15 @@ def make_trainable(
     if rank < 0:
         raise ValueError(f"lora_rank: got {rank}, expected 0 (train the network itself) or more")
     reference: Reference = AdaptersOff(network) if training.adapters else FrozenCopy(network)
-    if has_adapters(training.weights):
-        continue_adapters(network, Path(training.weights), rank)
-    elif rank:
-        names = target_names(network, training.lora_targets or targets, frozen)
-        add_lora(network, rank, training.lora_alpha, names, training.lora_seed)
+    names = target_names(network, training.lora_targets or targets, frozen) if rank else []
+    if training.adapters and training.quantize != "none":
+        quantize(network, training.quantize, training.compute_dtype, frozen)
+    if training.adapters:
+        with known_as_quantized(network, training.quantize):
+            if has_adapters(training.weights):
+                continue_adapters(network, Path(training.weights), rank)
+            else:
+                add_lora(network, rank, training.lora_alpha, names, training.lora_seed)
     else:
         network.requires_grad_(True)
         for module in frozen:

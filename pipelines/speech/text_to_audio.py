@@ -20,7 +20,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import ModelOptions
+from pipelines.options import ModelOptions, check_quantize
 from pipelines.speech.options import CaptionData, SoundSampling, SpeechEval
 from pipelines.speech.spoken import Spoken
 
@@ -61,6 +61,7 @@ class TextToAudioFamily(Spoken):
 
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that no denoising model takes, and for those of another process."""
+        check_quantize(config.model)
         check_sampling(self.name, self.process, config.sampling)
 
     def decisions(self, config: Config) -> str:

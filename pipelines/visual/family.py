@@ -22,7 +22,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import ModelOptions
+from pipelines.options import ModelOptions, check_quantize
 from pipelines.visual.options import (
     FlowOptions,
     MemoryOptions,
@@ -109,6 +109,7 @@ class VisualFamily:
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that no denoising model takes, for those of another process, and for those
         that would have no effect."""
+        check_quantize(config.model)
         check_sampling(self.name, self.process, config.sampling)
         if config.model.negative_prompt and not self.guided(config):
             raise ValueError(

@@ -155,7 +155,7 @@ def test_a_merged_model_loads_as_its_base_and_is_the_policy(name, tiny, tmp_path
     folder = written(name, config, model, "merged", tmp_path / "out")
     merged = policy_of(name, str(folder), **({"folder": ""} if name == "flow_speech" else {}))
     scored = rescored(merged, rollout)
-    torch.testing.assert_close(scored, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scored, expected, rtol=1e-4, atol=5e-5)
     if adapted:  # which change the log-probabilities of some tiny models by no more than 1e-4
         effect = (rescored(policy_of(name, tiny(name)), rollout) - expected).abs().max()
         assert effect > 2e-5 and (scored - expected).abs().max() < 0.2 * effect
