@@ -72,7 +72,7 @@ def products(network: Any) -> dict[str, torch.Tensor]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BaseTunerLayer)}
-    return {name: layer.get_delta_weight(layer.active_adapters[0]).detach() for name, layer in layers.items()}
+    return {name: layer.get_delta_weight(layer.active_adapters[0]).detach() for name, layer in layers.items()}  # type: ignore
 
 
 @pytest.mark.parametrize("form", ["comfyui", "diffusers"])

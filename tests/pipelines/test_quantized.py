@@ -76,7 +76,7 @@ def test_only_adapters_have_gradients_and_they_are_those_over_what_the_base_stan
     with torch.no_grad():
         for key, layer in policy.network.named_modules():
             if isinstance(layer, bitsandbytes.nn.Linear4bit | bitsandbytes.nn.Linear8bitLt):
-                plain.network.get_submodule(key).weight.copy_(values(layer))
+                plain.network.get_submodule(key).weight.copy_(values(layer))  # type: ignore
     for one in (policy, plain):
         shake(one, 0.1)
     rollout = rollout_of(name, policy)
