@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.registry import nearest
@@ -37,19 +39,33 @@ def usage() -> str:
         [
             "usage: mmgrpo COMMAND [options]",
             "",
-            "Group-relative reinforcement learning for models that see, draw, film, hear and speak.",
+            "Group-relative reinforcement learning for image, video, vision-language and speech models.",
             "",
             *lines,
             "",
-            "'mmgrpo COMMAND --help' lists the options of a command.",
+            "'mmgrpo COMMAND --help' lists the options of a command; 'mmgrpo --version' prints versions.",
         ]
     )
+
+
+def versions() -> str:
+    """The versions that a bug report needs; nothing is imported for them."""
+    parts = []
+    for name in ("mmgrpo", "torch", "transformers", "diffusers", "peft", "accelerate"):
+        try:
+            parts.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join([*parts, f"Python {platform.python_version()}", platform.platform()])
 
 
 def run(arguments: list[str]) -> None:
     """Run the command that the first argument names."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
+        return
+    if arguments[0] in ("-V", "--version"):
+        print(versions())
         return
     name, *rest = arguments
     if name not in COMMANDS:
