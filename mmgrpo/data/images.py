@@ -12,6 +12,7 @@ import torch
 from PIL import Image as Pil
 from PIL import ImageOps
 from PIL.ExifTags import Base
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 from torch import Tensor
 
 from mmgrpo.data.inside import is_inside, opened
@@ -24,6 +25,9 @@ from mmgrpo.data.limits import (
     regular_file,
 )
 from mmgrpo.types import Image
+
+MIN_IS_WHITE = 0
+"""Photometric interpretation of a TIFF file in which 0 is white."""
 
 
 class PictureCache:
@@ -101,6 +105,8 @@ def _image(pixels: Tensor) -> Image:
 def _pixels(picture: Pil.Image) -> Tensor:
     """[3, height, width]: uint8, or floats in [0, 1] where the picture has more than eight bits per value."""
     check_picture_size(picture.width, picture.height)
+    # Pillow inverts TIFF files in which 0 is white with 8 bits, not those with 16.
+    inverted = isinstance(picture, TiffImageFile) and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE
     if picture.getexif().get(Base.Orientation) not in (None, 1):  # exif_transpose copies also what is upright
         picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
@@ -109,7 +115,8 @@ def _pixels(picture: Pil.Image) -> Tensor:
         grey = np.asarray(picture)
         if grey.min() < 0 or grey.max() > 65535:
             raise Unreadable(f"got values from {grey.min()} to {grey.max()}, expected 8 or 16 bits (0 to 65535)")
-        return torch.from_numpy(grey.astype(np.float32)).div_(65535).expand(3, -1, -1).contiguous()
+        values = 65535 - grey.astype(np.float32) if inverted else grey.astype(np.float32)
+        return torch.from_numpy(values).div_(65535).expand(3, -1, -1).contiguous()
     if picture.has_transparency_data:
         layered = picture.convert("RGBA")
         picture = Pil.alpha_composite(Pil.new("RGBA", layered.size, "white"), layered)

@@ -38,14 +38,16 @@ class Protocol:
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "hpdv2": Protocol(
-        pictures.hpdv2, "right", "inversions", "prompts", note="1 - inversions / pairs per prompt (HPSv2, train code)"
+        pictures.hpdv2, "half", "inversions", "prompts",
+        note="1 - inversions / pairs per prompt (HPSv2, train code); a tie of the reward is half an inversion",
     ),
     "hpdv3": Protocol(pictures.hpdv3, note="share of pairs scored in the right order (HPSv3)"),
     "imagereward": Protocol(
         pictures.imagereward, note="over all pairs that people did not tie (ImageReward); a tie of the reward is wrong"
     ),
     "pickapic": Protocol(
-        pictures.pickapic, note="argmax, over pairs that people did not tie; PickScore's own table is that with ties"
+        pictures.pickapic, "half",
+        note="argmax, over pairs that people did not tie, a tie of the reward half; PickScore's own table is with ties",
     ),
     "genai": Protocol(
         pictures.genai, headline="thresholded", note="tie and both bad are ties; threshold as acc_23, arXiv:2305.14324"

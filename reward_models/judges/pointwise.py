@@ -86,9 +86,10 @@ def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, devic
 
 
 def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
-    """The judge's probability of "Yes", among all tokens, to whether the picture shows the prompt (VQAScore,
-    arXiv:2404.01291, in its form for vision-language models that complete a conversation)."""
-    texts = [f'Does this figure show "{prompt.text}"? Please answer yes or no.' for prompt in prompts]
+    """The judge's probability of "Yes", among all tokens, to whether the image shows the prompt (VQAScore,
+    arXiv:2404.01291, in its form for vision-language models that complete a conversation, which are asked for "Yes or
+    No"; CLIP-FlanT5 of the paper is asked for "yes or no")."""
+    texts = [f'Does this figure show "{prompt.text}"? Please answer Yes or No.' for prompt in prompts]
     asked = _of_pictures(outputs, texts, "vqascore")
     return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
 

@@ -203,3 +203,15 @@ def test_what_cannot_be_read_is_not_kept(tmp_path):
     with pytest.raises(Unreadable, match=r"a\.png: cannot be read as a picture"):
         cache.read(path)
     assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize(("bits", "white"), [(8, 255), (16, 65535)])
+def test_a_tiff_in_which_zero_is_white_is_read_as_it_looks(bits, white, tmp_path):
+    """A file of one strip, written by hand: black, a quarter, white, as MinIsWhite stores them."""
+    values = [white, white - white // 4, 0]
+    data = b"".join(value.to_bytes(bits // 8, "little") for value in values)
+    entries = [(256, 3), (257, 1), (258, bits), (259, 1), (262, 0), (273, 8), (277, 1), (278, 1), (279, len(data))]
+    table = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
+    file = tmp_path / "a.tif"
+    file.write_bytes(b"II*\0" + struct.pack("<I", 8 + len(data)) + data + table + b"\0\0\0\0")
+    assert read_picture(file).pixels[0, 0].tolist() == pytest.approx([0, 0.25, 1], abs=2 / 255)

@@ -36,9 +36,14 @@ def win_rate(ranks: Scores) -> Scores:
 
 
 def inversions(scores: Scores, ranks: Scores) -> float:
-    """1 - inverted pairs / all pairs; a tie on either side is no inversion (HPSv2's evaluation of HPDv2)."""
+    """1 - inverted pairs / all pairs (HPSv2's evaluation of HPDv2); a tie of people is no inversion.
+
+    HPSv2 sorts the scores, which orders equal ones arbitrarily: they are half an inversion, what is to be expected. A
+    constant reward has 1/2 where people tied none.
+    """
     n = len(scores)
-    inverted = sum((scores[i] - scores[j]) * (ranks[i] - ranks[j]) > 0 for i in range(n) for j in range(i))
+    pairs = [(scores[i] - scores[j], ranks[i] - ranks[j]) for i in range(n) for j in range(i)]
+    inverted = sum(0.5 if rank and score == 0 else float(score * rank > 0) for score, rank in pairs)
     return 1 - float(inverted) / (n * (n - 1) / 2)
 
 

@@ -37,14 +37,14 @@ def result(spec):
     return evaluate(benchmark, score([LEVEL], benchmark.comparisons)["level"])
 
 
-def test_hpdv2_is_the_mean_over_prompts_and_equal_scores_invert_nothing(folder):
-    """30 > 20 > 10 but people put 20 first: one of three pairs is inverted, 2/3. The second prompt is a tie: 1."""
+def test_hpdv2_is_the_mean_over_prompts_and_equal_scores_are_half_an_inversion(folder):
+    """30 > 20 > 10 but people put 20 first: one of three pairs is inverted, 2/3. The second prompt is a tie: 1/2."""
     rows = [
         {"prompt": "a", "image_path": grey(10, 20, 30), "rank": [3, 1, 2], "raw_annotations": []},
         {"prompt": "b", "image_path": grey(20, 20), "rank": [1, 2], "raw_annotations": []},
     ]
     made = result(f"hpdv2:{write_json(folder / 'test.json', rows)}")
-    assert made["headline"] == pytest.approx((2 / 3 + 1) / 2)
+    assert made["headline"] == pytest.approx((2 / 3 + 1 / 2) / 2)
     assert made["without_ties"] == {"wrong": 0.5, "half": 0.625, "right": 0.75}  # of four pairs
     # Of the first prompt's three pairs one selects the best (win rate 1) and two the second (1/2); a tie is a coin.
     assert made["selection"]["best_of"] == {"1": 0.5, "2": pytest.approx((2 / 3 + 1 / 2) / 2)}

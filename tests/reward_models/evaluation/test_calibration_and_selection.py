@@ -105,7 +105,9 @@ def test_win_rates_and_inversions():
     ranks = np.array([1.0, 2, 3])
     assert selection.inversions(np.array([3.0, 2, 1]), ranks) == 1
     assert selection.inversions(np.array([2.0, 3, 1]), ranks) == pytest.approx(2 / 3)
-    assert selection.inversions(np.zeros(3), ranks) == 1  # equal scores invert nothing
+    assert selection.inversions(np.zeros(3), ranks) == 0.5  # a constant reward is a coin
+    assert selection.inversions(np.array([2.0, 2, 1]), ranks) == pytest.approx(1 - 0.5 / 3)
+    assert selection.inversions(np.array([3.0, 2, 1]), np.array([1, 1, 2])) == 1  # people tied the first two
     assert selection.inversions(np.array([1.0, 2, 3]), ranks) == 0
     assert selection.inversions(np.array([1.0, 2, 3]), ranks[::-1]) == 1
 

@@ -329,7 +329,7 @@ def test_each_picture_is_shown_before_what_is_asked_of_it(judged):
         assert [*map(math.isnan, values)] == [False, True]
     assert [question.parts[1:] for question in fake.asked] == [
         ("How would you rate the quality of this image?",),
-        ('Does this figure show "Describe it."? Please answer yes or no.',),
+        ('Does this figure show "Describe it."? Please answer Yes or No.',),
         (pointwise.ARTIFACTS,),
     ]
     assert all(question.parts[0] is RED for question in fake.asked)
