@@ -39,6 +39,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.randomness import deterministic
 from mmgrpo.runtime.reading import build, in_python, refuse_preset
+from mmgrpo.scoring.fitting import checked_by
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
 from mmgrpo.update import LossRecipe
@@ -264,7 +265,8 @@ def make_trainer(
         algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
     )
     draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
-    inputs = start(accelerator)
+    with checked_by(reward_scorers):
+        inputs = start(accelerator)
     unread = ignored(inputs.keys, inputs.rows, rewards, recipe.fields, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)

@@ -86,12 +86,24 @@ def _literal(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-def nearest(name: str, names: Any) -> str:
-    """A hint for an unknown name: the closest of ``names``, then all of them."""
+FEW = 16
+"""Longest list of names that a message shows whole."""
+
+SHOWN = 5
+"""Names that a message shows of a longer one."""
+
+
+def nearest(name: str, names: Any, listing: str = "") -> str:
+    """A hint for an unknown name: the closest of ``names``, then all of them, or the five closest of more than
+    ``FEW`` and the command that lists all (``listing``)."""
     ordered = sorted(names)
     close = difflib.get_close_matches(name, ordered, n=1, cutoff=0.5)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"{hint} Known: {', '.join(ordered)}."
+    if len(ordered) <= FEW:
+        return f"{hint} Known: {', '.join(ordered)}."
+    shown = difflib.get_close_matches(name, ordered, n=SHOWN, cutoff=0.0) if name else ordered[:SHOWN]
+    rest = f"'{listing}' lists all {len(ordered)}" if listing else f"and {len(ordered) - len(shown)} others"
+    return f"{hint} Known: {', '.join(shown)}{'; ' if listing else ' '}{rest}."
 
 
 def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:

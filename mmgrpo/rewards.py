@@ -41,6 +41,8 @@ class RewardEntry:
     """A function that raises ValueError for the reward's parameters if they are wrong, before a run starts."""
     elsewhere: bool = False
     """Its function only asks another process for values, so that it is called while the run goes on sampling."""
+    row: str = ""
+    """A function of a prompt and of the reward's parameters that raises ValueError for a row that it cannot score."""
     manifest: Manifest | str = ""
     """What it reads, its scale and its weights, or ``module:name`` of it."""
 
@@ -79,7 +81,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     entry = RewardEntry(name) if own else entries().get(name)
     if entry is None:
         raise ValueError(
-            f"rewards: there is no '{name}'.{nearest(name, entries())} "
+            f"rewards: there is no '{name}'.{nearest(name, entries(), 'mmgrpo rewards')} "
             "A function of your own is named package.module:function."
         )
     common = common_parameters(name, parameters, own, entry.elsewhere)
@@ -97,10 +99,23 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         plugins.load_object(path, "rewards", own=False)(**parameters) if path else None
         for path in (entry.rates, entry.annotate, entry.check)
     )
+    check_row = (
+        functools.partial(plugins.load_object(entry.row, "rewards", own=False), **parameters) if entry.row else None
+    )
     elsewhere = entry.elsewhere or bool(common.timeout)
     trusted = elsewhere or not own
     return Scorer(
-        common.title, fn, common.weight, rates or (), annotate, trusted, elsewhere, reads, needs, entry.read_manifest()
+        common.title,
+        fn,
+        common.weight,
+        rates or (),
+        annotate,
+        trusted,
+        elsewhere,
+        reads,
+        needs,
+        entry.read_manifest(),
+        check_row,
     )
 
 

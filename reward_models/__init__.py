@@ -124,6 +124,7 @@ REWARDS: dict[str, RewardEntry] = {
     ),
     "ocr": RewardEntry(
         "reward_models.ocr:ocr",
+        row="reward_models.ocr:target_text",
         manifest=Manifest(
             ("Image",),
             reads=("answer", "meta.text"),

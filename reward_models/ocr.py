@@ -7,6 +7,7 @@ lower case and without spaces.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,24 +19,35 @@ SHORTEST_SIDE = 128
 """Pictures with a shorter side are enlarged (nearest pixel) first, since the detector misses small letters."""
 
 
-def ocr(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """Similarity in [0, 1] of the text recognized in each picture and ``prompt.answer`` (or ``prompt.meta["text"]``).
+def ocr(prompts: Sequence[Prompt], outputs: Sequence[Output], from_quotes: bool = False) -> list[float]:
+    """Similarity in [0, 1] of the text recognized in each image and ``prompt.answer`` (or ``prompt.meta["text"]``).
 
-    A picture without recognizable text scores 0, one with non-finite pixels NaN. A prompt without a text to compare
-    with is an error.
+    ``from_quotes`` takes the text from the quotation marks in the prompt where a row has neither, as in the prompts of
+    Flow-GRPO: 'New York Skyline with "Diffusion" written with fireworks'. An image without recognizable text scores 0,
+    one with non-finite pixels NaN. A prompt without a text to compare with is an error.
     """
-    return [_similarity(target_text(p), output) for p, output in zip(prompts, outputs, strict=True)]
+    return [_similarity(target_text(p, from_quotes), output) for p, output in zip(prompts, outputs, strict=True)]
 
 
-def target_text(prompt: Prompt) -> str:
-    """The text that the picture should show."""
+def target_text(prompt: Prompt, from_quotes: bool = False) -> str:
+    """The text that the image should show; several quoted ones are joined by spaces, in their order."""
     text = prompt.meta.get("text", prompt.answer)
+    if text is None and from_quotes:
+        text = " ".join(quoted(prompt.text)) or None
     if not isinstance(text, str) or not text.strip():
+        how = "" if from_quotes else "; ocr(from_quotes=True) takes it from the quotation marks in the prompt"
+        where = "answer, meta.text or quotation marks in the prompt" if from_quotes else "answer or meta.text"
         raise ValueError(
-            f"ocr: prompt '{prompt.id}' ({prompt.text!r}): got {text!r}, expected the text to render in answer or "
-            "meta.text"
+            f"ocr: prompt '{prompt.id}' ({prompt.text!r}): got {text!r}, expected the text to render in {where}{how}"
         )
     return text
+
+
+def quoted(text: str) -> list[str]:
+    """What stands in quotation marks; in single ones only where there are no others."""
+    found = re.findall(r"\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|\u300c([^\u300d]+)\u300d", text)
+    parts = ["".join(groups).strip() for groups in found]
+    return [part for part in parts if part] or re.findall(r"(?<!\w)['\u2018]([^'\u2019]+)['\u2019](?!\w)", text)
 
 
 def _similarity(text: str, output: Output) -> float:

@@ -290,7 +290,7 @@ def bind_blocks(config: Config) -> None:
     for text in config.rewards:
         name, parameters = parse(text, "rewards")
         if ":" not in name and name not in entries():
-            raise ValueError(f"rewards: there is no '{name}'.{nearest(name, entries())}")
+            raise ValueError(f"rewards: there is no '{name}'.{nearest(name, entries(), 'mmgrpo rewards')}")
         if (weight := parameters.get("weight", 1)) not in ANY_NUMBER:
             raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected {ANY_NUMBER}")
 

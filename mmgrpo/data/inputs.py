@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from mmgrpo.data.unread import keys_of
 from mmgrpo.family import Family
 from mmgrpo.runtime.config import Config
 from mmgrpo.runtime.plugins import EMBEDDED, locate
+from mmgrpo.scoring.fitting import refuse_rows
 from mmgrpo.types import Policy, Prompt
 
 
@@ -93,4 +95,9 @@ def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] |
     heldout = "heldout" if "heldout" in rows else data.heldout
     files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
     splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts)
+    outputs, allowed = (owner.sections.outputs if owner else ""), float(vars(data).get("skip_limit", 0.0))
+    named = {"data.train": splits.train, "data.heldout": splits.heldout, **splits.extra}
+    notes = refuse_rows({name: prompts for name, prompts in named.items() if prompts}, outputs, allowed)
+    if notes and os.environ.get("RANK", "0") == "0":  # set by launchers; only the first process prints
+        print("\n".join(notes), flush=True)
     return RunPrompts(splits, skipped, keys, sum(sizes))

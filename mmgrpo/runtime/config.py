@@ -271,6 +271,8 @@ class Sections:
     eval: type = Eval
     rewards: tuple[str, ...] = ()
     samples_shown: int = 16
+    outputs: str = ""
+    """What the family makes, Text, Image, Video or Audio, so that rewards of others are refused; empty: unknown."""
 
 
 @cache

@@ -57,6 +57,8 @@ class Scorer:
     """Columns of the rows without which it cannot be called (functions in TRL's form)."""
     manifest: Manifest | None = None
     """What is known of it beforehand: which outputs it scores and what it reads of a row."""
+    check_row: Callable[[Prompt], object] | None = None
+    """Raises ValueError for a row that it cannot score, whatever the output is."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ _SECTIONS = Sections(
     data=CodecData,
     eval=SpeechEval,
     rewards=("spoken_neg_wer", "words_a_second(weight=0)"),
+    outputs="Audio",
 )
 _TOKENS = LanguageFamily(
     "codec_speech",

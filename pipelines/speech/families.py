@@ -104,6 +104,7 @@ class DurationFamily(Spoken):
             data=DurationData,
             eval=SpeechEval,
             rewards=("spoken_log_prob", "words_a_second(weight=0)"),
+            outputs="Audio",
         )
 
     @property
@@ -207,6 +208,7 @@ def _hearing(
         data=SpeechData,
         eval=SpeechEval,
         rewards=("one_minus_wer", "exact_transcript(weight=0)"),
+        outputs="Text",
         samples_shown=100,
     )
     module = f"pipelines.speech.{name}"

@@ -46,6 +46,7 @@ class FlowSpeechFamily(Spoken):
             data=FlowSpeechData,
             eval=SpeechEval,
             rewards=("spoken_neg_wer", "dnsmos(weight=0)"),
+            outputs="Audio",
         )
 
     @property

@@ -49,7 +49,12 @@ class TextToAudioFamily(Spoken):
     @property
     def sections(self) -> Sections:
         return Sections(
-            model=self.options, sampling=SoundSampling, data=CaptionData, eval=SpeechEval, rewards=("clap",)
+            model=self.options,
+            sampling=SoundSampling,
+            data=CaptionData,
+            eval=SpeechEval,
+            rewards=("clap",),
+            outputs="Audio",
         )
 
     @property

@@ -104,6 +104,7 @@ class VisualFamily:
             data=VisualData,
             eval=VisualEval,
             rewards=("scene_all",),
+            outputs="Video" if "frames" in {one.name for one in fields(self.options)} else "Image",
         )
 
     def check(self, config: Config) -> None:

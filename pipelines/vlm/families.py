@@ -35,6 +35,7 @@ def _family(name: str, about: str, architectures: tuple[str, ...], options: type
         data=VlmData,
         eval=VlmEval,
         rewards=("task", "format(weight=0.5)"),
+        outputs="Text",
     )
     return LanguageFamily(name, about, "vlm", f"pipelines.vlm.{name}", architectures, sections, check_media)
 

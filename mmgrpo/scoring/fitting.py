@@ -1,0 +1,148 @@
+"""Whether rewards can score the outputs of a run and its rows, told before a model is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from mmgrpo.scoring import Scorer, trl
+from mmgrpo.scoring.call import in_words
+from mmgrpo.scoring.manifest import Manifest, obstacle
+from mmgrpo.types import Prompt, Text
+
+_OF_RUN: ContextVar[Sequence[Scorer]] = ContextVar("rewards of the run that is being loaded", default=())
+
+
+@contextmanager
+def checked_by(scorers: Sequence[Scorer]) -> Iterator[None]:
+    """Within the block, what loads a run checks its rows with these rewards (``refuse_rows``) before its model."""
+    token = _OF_RUN.set(scorers)
+    try:
+        yield
+    finally:
+        _OF_RUN.reset(token)
+
+
+def refuse_rows(splits: Mapping[str, Sequence[Prompt]], outputs: str = "", allowed: float = 0.0) -> list[str]:
+    """``refuse_unfit`` with the rewards of the run that is being loaded."""
+    return refuse_unfit(_OF_RUN.get(), splits, outputs, allowed)
+
+
+TRIED = 10_000
+"""Largest number of rows of a split whose reference answers are tried; of more, evenly spaced ones."""
+
+LISTED = 5
+"""Rows that a message names."""
+
+ANSWERS = (Text("<answer>1</answer>"), Text("1"))
+"""Answers with which reference answers are tried."""
+
+
+def refuse_unfit(
+    scorers: Sequence[Scorer], splits: Mapping[str, Sequence[Prompt]], outputs: str = "", allowed: float = 0.0
+) -> list[str]:
+    """ValueError for rewards that cannot score the run's ``outputs`` (Text, Image, Video or Audio; empty: unknown),
+    that need a package or a column that is missing, or that have no score for more than the share ``allowed`` of the
+    rows of a split. Returns a sentence for every split with such rows.
+    """
+    notes = []
+    for scorer in scorers:
+        manifest = scorer.manifest
+        if manifest is not None and outputs and outputs not in manifest.scores:
+            raise ValueError(wrong_kind(scorer.name, manifest, outputs))
+        if manifest is not None and any(importlib.util.find_spec(name) is None for name in manifest.packages):
+            raise ValueError(f"rewards: '{scorer.name}' {obstacle(manifest)}")
+        for name, prompts in splits.items():
+            if objection := trl.missing_column(scorer.name, scorer.needs, tried(prompts)):
+                raise ValueError(f"{name}: {objection}")
+            if scorer.weight == 0:
+                continue
+            rows = tried(prompts)
+            unfit = list(unscorable(scorer, rows))
+            if unfit:
+                text = f"{name}: {listing(scorer.name, unfit, len(rows))}"
+                if len(unfit) > allowed * len(rows):
+                    raise ValueError(text)
+                notes.append(f"{text}; they are not trained")
+    return notes
+
+
+def tried(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """At most ``TRIED`` prompts, evenly spaced."""
+    step = -(-len(prompts) // TRIED) or 1
+    return [prompts[place] for place in range(0, len(prompts), step)]
+
+
+def wrong_kind(name: str, manifest: Manifest, outputs: str) -> str:
+    """The objection to a reward of other outputs than the run's."""
+    pair = manifest.scores == ("Image",) and outputs == "Video"
+    hint = f'; score the frames of a video with frames(reward="{name}")' if pair else ""
+    return (
+        f"rewards: '{name}' scores {', '.join(manifest.scores)}, and the model makes {outputs}{hint}; "
+        f"'mmgrpo rewards' lists what each reward scores"
+    )
+
+
+def unscorable(scorer: Scorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, str]]:
+    """The rows that a reward cannot score whatever the output is, each with the reason."""
+    for prompt in prompts:
+        if reason := row_objection(scorer, prompt):
+            yield prompt, reason
+
+
+def row_objection(scorer: Scorer, prompt: Prompt) -> str:
+    """Why a reward cannot score a row, whatever the output is; empty if it can, or if that is not known."""
+    if scorer.check_row is not None:
+        try:
+            scorer.check_row(prompt)
+        except ValueError as error:
+            return str(error)
+        return ""
+    manifest = scorer.manifest
+    if manifest is None or not manifest.reads:
+        return ""
+    if not any(_has(prompt, key) for key in manifest.reads):
+        return f"prompt '{prompt.id}' has no {' or '.join(manifest.reads)}"
+    return _reference_objection(scorer, manifest, prompt)
+
+
+def _reference_objection(scorer: Scorer, manifest: Manifest, prompt: Prompt) -> str:
+    """Why a verifier of texts cannot use the reference answer of a row: what it raises for any answer, or that it gives
+    none a score."""
+    reads_reference = "answer" in manifest.reads and "text" not in manifest.reads
+    if not reads_reference or manifest.group or manifest.weights or "Text" not in manifest.scores or scorer.elsewhere:
+        return ""
+    try:
+        values = scorer.fn([prompt] * len(ANSWERS), list(ANSWERS))
+    except ValueError as error:
+        return str(error)
+    except Exception as error:
+        return in_words(error)
+    if all(value is not None and math.isnan(value) for value in values):
+        return f"prompt '{prompt.id}': its reference answer {str(prompt.answer)[:80]!r} cannot be read"
+    return ""
+
+
+def _has(prompt: Prompt, key: str) -> bool:
+    known = {"text": bool(prompt.text), "answer": prompt.answer is not None, "media": bool(prompt.media)}
+    known |= {"task": bool(prompt.task), "rollout": True, "meta.task": bool(prompt.task)}
+    return known[key] if key in known else prompt.meta.get(key.removeprefix("meta.")) is not None
+
+
+def listing(name: str, unfit: Sequence[tuple[Prompt, str]], rows: int) -> str:
+    """One sentence for all rows that a reward cannot score, the reason once for all that share it."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for prompt, reason in unfit:
+        reasons[reason.replace(f"'{prompt.id}'", "").replace(repr(prompt.text[:80]), "")].append(prompt.id)
+    shown = list(reasons.values())[:LISTED]
+    first = [
+        next(reason for prompt, reason in unfit if prompt.id == ids[0])
+        + (f" (and {len(ids) - 1} others: {', '.join(ids[1:LISTED])}{', ...' * (len(ids) > LISTED)})" * (len(ids) > 1))
+        for ids in shown
+    ]
+    more = f"; and {len(reasons) - LISTED} other reasons" if len(reasons) > LISTED else ""
+    return f"reward '{name}' cannot score {len(unfit)} of {rows} rows: {'; '.join(first)}{more}"

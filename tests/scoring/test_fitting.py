@@ -1,0 +1,93 @@
+"""What is refused before a model is loaded: rewards of other outputs, rows that a reward cannot score."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.data.inputs import load
+from mmgrpo.family import families, family
+from mmgrpo.rewards import from_trl, scorer
+from mmgrpo.runtime.config import config_class
+from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.fitting import checked_by, refuse_unfit
+from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.types import Prompt
+
+OCR = scorer("ocr")
+DIFFUSION = Prompt('New York Skyline with "Diffusion" written with fireworks', "prompts.txt:1")
+PLAIN = Prompt("a red circle", "prompts.txt:2")
+
+
+@pytest.fixture(autouse=True)
+def every_package_is_there(monkeypatch):
+    monkeypatch.setattr("mmgrpo.scoring.fitting.importlib.util.find_spec", lambda name: object())
+
+
+def test_every_family_says_what_it_makes():
+    kinds = {name: one.sections.outputs for name, one in families().items()}
+    assert set(kinds.values()) == {"Text", "Image", "Video", "Audio"}
+    assert [kinds[name] for name in ("sd3", "wan", "qwen_vl", "whisper")] == ["Image", "Video", "Text", "Text"]
+
+
+def test_a_row_without_the_text_to_draw_is_named():
+    with pytest.raises(ValueError, match=r"'ocr' cannot score 2 of 2 rows.*prompts\.txt:1.*from_quotes=True"):
+        refuse_unfit([OCR], {"data.train": [DIFFUSION, PLAIN]}, "Image")
+    with pytest.raises(ValueError, match=r"1 of 2 rows.*prompts\.txt:2"):
+        refuse_unfit([scorer("ocr(from_quotes=True)")], {"data.train": [DIFFUSION, PLAIN]}, "Image")
+    rows = [DIFFUSION, Prompt("a sign", "3", answer="STOP"), Prompt("a sign", "4", meta={"text": "GO"})]
+    assert refuse_unfit([scorer("ocr(from_quotes=True)")], {"data.train": rows}, "Image") == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "outputs"), [("ocr", "Video"), ("ocr", "Text"), ("math", "Image"), ("clap", "Text")]
+)
+def test_a_reward_of_other_outputs_is_refused(reward, outputs):
+    with pytest.raises(ValueError, match=f"'{reward}' scores .*{outputs}"):
+        refuse_unfit([scorer(reward)], {}, outputs)
+    assert refuse_unfit([scorer(reward)], {}) == []  # what a model of one's own makes is not known
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr("mmgrpo.scoring.fitting.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("mmgrpo.scoring.manifest.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"'ocr' needs the package .*rapidocr.*mmgrpo\[rewards\]"):
+        refuse_unfit([OCR], {}, "Image")
+
+
+def test_reference_answers_that_no_answer_can_be_compared_with_are_listed():
+    pytest.importorskip("math_verify")
+    rows = [Prompt("?", "1", answer="5"), Prompt("?", "2", answer="a bird in the hand"), Prompt("?", "3", answer="$5")]
+    math = scorer("math")
+    with pytest.raises(ValueError, match="data.heldout: .*'math' cannot score 1 of 3 rows.*'2'.*bird"):
+        refuse_unfit([math], {"data.heldout": rows}, "Text")
+    (note,) = refuse_unfit([math], {"data.train": rows}, "Text", allowed=0.5)
+    assert "1 of 3 rows" in note and "not trained" in note
+    with pytest.raises(ValueError, match=r"'numeric' cannot score 2 of 2 rows.*(1 others: 9|9)"):
+        refuse_unfit([scorer("numeric")], {"x": [Prompt("?", "8", answer="two"), Prompt("?", "9")]}, "Text")
+    assert refuse_unfit([scorer("numeric(weight=0)")], {"x": [Prompt("?", "8")]}, "Text") == []  # only logged
+
+
+def test_equal_objections_are_one():
+    with pytest.raises(ValueError) as error:
+        refuse_unfit([scorer("scene_all")], {"data.train": [Prompt("a", str(row)) for row in range(40)]}, "Image")
+    assert "40 of 40 rows" in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_column_that_no_row_has_is_refused():
+    def right(completions, solution, **kwargs):
+        return [1.0 for _ in completions]
+
+    rows = [Prompt("?", "1", "4", columns={"solutions": "4"})]
+    with pytest.raises(ValueError, match=r"data\.train: reward 'right' needs the column 'solution'.*'solutions'"):
+        refuse_unfit([from_trl(right)], {"data.train": rows}, "Text")
+    assert refuse_unfit([from_trl(right)], {"x": [Prompt("?", columns={"solution": "4"})]}, "Text") == []
+
+
+def test_rows_are_checked_before_the_model_is_made(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text('a "sign"\na red circle\n')
+    config = config_class(family("sd3").sections)()
+    config.data.train, config.data.heldout = str(file), ""
+    reward = Scorer("ocr", lambda prompts, outputs: [0.0], manifest=Manifest(("Image",), reads=("answer",)))
+    with checked_by([reward]), pytest.raises(ValueError, match="data.train.*'ocr' cannot score 2 of 2 rows"):
+        load(config, family("sd3"), lambda prompts: pytest.fail("the model was made"))
