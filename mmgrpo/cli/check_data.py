@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -97,12 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     readable = [(place, prompt) for place, prompt in rows if not isinstance(prompt, ValueError)]
     measures = measure_all([prompt for _, prompt in readable], args.workers, "media")
-    count, golds = counter(args), gold_rewards(args.reward)
+    count, golds = counter(args), gold_rewards([spec for spec in args.reward if is_verifier(spec)])
+    others = row_rewards([spec for spec in args.reward if not is_verifier(spec)])
+    refuse_columns([*(reward for reward, _ in golds), *others], [prompt for _, prompt in readable])
     problems = {place: row_problem(place, prompt) for place, prompt in rows if isinstance(prompt, ValueError)}
     tokens = []
     for (place, prompt), sizes in zip(readable, measures, strict=True):
         problem = media_problem(prompt, sizes) or (task_problem(prompt) if args.check_tasks else None)
-        problem = problem or (gold_problem(prompt, golds) if args.check_tasks else None)
+        problem = problem or row_problems(prompt, others)
+        problem = problem or (gold_problem(prompt, golds) if args.check_tasks and (golds or not others) else None)
         if not problem:
             problem, length = length_problem(prompt, sizes, count, args.max_prompt_tokens)  # type: ignore[arg-type]
             tokens += [length] if length else []
@@ -183,26 +187,59 @@ def task_problem(prompt: Prompt) -> Skipped | None:
     return None
 
 
+def is_verifier(spec: str) -> bool:
+    """Whether a reward scores one text, so that it can be tried with a reference answer."""
+    from mmgrpo.rewards import entries
+    from mmgrpo.scoring.manifest import Manifest
+
+    entry = entries().get(spec.partition("(")[0])
+    manifest = entry.read_manifest() if entry else None
+    return not isinstance(manifest, Manifest) or ("Text" in manifest.scores and not manifest.group)
+
+
 def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
     """The rewards that reference answers are tried with, and their maxima, -inf where there is none; only verifiers of
     texts can be."""
-    from mmgrpo.rewards import entries, scorers
-    from mmgrpo.scoring.manifest import Manifest
+    if unfit := [spec for spec in specs if not is_verifier(spec)]:
+        raise ValueError(
+            f"--reward {unfit[0]}: got a reward that cannot score one answer, expected a verifier of texts"
+        )
+    rewards = row_rewards(specs)
+    highs = [1.0 if one.manifest is None else one.manifest.high for one in rewards]
+    return [(one, high if math.isfinite(high) else -math.inf) for one, high in zip(rewards, highs, strict=True)]
 
-    best = []
-    for spec in specs:
-        entry = entries().get(spec.partition("(")[0])
-        manifest = entry.read_manifest() if entry else None
-        if isinstance(manifest, Manifest) and ("Text" not in manifest.scores or manifest.group):
-            raise ValueError(
-                f"--reward {spec}: got a reward that cannot score one answer, expected a verifier of texts"
-            )
-        high = manifest.high if isinstance(manifest, Manifest) else None
-        best.append(1.0 if high is None else high if math.isfinite(high) else -math.inf)
+
+def row_rewards(specs: Sequence[str]) -> list[Scorer]:
+    """The rewards of some texts; ValueError for one that cannot be imported, or lacks a package."""
+    from mmgrpo.rewards import scorers
+    from mmgrpo.scoring.manifest import obstacle
+
     try:
-        return list(zip(scorers(specs, "cpu"), best, strict=True)) if specs else []
+        made = scorers(specs, "cpu") if specs else []
+        for one in made:
+            if one.manifest is not None and (reason := obstacle(one.manifest)).startswith("needs"):
+                raise ValueError(f"rewards: '{one.name}' {reason}")
     except ValueError as error:
         raise ValueError(f"--reward: {error}") from error
+    return made
+
+
+def refuse_columns(rewards: Sequence[Scorer], prompts: Sequence[Prompt]) -> None:
+    """ValueError for a column that a reward in TRL's form needs and that no row has."""
+    from mmgrpo.scoring.trl import missing_column
+
+    for reward in rewards:
+        if objection := missing_column(reward.name, reward.needs, prompts):
+            raise ValueError(f"--reward: {objection}")
+
+
+def row_problems(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
+    """The first objection of some rewards to a row whose outputs they could not score, whatever these are."""
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.scoring.fitting import row_objection
+
+    reasons = [f"reward '{one.name}': {reason}" for one in rewards if (reason := row_objection(one, prompt))]
+    return Skipped(prompt.id, "", reasons[0]) if reasons else None
 
 
 def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Skipped | None:
@@ -213,6 +250,7 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
+    from mmgrpo.scoring.call import in_words
     from mmgrpo.types import Text
     from reward_models.rules.tasks import MAXIMA, written_in_words
 
@@ -226,10 +264,17 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
         for answers in (right, [""]):
             texts = [Text(form.format(answer)) for answer in answers for form in ("<answer>{}</answer>", "{}")]
             try:
-                scores = [float(value) for value in reward.fn([prompt] * len(texts), texts)]
-                values.append(max((one for one in scores if not math.isnan(one)), default=math.nan))
+                scores = list(reward.fn([prompt] * len(texts), texts))
+                if all(value is None for value in scores):
+                    break  # it abstains from this row
+                given = [float(value) for value in scores if value is not None]
+                values.append(max((one for one in given if not math.isnan(one)), default=math.nan))
             except ValueError as error:
                 return Skipped(prompt.id, "", str(error))
+            except Exception as error:
+                return Skipped(prompt.id, "", f"reward '{reward.name}' failed: {in_words(error)}")
+        if len(values) < 2:
+            continue
         gold, empty = values
         if not gold >= best - 1e-6:
             reason = f"reward '{reward.name}' gives the reference answer {right[0][:80]!r} itself {gold:g}"
@@ -326,11 +371,35 @@ def spread(unit: str, values: Sequence[float | int]) -> str:
 
 
 def print_problems(problems: dict[str, Skipped]) -> None:
+    """Print the problems, once each for all rows that have the same one, and the columns that would solve it."""
     print(f"{len(problems)} rows have problems" if problems else "no problems")
-    for place, problem in islice(problems.items(), SHOWN):
-        print(f"  {place}: {problem.reason}")
-    if len(problems) > SHOWN:
-        print(f"  ... and {len(problems) - SHOWN} more; --skipped FILE lists all")
+    alike: dict[str, list[str]] = {}
+    for place, problem in problems.items():
+        alike.setdefault(problem.reason.replace(f"'{problem.id}'", "").replace(place, ""), []).append(place)
+    for places in islice(alike.values(), SHOWN):
+        others = f" (and {len(places) - 1} other rows, up to {places[-1]})" if len(places) > 1 else ""
+        reason = problems[places[0]].reason
+        print(f"  {places[0]}: {reason}{others}{columns_hint(reason)}")
+    if len(alike) > SHOWN:
+        print(f"  ... and {len(alike) - SHOWN} more; --skipped FILE lists all")
+
+
+LIKELY = {
+    "problem": ("query", "instruction", "input", "caption", "sentence", "user", "content", "prompt_text", "q"),
+    "answer": ("label", "gold", "ground_truth", "target", "output", "response", "gt", "final_answer", "a"),
+}
+"""Our columns, and names of others that often hold the same."""
+
+
+def columns_hint(reason: str) -> str:
+    """The option --columns that reads rows without a text, guessed from the names of their columns."""
+    keys = re.search(r"has no 'text' \(keys: ([^)]*)\)", reason)
+    names = keys[1].split(", ") if keys else []
+    found = {ours: next((one for one in names if one.lower() in theirs), "") for ours, theirs in LIKELY.items()}
+    if not keys or names == ["none"]:
+        return ""
+    pairs = [f"{found['problem'] or 'COLUMN'}=problem", *([f"{found['answer']}=answer"] if found["answer"] else [])]
+    return f". Name the column with the text: --columns {','.join(pairs)} (data.columns of a run)"
 
 
 if __name__ == "__main__":

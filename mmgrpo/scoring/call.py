@@ -13,11 +13,13 @@ import os
 import reprlib
 import signal
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,10 +260,32 @@ def _closed_streams() -> set[str]:
 
 
 def in_words(error: BaseException) -> str:
-    """``ValueError: message``, at most 2,000 characters, whatever the exception's own text does."""
+    """``ValueError: message``, at most 2,000 characters, whatever the exception's own text does, and the line of the
+    user's own code that raised it."""
     if isinstance(error, RewardFailure | WrongValues):
         return str(error)
     try:
-        return "".join(traceback.format_exception_only(error)).strip()[:2000]
+        text = "".join(traceback.format_exception_only(error)).strip()[:2000]
     except Exception:
-        return type(error).__name__
+        text = type(error).__name__
+    return text + own_line(error)
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of this package; ``reward_models`` and ``pipelines`` lie beside it."""
+
+INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def own_line(error: BaseException) -> str:
+    """`` (my_rewards.py:12, in score)``: the innermost line of a file that is neither of this package nor installed."""
+    try:
+        frames = traceback.extract_tb(error.__traceback__)
+    except Exception:
+        return ""
+    ours = [PACKAGE, *(PACKAGE.with_name(room) for room in ("reward_models", "pipelines"))]
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.resolve().is_relative_to(room) for room in (*ours, *INSTALLED)):
+            return f" ({frame.filename}:{frame.lineno}, in {frame.name})"
+    return ""

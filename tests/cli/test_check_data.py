@@ -216,8 +216,25 @@ def test_a_reward_of_the_run_is_tried_on_every_reference_answer(check, tmp_path)
     )
     status, text, _ = check(write(tmp_path, rows[:1]), "--reward", "format(weight=0.5)")
     assert status == 1 and "reward 'format'" in text
-    status, _, errors = check(write(tmp_path, rows), "--reward", "jpeg_compressibility")
-    assert status == 2 and "got a reward that cannot score one answer, expected a verifier of texts" in errors
+
+
+def test_rewards_of_images_check_the_rows_that_they_read(check, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmgrpo.scoring.manifest.importlib.util.find_spec", lambda name: object())
+    rows = [{"text": 'a "sign"'}, {"text": "a red circle"}, {"text": "a sign", "answer": "STOP"}]
+    status, text, _ = check(write(tmp_path, rows), "--reward", "ocr")
+    assert status == 1 and "2 rows have problems" in text and "data.jsonl:1" in text and "from_quotes" in text
+    status, text, _ = check(write(tmp_path, rows), "--reward", "ocr(from_quotes=True)")
+    assert status == 1 and "1 rows have problems" in text and "data.jsonl:2" in text
+    status, text, _ = check(write(tmp_path, rows), "--reward", "jpeg_compressibility", "--reward", "pickscore")
+    assert status == 0 and "no problems" in text
+
+
+def test_one_problem_of_many_rows_is_one_line_with_the_columns_that_solve_it(check, tmp_path):
+    rows = [{"query": f"what {row}", "gt": row} for row in range(20)]
+    status, text, _ = check(write(tmp_path, rows))
+    assert status == 1 and text.count("has no 'text'") == 1 and "19 other rows" in text
+    assert "--columns query=problem,gt=answer" in text
+    assert check(write(tmp_path, rows), "--columns", "query=problem,gt=answer")[0] == 0
 
 
 def test_the_maximum_of_a_reward_is_that_of_its_manifest(check, tmp_path):

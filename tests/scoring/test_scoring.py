@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.rewards import scorer
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, copied, in_words, score_column
@@ -328,3 +329,14 @@ def test_an_error_without_any_text_of_its_own_is_told(monkeypatch):
 
     monkeypatch.setattr("traceback.format_exception_only", fails)
     assert in_words(OSError("gone")) == "OSError"
+
+
+def test_an_error_of_a_reward_names_the_line_of_its_file(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(
+        "def first(prompts, outputs):\n    return [float(one.lenght) for one in outputs]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for process in (False, True):
+        made = scorer(f"broken:first(process={process})")
+        with pytest.raises(RuntimeError, match=r"reward 'first' failed.*lenght.*broken\.py:2, in first\)"):
+            score_outputs([made], [Prompt("?")], [Text("a")])
