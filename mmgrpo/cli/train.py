@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
@@ -32,6 +32,9 @@ from mmgrpo.runtime.devices import refuse_launcher
 from mmgrpo.runtime.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.runtime.ranges import ANY_NUMBER
 from mmgrpo.runtime.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
+
+if TYPE_CHECKING:
+    from mmgrpo.scoring import Scorer
 
 DEFAULT = "sd3"
 """The family of the embedded default model."""
@@ -204,11 +207,13 @@ def arithmetic(config: Config) -> str:
 
 
 def check_inputs(config: Config) -> None:
-    """Print how many prompts a run would read; ValueError that lists what is wrong in its files and model."""
+    """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.data.inputs import read_prompts
     from mmgrpo.data.readers import ignored
+    from mmgrpo.rewards import scorers
     from mmgrpo.runtime.folder import named, refuse_folder
+    from mmgrpo.scoring.fitting import checked_by
 
     problems, owner = [], family(config.model.family)
     for check in (check_model, lambda config: refuse_folder(named(config))):
@@ -216,8 +221,14 @@ def check_inputs(config: Config) -> None:
             check(config)
         except (ValueError, OSError) as error:
             problems.append(str(error))
+    rewards: list[Scorer] = []
     try:
-        read = read_prompts(config, owner)
+        rewards = scorers(config.rewards)
+    except (ValueError, OSError) as error:
+        problems.append(str(error))
+    try:
+        with checked_by(rewards):
+            read = read_prompts(config, owner)
         counts = {"data.train": read.splits.train, "data.heldout": read.splits.heldout, **read.splits.extra}
         print("prompts:  ", ", ".join(f"{name} {len(some):,}" for name, some in counts.items() if some), flush=True)
         if read.skipped:

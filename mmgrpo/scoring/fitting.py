@@ -141,7 +141,7 @@ def listing(name: str, unfit: Sequence[tuple[Prompt, str]], rows: int) -> str:
     shown = list(reasons.values())[:LISTED]
     first = [
         next(reason for prompt, reason in unfit if prompt.id == ids[0])
-        + (f" (and {len(ids) - 1} others: {', '.join(ids[1:LISTED])}{', ...' * (len(ids) > LISTED)})" * (len(ids) > 1))
+        + (f" (and {len(ids) - 1} more: {', '.join(ids[1:LISTED])}{', ...' * (len(ids) > LISTED)})" * (len(ids) > 1))
         for ids in shown
     ]
     more = f"; and {len(reasons) - LISTED} other reasons" if len(reasons) > LISTED else ""

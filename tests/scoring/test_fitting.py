@@ -62,7 +62,7 @@ def test_reference_answers_that_no_answer_can_be_compared_with_are_listed():
         refuse_unfit([math], {"data.heldout": rows}, "Text")
     (note,) = refuse_unfit([math], {"data.train": rows}, "Text", allowed=0.5)
     assert "1 of 3 rows" in note and "not trained" in note
-    with pytest.raises(ValueError, match=r"'numeric' cannot score 2 of 2 rows.*(1 others: 9|9)"):
+    with pytest.raises(ValueError, match=r"'numeric' cannot score 2 of 2 rows.*9"):
         refuse_unfit([scorer("numeric")], {"x": [Prompt("?", "8", answer="two"), Prompt("?", "9")]}, "Text")
     assert refuse_unfit([scorer("numeric(weight=0)")], {"x": [Prompt("?", "8")]}, "Text") == []  # only logged
 

@@ -332,11 +332,10 @@ def test_an_error_without_any_text_of_its_own_is_told(monkeypatch):
 
 
 def test_an_error_of_a_reward_names_the_line_of_its_file(tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text(
-        "def first(prompts, outputs):\n    return [float(one.lenght) for one in outputs]\n"
-    )
+    code = "def first(prompts, outputs):\n    return list(map(measure, outputs))\n\n\n"
+    (tmp_path / "broken.py").write_text(code + "def measure(one):\n    return one.lenght\n")
     monkeypatch.chdir(tmp_path)
     for process in (False, True):
         made = scorer(f"broken:first(process={process})")
-        with pytest.raises(RuntimeError, match=r"reward 'first' failed.*lenght.*broken\.py:2, in first\)"):
+        with pytest.raises(RuntimeError, match=r"reward 'first' failed.*lenght.*broken\.py:6, in measure\)"):
             score_outputs([made], [Prompt("?")], [Text("a")])
