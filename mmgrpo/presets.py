@@ -285,7 +285,8 @@ CATALOGUE: dict[str, Preset] = {
     "edge_grpo": for_tokens("Confident answers count more, whether correct or not.", shape=["entropy_ratio"]),
     # arXiv:2505.05470: KL 0.04 (0.01 for preference rewards). Clip 1e-4. Of its released code, where the paper has
     # others: the std of the batch in place of the group's, advantages clipped at 5, the KL without dt
-    # (kl_gaussian_exact is the formula's).
+    # (kl_gaussian_exact is the formula's). For Wan the code has another noise level than the paper: the kernel is
+    # flow_sde_wan there. It leaves the last step untrained, as here, but draws noise in it, which stays in its samples.
     "flow_grpo": for_gaussian(
         "GRPO on the reverse SDE of a flow model, all steps but the last.",
         objective="ppo(low=1e-4, high=1e-4)",
@@ -296,7 +297,8 @@ CATALOGUE: dict[str, Preset] = {
     "flow_grpo_fast": for_gaussian(
         "Flow-GRPO on a short random window of steps.", objective="ppo(low=1e-4, high=1e-4)", **FLOW
     ),
-    # Flow-GRPO's configuration for coefficient-preserving sampling (arXiv:2509.05952): clip 1e-5.
+    # Flow-GRPO's configuration for coefficient-preserving sampling (arXiv:2509.05952): clip 1e-5, which belongs to its
+    # likelihood without variance and normalizer; cps(scaled=True) is the density, with a clip range of 1e-4.
     "flow_grpo_cps": for_gaussian(
         "Flow-GRPO with coefficient-preserving sampling.",
         objective="ppo(low=1e-5, high=1e-5)",
@@ -312,13 +314,15 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2505.07818: clip 1e-4, no KL; paper and code sum advantages of rewards, and the code clips each reward's
     # loss by itself (equal unless clipped). The sample std plus 1e-8 and the advantage clip 5 are the code's.
-    # Best-of-N for video is the selector best_worst(best=4, worst=4) of 24.
+    # Best-of-N for video is the selector best_worst(best=4, worst=4) of 24. The code rounds the network's time down to
+    # int(1000 sigma) and draws the initial noise in bf16; here neither is rounded.
     "dance_grpo": for_gaussian(
         "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
-    # arXiv:2507.21802 and its code: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages.
+    # arXiv:2507.21802 and its code: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages. The option
+    # "kl" of its code is half the squared log-ratio to the rollout and no reference; it is not offered.
     "mix_grpo": for_gaussian("SDE in a sliding window, ODE outside.", objective="ppo(low=1e-4, high=1e-4)", **DANCE),
     # Granular-GRPO, arXiv:2510.01982: one noise injection per group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
@@ -356,7 +360,8 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="per_decision",
     ),
-    # arXiv:2508.04324: one-step branches, steps weighted by their noise; the rest is Flow-GRPO.
+    # arXiv:2508.04324: one-step branches, steps weighted by their noise, weights of mean 1; the rest is Flow-GRPO. No
+    # code was released.
     "tempflow": for_gaussian(
         "Branches at one step, with decisions weighted by the noise of their step.",
         objective="ppo(low=1e-4, high=1e-4)",

@@ -382,6 +382,55 @@ def test_states_have_the_size_of_noise_and_data_with_every_kernel(name, tiny, mo
         assert float(walk.std[:-1].max()) < 1.5, (text, walk.std)
 
 
+@pytest.mark.parametrize("name", DENOISERS)
+def test_states_and_means_are_kept_in_fp32_so_that_half_precision_scores_repeat_exactly(name, tiny):
+    """Scored again in the batch of their step: the same bits, since nothing is rounded in between."""
+    policy: Any = policy_of(name, tiny(name), dtype="bfloat16")
+    rollout = rollout_of(name, policy)
+    steps: Any = rollout.steps
+    [walk] = steps.walks
+    assert walk.states.dtype == walk.means.dtype == torch.float32 == rollout.decisions.log_probs.dtype
+    assert not torch.equal(walk.states, walk.states.bfloat16().float())
+    only = torch.zeros_like(rollout.decisions.loss_mask)
+    only[:, 1] = True
+    [part] = steps.split(only, 1000)
+    with torch.no_grad():
+        again = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+    assert torch.equal(again, rollout.decisions.log_probs[part.rows, part.positions])
+
+
+UNUSUAL: list[tuple[str, list[str]]] = [
+    ("sd3", ["pos_embed.proj", "time_text_embed.timestep_embedder.linear_1", "ff.net.2"]),
+    ("flux", ["x_embedder", "proj_mlp", "norm.linear"]),
+    ("stable_diffusion", ["conv1", "time_emb_proj", "conv_in"]),
+    ("sdxl", ["conv2", "add_embedding.linear_1"]),
+    ("sana", ["conv_inverted", "caption_projection.linear_1"]),
+    ("qwen_image", ["img_in", "img_mod.1", "txt_mlp.net.2"]),
+    ("z_image", ["feed_forward.w1", "cap_embedder.1"]),
+    ("flux2_klein", ["to_qkv_mlp_proj", "x_embedder"]),
+    ("hunyuan_video", ["x_embedder.proj", "norm1.linear"]),
+    ("ltx_video", ["proj_in", "time_embed.linear"]),
+    ("wan", ["patch_embedding", "condition_embedder.time_embedder.linear_1", "ffn.net.2"]),
+    ("wan_i2v", ["patch_embedding", "add_k_proj"]),
+]
+"""Families, and layers that are no projections of attention: convolutions, embeddings, norms, packed projections."""
+
+
+@pytest.mark.parametrize(("name", "targets"), UNUSUAL, ids=[name for name, _ in UNUSUAL])
+def test_adapters_on_unusual_layers_are_all_found_when_they_are_loaded(name, targets, tiny, tmp_path):
+    options = {"lora_rank": 2, "lora_targets": targets}
+    policy = policy_of(name, tiny(name), **options)
+    adapted = {key for key, value in policy.network.named_parameters() if value.requires_grad}
+    assert all(any(f"{target}.lora_A" in key for key in adapted) for target in targets)
+    shake(policy)
+    rollout = rollout_of(name, policy)
+    policy.save(tmp_path / "saved")
+    again = policy_of(name, tiny(name), weights=str(tmp_path / "saved"), **options)
+    ours, theirs = dict(policy.network.named_parameters()), dict(again.network.named_parameters())
+    assert all(torch.equal(ours[key], theirs[key]) for key in adapted)
+    assert torch.equal(rescored(policy, rollout), rescored(again, rollout))
+
+
 def unlike(prompts: Any, outputs: Any) -> list[float]:
     """A reward that differs within every group."""
     return [float(place % GROUP) for place in range(len(outputs))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +81,36 @@ def test_only_pictures_are_taken_and_broken_ones_have_no_value():
     assert pictures([whole, broken, whole], "r") == [whole, None, whole]
     with pytest.raises(TypeError, match="r: got an output of kind Text, expected an Image"):
         pictures([Text("a")], "r")
+
+
+def conversions() -> dict[str, Any]:
+    """Every place where pixels become integers, as a function of a picture of one value."""
+    from mmgrpo.report import plots
+    from mmgrpo.types import Media, Prompt, Turn
+    from pipelines.visual.given import given_picture
+    from pipelines.vlm.media import eight_bits
+
+    def given(image: Image) -> Any:
+        return given_picture(Prompt("a", turns=(Turn("user", (Media("image", image), "a")),)), "the test")
+
+    return {
+        "rewards": to_pil,
+        "reports": plots.to_pil,
+        "given pictures": given,
+        "models that see": lambda image: eight_bits(image.pixels).permute(1, 2, 0).numpy(),
+    }
+
+
+@pytest.mark.parametrize("name", ["rewards", "reports", "given pictures", "models that see"])
+@pytest.mark.parametrize(
+    ("value", "level"), [(127.6 / 255, 128), (127.4 / 255, 127), (0.9999, 255), (0.0, 0), (1.0, 255)]
+)
+def test_pixels_are_rounded_to_the_nearest_level_and_not_cut_off(name, value, level):
+    made = np.asarray(conversions()[name](Image(torch.full((3, 4, 5), value))))
+    assert made.shape == (4, 5, 3) and (made == level).all()
+
+
+@pytest.mark.parametrize("name", ["rewards", "reports", "models that see"])
+def test_pixels_outside_of_zero_to_one_are_the_nearest_level(name):
+    for value, level in ((-0.2, 0), (1.2, 255)):
+        assert (np.asarray(conversions()[name](Image(torch.full((3, 4, 5), value)))) == level).all()

@@ -237,6 +237,21 @@ def test_states_of_wan_have_the_size_of_noise_on_its_own_levels(kernel, tiny):
     assert float(rms.min()) > 0.5 and float(rms.max()) < 2
 
 
+def test_the_shift_of_wan_is_applied_once_and_times_are_never_rounded(copied):
+    """u = 1 - .999 / 40 = .975025; 12 u / (1 + 11 u) = .997870. Twice the shift would give .999822."""
+    folder = copied(wan)
+    rewrite(folder / "scheduler" / "scheduler_config.json", flow_shift=12.0)
+    grid, scheduler = (
+        load(wan, folder).grid(40),
+        diffusers.UniPCMultistepScheduler.from_pretrained(folder, subfolder="scheduler"),
+    )
+    scheduler.set_timesteps(40)
+    assert torch.equal(grid.levels, scheduler.sigmas) and grid.shift == 12.0
+    assert grid.levels[1].item() == pytest.approx(0.997870, abs=1e-6)
+    assert torch.equal(grid.times, grid.levels[:-1])
+    assert not torch.equal((1000 * grid.times).long().float(), 1000 * grid.times)
+
+
 @pytest.mark.slow
 def test_videos_are_as_good_on_the_levels_of_published_wan_checkpoints_as_on_euler_s(tmp_path):
     prompts = load_prompts(locate("embedded:visual/films/heldout.jsonl"))[:8]
