@@ -103,6 +103,27 @@ def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Flo
     return samples * ("mask" not in media.options)  # a change that hides a sound silences it
 
 
+def duration_of(seconds: float, windows: int) -> float:
+    """The maximum duration of a recording that is read in windows of 30 s. ValueError for a duration of one window
+    beyond 30 s, and for several windows of another duration."""
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(
+            f"seconds: got {seconds:g}, expected more than 0 and at most {MAX_SECONDS:g}, the model's window; set "
+            "model.windows for longer recordings"
+        )
+    if windows < 1 or (windows > 1 and seconds != MAX_SECONDS):
+        raise ValueError(
+            f"windows: got {windows} with seconds={seconds:g}, expected 1, or more of {MAX_SECONDS:g} s each"
+        )
+    return seconds * windows
+
+
+def in_windows(samples: Float[np.ndarray, "samples"], rate: int) -> list[Float[np.ndarray, "_"]]:
+    """The samples in windows of 30 s, of which the last is what remains."""
+    size = round(MAX_SECONDS * rate)
+    return [samples[start : start + size] for start in range(0, max(1, len(samples)), size)]
+
+
 def precise(seconds: float, limit: float) -> str:
     """Seconds with as many digits, up to six, as it takes to tell them from a limit: 31.0 and 30.006 from 30."""
     texts = [f"{seconds:.{digits}f}" for digits in range(1, 7)]

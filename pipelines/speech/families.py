@@ -21,12 +21,12 @@ from pipelines.speech.options import (
     CtcSampling,
     DurationData,
     DurationOptions,
-    HearingOptions,
     HearingSampling,
     SpeechData,
     SpeechEval,
     StableAudioOptions,
     WhisperOptions,
+    WindowedOptions,
 )
 from pipelines.speech.spoken import Spoken
 from pipelines.speech.text_to_audio import TextToAudioFamily
@@ -42,8 +42,10 @@ def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[
     from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 
+    seconds = config.model.seconds * getattr(config.model, "windows", 1)
+
     def inspect(media: Media) -> object:
-        return read_audio(media, max_seconds=config.model.seconds) if media.kind == "audio" else None
+        return read_audio(media, max_seconds=seconds) if media.kind == "audio" else None
 
     usable, skipped = filter_readable(prompts, inspect, title=f"clips of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be read")
@@ -227,7 +229,7 @@ FAMILIES: Mapping[str, Family] = {
             WhisperOptions,
             check=check_transcripts,
         ),
-        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), HearingOptions),
+        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), WindowedOptions),
         _hearing(
             "audio_text",
             "any other language model of transformers that hears: Voxtral, Granite-Speech, Qwen2.5-Omni, ...",

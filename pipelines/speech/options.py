@@ -22,7 +22,16 @@ class HearingOptions(ModelOptions):
 
 
 @dataclass
-class WhisperOptions(HearingOptions):
+class WindowedOptions(HearingOptions):
+    """The model, and which of its weights are trained."""
+
+    windows: Annotated[int, within("[1, 60]")] = 1
+    """Windows of 30 s in which a recording is read; more than one takes recordings of up to so many times 30 s, whose
+    windows follow each other in what the language model reads. Whisper was trained on one."""
+
+
+@dataclass
+class WhisperOptions(WindowedOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "whisper"

@@ -1,6 +1,7 @@
 """Qwen2-Audio (arXiv:2407.10759): text and any number of clips in one conversation, text out.
 
-A clip of at most 30 seconds becomes 25 features per second, which replace its placeholders in the text. Features are
+A clip becomes 25 features per second, which replace its placeholders in the text; one of more than 30 seconds is read
+in windows of 30 seconds (``windows``), whose features follow each other. Features are
 cached before the projector: with a frozen audio tower they are computed once for all completions of a group (and, with
 ``features_kept``, once per run), while the projector still trains with the language model.
 
@@ -31,7 +32,7 @@ from pipelines.conversation import (
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
-from pipelines.speech.audio import clip_samples
+from pipelines.speech.audio import clip_samples, duration_of, in_windows
 from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
@@ -84,8 +85,9 @@ class QwenAudio(Decoder):
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Conversations with a placeholder for every feature of their clips."""
-        media = [[self._clip(prompt, medium) for medium in prompt.media] for prompt in prompts]
-        ids, real = pad_left([self._ids(p, clips) for p, clips in zip(prompts, media, strict=True)], self.pad_id)
+        clips = [[self._windows(prompt, medium) for medium in prompt.media] for prompt in prompts]
+        ids, real = pad_left([self._ids(p, own) for p, own in zip(prompts, clips, strict=True)], self.pad_id)
+        media = [[window for windows in own for window in windows] for own in clips]
         return Context(ids, real, positions_of(real), media, prefilled=[self.prefilled] * len(media))
 
     def features(self, network: Any, context: Context) -> Features:
@@ -116,8 +118,8 @@ class QwenAudio(Decoder):
         """The processor, which contains the tokenizer."""
         return (self.processor,)
 
-    def _ids(self, prompt: Prompt, clips: Sequence[Clip]) -> list[int]:
-        """Ids of the conversation, with every clip's mark repeated once per feature."""
+    def _ids(self, prompt: Prompt, clips: Sequence[Sequence[Clip]]) -> list[int]:
+        """Ids of the conversation, with every clip's mark repeated once per feature of its windows."""
         ids = conversation_ids(self.chat, prompt, MARKS, lambda medium: [{"type": "audio"}])
         marks = sum(token in self.media_tokens for token in ids)
         if marks != len(clips):
@@ -125,26 +127,31 @@ class QwenAudio(Decoder):
                 f"prompt '{prompt.id}': got {marks} placeholders from the model's chat template, expected "
                 f"{len(clips)}, one per clip; use the template of the checkpoint"
             )
-        return repeat_marks(ids, [feature_count(clip.frames) for clip in clips], sorted(self.media_tokens))
+        counts = [sum(feature_count(window.frames) for window in windows) for windows in clips]
+        return repeat_marks(ids, counts, sorted(self.media_tokens))
 
-    def _clip(self, prompt: Prompt, medium: Media) -> Clip:
+    def _windows(self, prompt: Prompt, medium: Media) -> list[Clip]:
         if medium.kind != "audio":
             raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected audio (Qwen2-Audio)")
         samples = clip_samples(prompt, medium, self.extractor.sampling_rate, self.seconds)
-        inputs = self.extractor(
-            samples,
-            sampling_rate=self.extractor.sampling_rate,
-            padding="max_length",
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
-        frames = int(inputs.attention_mask.sum())
-        if feature_count(frames) < 1:
+        clips = []
+        for window in in_windows(samples, self.extractor.sampling_rate):
+            inputs = self.extractor(
+                window,
+                sampling_rate=self.extractor.sampling_rate,
+                padding="max_length",
+                return_attention_mask=True,
+                return_tensors="pt",
+            )
+            frames = int(inputs.attention_mask.sum())
+            if feature_count(frames) >= 1:
+                clips.append(Clip(inputs.input_features[0], frames))
+        if not clips:
             raise ValueError(
                 f"prompt '{prompt.id}': its clip of {len(samples)} samples is too short for one feature (40 ms); "
                 "remove the row"
             )
-        return Clip(inputs.input_features[0], frames)
+        return clips
 
 
 def padding_mask(tower: Any, lengths: Int[Tensor, "clips"]) -> Any:
@@ -164,17 +171,18 @@ def load(
     *,
     freeze_encoder: bool = True,
     seconds: float = 30.0,
+    windows: int = 1,
 ) -> QwenAudio:
     """Load a Qwen2-Audio model for training.
 
     ``freeze_encoder`` freezes the audio tower where the network itself trains. ``seconds`` is the maximum duration of a
-    clip, at most 30. Raises FileNotFoundError for a folder that is no model.
+    clip, at most 30, or 30 with several ``windows``, in which longer clips are read. Raises FileNotFoundError for a
+    folder that is no model.
     """
     require("speech", "transformers", "peft")
     from transformers import Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor
 
-    if not 0 < seconds <= 30:
-        raise ValueError(f"seconds: got {seconds:g}, expected more than 0 and at most 30, Qwen2-Audio's window")
+    seconds = duration_of(seconds, windows)
     source = locate(path, "Qwen/Qwen2-Audio-7B-Instruct")
     network = read_network(Qwen2AudioForConditionalGeneration, source, training)
     reference = make_trainable(network, training, LORA_TARGETS, [network.model.audio_tower] if freeze_encoder else [])

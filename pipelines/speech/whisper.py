@@ -1,4 +1,4 @@
-"""Whisper (arXiv:2212.04356), an encoder-decoder: a clip of at most 30 seconds in, text out.
+"""Whisper (arXiv:2212.04356), an encoder-decoder: a clip of at most 30 seconds in, or windows of 30 seconds, text out.
 
 The decoder's prefix states language and task and is no decision of the policy; a row's own ``language`` and ``task``
 choose it before the options do. Tokens that Whisper's generation config suppresses, and time stamps, have probability 0
@@ -10,6 +10,7 @@ in sampling and in scoring alike. With a frozen encoder, the states of a clip ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids
 from pipelines.pretrained import locate, read_network, read_part, save_network
-from pipelines.speech.audio import clip_samples
+from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows
 from pipelines.speech.by_clip import ClipCache, attend_by_clip
 from pipelines.speech.whisper_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
@@ -100,7 +101,9 @@ class Whisper:
         network.eval()
         mel = torch.stack(list(context.media)).to(self.device)
         with autocast(self.dtype, self.device):
-            states = network.model.encoder(mel.to(next(network.parameters()).dtype)).last_hidden_state
+            flat = mel.reshape(-1, *mel.shape[-2:]).to(next(network.parameters()).dtype)  # windows one by one
+            states = network.model.encoder(flat).last_hidden_state
+        states = states.reshape(len(mel), -1, states.shape[-1])  # those of a clip's windows behind each other
         return list(states[:, : round(self.seconds * STATES_PER_SECOND)].unbind())
 
     def hidden(
@@ -150,7 +153,7 @@ class Whisper:
         """Adapters in peft's format, or an ordinary model folder."""
         save_network(folder, network, (self.tokenizer, self.extractor))
 
-    def _spectrogram(self, prompt: Prompt) -> Float[Tensor, "mel frames"]:
+    def _spectrogram(self, prompt: Prompt) -> Float[Tensor, "mel frames"] | Float[Tensor, "windows mel frames"]:
         if [medium.kind for medium in prompt.media] != ["audio"]:
             kinds = ", ".join(medium.kind for medium in prompt.media) or "nothing"
             raise ValueError(f"prompt '{prompt.id}': got media of kind {kinds}, expected one sound (Whisper)")
@@ -161,7 +164,10 @@ class Whisper:
                 "(qwen_audio)"
             )
         samples = clip_samples(prompt, prompt.media[0], RATE, self.seconds)
-        return self.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features[0]
+        parts = in_windows(samples, RATE)
+        parts += [samples[:0]] * (math.ceil(self.seconds / MAX_SECONDS) - len(parts))  # all clips have as many
+        mel = self.extractor(parts, sampling_rate=RATE, return_tensors="pt").input_features
+        return mel if self.seconds > MAX_SECONDS else mel[0]
 
 
 TASKS = ("transcribe", "translate")
@@ -273,20 +279,21 @@ def load(
     language: str = "en",
     task: str = "transcribe",
     seconds: float = 30.0,
+    windows: int = 1,
 ) -> Whisper:
     """Load a Whisper model for training.
 
     Where the network itself trains, ``freeze_embeddings`` freezes its token embedding and ``freeze_encoder`` its
     encoder. ``language`` (a code or a name) and ``task`` (transcribe, translate) are those of rows that have none; an
     English-only model takes en and transcribe only. ``seconds`` is the maximum duration of a clip; lower values are
-    faster, since the decoder attends to fewer encoder states.
+    faster, since the decoder attends to fewer encoder states. With several ``windows`` of 30 s longer clips are read,
+    whose states follow each other; Whisper was trained on one.
     """
     require("speech", "transformers", "peft")
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
     from transformers.models.whisper import WhisperTokenizerFast  # type: ignore[attr-defined]
 
-    if not 0 < seconds <= 30:
-        raise ValueError(f"seconds: got {seconds:g}, expected more than 0 and at most 30, Whisper's window")
+    seconds = duration_of(seconds, windows)
     if training.gradient_checkpointing:
         raise ValueError("gradient_checkpointing: got True, expected False, since family 'whisper' does not support it")
     source = locate(path, "openai/whisper-tiny.en")

@@ -332,3 +332,20 @@ def test_the_processors_chat_template_is_used_where_the_tokenizers_own_knows_no_
         (tmp_path / "old" / "chat_template.json").write_text(json.dumps(template))
     old = qwen_audio.load(tmp_path / "old").encode(EVERY)
     assert torch.equal(old.ids, loaded.encode(EVERY).ids)
+
+
+def test_a_long_recording_is_read_in_windows_of_30_s_whose_features_follow_each_other(folder):
+    """750 features of the first 30 s, and 37 of 1.5 s."""
+    model = qwen_audio.load(folder, windows=2)
+    long = asked("long", hum(0, 31.5), "what ?", hum(1))
+    context = model.encode([long, ONE])
+    assert [len(clips) for clips in context.media] == [3, 1]
+    marks = torch.isin(context.ids, torch.tensor(sorted(model.media_tokens))).sum(1)
+    assert marks[0] == 750 + 37 + 25
+    policy = TokenPolicy(model, max_tokens=4)
+    made = rollout(policy, [long, ONE])
+    torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="expected at most 60 s"):
+        model.encode([asked("longer", hum(0, 61.0), "what ?")])
+    with pytest.raises(ValueError, match="model.seconds=30|expected at most 30 s"):
+        qwen_audio.load(folder).encode([long])

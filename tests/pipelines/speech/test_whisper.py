@@ -414,3 +414,40 @@ def test_transcripts_longer_than_the_decoder_has_positions_are_refused_before_it
     model.end_ids = frozenset()
     made = TokenPolicy(model, max_tokens=most).rollout(Request(PROMPTS[:1], [0], 2, 0))
     assert made.decisions.log_probs.shape == (2, most)
+
+
+# --- recordings of more than 30 s -------------------------------------------------------------------------------------
+
+
+def test_a_long_recording_is_read_in_windows_of_30_s(folder):
+    model = whisper.load(folder, windows=2)
+    short, long = clip(0, 2.0), clip(1, 31.5)
+    context = model.encode([short, long])
+    assert [tuple(mel.shape) for mel in context.media] == [(2, 80, 3000)] * 2
+    one = whisper.load(folder)
+    samples = long.media[0].source.samples  # type: ignore[union-attr]
+    parts = [
+        replace(long, turns=(Turn("user", (Media("audio", Audio(part, RATE)),)),))
+        for part in samples.split(30 * RATE, 1)
+    ]
+    states = model.features(model.network, context)
+    alone = one.features(one.network, one.encode(parts))
+    torch.testing.assert_close(states[1], torch.cat(alone), rtol=0, atol=1e-5)
+    policy = TokenPolicy(model, max_tokens=5)
+    made = policy.rollout(Request([short, long], [0, 1], 3, 0))
+    loss_mask = made.decisions.loss_mask
+    torch.testing.assert_close(
+        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
+    )
+    changed = samples.clone()
+    changed[:, 30 * RATE :] *= 0.1
+    other = replace(long, turns=(Turn("user", (Media("audio", Audio(changed, RATE)),)),))
+    assert not torch.equal(model.encode([other]).media[0][1], context.media[1][1])  # the end is read
+    with pytest.raises(ValueError, match="expected at most 60 s"):
+        model.encode([clip(0, 61.0)])
+
+
+@pytest.mark.parametrize(("seconds", "windows"), [(20.0, 2), (30.0, 0), (31.0, 1), (31.0, 2)])
+def test_windows_are_of_30_s(seconds, windows, folder):
+    with pytest.raises(ValueError, match="windows: got|seconds: got"):
+        whisper.load(folder, seconds=seconds, windows=windows)
