@@ -35,6 +35,34 @@ def four(**more) -> Decisions:
     return plain([2, 2, 2, 2], **more)
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_costs_its_row_and_no_other(broken):
+    """1 and 3 have the population std 1; alone, 3 has nothing to be compared with."""
+    made = estimated([1.0, broken, 3.0], plain([1] * 3), scale="group_std(ddof=0, eps=1e-4)")
+    assert made.samples.tolist() == near(-0.9999, 0, 0.9999)
+    assert made.loss_mask[:, 0].tolist() == [True, False, True]
+    alone = estimated([broken, broken, 3.0], plain([1] * 3))
+    assert alone.samples.tolist() == [0, 0, 0] and not alone.loss_mask[:2].any()
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.35, 1 / 3])
+def test_equal_rewards_leave_no_residue_to_divide_by(value):
+    """Eight equal ones: exactly 0. One other: 7/8 / sqrt(1/8) = 2.4749 and -.35355; leave-one-out 8/7 of it."""
+    assert estimated([value] * 8, plain([1] * 8)).samples.tolist() == [0.0] * 8
+    assert estimated([value] * 8, plain([1] * 8), baseline="leave_one_out").samples.tolist() == [0.0] * 8
+    one_other = [value] * 7 + [value + 0.5]
+    assert estimated(one_other, plain([1] * 8)).samples.tolist() == near(*[-0.35355] * 7, 2.47487)
+    left_out = estimated(one_other, plain([1] * 8), baseline="leave_one_out")
+    assert left_out.samples.tolist() == near(*[-0.40406] * 7, 2.82843)
+
+
+def test_a_reward_of_large_scale_does_not_drown_the_others():
+    """0 or 1 beside 100 or 300: each standardized first, the order by both is kept, and both count alike."""
+    rewards = [[1.0, 100.0], [0.0, 300.0], [1.0, 300.0], [0.0, 100.0]]
+    made = estimated(rewards, plain([1] * 4), combine="gdpo").samples.tolist()
+    assert made[2] > made[0] == pytest.approx(made[1], abs=1e-6) and made[1] > made[3]
+
+
 def test_an_advantage_that_is_not_finite_is_an_error_that_names_the_blocks():
     """A schedule of one's own, say, that divides by nothing."""
     made = AdvantageRecipe.of(Algorithm(scale="none"))

@@ -13,6 +13,8 @@ from torch import Tensor
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.policies.token_model import FeatureCache
+from mmgrpo.report.idle import read_alarms
+from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm.causal_lm import load, toy
@@ -125,6 +127,27 @@ def test_rows_that_were_cut_off_are_trained_only_where_asked():
     assert torch.equal(every.decisions.loss_mask, every.decisions.decision_mask)
     assert torch.equal(ended.decisions.decision_mask, every.decisions.decision_mask)
     assert torch.equal(ended.decisions.loss_mask, ended.decisions.decision_mask & ~truncated[:, None])
+
+
+@pytest.mark.parametrize("preset", ["dapo", "grpo", "dr_grpo"])
+def test_a_round_of_which_all_is_cut_off_and_masked_has_no_loss_and_is_skipped(preset, tmp_path):
+    """No mean over nothing, no NaN, and an alarm that names the length."""
+    policy = token_policy(train_truncated=False, max_tokens=3, keep_reference=True)
+    policy.ends = policy.ends[:0]  # it never ends
+    made = trainer(policy, tmp_path, [Prompt("say a", "a"), Prompt("say b", "b")], reward=says_letters, steps=2,
+                   **algorithm_blocks(preset))  # fmt: skip
+    before = [parameter.detach().clone() for parameter in policy.network.parameters()]
+    with pytest.warns(UserWarning, match="sampling.max_tokens"):
+        made.fit()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(r["loss"], r["grad_norm"], r["decisions"], r["skipped"]) for r in rows] == [(0, 0, 0, 1)] * 2
+    assert made.skipped == 2
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.network.parameters(), strict=True))
+    assert [alarm.cause for alarm in read_alarms(tmp_path)] == ["truncated"]
+
+
+def says_letters(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    return [float(sum(map(ord, output.text))) if isinstance(output, Text) else 0.0 for output in outputs]
 
 
 def test_a_groups_completions_do_not_depend_on_the_other_prompts_of_its_batch():

@@ -228,7 +228,7 @@ def test_any_bit_of_a_weight_counts(dtype):
 
 @pytest.mark.parametrize(("steps", "expected"), [(4, 9 / 11 * 4), (8, 0.5 * 8), (15, 0.25 * 4 + 0.75 * 15)])
 def test_the_last_steps_enter_an_average_that_is_updated_every_eight(steps, expected):
-    """A weight that is s after step s. 15 steps: (1 + 2) / (10 + 2) of the average of step 8 and the rest of step 15."""
+    """A weight that is s after step s. 15 steps: 3 / 12 of the average of step 8, and the rest of step 15."""
     weight = nn.Parameter(torch.zeros(1))
     ema = Ema([weight], 0.9, 8)
     for step in range(1, steps + 1):
