@@ -54,7 +54,16 @@ class Args:
     max_mebibytes: Annotated[int, within("[1, 1e6]")] = 1024
     """Largest request, in MiB; media may take four times as much once decoded."""
     max_pixels: Annotated[int, COUNT] = 1 << 24
-    """Largest picture or frame, in pixels."""
+    """Largest image or frame, in pixels."""
+    max_seconds: Annotated[float, within("(0, 1e6]")] = 1800.0
+    """Longest clip or audio of a request, in seconds."""
+    max_in_flight: Annotated[int, within("[1, 1e6]")] = 4096
+    """Bodies of all requests that are being read or scored, and their media once decoded, in MiB; further requests are
+    told to come later."""
+    header_seconds: Annotated[float, within("(0, 1e6]")] = 30.0
+    """Seconds within which the headers of a request must come."""
+    body_seconds: Annotated[float, within("(0, 1e6]")] = 120.0
+    """Seconds within which the body of a request must come."""
     drain: Annotated[float, within("[0, inf]")] = 600.0
     """Seconds that requests have to end once the server is told to stop."""
     device: Annotated[str, ANY_TEXT] = "auto"
@@ -91,8 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         server.stop()
 
     most = args.max_mebibytes * MEBI
-    limits = Limits(body=most, pixels=args.max_pixels, decoded=4 * most)
-    server = Running(application(rewards, token, limits, failed), args.host, args.port, args.drain)
+    limits = Limits(body=most, pixels=args.max_pixels, decoded=4 * most, seconds=args.max_seconds)
+    app = application(rewards, token, limits, failed, args.body_seconds, args.max_in_flight * MEBI)
+    server = Running(app, args.host, args.port, args.drain, args.header_seconds)
     address = f"[{args.host}]" if ":" in args.host else args.host
     print(f"{', '.join(rewards)}: http://{address}:{server.port}", flush=True)
     server.run()

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmgrpo.scoring.call import column, in_words
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.scoring.process import Trace
+from mmgrpo.scoring.process import Trace, Unsendable
 from mmgrpo.types import Output, Prompt
 
 
@@ -24,6 +24,10 @@ class Busy(RuntimeError):
 
 class Unready(RuntimeError):
     """The reward is not loaded, or its process ended; the request may be repeated."""
+
+
+class Unreadable(ValueError):
+    """The request holds what cannot be given to the reward; to repeat it is useless."""
 
 
 class Unscorable(RuntimeError):
@@ -135,6 +139,8 @@ class Batches:
         assert self._function is not None
         try:
             return column(self._function(prompts, outputs), len(outputs))
+        except Unsendable as error:
+            raise Unreadable(f"reward '{self.name}': {in_words(error)}") from error
         except Exception as error:
             # What the reward itself raised in its process has the text of its traceback as cause; without one, the
             # process ended.

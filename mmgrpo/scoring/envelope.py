@@ -26,6 +26,8 @@ import binascii
 import io
 import json
 import math
+import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +66,22 @@ class Limits:
     decoded: int = 1 << 32
     """Bytes of all media once decoded."""
     outputs: int = 4096
+    """Outputs, and prompts."""
+    items: int = 4_000_000
+    """Entries of all lists and objects of the JSON, which take up to 30 times their bytes once read."""
+    media: int = 65_536
+    """Media, and frames of a body."""
+    frames: int = 20_000
+    """Frames of a clip."""
+    seconds: float = 1800.0
+    """Length of a clip or of audio. Rewards choose frames and resample by it, so that few bytes could mean hours."""
+    text: int = 1 << 20
+    """Characters of a text."""
+    rate: int = 192_000
+    """Samples per second of audio."""
+    channels: int = 16
+    depth: int = 50
+    """Levels of lists and objects within each other."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,8 @@ class Request:
     """One for each output; what was one prompt is one object."""
     outputs: Sequence[Output]
     ids: Sequence[str]
+    nbytes: int = 0
+    """Bytes of its media, decoded."""
 
 
 def write(
@@ -158,18 +178,47 @@ def read(content_type: str, body: bytes | bytearray, limits: Limits) -> Request:
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (JSON, FRAMES):
         raise Malformed(f"content type: got {kind[:100]!r}, expected {JSON} or {FRAMES}")
-    first, *frames = [memoryview(body)] if kind == JSON else list(_frames(memoryview(body)))
+    first, *frames = [memoryview(body)] if kind == JSON else list(_frames(memoryview(body), limits.media))
+    text = bytes(first)
+    if (count := _items(text, limits.items)) > limits.items:
+        raise TooLarge(f"got {count:,} entries of JSON, expected at most {limits.items:,}; send fewer at a time")
     try:
-        content = json.loads(bytes(first))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"got no JSON: {error}") from error
+    del text
+    _refuse_deep(content, limits.depth)
     return _Reader(limits, frames if kind == FRAMES else None).request(content)
 
 
-def _frames(rest: memoryview) -> Iterator[memoryview]:
+def _items(text: bytes, most: int) -> int:
+    """An upper bound of the entries of all lists and objects of a JSON text, counted before anything is made of it;
+    commas and brackets inside of texts are left out where they matter."""
+
+    def count(part: bytes) -> int:
+        return sum(part.count(mark) for mark in (b",", b"[", b"{"))
+
+    return count(text) if count(text) <= most else count(re.sub(rb'"[^"\\]*(?:\\.[^"\\]*)*"', b"", text))
+
+
+def _refuse_deep(value: Any, levels: int) -> None:
+    """Malformed for lists and objects in more than ``levels`` levels, which no message to a reward's process holds."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for entry in inside:
+        if isinstance(entry, dict | list):
+            if not levels:
+                raise Malformed("got lists and objects in too many levels; send plainer prompts")
+            _refuse_deep(entry, levels - 1)
+
+
+def _frames(rest: memoryview, most: int) -> Iterator[memoryview]:
     if not rest:
         raise Malformed("got an empty body, expected frames")
+    number = 0
     while rest:
+        if number > most:
+            raise TooLarge(f"got more than {most:,} frames; send fewer at a time")
+        number += 1
         length = int.from_bytes(rest[:LENGTH], "big")
         if len(rest) < LENGTH or length > len(rest) - LENGTH:
             raise Malformed(f"a frame: got {len(rest)} bytes, expected its length in {LENGTH} bytes and its content")
@@ -195,7 +244,10 @@ def _take(table: Any, name: str, kinds: type | tuple[type, ...], where: str, def
 
 
 def _shown(value: Any) -> str:
-    return f"{str(value)[:60]!r} ({type(value).__name__})"
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        return "a number of more than 38 digits (int)"
+    text = value if isinstance(value, str) else reprlib.repr(value)
+    return f"{text[:60]!r} ({type(value).__name__})"
 
 
 _ANY = (type(None), bool, int, float, str, list, dict)
@@ -216,6 +268,7 @@ class _Reader:
     frames: list[memoryview] | None
     """None where media are base64 texts."""
     decoded: int = field(default=0)
+    media: int = field(default=0)
 
     def request(self, content: Any) -> Request:
         version = _take(content, "version", int, "the request")
@@ -223,6 +276,8 @@ class _Reader:
             raise Malformed(f"version: got {version}, expected {VERSION}; install the same release on both sides")
         reward = _take(content, "reward", str, "the request")
         rows = _take(content, "prompts", list, "the request")
+        if len(rows) > self.limits.outputs:
+            raise TooLarge(f"prompts: got {len(rows)}, expected at most {self.limits.outputs} in one request")
         prompts = [self.prompt(row, f"prompts[{place}]") for place, row in enumerate(rows)]
         rows = _take(content, "outputs", list, "the request")
         if len(rows) > self.limits.outputs:
@@ -238,7 +293,7 @@ class _Reader:
             outputs.append(self.output({key: row[key] for key in row if key not in ("id", "prompt")}, where))
         if len(set(ids)) < len(ids):
             raise Malformed("outputs: got an id twice, expected different ones: values are returned by id")
-        return Request(reward, own, outputs, ids)
+        return Request(reward, own, outputs, ids, self.decoded)
 
     def prompt(self, row: Any, where: str) -> Prompt:
         text, name, task = (
@@ -251,10 +306,13 @@ class _Reader:
             turns.append(Turn(_take(turn, "role", str, here), tuple(parts)))
         answer = _take(row, "answer", _ANY, where, None)
         meta, columns = (_take(row, key, dict, where, {}) for key in ("meta", "columns"))
+        for key, one in (("text", text), ("id", name), ("task", task)):
+            self.refuse_text(one, f"{where}.{key}")
         return Prompt(text, name, answer, task, meta, tuple(turns), columns)
 
     def part(self, one: Any, where: str) -> str | Media:
         if isinstance(one, str):
+            self.refuse_text(one, where)
             return one
         source = _take(one, "source", dict, where)
         options = _take(one, "options", dict, where, {})
@@ -275,7 +333,13 @@ class _Reader:
             if not all(type(token) is int for token in ids):
                 raise Malformed(f"{where}.ids: got {_shown(ids)}, expected a list of whole numbers")
             prefilled, sizes = _take(row, "prefilled", str, where, ""), tuple((h, w) for h, w in seen)
-            return Text(_take(row, "text", str, where), tokens, truncated, sizes, prefilled, tuple(ids))
+            for number in (tokens, *ids, *(side for size in sizes for side in size)):
+                if not 0 <= number < 1 << 40:
+                    raise Malformed(f"{where}: got {_shown(number)} for a number of tokens, of pixels, or a token")
+            text = _take(row, "text", str, where)
+            for key, one in (("text", text), ("prefilled", prefilled)):
+                self.refuse_text(one, f"{where}.{key}")
+            return Text(text, tokens, truncated, sizes, prefilled, tuple(ids))
         if kinds == ["image"]:
             return Image(self.pixels(row["image"], f"{where}.image", 3))
         if kinds == ["video"]:
@@ -284,18 +348,40 @@ class _Reader:
                 raise Malformed(f"{where}.fps: got {fps}, expected a positive number")
             several, here = row["video"], f"{where}.video"
             if not isinstance(several, list):
-                return Video(self.pixels(several, here, 4), fps)
+                clip = self.pixels(several, here, 4)
+                self.refuse_length(len(clip), fps, here)
+                return Video(clip, fps)
+            self.refuse_length(len(several), fps, here)
             frames = [self.pixels(one, f"{here}[{place}]", 3) for place, one in enumerate(several)]
             if not frames or len({frame.shape for frame in frames}) > 1:
                 raise Malformed(f"{here}: got {len(frames)} frames, expected at least one, and all of one size")
             return Video(torch.stack(frames), fps)
         rate = _take(row, "rate", int, where)
-        if rate < 1:
-            raise Malformed(f"{where}.rate: got {rate}, expected a positive number of samples per second")
+        if not 1 <= rate <= self.limits.rate:
+            raise Malformed(f"{where}.rate: got {_shown(rate)}, expected 1 to {self.limits.rate:,} samples per second")
         return Audio(self.samples(row["audio"], f"{where}.audio", rate), rate)
+
+    def refuse_text(self, text: str, where: str) -> None:
+        """A text that is too long, or that holds half of a character (a lone surrogate), which no file can hold."""
+        if len(text) > self.limits.text:
+            raise TooLarge(f"{where}: got {len(text):,} characters, expected at most {self.limits.text:,}")
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise Malformed(f"{where}: got a lone surrogate in a text, which is no character")
+
+    def refuse_length(self, frames: int, fps: float, where: str) -> None:
+        """A clip of too many frames, or whose frames last too long."""
+        if frames > self.limits.frames:
+            raise TooLarge(f"{where}: got {frames:,} frames, expected at most {self.limits.frames:,}")
+        if frames > self.limits.seconds * fps:
+            raise TooLarge(
+                f"{where}: got {frames:,} frames at {fps:g} per second, expected at most {self.limits.seconds:g} s"
+            )
 
     def content(self, medium: Any, where: str) -> bytes:
         """The bytes of a medium, from its frame or from base64."""
+        self.media += 1
+        if self.media > self.limits.media:
+            raise TooLarge(f"{where}: got more than {self.limits.media:,} media; send fewer at a time")
         if self.frames is None and isinstance(medium, str):
             try:
                 return base64.b64decode(medium, validate=True)
@@ -358,7 +444,15 @@ class _Reader:
         samples = self.flac(content, where, rate) if content[:4] == b"fLaC" else self.tensor(content, where)
         if samples.ndim != 2 or 0 in samples.shape:
             raise Malformed(f"{where}: got the shape {list(samples.shape)}, expected [channels, samples]")
+        self.refuse_audio(samples.shape[0], samples.shape[1], rate, where)
         return samples
+
+    def refuse_audio(self, channels: int, samples: int, rate: int, where: str) -> None:
+        """Audio of too many channels, or that is too long."""
+        if channels > self.limits.channels:
+            raise TooLarge(f"{where}: got {channels} channels, expected at most {self.limits.channels}")
+        if samples > self.limits.seconds * rate:
+            raise TooLarge(f"{where}: got {samples / rate:,.1f} s, expected at most {self.limits.seconds:g} s")
 
     def flac(self, content: bytes, where: str, rate: int) -> Tensor:
         try:
@@ -371,6 +465,7 @@ class _Reader:
             with soundfile.SoundFile(io.BytesIO(content)) as sound:
                 if sound.samplerate != rate:
                     raise Malformed(f"{where}: got a FLAC of {sound.samplerate} Hz, expected the rate, {rate}")
+                self.refuse_audio(sound.channels, max(0, sound.frames), rate, where)  # before anything is decoded
                 most = (self.limits.decoded - self.decoded) // (4 * sound.channels)
                 samples = sound.read(most + 1, dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from mmgrpo.scoring.call import RewardFailure, WrongValues, column
 from mmgrpo.scoring.decisions import plain
@@ -50,6 +51,10 @@ class Trace(Exception):
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0])
+
+
+class Unsendable(RewardFailure):
+    """Prompts or outputs that no message can hold; the process has seen nothing of them, and goes on."""
 
 
 class RewardProcess:
@@ -125,15 +130,27 @@ class RewardProcess:
         """The answer to a message. Whatever happens instead of one ends the process."""
         deadline = time.monotonic() + seconds
         try:
+            parts = frames(message)
             try:
-                for part in frames(message):
+                first = next(parts)  # all that may not be JSON is written before anything is sent
+            except (TypeError, ValueError, RecursionError) as error:
+                raise Unsendable(_cannot(error)) from error
+            self._send(memoryview(first), deadline)
+            try:
+                for part in parts:
                     self._send(memoryview(part), deadline)
             except (TypeError, ValueError, RecursionError) as error:
+                raise RewardFailure(_cannot(error)) from error
+            budget = [limit]
+            try:
+                answer = read(lambda: self._receive(deadline, budget))
+            except (ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
                 raise RewardFailure(
-                    f"prompts and outputs cannot be sent to its process: {error}; expected JSON values, tensors and "
-                    "arrays. process=False calls it in the process of the run"
+                    f"got an answer that is no message ({type(error).__name__}); a reward writes to no file descriptor "
+                    "that it did not open"
                 ) from error
-            answer = read(lambda: self._receive(deadline, limit))
+        except Unsendable:
+            raise
         except TimeoutError:
             self.close()
             raise RewardFailure(
@@ -149,18 +166,22 @@ class RewardProcess:
             self.close()
             raise
         if not isinstance(answer, dict) or not {"rollout", "values"} & answer.keys():
+            answer = answer if isinstance(answer, dict) else {}
             kind = WrongValues if "wrong" in answer else RewardFailure
-            raise kind(answer.get("wrong") or answer.get("error")) from Trace(answer.get("trace"))
+            text = answer.get("wrong") or answer.get("error") or "got an answer without values"
+            raise kind(str(text)) from Trace(answer.get("trace"))
         return answer
 
     def _send(self, part: memoryview, deadline: float) -> None:
         while part:
             part = part[self._patiently(lambda rest=part: self._connection.send(rest), deadline) :]
 
-    def _receive(self, deadline: float, limit: int) -> bytes:
+    def _receive(self, deadline: float, budget: list[int]) -> bytes:
+        """One frame of an answer, whose frames have together at most the bytes of ``budget``."""
         length = int.from_bytes(self._exactly(LENGTH, deadline), "big")
-        if length > limit:
-            raise RewardFailure(f"got an answer of {length} bytes from its process, expected at most {limit}")
+        if length > budget[0]:
+            raise RewardFailure(f"got an answer of {length} bytes from its process, expected at most {budget[0]}")
+        budget[0] -= length + LENGTH
         return self._exactly(length, deadline)
 
     def _exactly(self, count: int, deadline: float) -> bytes:
@@ -198,6 +219,14 @@ class RewardProcess:
         if status < 0:
             return f"its process was killed by signal {-status} ({signal.strsignal(-status)}){_HINTS.get(-status, '')}"
         return f"its process exited with status {status}; a reward returns numbers or raises an exception"
+
+
+def _cannot(error: BaseException) -> str:
+    reason = str(error) or type(error).__name__
+    return (
+        f"prompts and outputs cannot be sent to its process: {reason}; expected JSON values, tensors and arrays. "
+        "process=False calls it in the process of the run"
+    )
 
 
 def _search_path() -> list[str]:

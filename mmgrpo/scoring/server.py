@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.scoring.batching import Batches, Busy, Unready, Unscorable
+from mmgrpo.scoring.batching import Batches, Busy, Unreadable, Unready, Unscorable
 from mmgrpo.scoring.envelope import FRAMES, JSON, VERSION, Limits, Malformed, TooLarge, read
 
 if TYPE_CHECKING:
@@ -33,6 +33,15 @@ LIMITS = Limits()
 
 BODY_SECONDS = 120.0
 """Seconds within which the body of a request must come."""
+
+HEADER_SECONDS = 30.0
+"""Seconds within which the headers of a request must come, from the connection or from their first byte."""
+
+IN_FLIGHT = 1 << 32
+"""Bytes of all requests that are being read or scored."""
+
+CONNECTIONS = 1024
+"""Connections at a time; further ones are answered 503."""
 
 
 class Refusal(Exception):
@@ -49,8 +58,13 @@ def application(
     limits: Limits = LIMITS,
     failed: Any = lambda error: None,
     body_seconds: float = BODY_SECONDS,
+    in_flight: int = IN_FLIGHT,
 ) -> FastAPI:
-    """The application of a server; ``failed`` is called with the error of a reward that cannot be loaded."""
+    """The application of a server; ``failed`` is called with the error of a reward that cannot be loaded.
+
+    The bodies of all requests that are being read or scored, and their media once decoded, take at most ``in_flight``
+    bytes, or those of a single request.
+    """
     from fastapi import FastAPI
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse
@@ -70,6 +84,7 @@ def application(
         for one in rewards.values():
             one.close()
 
+    flying = InFlight(in_flight)
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     async def refuse(request: Request, refusal: Any) -> Response:
@@ -96,12 +111,14 @@ def application(
         if kind.partition(";")[0].strip().lower() not in (JSON, FRAMES):
             raise Refusal(415, f"got the content type {kind[:100]!r}, expected {JSON} or {FRAMES}")
         try:
-            body = await asyncio.wait_for(limited(request, limits.body), body_seconds)
-            asked = await asyncio.to_thread(read, kind, body, limits)
-            del body
-            if asked.reward not in rewards:
-                raise Refusal(404, f"there is no reward '{asked.reward[:100]}', only {', '.join(sorted(rewards))}")
-            values = await in_time(rewards[asked.reward], asked)
+            with flying.hold() as grow:
+                body = await asyncio.wait_for(limited(request, limits.body, grow), body_seconds)
+                asked = await asyncio.to_thread(read, kind, body, limits)
+                grow(asked.nbytes)
+                del body
+                if asked.reward not in rewards:
+                    raise Refusal(404, f"there is no reward '{asked.reward[:100]}', only {', '.join(sorted(rewards))}")
+                values = await in_time(rewards[asked.reward], asked)
         except Malformed as error:
             raise Refusal(400, str(error)) from error
         except TooLarge as error:
@@ -122,12 +139,13 @@ def application(
     return app
 
 
-async def limited(request: Request, most: int) -> bytearray:
-    """The body of a request, of which no more than ``most`` bytes are ever read."""
+async def limited(request: Request, most: int, grow: Callable[[int], None] = lambda size: None) -> bytearray:
+    """The body of a request, of which no more than ``most`` bytes are ever read; ``grow`` is told its size so far."""
     announced = request.headers.get("content-length", "")
     body = bytearray()
     if not (announced.isdecimal() and len(announced) < 20 and int(announced) > most):
         async for part in request.stream():
+            grow(len(body) + len(part))
             body += part
             if len(body) > most:
                 break
@@ -146,8 +164,36 @@ async def in_time(reward: Batches, asked: Any) -> list[float | None]:
         raise Refusal(429, str(error)) from error
     except Unready as error:
         raise Refusal(503, str(error)) from error
+    except Unreadable as error:
+        raise Refusal(400, str(error)) from error
     except Unscorable as error:
         raise Refusal(422, str(error)) from error
+
+
+class InFlight:
+    """The bytes of all requests that are read, decoded or wait for their values; beyond ``most`` others come later."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """A function that sets the bytes of one request, which are given back at the end."""
+        own = 0
+
+        def grow(size: int) -> None:
+            nonlocal own
+            if size <= own:
+                return
+            if self.held - own + size > self.most and self.held > own:
+                raise Refusal(429, f"requests of {self.held:,} bytes are being scored, expected at most {self.most:,}")
+            self.held += size - own
+            own = size
+
+        try:
+            yield grow
+        finally:
+            self.held -= own
 
 
 def facts(reward: Batches) -> dict[str, Any]:
@@ -160,17 +206,78 @@ def facts(reward: Batches) -> dict[str, Any]:
     return {"timeout": timeout, "alone": reward.alone, "manifest": manifest}
 
 
+class Punctual(asyncio.Protocol):
+    """A connection that is closed where the headers of a request do not come in time; all else is ``inner``'s.
+
+    uvicorn waits for ever for the first byte, and for the last of half a header, so that idle connections could use up
+    all that a server may have.
+    """
+
+    def __init__(self, inner: Any, seconds: float) -> None:
+        self.inner, self.seconds = inner, seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self.inner.connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        self.inner.data_received(data)
+        if self._asked():
+            self._stop()
+        elif self._timer is None:
+            self._wait()
+
+    def eof_received(self) -> Any:
+        return self.inner.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop()
+        self.inner.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def _asked(self) -> bool:
+        """Whether a request has come whose answer is not complete."""
+        return self.inner.cycle is not None and not self.inner.cycle.response_complete
+
+    def _wait(self) -> None:
+        self._timer = self.inner.loop.call_later(self.seconds, self._late)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self._asked():
+            self._transport.close()
+
+
 class Running:
     """A server that listens on ``host`` and ``port`` (0: a free one, which ``port`` then names).
 
     Clients may connect as soon as it exists; ``run`` answers them.
     """
 
-    def __init__(self, app: FastAPI, host: str, port: int, drain: float) -> None:
+    def __init__(
+        self, app: FastAPI, host: str, port: int, drain: float, header_seconds: float = HEADER_SECONDS
+    ) -> None:
         """``drain``: seconds that requests have to end once the server is told to stop."""
         import socket
 
         import uvicorn
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+        def protocol(**options: Any) -> asyncio.Protocol:
+            return Punctual(AutoHTTPProtocol(**options), header_seconds)
 
         self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         with suppress(OSError):
@@ -182,8 +289,16 @@ class Running:
             raise OSError(f"--host {host} --port {port}: {error.strerror or error}; choose another port") from error
         self.port: int = self.socket.getsockname()[1]
         limit = math.ceil(drain) if math.isfinite(drain) else None
+        http: Any = protocol  # called as the class of a connection
         config = uvicorn.Config(
-            app, log_level="warning", lifespan="on", timeout_graceful_shutdown=limit, ws="none", access_log=False
+            app,
+            http=http,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=limit,
+            limit_concurrency=CONNECTIONS,
+            ws="none",
+            access_log=False,
         )
         self._server = uvicorn.Server(config)
 

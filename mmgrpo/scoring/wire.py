@@ -49,6 +49,8 @@ def _frame(content: bytes) -> Iterator[bytes]:
 def read(frame: Callable[[], bytes]) -> Any:
     """The value of a message, whose frames ``frame`` returns one after the other, without their lengths."""
     body = json.loads(frame())
+    if not isinstance(body, dict) or type(body["tensors"]) is not int or not isinstance(body["objects"], list):
+        raise ValueError("got a message that does not begin with its value, its objects and the number of its tensors")
     tensors = [load(frame())[""] for _ in range(body["tensors"])]
     objects: list[Any] = []
 

@@ -60,7 +60,7 @@ def test_it_says_where_and_serves_until_it_is_stopped(monkeypatch, capsys):
     class Server:
         port = 1234
 
-        def __init__(self, app: object, host: str, port: int, drain: float) -> None:
+        def __init__(self, app: object, host: str, port: int, drain: float, headers: float) -> None:
             self.asked = (host, port, drain)
 
         def run(self) -> None:
@@ -78,8 +78,9 @@ class Served:
     made: list[Any]
     fails = False
 
-    def __init__(self, app: Any, host: str, port: int, drain: float) -> None:
+    def __init__(self, app: Any, host: str, port: int, drain: float, headers: float) -> None:
         Served.made = [app, host, port, drain]
+        app.headers = headers
         self.port, self.stopped = 1234, False
 
     def stop(self) -> None:
@@ -97,8 +98,8 @@ def served(monkeypatch, capsys):
     monkeypatch.setattr("mmgrpo.scoring.server.Running", Served)
     monkeypatch.setattr(
         "mmgrpo.scoring.server.application",
-        lambda rewards, token, limits, failed: SimpleNamespace(
-            rewards=rewards, token=token, limits=limits, failed=failed
+        lambda rewards, token, limits, failed, body, flying: SimpleNamespace(
+            rewards=rewards, token=token, limits=limits, failed=failed, body=body, flying=flying
         ),
     )
 
@@ -119,6 +120,10 @@ def test_a_server_has_the_limits_of_its_options(served, tmp_path):
     given = ["--host", "::", "--port", "9", "--drain", "2", "--max-mebibytes", "3", "--max-pixels", "5"]
     app, place, said = served("--reward", "ocr", *given, "--token-file", str(tmp_path / "token"))
     assert app.token == "0123456789abcdef" and place == ["::", 9, 2.0]
+    assert (app.headers, app.body, app.flying) == (30.0, 120.0, 4 << 30)
+    more = ["--header-seconds", "2", "--body-seconds", "3", "--max-in-flight", "4", "--max-seconds", "5"]
+    other = served("--reward", "ocr", *more)[0]
+    assert (other.headers, other.body, other.flying, other.limits.seconds) == (2.0, 3.0, 4 << 20, 5.0)
     assert app.limits == Limits(body=3 << 20, pixels=5, decoded=12 << 20) and said == "ocr: http://[::]:1234\n"
 
 
@@ -199,6 +204,7 @@ def test_the_options_of_a_server_have_the_values_that_are_documented():
     assert vars(Args()) == {
         **{"reward": [], "host": "127.0.0.1", "port": 8700, "token_file": "", "max_batch": 0, "max_wait": 0.005},
         **{"max_waiting": 256, "max_mebibytes": 1024, "max_pixels": 16_777_216, "drain": 600.0, "device": "auto"},
+        **{"max_seconds": 1800.0, "max_in_flight": 4096, "header_seconds": 30.0, "body_seconds": 120.0},
         "threads": 0,
     }
 

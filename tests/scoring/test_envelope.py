@@ -169,7 +169,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (body(image=1), (png(np.zeros((9, 9, 3), np.uint8))[:-30],), "got a damaged PNG"),
         (body(video=1, fps=0), (save({"a": torch.zeros(1, 3, 2, 2)}),), "fps: got 0.0, expected a positive number"),
         (body(video=[], fps=1), (), "outputs[0].video: got 0 frames, expected at least one"),
-        (body(audio=1, rate=0), (save({"a": torch.zeros(1, 2)}),), "rate: got 0, expected a positive number"),
+        (body(audio=1, rate=0), (save({"a": torch.zeros(1, 2)}),), "rate: got '0' (int), expected 1 to 192,000"),
         (body(audio=1, rate=9), (save({"a": torch.zeros(2)}),), "got the shape [2], expected [channels, samples]"),
     ],
 )
@@ -269,7 +269,7 @@ def test_an_answer_may_be_yes_and_a_number_may_be_whole():
         (body(image=1), (save({"": torch.zeros(2, 3, 2, 2)}),), "[2, 3, 2, 2], expected [3, height, width]"),
         (body(image=1), (save({"": torch.zeros(3, 2, 0)}),), "[3, 2, 0], expected [3, height, width]"),
         (body(audio=1, rate=1), (save({"": torch.zeros(0, 2)}),), "[0, 2], expected [channels, samples]"),
-        (body(audio=1, rate=-3), (), "outputs[0].rate: got -3, expected a positive number"),
+        (body(audio=1, rate=-3), (), "outputs[0].rate: got '-3' (int), expected 1 to 192,000"),
         (
             body(video=[1, 2], fps=1),
             (save({"": torch.zeros(3, 2, 2)}), save({"": torch.zeros(3, 2, 1)})),
@@ -344,3 +344,70 @@ def test_a_medium_is_a_text_in_json_and_a_number_in_frames():
         request = content if content_type == JSON else len(content).to_bytes(8, "big") + content
         with pytest.raises(Malformed, match=f"image: got '{medium}'"):
             read(content_type, request, LIMITS)
+
+
+# ---- small requests that would become large, or take long
+
+
+LIMITS = Limits()
+
+
+def asking(**output: Any) -> dict[str, Any]:
+    return {"version": 1, "reward": "x", "prompts": [{"text": "a"}], "outputs": [{"id": "0", "prompt": 0, **output}]}
+
+
+def refusal(content: Any, *media: bytes, limits: Limits = LIMITS) -> str:
+    """Why a request of frames is refused."""
+    parts = [content if isinstance(content, bytes) else json.dumps(content).encode(), *media]
+    body = b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "big"), part))
+    with pytest.raises((TooLarge, Malformed)) as error:
+        read(FRAMES, body, limits)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("output", "tensor", "words"),
+    [
+        ({"audio": 1, "rate": 10**9}, torch.zeros(1, 8), "rate: got '1000000000' (int), expected 1 to 192,000"),
+        ({"audio": 1, "rate": 1}, torch.zeros(1, 1801), "got 1,801.0 s, expected at most 1800 s"),
+        ({"audio": 1, "rate": 8000}, torch.zeros(17, 8), "got 17 channels, expected at most 16"),
+        ({"video": 1, "fps": 1e-9}, torch.zeros(2, 3, 1, 1), "got 2 frames at 1e-09 per second, expected at most 1800"),
+        ({"video": 1, "fps": 1e6}, torch.zeros(20_001, 3, 1, 1), "got 20,001 frames, expected at most 20,000"),
+        ({"video": [1] * 20_001, "fps": 1e6}, torch.zeros(3, 1, 1), "got 20,001 frames, expected at most 20,000"),
+        (
+            {"text": "a", "tokens": 10**300},
+            torch.zeros(1),
+            "got a number of more than 38 digits (int) for a number of tokens",
+        ),
+        ({"text": "a", "tokens": -1}, torch.zeros(1), "'-1' (int) for a number of tokens"),
+        ({"text": "a" * ((1 << 20) + 1)}, torch.zeros(1), "got 1,048,577 characters, expected at most 1,048,576"),
+        ({"text": "a\ud800"}, torch.zeros(1), "outputs[0].text: got a lone surrogate"),
+    ],
+)
+def test_lengths_rates_and_sizes_are_limited(output: dict[str, Any], tensor: torch.Tensor, words: str):
+    assert words in refusal(asking(**output), save({"": tensor}))
+
+
+def test_lists_of_nothing_are_counted_before_they_are_read():
+    empty = b"[" + b"[]," * 4_000_000 + b"[]]"  # 12 MB, which would be 300 MB of lists
+    assert "got 4,000,001 entries" in refusal(empty) or "entries of JSON, expected at most 4,000,000" in refusal(empty)
+    assert "more than 65,536 frames" in refusal(asking(text="a"), *[b""] * 65_537)
+    assert "expected at most 4096 in one request" in refusal(asking(text="a") | {"prompts": [{"text": "a"}] * 4097})
+    commas = asking(text="," * 1000)  # of a text, which are no entries
+    few = Limits(items=20)
+    body = json.dumps(commas).encode()
+    assert read(JSON, body, few).outputs == [Text("," * 1000)]
+
+
+def test_one_medium_is_not_decoded_again_and_again():
+    several = asking(text="a") | {"outputs": [{"id": str(i), "prompt": 0, "image": 1} for i in range(4)]}
+    words = refusal(several, save({"": torch.zeros(3, 1, 1)}), limits=Limits(media=3))
+    assert "outputs[3].image: got more than 3 media" in words
+
+
+def test_lists_within_each_other_are_limited():
+    nested: Any = 1
+    for _ in range(60):
+        nested = [nested]
+    content = asking(text="a") | {"prompts": [{"text": "a", "answer": nested}]}
+    assert "too many levels" in refusal(content)

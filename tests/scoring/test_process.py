@@ -141,6 +141,38 @@ def test_after_its_end_the_next_batch_starts_another(folder):
     assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
 
 
+def test_what_cannot_be_sent_ends_no_process(folder):
+    reward = scorer("own:length")
+    assert isinstance(reward.fn, RewardProcess)
+    before, nested = reward.fn._process.pid, []
+    for _ in range(3000):
+        nested = [nested]
+    for answer in (object(), nested):
+        with pytest.raises(RewardFailure, match="cannot be sent to its process"):
+            reward.fn([Prompt("", answer=answer)], OUTPUTS[:1])
+    assert reward.fn(PROMPTS, OUTPUTS) == [1, 2] and reward.fn._process.pid == before
+
+
+NOISE = """
+import os, sys
+
+def noise(prompts, outputs):
+    tensors = b'{"value": 1, "objects": [], "tensors": 9}'
+    content = {"text": b"not json", "empty": b"{}", "large": b"", "tensors": tensors}[outputs[0].text]
+    length = 1 << 62 if outputs[0].text == "large" else len(content)
+    os.write(int(sys.argv[1]), length.to_bytes(8, "big") + content)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "large", "tensors"])
+def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder):
+    (folder / "noisy.py").write_text(NOISE)
+    reward = scorer("noisy:noise")
+    with pytest.raises(RewardFailure, match=r"got an answer (that is no message|of \d+ bytes)|its process exited"):
+        reward.fn(PROMPTS[:1], [Text(kind)])
+
+
 def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
     reward = scorer("own:texts")

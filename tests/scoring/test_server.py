@@ -9,7 +9,9 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -18,8 +20,8 @@ from mmgrpo.scoring.batching import Joining
 from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import FRAMES, JSON, Limits, TooLarge, write
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.scoring.process import Trace
-from mmgrpo.scoring.server import limited
+from mmgrpo.scoring.process import Trace, Unsendable
+from mmgrpo.scoring.server import InFlight, Punctual, Refusal, limited
 from mmgrpo.types import Prompt, Text
 from tests.scoring.serving import TEXTS, batches, length, mean, pictures, serving, until, url
 
@@ -49,7 +51,8 @@ def test_it_is_healthy_once_all_rewards_are_loaded_and_have_scored_a_first_batch
         patch.setattr("tests.scoring.serving.until", lambda happened: None)
         with serving(reward, other) as server:
             until(lambda: other.ready)
-            assert post(server, **texts("ab", reward="other")).json() == {"version": 1, "values": {"0": 2.0}}
+            answer = post(server, **texts("ab", reward="other")).json()
+            assert (answer["version"], answer["values"]) == (1, {"0": 2.0})
             early = post(server, **texts("abc"))
             assert (early.status_code, early.json()["error"]) == (503, "reward 'length' is not loaded yet")
             assert get(server, "/health").status_code == 503
@@ -58,7 +61,7 @@ def test_it_is_healthy_once_all_rewards_are_loaded_and_have_scored_a_first_batch
             warming.set()
             until(lambda: get(server, "/health").status_code == 200)
             assert get(server, "/health").json() == {"version": 1, "status": "ready"}
-            assert post(server, **texts("abc")).json() == {"version": 1, "values": {"0": 3.0}}
+            assert post(server, **texts("abc")).json()["values"] == {"0": 3.0}
 
 
 def test_a_reward_that_cannot_be_loaded_is_reported():
@@ -320,3 +323,81 @@ def test_a_text_that_a_client_sends_as_frames_is_the_same():
     with serving(batches("length", length)) as server:
         body = write("length", [Prompt("a")], [Text("abc")], ["x"])
         assert post(server, content=body, headers={"Content-Type": FRAMES}).json()["values"] == {"x": 3.0}
+
+
+# ---- what many or slow clients could use up
+
+
+def test_requests_in_flight_have_a_limit_together_and_one_alone_has_only_its_own():
+    flying = InFlight(100)
+    with flying.hold() as first:
+        first(150)  # alone: its own limit is that of a body
+        with pytest.raises(Refusal) as refused, flying.hold() as second:
+            second(1)
+        assert refused.value.status == 429 and flying.held == 150
+    assert flying.held == 0
+    with flying.hold() as first, flying.hold() as second:
+        first(60)
+        second(40)
+        first(50)  # what is held is not given back in between
+        assert flying.held == 100
+        with pytest.raises(Refusal, match="requests of 100 bytes are being scored"):
+            second(41)
+    assert flying.held == 0
+
+
+class Timers:
+    """In place of an event loop: what is to be called later."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+
+    def call_later(self, seconds: float, call: Any) -> Any:
+        timer = SimpleNamespace(seconds=seconds, call=call, cancel=lambda: self.waiting.remove(timer))
+        self.waiting.append(timer)
+        return timer
+
+    def pass_time(self) -> None:
+        for timer in [*self.waiting]:
+            self.waiting.remove(timer)
+            timer.call()
+
+
+@pytest.mark.parametrize("data", [b"", b"POST /score HTTP/1.1\r\nHost: a"], ids=["nothing", "half of a header"])
+def test_a_connection_whose_headers_do_not_come_is_closed(data: bytes):
+    loop, closed = Timers(), []
+    inner = MagicMock(loop=loop, cycle=None)
+    connection = Punctual(inner, 30.0)
+    connection.connection_made(MagicMock(spec=asyncio.Transport, close=lambda: closed.append(True)))
+    assert [timer.seconds for timer in loop.waiting] == [30.0]
+    if data:
+        connection.data_received(data)
+        inner.data_received.assert_called_once_with(data)
+    loop.pass_time()
+    assert closed == [True]
+
+
+def test_a_request_has_its_time_and_half_of_a_second_one_has_not():
+    loop, closed = Timers(), []
+    inner = MagicMock(loop=loop, cycle=None)
+    connection = Punctual(inner, 30.0)
+    connection.connection_made(MagicMock(spec=asyncio.Transport, close=lambda: closed.append(True)))
+    inner.cycle = SimpleNamespace(response_complete=False)  # its headers are complete
+    connection.data_received(b"a body")
+    loop.pass_time()
+    assert closed == [] and loop.waiting == []
+    inner.cycle.response_complete = True
+    connection.data_received(b"POST")  # the next on the same connection
+    loop.pass_time()
+    assert closed == [True]
+    connection.connection_lost(None)
+    inner.connection_lost.assert_called_once_with(None)
+
+
+def test_what_cannot_be_given_to_the_reward_is_refused_and_restarts_nothing():
+    def unsendable(prompts: Any, outputs: Any) -> Any:
+        raise Unsendable("prompts and outputs cannot be sent to its process")
+
+    with serving(batches("length", unsendable)) as server:
+        answer = post(server, **texts("ab"))
+    assert answer.status_code == 400 and "cannot be sent" in answer.json()["error"]
