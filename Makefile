@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 
 demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks, one that hears, and write reports
 	$(BIN)/mmgrpo train --recipe visual/demo --overwrite
-	$(BIN)/python -m scripts.pretrain.questions
+	$(BIN)/mmgrpo questions
 	$(BIN)/mmgrpo train --recipe vlm/demo --overwrite
 	$(BIN)/mmgrpo train --recipe speech/whisper_adapt --overwrite
 	@echo "Look at them in a browser: $(BIN)/mmgrpo demo runs/demo runs/vlm_demo runs/whisper_adapt"

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib
 
+from mmgrpo.runtime.extras import install
+
 
 def require(extra: str, *libraries: str) -> None:
     """Import the libraries of an extra; ModuleNotFoundError names the missing one and how to install it."""
@@ -20,6 +22,6 @@ def require(extra: str, *libraries: str) -> None:
             importlib.import_module(library)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"'{error.name}' is not installed, which this model needs; install it: pip install 'mmgrpo[{extra}]'",
+                f"'{error.name}' is not installed, which this model needs; install it: {install(extra)}",
                 name=error.name,
             ) from error

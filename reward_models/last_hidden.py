@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmgrpo.data.chat import ChatTemplate, special_tokens
 from mmgrpo.data.images import read_picture
+from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
 from reward_models.checkpoints import read_tensors
@@ -108,7 +109,7 @@ def load_frozen(name: str, device: str) -> tuple[Any, Any]:
     try:
         from transformers import AutoModel, AutoProcessor
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("last_hidden: needs transformers: pip install 'mmgrpo[vlm]'") from error
+        raise ModuleNotFoundError(f"last_hidden: needs transformers: {install('vlm')}") from error
     check_weight_files(Path(name), False, "")
     processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
     network = AutoModel.from_pretrained(name, use_safetensors=True, trust_remote_code=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Image, Output, Prompt
 
 SHORTEST_SIDE = 128
@@ -79,6 +80,6 @@ def _engine() -> Any:
         from rapidocr import RapidOCR
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"ocr needs the package '{error.name}': pip install 'mmgrpo[rewards]'", name=error.name
+            f"ocr needs the package '{error.name}': {install('rewards')}", name=error.name
         ) from error
     return RapidOCR(params={"Global.log_level": "error"})

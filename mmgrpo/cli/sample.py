@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from mmgrpo.family import Family
     from mmgrpo.runtime.config import Config
     from mmgrpo.scoring import Scorer
-    from mmgrpo.types import Prompt
+    from mmgrpo.types import Output, Prompt
+
+
+PRINTED = 8
+"""Samples of a set that are printed; all are in the folder."""
 
 
 @dataclass
@@ -81,7 +85,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sets = {"before": draw_all(untrained, config, model_family, prompts, scoring, annotating, device), **sets}
     page = model_family.write_page(folder, sets, args.samples, args.columns)
     write_list(folder, args, config, sets)
+    for title, shown in sets.items():
+        print("\n".join(lines_of(shown, title)))
     print(f"{sum(len(shown.outputs) for shown in sets.values())} samples in {folder}: see {page}")
+
+
+def lines_of(shown: Shown, title: str = "") -> list[str]:
+    """The first samples of a set for a terminal: the prompt, what was made of it, and its rewards."""
+    lines = [title] if title else []
+    rows = list(zip(shown.prompts, shown.outputs, shown.values, strict=True))
+    for prompt, output, values in rows[:PRINTED]:
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        asked = " ".join((prompt.text or prompt.id).split())
+        lines.append(f"{asked:.60} -> {in_words(output)}" + (f"  [{numbers}]" if numbers else ""))
+    return lines + ([f"... and {len(rows) - PRINTED} more"] if len(rows) > PRINTED else [])
+
+
+def in_words(output: Output) -> str:
+    """A sample in one line: a text itself, of anything else its size."""
+    from mmgrpo.types import Audio, Image, Text
+
+    if isinstance(output, Text):
+        text = " ".join(output.text.split())
+        return f"{text[:200]}{'...' * (len(text) > 200)}" or "(an empty text)"
+    if isinstance(output, Image):
+        return f"an image of {output.pixels.shape[2]} x {output.pixels.shape[1]}"
+    if isinstance(output, Audio):
+        return f"audio of {output.samples.shape[-1] / output.rate:.1f} s"
+    frames, _, height, width = output.frames.shape
+    return f"a video of {frames} frames of {width} x {height}"
 
 
 def refuse_copies(samples: int, config: Config) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ import tyro
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.registry import parse
+from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, THREADS, within
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ValueError(f"--host {args.host}: others can reach it; set --token-file to a file with a long random text")
     if not args.reward:
         raise ValueError("got no reward, expected at least one, e.g. --reward ocr; 'mmgrpo rewards' lists them")
+    if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
+        raise ModuleNotFoundError(f"a server of rewards needs {' and '.join(missing)}: {install('serve')}")
     import torch
 
     from mmgrpo.runtime import devices

@@ -29,6 +29,7 @@ from mmgrpo.family import families, family
 from mmgrpo.registry import nearest, parse
 from mmgrpo.runtime.config import Config, config_class
 from mmgrpo.runtime.devices import refuse_launcher
+from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.runtime.ranges import ANY_NUMBER
 from mmgrpo.runtime.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     result = run_config(config)
     if PartialState().is_main_process:
         print(closing(result.summary), f"\nreport: {result.folder / 'report.html'}", flush=True)
-        extra = "" if find_spec("gradio") else ", after pip install 'mmgrpo[demo]'"
+        extra = "" if find_spec("gradio") else f", after {install('demo')}"
         print(f"demo:   mmgrpo demo {shlex.quote(str(result.folder))}{extra}", flush=True)
 
 

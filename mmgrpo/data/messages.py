@@ -109,6 +109,8 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     if duplicates := meta.keys() & own_meta.keys():
         raise ValueError(f"{str(sorted(duplicates))[:200]} occur both beside 'meta' and inside it; keep one of them")
     identity = identity_of(row.get("id", default_id))
+    if key == "conversations" and "id" in row:  # in LLaVA's layout an id is that of the image, which many rows share
+        identity = f"{identity}:{default_id.rpartition(':')[2]}"
     plain = plain and len(turns) == 1 and not has_media
     return Prompt(
         row[key] if plain else text.strip(),

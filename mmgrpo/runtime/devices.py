@@ -95,7 +95,31 @@ def check_available(device: str) -> None:
     """Raise ValueError for a device that this machine does not have; the available ones are listed."""
     present = available()
     if device not in ("auto", *present) and f"{device}:0" not in present:
-        raise ValueError(f"model.device: got {device}, expected one of this machine's: auto, {', '.join(present)}")
+        raise ValueError(
+            f"model.device: got {device}, expected one of this machine's: auto, {', '.join(present)}{absence(device)}"
+        )
+
+
+def absence(device: str) -> str:
+    """Why torch has no device of a kind: it is built without it, or finds no driver or device."""
+    import torch
+
+    kind = device.partition(":")[0]
+    if any(name.startswith(kind) for name in available()):
+        return ""
+    built = {
+        "cuda": torch.version.cuda or torch.version.hip,
+        "mps": torch.backends.mps.is_built(),
+        "xpu": getattr(torch.version, "xpu", None),
+    }.get(kind)
+    if not built:
+        return f"; this torch ({torch.__version__}) is built without {kind}: install a build with it (pytorch.org)"
+    if kind == "cuda":
+        return (
+            f"; torch is built for CUDA {built}, but finds no GPU: does 'nvidia-smi' list one, is its driver new "
+            "enough, and is CUDA_VISIBLE_DEVICES not empty?"
+        )
+    return f"; torch is built with {kind}, but finds no such device"
 
 
 def available() -> list[str]:

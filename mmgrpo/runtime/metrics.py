@@ -75,8 +75,8 @@ class MetricsLog:
         return total / weight
 
     def summary(self, *names: str) -> str:
-        """``name average`` pairs for a progress bar; a name with slashes is shortened to its last part."""
-        return "  ".join(f"{name.rsplit('/', 1)[-1]} {self.average(name):.4g}" for name in names)
+        """``name average`` pairs for a progress bar; ``reward/ocr/mean`` is called ``ocr``."""
+        return "  ".join(f"{name.removesuffix('/mean').rsplit('/', 1)[-1]} {self.average(name):.4g}" for name in names)
 
     def close(self) -> None:
         self._file.close()

@@ -100,7 +100,10 @@ def recipe(name: str) -> Path:
     if len(matching) > 1:
         raise ValueError(f"--recipe: several recipes have the name '{name}': {', '.join(matching)}; add the modality")
     if not matching:
-        raise ValueError(f"--recipe: there is no '{name}'.{nearest(name, files)} For a file of your own use --config.")
+        raise ValueError(
+            f"--recipe: there is no '{name}'.{nearest(name, files, 'mmgrpo recipes')} For a file of your own use "
+            "--config."
+        )
     return files[matching[0]]
 
 

@@ -184,7 +184,7 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
 def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:
-        raise ValueError(f"{where}: there is no preset {name!r}.{nearest(name, PRESETS)}")
+        raise ValueError(f"{where}: there is no preset {name!r}.{nearest(name, PRESETS, 'mmgrpo presets')}")
     return deepcopy(PRESETS[name])
 
 
@@ -199,8 +199,8 @@ def refuse_preset(name: str, kind: str) -> None:
             "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
         }[expected]
         raise ValueError(
-            f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}. "
-            f"Suitable presets: {', '.join(suitable)}"
+            f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}. Suitable "
+            f"presets:{nearest('', suitable, 'mmgrpo presets').removeprefix(' Known:')}"
         )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmgrpo.runtime.extras import install
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -65,7 +67,7 @@ def obstacle(manifest: Manifest) -> str:
     """
     missing = [name for name in manifest.packages if importlib.util.find_spec(name) is None]
     if missing:
-        how = f"pip install 'mmgrpo[{manifest.extra}]'" if manifest.extra else f"pip install {' '.join(missing)}"
+        how = f"{install(manifest.extra)}" if manifest.extra else f"pip install {' '.join(missing)}"
         return f"needs the package {', '.join(missing)}: {how}"
     return next((reason for name, files in manifest.weights.items() if (reason := absent(name, files))), "")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import FRAMES, VERSION, write
@@ -110,7 +111,7 @@ class Client:
             import tenacity  # noqa: F401
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"rewards: 'served' needs the package {error.name}: pip install 'mmgrpo[serve]'", name=error.name
+                f"rewards: 'served' needs the package {error.name}: {install('serve')}", name=error.name
             ) from error
 
         if not urls or not all(urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname for url in urls):

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.kinds import made_of
 from mmgrpo.runtime.plugins import load_object
 from mmgrpo.types import Audio, Prompt
@@ -152,7 +153,7 @@ def espeak(voice: str = "en-us") -> SpeedRenderer:
     if program is None:
         raise FileNotFoundError(
             "the renderer 'espeak' needs the program espeak-ng, which is not installed: apt install espeak-ng (or brew "
-            "install espeak-ng), or use --model.renderer hibari, which pip installs: pip install 'mmgrpo[voice]'"
+            f"install espeak-ng), or use --model.renderer hibari, which pip installs: {install('voice')}"
         )
 
     def speak(text: str, speed: float) -> Sound:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Image
 from reward_models.clip.towers import Towers
 from reward_models.pixels import to_pil
@@ -19,7 +20,7 @@ def packaged_towers(name: str, reward: str, dtype: torch.dtype, device: str) -> 
         import open_clip
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{reward}: weights 'open_clip:{name}' need the package '{error.name}': pip install 'mmgrpo[clip]'",
+            f"{reward}: weights 'open_clip:{name}' need the package '{error.name}': {install('clip')}",
             name=error.name,
         ) from error
     local = name.startswith(("hf-hub:", "local-dir:"))

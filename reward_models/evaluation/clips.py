@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Video
 
 FRAMES = 64
@@ -22,7 +23,7 @@ def read_clip(source: Path | bytes, frames: int = FRAMES) -> Video:
     try:
         import av
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("reading clips needs PyAV: pip install 'mmgrpo[visual]'") from error
+        raise ModuleNotFoundError(f"reading clips needs PyAV: {install('visual')}") from error
     if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"there is no file {source}")
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.data.chat import ChatTemplate, end_tokens, special_tokens
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Image
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
@@ -99,7 +100,7 @@ def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str 
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"judge: vlm(...) needs the package '{error.name}': pip install 'mmgrpo[vlm]'", name=error.name
+            f"judge: vlm(...) needs the package '{error.name}': {install('vlm')}", name=error.name
         ) from error
     try:
         processor: Any = AutoProcessor.from_pretrained(model, trust_remote_code=False)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.runtime.extras import install
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.wheels import weights_folder
 
@@ -45,7 +46,7 @@ def _encoder(weights: str, device: str) -> tuple[Any, Any]:
         from transformers import BertConfig, BertModel
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"conse needs the package '{error.name}': pip install 'mmgrpo[visual]'", name=error.name
+            f"conse needs the package '{error.name}': {install('visual')}", name=error.name
         ) from error
     folder = weights_folder("all-minilm-l6-v2", weights, "conse")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

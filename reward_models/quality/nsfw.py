@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image as Pil
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures, to_pil
 from reward_models.wheels import weights_folder
@@ -69,7 +70,7 @@ def _session(weights: str) -> Any:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"nsfw needs the package '{error.name}': pip install 'mmgrpo[rewards]'", name=error.name
+            f"nsfw needs the package '{error.name}': {install('rewards')}", name=error.name
         ) from error
     model = weights_folder("open-nsfw", weights, "nsfw") / "open_nsfw.onnx"
     options = onnxruntime.SessionOptions()

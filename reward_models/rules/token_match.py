@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import weight_file
 from reward_models.rules.reading import gold_text
@@ -60,7 +61,7 @@ def _embeddings(model: str) -> tuple[Any, Float[Tensor, "vocabulary width"]]:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("bmas needs the package 'tokenizers': pip install 'mmgrpo[vlm]'") from error
+        raise ModuleNotFoundError(f"bmas needs the package 'tokenizers': {install('vlm')}") from error
     tokenizer = Tokenizer.from_file(str(weight_file(model, "tokenizer.json", "bmas")))
     return tokenizer, _table(model)
 

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from mmgrpo.registry import nearest
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Prompt
 
 
@@ -119,9 +120,7 @@ def normalizer(name: str) -> Callable[[str], str]:
 
 def missing_package(library: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
     """The error that names the package to install."""
-    return ModuleNotFoundError(
-        f"rewards of speech need the package '{library}': pip install 'mmgrpo[speech]'", name=error.name
-    )
+    return ModuleNotFoundError(f"rewards of speech need the package '{library}': {install('speech')}", name=error.name)
 
 
 def _english() -> Callable[[str], str]:

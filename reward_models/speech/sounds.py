@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Audio, Output, Prompt
 
 SILENCE = 1e-4
@@ -117,5 +118,5 @@ def import_library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"rewards of sounds need the package '{error.name}': pip install 'mmgrpo[voice]'", name=error.name
+            f"rewards of sounds need the package '{error.name}': {install('voice')}", name=error.name
         ) from error

@@ -20,6 +20,7 @@ from mmgrpo.cli.options import options, words
 from mmgrpo.cli.train import KEYS, arithmetic, main, read
 from mmgrpo.family import families
 from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.ranges import within
 from mmgrpo.runtime.reading import option_names
 from tests.cli.quick import SCENES
@@ -230,7 +231,7 @@ def trained(monkeypatch, capsys):
     return train
 
 
-@pytest.mark.parametrize(("found", "extra"), [(None, ", after pip install 'mmgrpo[demo]'"), (object(), "")])
+@pytest.mark.parametrize(("found", "extra"), [(None, f", after {install('demo')}"), (object(), "")])
 def test_a_run_ends_with_its_results_and_where_to_look_at_them(trained, found, extra, monkeypatch):
     monkeypatch.setattr("mmgrpo.cli.train.find_spec", lambda name: found)
     said, ran = trained(TEXT)

@@ -205,7 +205,9 @@ def test_samples_are_listed_with_what_they_were_drawn_from(folder, capsys):
     assert '"ü"' in (folder / "drawn" / "samples.json").read_text(encoding="utf-8")
     assert [row["completion"] for row in read_lines(folder / "drawn" / "after.jsonl")] == ["3", "4", "3", "4"]
     page = Path("drawn") / "completions.html"
-    assert capsys.readouterr().out == f"4 samples in drawn: see {page}\n" and page.is_file()
+    *printed, last = capsys.readouterr().out.splitlines()
+    assert last == f"4 samples in drawn: see {page}" and page.is_file()
+    assert printed[0] == "? -> 3  [halves 1.5, exact 1]" and len(printed) == 4
     assert not (folder / "drawn" / "before.jsonl").exists()
     (one,) = sampled(*model, "--prompts", "hm?", "--output", "there", folder="there")["drawn"]
     assert (one["prompt"], one["rewards"], one["seed"]) == ("hm?", {}, 1234)

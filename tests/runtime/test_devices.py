@@ -73,6 +73,15 @@ def test_a_device_that_is_absent_is_refused_with_those_that_are_there(monkeypatc
             devices.check_available(name)
 
 
+@pytest.mark.parametrize(("built", "words"), [(None, "built without cuda"), ("12.8", "CUDA 12.8.*nvidia-smi")])
+def test_a_gpu_that_is_absent_is_said_to_lack_torch_or_the_driver(built, words, monkeypatch):
+    monkeypatch.setattr(devices, "available", lambda: ["cpu"])
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(ValueError, match=f"model.device: got cuda:0, .*{words}"):
+        devices.check_available("cuda:0")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_this_machine_lacks_is_no_silent_cpu():
     assert not any(name.startswith("cuda") for name in available())

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mmgrpo.cli.questions import write_rows
 from mmgrpo.runtime.randomness import deterministic
 from mmgrpo.toy.clips import mixture
-from scripts.pretrain.questions import write_rows
 from tests import ROOT
 
 TIMES = {"run", "seconds", "memory", "time/rollout", "time/reward", "time/update"}

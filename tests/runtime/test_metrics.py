@@ -87,7 +87,7 @@ def test_the_average_weighs_recent_values_and_skips_what_is_not_finite(tmp_path)
 def test_the_summary_names_the_last_part_of_each_name(tmp_path):
     with MetricsLog(tmp_path) as log:
         log.write(1, {"reward/mean": 0.123456, "rows": 8})
-    assert log.summary("reward/mean", "rows") == "mean 0.1235  rows 8"
+    assert log.summary("reward/mean", "rows") == "reward 0.1235  rows 8"
 
 
 def test_a_log_is_closed_at_the_end_of_its_block(tmp_path):

@@ -9,6 +9,7 @@ from math import inf
 import pytest
 
 from mmgrpo.rewards import RewardEntry
+from mmgrpo.runtime.extras import install
 from mmgrpo.scoring.manifest import Manifest, absent, cached_on_hub, obstacle
 from reward_models import REWARDS
 
@@ -44,7 +45,7 @@ def test_an_incomplete_manifest_is_refused(wrong):
 
 def test_a_missing_package_is_named_with_the_extra_that_installs_it():
     assert obstacle(dataclasses.replace(PICTURE, packages=("torch", "no_such_package"), extra="rewards")) == (
-        "needs the package no_such_package: pip install 'mmgrpo[rewards]'"
+        f"needs the package no_such_package: {install('rewards')}"
     )
     assert obstacle(dataclasses.replace(PICTURE, packages=("no_such_package",))).endswith("pip install no_such_package")
     assert obstacle(PICTURE) == ""

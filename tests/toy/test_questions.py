@@ -221,7 +221,7 @@ def test_the_vocabulary_is_closed():
 
 
 def make(folder: Path, *arguments: str) -> Path:
-    command = [sys.executable, "-m", "scripts.pretrain.questions", "--output", str(folder), *arguments]
+    command = [sys.executable, "-m", "mmgrpo.cli.questions", "--output", str(folder), *arguments]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 

@@ -19,6 +19,7 @@ from typing import Annotated
 import tyro
 
 from mmgrpo.cli.options import options
+from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, THREADS, within
 
 
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         import gradio  # noqa: F401
     except ImportError as error:
-        raise ImportError('the demo needs gradio: pip install "mmgrpo[demo]"') from error
+        raise ModuleNotFoundError(f"the demo needs the package gradio: {install('demo')} ({error})") from error
     from mmgrpo.cli.demo.app import serve
 
     serve(args)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.data.values import MAX_DEPTH, reason_of
+from mmgrpo.runtime.extras import install
 from mmgrpo.types import Text
 from reward_models.evaluation.comparison import Candidate, Stored
 
@@ -187,7 +188,7 @@ def _parquet(file: Path) -> Iterator[Any]:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{file}: reading Parquet needs pyarrow: pip install 'mmgrpo[vlm]'") from error
+        raise ModuleNotFoundError(f"{file}: reading Parquet needs pyarrow: {install('vlm')}") from error
     try:
         for batch in parquet.ParquetFile(file).iter_batches(batch_size=64):
             yield from batch.to_pylist()
@@ -233,7 +234,7 @@ def _of_hub(name: str, config: str, split: str) -> Iterator[Row]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{name}: data sets of the hub need datasets: pip install 'mmgrpo[vlm]'") from error
+        raise ModuleNotFoundError(f"{name}: data sets of the hub need datasets: {install('vlm')}") from error
     try:
         table = datasets.load_dataset(name, config or None, split=split or "test")
     except Exception as error:  # of the network, of the hub, of the builder: each library has its own

@@ -172,7 +172,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     clip = written(tmp_path / "a.wav", tone(8_000), 8_000)
     audio = read_audio(clip)
     monkeypatch.setitem(sys.modules, "soxr", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'soxr' is not installed.*pip install 'mmgrpo\[speech\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"'soxr' is not installed.*pip install -e '.*\[speech\]'"):
         resample(audio, 16_000)
     (tmp_path / "b.wav").write_text("hello")
     monkeypatch.setitem(sys.modules, "av", None)

@@ -284,7 +284,7 @@ def test_families_are_named_and_a_wrong_name_says_the_nearest():
 
 def test_a_missing_library_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[visual\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[visual\]'"):
         ours(folder)
 
 

@@ -103,13 +103,15 @@ def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys):
 
 def test_the_loader_decides_on_an_architecture_that_no_family_names(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert FAMILIES["qwen_vl"]._check_architecture(str(tmp_path)) is None
+    assert FAMILIES["qwen_vl"].refuse_other_architectures(str(tmp_path)) is None
     (tmp_path / "config.json").write_text('{"model_type": "smolvlm"}')
-    assert FAMILIES["smolvlm"]._check_architecture(str(tmp_path)) is None
-    assert FAMILIES["image_text"]._check_architecture(str(tmp_path)) is None  # it reads those too
-    assert replace(FAMILIES["qwen_vl"], name="mine")._check_architecture(str(tmp_path)) is None  # one's own knows
+    assert FAMILIES["smolvlm"].refuse_other_architectures(str(tmp_path)) is None
+    assert FAMILIES["image_text"].refuse_other_architectures(str(tmp_path)) is None  # it reads those too
+    assert (
+        replace(FAMILIES["qwen_vl"], name="mine").refuse_other_architectures(str(tmp_path)) is None
+    )  # one's own knows
     with pytest.raises(ValueError, match="of type 'smolvlm', which family 'qwen_vl' does not read; set .* to smolvlm"):
-        FAMILIES["qwen_vl"]._check_architecture(str(tmp_path))
+        FAMILIES["qwen_vl"].refuse_other_architectures(str(tmp_path))
 
 
 def test_limits_of_pixels_may_be_equal_and_not_the_other_way_round():

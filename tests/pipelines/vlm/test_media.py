@@ -300,7 +300,7 @@ def test_a_clip_in_memory_is_read_like_a_file(mp4):
 
 def test_the_missing_library_is_named_and_not_the_clip_blamed(mp4, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[vlm\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[vlm\]'"):
         read_video(Media("video", mp4))
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmgrpo.cli import learn_direction as script
 from mmgrpo.types import Image, Prompt
 from reward_models.clip.clip_score import clip_score
 from reward_models.clip.d2_align import d2_align, guided, learn_direction, matched, save_direction
@@ -19,7 +20,6 @@ from reward_models.clip.match import Match, score
 from reward_models.clip.pickscore import pickscore
 from reward_models.clip.towers import Towers
 from reward_models.pixels import to_pil
-from scripts.pretrain import learn_direction as script
 from tests.reward_models.clip.tiny import PROMPTS, clip_folder, pictures
 
 
@@ -129,7 +129,9 @@ def test_the_direction_goes_by_adam_from_zero():
 
 def test_what_is_not_said_is_as_for_the_script(tmp_path, folder, monkeypatch):
     asked = []
-    monkeypatch.setattr(script, "learn_direction", lambda *given: asked.append(given[3:]) or torch.zeros(32))
+    monkeypatch.setattr(
+        "reward_models.clip.d2_align.learn_direction", lambda *given: asked.append(given[3:]) or torch.zeros(32)
+    )
     (tmp_path / "none.jsonl").touch()
     reward = f'clip_score(weights="{folder}")'
     script.main(["--pictures", str(tmp_path / "none.jsonl"), "--reward", reward, "--out", str(tmp_path / "out")])

@@ -229,7 +229,7 @@ def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("open_clip") is not None, reason="open_clip is installed")
 def test_without_the_package_its_models_name_the_extra():
-    with pytest.raises(ModuleNotFoundError, match=r"open_clip:ViT-B-32/openai.*pip install 'mmgrpo\[clip\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"open_clip:ViT-B-32/openai.*pip install -e '.*\[clip\]'"):
         clip_score(PROMPTS, pictures(), weights="open_clip:ViT-B-32/openai")
 
 

@@ -390,5 +390,5 @@ def test_each_is_known_by_name_and_wants_texts_and_transcripts(name):
 )
 def test_a_missing_package_is_named(monkeypatch, library, call):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[speech\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[speech\]'"):
         call()

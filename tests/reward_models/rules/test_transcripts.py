@@ -106,7 +106,7 @@ def test_words_are_shown_as_they_are_compared_and_only_of_texts():
 )
 def test_the_module_that_is_missing_is_in_the_error(monkeypatch, library, call):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmgrpo\[speech\]'") as caught:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[speech\]'") as caught:
         call()
     assert caught.value.name == library
 

@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
+from mmgrpo.cli import learn_map
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.pixels import to_pil
 from reward_models.sets.neural_map import map_loss, network, save_map, train_map
-from scripts.pretrain import learn_map
 
 
 def cloud(x, y, count=256, seed=0):

@@ -1,8 +1,8 @@
 """Write questions about pictures and clips as files: JSONL rows, PNG pictures, lossless MP4 clips.
 
-    python -m scripts.pretrain.questions                           # data/questions: train, tune, heldout in seconds
-    python -m scripts.pretrain.questions --train 5000 --seed 1 --output /tmp/more
-    python -m scripts.pretrain.questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
+    mmgrpo questions                           # data/questions: train, tune, heldout in seconds
+    mmgrpo questions --train 5000 --seed 1 --output /tmp/more
+    mmgrpo questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
 
 The pictures and clips are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
 in the format of a data set on disk. A row:
@@ -18,7 +18,7 @@ larger one: the first 100 of 1,000 questions are those of a split of 100.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.options import words
 from mmgrpo.runtime.files import write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
@@ -53,8 +54,9 @@ class Args:
     and heldout."""
 
 
-def main() -> None:
-    args = tyro.cli(Args, description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the files."""
+    args = tyro.cli(Args, args=words(arguments), description=__doc__)
     from mmgrpo.toy.clips import mixture
 
     folder = args.output or Path("data/easy_vqa" if args.easy_vqa else "data/questions")

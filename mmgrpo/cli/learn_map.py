@@ -1,6 +1,6 @@
 """Learn the map of texts to real pictures by which ``transported`` judges (PISCES), from any collection of pictures:
 
-    python -m scripts.pretrain.learn_map --pictures real.jsonl --embed-text my_clip:texts --embed my_clip:pictures \
+    mmgrpo learn-map --pictures real.jsonl --embed-text my_clip:texts --embed my_clip:pictures \
         --out map.safetensors
 
 Each line of the file is {"text": a caption, "image": a picture file beside it}. The embeddings are the reward's own.
@@ -12,11 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mmgrpo.data.images import read_picture
-from mmgrpo.runtime.plugins import load_object
-from mmgrpo.types import Prompt
-from reward_models.sets.embeddings import embedded
-from reward_models.sets.neural_map import save_map, train_map
+from mmgrpo.cli.errors import enter
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,6 +27,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(arguments)
+    from mmgrpo.data.images import read_picture
+    from mmgrpo.runtime.plugins import load_object
+    from mmgrpo.types import Prompt
+    from reward_models.sets.embeddings import embedded
+    from reward_models.sets.neural_map import save_map, train_map
+
     rows = [json.loads(line) for line in given.pictures.read_text(encoding="utf-8").splitlines() if line.strip()]
     pictures = [read_picture(given.pictures.parent / row["image"]) for row in rows]
     texts = load_object(given.embed_text, "--embed-text")([Prompt(row["text"]) for row in rows]).detach().cpu().float()
@@ -40,4 +42,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    enter(main)
