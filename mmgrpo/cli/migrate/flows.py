@@ -114,19 +114,22 @@ def flow_sampling(draft: Draft) -> None:
         draft.leave("train.timestep_fraction", "all stochastic steps are trained, and the last is never one")
     draft.set("sampling.evaluation_steps", draft.count("sample.eval_num_steps"), "sample.eval_num_steps")
     guidance = draft.number("sample.guidance_scale")
-    draft.set("model.guidance", float(guidance), "sample.guidance_scale")
-    if not draft["train.cfg"] and guidance != 1 and draft.family not in ("flux", "flux_kontext"):
+    evaluation, embedded = draft.number("sample.eval_guidance_scale"), draft.family in ("flux", "flux_kontext")
+    policy = float(guidance) if draft["train.cfg"] or embedded else 1.0
+    draft.set("model.guidance", policy, "sample.guidance_scale", "train.cfg")
+    if policy != guidance:  # trained without guidance, sampled with it
+        draft.set("sampling.rollout_guidance", float(guidance), "sample.guidance_scale", "train.cfg")
+    if draft.given("sample.eval_guidance_scale") and embedded and evaluation != guidance:
         draft.warn(
-            "train.cfg false trains without guidance what was sampled with it; ours is the same in both", "train.cfg"
-        )
-    if draft.given("sample.eval_guidance_scale") and draft["sample.eval_guidance_scale"] != guidance:
-        draft.warn(
-            "guidance of evaluation differs there; ours is the same in training and evaluation",
+            "guidance of evaluation differs there; here the guidance that is an input is the same",
             "sample.eval_guidance_scale",
         )
-    for key in ("train.cfg", "sample.eval_guidance_scale"):
-        if draft.given(key):
-            draft.leave(key, "guidance is the same in rollout, training and evaluation: model.guidance")
+    elif evaluation != policy and not embedded and (policy != guidance or draft.given("sample.eval_guidance_scale")):
+        draft.set("sampling.evaluation_guidance", float(evaluation), "sample.eval_guidance_scale")
+    if draft.given("train.cfg"):
+        draft.leave("train.cfg", "true: model.guidance; false: model.guidance 1 and sampling.rollout_guidance")
+    if draft.given("sample.eval_guidance_scale") and evaluation == guidance == policy:
+        draft.leave("sample.eval_guidance_scale", "evaluation has the guidance of the policy, model.guidance")
 
 
 def flow_batch(draft: Draft) -> None:
