@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmgrpo.runtime.files import naming, new_folder, share
+from mmgrpo.runtime.files import naming, new_folder, sha256_of, share
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 
 STATE = "state.json"
@@ -178,12 +178,6 @@ def _rename(path: Path, prefix: str) -> None:
     if target.exists():
         shutil.rmtree(target)
     path.rename(target)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sealed(header: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ its owner lets them; Python's ``tempfile`` and safetensors create what only the 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -74,6 +75,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     except BaseException:
         writing.unlink(missing_ok=True)
         raise
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def new_folder(parent: Path, prefix: str) -> Path:

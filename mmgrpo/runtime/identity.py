@@ -18,7 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.runtime import fingerprint
 from mmgrpo.runtime.config import LAUNCH, Config
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.reading import load_yaml
@@ -126,6 +125,8 @@ class Identity:
 
 
 def _fingerprint(config: Config) -> str:
+    from mmgrpo.runtime import fingerprint  # which needs torch, as --help of a command does not
+
     settings = _dotted(dataclasses.asdict(config))
     return fingerprint.of_settings({key: value for key, value in settings.items() if key not in FREE_ON_RESUME})
 

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mmgrpo.runtime.checkpoint import sha256_of
-from mmgrpo.runtime.files import naming, share, write_text
+from mmgrpo.runtime.files import naming, sha256_of, share, write_text
 from mmgrpo.runtime.identity import MARKER
 
 WRITING, EARLIER = ".model-writing", ".model-replaced"
