@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,31 @@ def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     assert found.keys() == wanted.keys() and wanted
     gap = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
     return (gap / sum(float(value.square().sum()) for value in wanted.values())) ** 0.5
+
+
+def released_positions(model: Any) -> Any:
+    """``get_rope_index`` of Qwen2.5-VL as in transformers 5.2: a text begins behind all axes of what is before it.
+
+    Later versions count on by the larger side of a grid, so that text stands inside of a long clip's time.
+    """
+
+    def rope(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None, **_):
+        [kinds], axes = mm_token_type_ids.tolist(), torch.zeros(3, 0, dtype=torch.long)
+        grids = {1: iter(() if image_grid_thw is None else image_grid_thw.tolist())}
+        grids[2] = iter(() if video_grid_thw is None else video_grid_thw.tolist())
+        seconds, speed = iter(() if video_grid_thw is None else second_per_grid_ts.tolist()), 0.0
+        for kind, several in itertools.groupby(kinds):
+            start, count = int(axes.max()) + 1 if axes.numel() else 0, len(list(several))
+            part = torch.arange(count).expand(3, -1)
+            if kind:
+                time, height, width = next(grids[kind])
+                speed = next(seconds) * model.config.vision_config.tokens_per_second if kind == 2 else 1.0
+                places = itertools.product(range(time), range(height // 2), range(width // 2))
+                part = torch.tensor([(int(at * speed), row, column) for at, row, column in places]).T
+            axes = torch.cat([axes, part + start], 1)
+        return axes[:, None], axes.max()[None, None] + 1 - len(kinds)
+
+    return rope
 
 
 def plain_inputs(loaded: Any, prompt: Prompt, completion: Tensor) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import CONTRAST, OWN, Prompt, Request
 from mmgrpo.update import LossRecipe
+from pipelines.training import Training
 from tests.building import module, recipe, trainer
 from tests.seeing import (
     BOTH,
@@ -29,6 +30,7 @@ from tests.seeing import (
     pixels,
     plain_inputs,
     plain_log_probs,
+    released_positions,
     rescored,
     rollout,
     tower,
@@ -53,7 +55,10 @@ def folder(name, tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def loaded(name, folder) -> Any:
     """Never trained, so that all tests may use it."""
-    return module(name).load(folder)
+    model = module(name).load(folder)
+    if name == "qwen_vl":
+        model.network.model.get_rope_index = released_positions(model.network.model)
+    return model
 
 
 def test_a_family_answers_the_policys_questions(loaded):
@@ -299,3 +304,42 @@ def test_contrasted_rows_are_outside_the_statistics(loaded, tmp_path):
         assert not batch.loss_mask[batch.decisions.origin == CONTRAST].any()
         found.append(batch.advantages * batch.loss_mask)
     assert torch.equal(*found) and found[0].abs().max() > 0.5
+
+
+@pytest.mark.parametrize("adapters", [0, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_ratio_is_one_in_every_precision_while_the_weights_are_those_of_the_rollout(dtype, adapters, name, folder):
+    """Five rows in one batch: a picture, several, a clip, texts."""
+    model = module(name).load(folder, Training(dtype=dtype, lora_rank=adapters))
+    policy = TokenPolicy(model, max_tokens=5)
+    made = rollout(policy, EVERY)
+    own = made.decisions.loss_mask
+    gap = (rescored(policy, made, limit=1000) - made.decisions.log_probs)[own].abs().max()
+    assert gap < (1e-5 if dtype == "float32" else 0.15)  # of sampling token by token in 8 or 11 bits
+
+
+def test_a_row_is_read_in_a_batch_as_alone_and_positions_of_one_axis_would_be_seen(name, folder):
+    """Weights of eight times the size, so that positions matter; padding on the left."""
+    model = module(name).load(folder)
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            if parameter.dim() > 1:
+                parameter *= 2
+    together = model.encode(EVERY)
+
+    def last(context, features):
+        hidden, _ = model.hidden(model.network, context.ids, context.real, context.positions, features, None)
+        return model.logits(model.network, hidden[:, -1])
+
+    with torch.no_grad():
+        batch = last(together, model.features(model.network, together))
+        for row, prompt in enumerate(EVERY):
+            alone = model.encode([prompt])
+            torch.testing.assert_close(
+                batch[row], last(alone, model.features(model.network, alone))[0], rtol=1e-4, atol=1e-4
+            )
+        if name == "qwen_vl":
+            flat = dataclasses.replace(
+                together, positions=(together.real.long().cumsum(1) - 1)[:, None].expand(-1, 3, -1)
+            )
+            assert (last(flat, model.features(model.network, flat)) - batch).abs().max() > 1e-2
