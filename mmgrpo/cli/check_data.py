@@ -116,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{args.data}: {len(rows)} rows")
     print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
     print_keys(prompts, args.reward)
+    for text in unasked_forms(prompts, [reward for reward, _ in golds]):
+        print(f"  format    {text}")
     print_problems({place: problems[place] for place, _ in rows if place in problems})
     if args.skipped:
         lines = (json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems.values())
@@ -144,6 +146,53 @@ def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
         by = f"read by {', '.join(names[:FEW])}{more}" if names else "read by nothing, so ignored"
         print(f"  key       '{key[:60]}' in {count} rows: {by}")
     print(f"  {'':<10}{HINT}")
+
+
+FORMS = {
+    (): "{}",
+    ("<answer>",): "<answer>{}</answer>",
+    ("boxed",): "\\boxed{{{}}}",
+    ("<think>",): "<think>thought</think>{}",
+    ("<think>", "<answer>"): "<think>thought</think><answer>{}</answer>",
+    ("<think>", "boxed"): "<think>thought</think>\\boxed{{{}}}",
+}
+"""Marks to the form of a completion that has them."""
+
+PROBED = 32
+"""Rows whose answers are tried in every form."""
+
+
+def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[str]:
+    """For each reward (by default "task", of rows with a task) that gives right answers more in a form than without
+    it, a warning where no prompt mentions the marks of that form: a model that is not asked for them earns nothing."""
+    from mmgrpo.rewards import scorer
+    from mmgrpo.types import Text
+
+    texts = [prompt.text + " ".join(str(part) for turn in prompt.turns for part in turn.parts) for prompt in prompts]
+    found = []
+    for reward in rewards or ([scorer("task")] if any(prompt.task for prompt in prompts) else []):
+        tried = [prompt for prompt in prompts if reward.name != "task" or prompt.task][:PROBED]
+        means = {}
+        for marks, form in FORMS.items():
+            answers = [one.answer[0] if isinstance(one.answer, list) and one.answer else one.answer for one in tried]
+            outputs = [Text(form.format("a" if answer is None else answer)) for answer in answers]
+            try:
+                values = [float(value) for value in reward.fn(tried, outputs)] if tried else []
+            except ValueError:  # of a row, which is listed among the problems
+                break
+            known = [value for value in values if not math.isnan(value)]
+            means[marks] = sum(known) / len(known) if known else -math.inf
+        if len(means) < len(FORMS) or max(means.values()) <= means[()]:
+            continue
+        marks = next(marks for marks, mean in means.items() if mean == max(means.values()))
+        if missing := [mark for mark in marks if not any(mark in text for text in texts)]:
+            plain, best = means[()], means[marks]
+            found.append(
+                f"reward '{reward.name}' gives right answers {best:.3g} in {' and '.join(marks)} and {plain:.3g} "
+                f"without, but no prompt mentions {' or '.join(missing)}: ask for it in the prompts, or by data.system or "
+                "data.template of the run"
+            )
+    return found
 
 
 def row_problem(place: str, error: ValueError) -> Skipped:

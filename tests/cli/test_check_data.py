@@ -249,3 +249,29 @@ def test_a_reward_without_a_maximum_must_only_give_the_reference_more_than_nothi
     assert status == 0, text
     status, text, _ = check(write(tmp_path, rows), "--reward", "maze_steps(step=0)")
     assert status == 1 and "gives an empty answer 0, as much as the reference answer" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "words"),
+    [
+        ("How many?", "task", ("'task'", "<answer>")),
+        ("How many? Answer in <answer> tags.", "task", ()),
+        ("How many?", "task(tags=False)", ()),
+        ("How many?", "format", ("'format'", "<think>", "<answer>")),
+        ("Think in <think>, answer in <answer>.", "format", ()),
+        ("How many?", "format(style='boxed')", ("'format'", "<think>", "boxed")),
+        (r"Think in <think>. How many? Write \boxed{}.", "format(style='boxed')", ()),
+    ],
+)
+def test_a_form_that_a_reward_reads_and_no_prompt_asks_for_is_named(text, reward, words, check, tmp_path):
+    path = write(tmp_path, [{"text": f"{text} {n}", "answer": str(n), "task": "numeric"} for n in range(3)])
+    _, shown, _ = check(path, "--reward", reward)
+    lines = [line for line in shown.splitlines() if line.startswith("  format")]
+    assert len(lines) == bool(words) and all(word in lines[0] for word in words)
+    if reward == "task":
+        assert [line for line in check(path)[1].splitlines() if line.startswith("  format")] == lines
+
+
+def test_the_form_may_be_asked_for_by_the_system_prompt(check, tmp_path):
+    path = write(tmp_path, [{"text": "How many?", "system": "Use <answer>.", "answer": "1", "task": "numeric"}])
+    assert "  format" not in check(path)[1]
