@@ -222,7 +222,7 @@ def task_problem(prompt: Prompt) -> Skipped | None:
     if prompt.task not in TASKS and any(media.kind == "audio" for media in prompt.media):
         texts = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
         if all(isinstance(text, str) for text in texts):
-            return None
+            return language_problem(prompt, texts)
         return Skipped(
             prompt.id,
             "",
@@ -244,6 +244,18 @@ def is_verifier(spec: str) -> bool:
     entry = entries().get(spec.partition("(")[0])
     manifest = entry.read_manifest() if entry else None
     return not isinstance(manifest, Manifest) or ("Text" in manifest.scores and not manifest.group)
+
+
+def language_problem(prompt: Prompt, texts: Sequence[str]) -> Skipped | None:
+    """A row of spoken English whose transcript is in letters of another script, if it is one."""
+    from mmgrpo.data.letters import script_rule
+    from mmgrpo.data.media import Skipped
+
+    english = str(prompt.meta.get("language") or "").lower() in ("en", "english")
+    if not english or prompt.task == "translate" or all(script_rule(text) == "english" for text in texts):
+        return None
+    reason = f"'language': got {prompt.meta['language']!r}, and the answer is in letters of another script"
+    return Skipped(prompt.id, "", f"{reason}; correct the language, by which transcripts are compared")
 
 
 def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:

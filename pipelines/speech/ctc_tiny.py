@@ -60,6 +60,14 @@ def convolutional(kind: str) -> Callable[[int, int], Any]:
     return config_of
 
 
+def large(labels: int, blank: int) -> Any:
+    """The configuration of a large wav2vec 2.0: layer norms in place of the group norm, which padding would change."""
+    config = convolutional("wav2vec2")(labels, blank)
+    config.feat_extract_norm, config.do_stable_layer_norm, config.conv_bias = "layer", True, True
+    config.mask_time_prob, config.layerdrop, config.attention_dropout, config.activation_dropout = 0.05, 0.1, 0.1, 0.1
+    return config
+
+
 def parakeet(labels: int, blank: int) -> Any:
     """The configuration of a Parakeet: log-mel spectrograms, a frame every 80 ms."""
     from transformers import ParakeetCTCConfig
@@ -78,14 +86,14 @@ def parakeet(labels: int, blank: int) -> Any:
     return ParakeetCTCConfig(vocab_size=labels, encoder_config=encoder, pad_token_id=blank)
 
 
-def letter_processor(folder: Path) -> Any:
-    """The processor of wav2vec 2.0, with | between words; the blank is <pad>."""
+def letter_processor(folder: Path, return_attention_mask: bool = False) -> Any:
+    """The processor of wav2vec 2.0, with | between words; the blank is <pad>. Those of base models return no mask."""
     from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
 
     labels = ["<pad>", "<s>", "</s>", "<unk>", "|", *LETTERS]
     (folder / "vocab.json").write_text(json.dumps({label: place for place, label in enumerate(labels)}))
     tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
-    return Wav2Vec2Processor(Wav2Vec2FeatureExtractor(return_attention_mask=False), tokenizer)
+    return Wav2Vec2Processor(Wav2Vec2FeatureExtractor(return_attention_mask=return_attention_mask), tokenizer)
 
 
 def piece_processor(folder: Path) -> Any:
@@ -103,8 +111,9 @@ def piece_processor(folder: Path) -> Any:
 
 KINDS: Mapping[str, tuple[Callable[[int, int], Any], Callable[[Path], Any]]] = {
     "wav2vec2": (convolutional("wav2vec2"), letter_processor),
+    "wav2vec2_large": (large, lambda folder: letter_processor(folder, True)),
     "hubert": (convolutional("hubert"), letter_processor),
     "wavlm": (convolutional("wavlm"), letter_processor),
     "parakeet_ctc": (parakeet, piece_processor),
 }
-"""Model type to its configuration, of the number of labels and the blank, and its processor."""
+"""Model type, or a variant of one, to its configuration, of the number of labels and the blank, and its processor."""

@@ -55,6 +55,7 @@ def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[
 def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """``check_sounds`` for Whisper: an unknown ``language`` or ``task`` of a row is an error, and rows without a
     language have that of the model, by which rewards compare transcripts."""
+    from mmgrpo.data.letters import script_rule
     from pipelines.speech.whisper import check_row, language_code
 
     try:
@@ -64,8 +65,19 @@ def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> t
     if language != "en":
         prompts = with_language(prompts, language)
     usable, skipped = check_sounds(config, prompts, path)
+    strange = []
     for prompt in usable:
         check_row(prompt)
+        english = language_code(str(prompt.meta.get("language") or language)) == "en"
+        task = prompt.task or config.model.task
+        if english and task == "transcribe" and isinstance(prompt.answer, str):
+            strange += [prompt.id] * (script_rule(prompt.answer) != "english")
+    if strange:
+        print(
+            f"{path}: warning: the answers of {len(strange)} rows are not in Latin letters, and their language is en "
+            f"(the first: '{strange[0]}'); set model.language, or the key language of these rows",
+            flush=True,
+        )
     return usable, skipped
 
 

@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import NamedTuple
 
+from mmgrpo.data.letters import script_rule
 from mmgrpo.registry import nearest
 from mmgrpo.runtime.extras import install
 from mmgrpo.types import Prompt
@@ -40,11 +41,6 @@ NAMES = {
 }
 """English names of the languages that have a rule of their own; all others take ``basic``."""
 
-SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "MYANMAR", "KHMER")
-"""Beginnings of the Unicode names of letters that are written without spaces between words."""
-
-LATIN = ("LATIN", "FULLWIDTH LATIN", "MODIFIER", "FEMININE", "MASCULINE", "COMBINING")
-
 
 def rule_of(language: str, reference: str) -> str:
     """The name of the rule of a language (a code, de-CH, or an English name), or where it is empty of the letters of a
@@ -59,24 +55,6 @@ def rule_of(language: str, reference: str) -> str:
     if code in ("", "en"):
         return written  # english, unless the reference is plainly not
     return "characters" if code in UNSPACED else "basic"
-
-
-def script_rule(text: str) -> str:
-    """The rule of the letters of a text: of most of its words, where a character of an unspaced script is a word."""
-    unspaced = spaced = latin = 0
-    for word in re.findall(r"[^\W\d_]+", text):
-        names = [unicodedata.name(letter, "") for letter in word if letter.isalpha()]  # ½ is none
-        if not names:
-            continue
-        if alone := sum(name.startswith(SCRIPTS) for name in names):
-            unspaced += alone
-        elif all(name.startswith(LATIN) for name in names):
-            latin += 1
-        else:
-            spaced += 1
-    if unspaced > latin + spaced:
-        return "characters"
-    return "basic" if spaced > latin + unspaced else "english"
 
 
 def language_of(prompt: Prompt) -> str:

@@ -264,3 +264,30 @@ def test_a_sound_of_another_rate_is_resampled(folders):
     sound = hum(0).source
     slow = shown(0, Media("audio", replace(sound, rate=8_000)))  # type: ignore[type-var]
     assert model.encode(slow)["input_values"].shape == (1, 32_000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recording_has_the_same_transcript_alone_and_in_a_batch_of_other_lengths(kind, folders):
+    """Each goes through the network alone, since padding changes what models without a mask compute."""
+    model = ctc.load(folders[kind])
+    prompts = [shown(0, hum(0, 0.4)), shown(1, hum(1, 1.3)), shown(2, hum(2, 0.9))]
+    masked = kind in ("wav2vec2_large", "parakeet_ctc")
+    assert ("attention_mask" in model.encode(prompts[0])) == masked
+    together = CtcPolicy(model).sample(Request(prompts, range(3), 1, 0))
+    alone = [CtcPolicy(model).sample(Request([prompt], [0], 1, 0))[0] for prompt in prompts]
+    assert [one.text for one in together] == [one.text for one in alone] and all(one.text for one in alone)
+    made = rollout(CtcPolicy(model), prompts=prompts)
+    torch.testing.assert_close(rescored(CtcPolicy(model), made), made.decisions.log_probs[:, 0], rtol=1e-6, atol=0)
+
+
+def test_a_mask_makes_a_padded_batch_of_the_library_equal_to_each_recording_alone(folders):
+    model = ctc.load(folders["wav2vec2_large"])
+    prompts = [shown(0, hum(0, 0.4)), shown(1, hum(1, 1.3))]
+    sounds = [prompt.media[0].source.samples[0].numpy() for prompt in prompts]  # type: ignore[union-attr]
+    batch = model.processor(audio=sounds, sampling_rate=16_000, padding=True, return_tensors="pt")
+    network: Any = model.network
+    with torch.no_grad():
+        logits = network(**batch).logits
+        for row, prompt in enumerate(prompts):
+            own = model.logits(network, model.encode(prompt))
+            torch.testing.assert_close(logits[row, : len(own)], own, rtol=0, atol=1e-4)

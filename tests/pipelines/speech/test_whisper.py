@@ -451,3 +451,12 @@ def test_a_long_recording_is_read_in_windows_of_30_s(folder):
 def test_windows_are_of_30_s(seconds, windows, folder):
     with pytest.raises(ValueError, match="windows: got|seconds: got"):
         whisper.load(folder, seconds=seconds, windows=windows)
+
+
+def test_english_rows_in_other_letters_are_warned_of_at_the_start(folders, tmp_path, capsys):
+    rows = rows_of(tmp_path, {}, {"answer": "今天天气很好"}, {"answer": "नमस्ते", "language": "hi"})
+    family("whisper").read(whisper_config(folders["multilingual"]), rows)
+    out = capsys.readouterr().out
+    assert "1 rows" in out and "'1'" in out and "model.language" in out
+    family("whisper").read(whisper_config(folders["multilingual"], "zh"), rows)
+    assert "model.language" not in capsys.readouterr().out
