@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-slow test-roundings faults mutants check resolve docs format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-slow test-roundings faults mutants check resolve lowest docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -84,6 +84,21 @@ resolve: $(STAMP)  ## check that the requirements can be met on every version of
 				$(SOURCES) $$set pyproject.toml >/dev/null || exit 1; \
 		done; \
 	done
+
+# By hand or nightly, since it installs: the lowest versions that pyproject.toml names, on the oldest Python. LOWEST_TESTS
+# are those that such versions break first; torch is the tested one where there is no GPU, for its size.
+LOWEST ?= build/lowest
+LOWEST_EXTRAS := --extra visual --extra vlm --extra speech
+LOWEST_TESTS ?= tests/test_update.py tests/test_trainer.py tests/data tests/families/test_battery.py
+lowest: $(STAMP)  ## install the lowest versions that are named into build/lowest, and run some tests with them
+	mkdir -p build
+	grep -E '^torch==' constraints-cpu.txt > build/torch.txt
+	$(BIN)/uv venv --quiet --clear --python $(firstword $(PYTHON_VERSIONS)) $(LOWEST)
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python-version $(firstword $(PYTHON_VERSIONS)) $(SOURCES) \
+		$(LOWEST_EXTRAS) --override build/torch.txt pyproject.toml --output-file build/lowest.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python -r build/lowest.txt pytest pytest-timeout beartype jiwer
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e .
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -m "not slow" $(LOWEST_TESTS)
 
 # Not with --quiet, under which mkdocs counts no warnings.
 docs: $(STAMP)  ## build the documentation as a site in build/site; warnings are errors

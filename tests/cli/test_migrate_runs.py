@@ -42,14 +42,20 @@ EXPECTED = {
         "name": "Qwen2.5-1.5B-Instruct-lengths",
     },
     "ms_swift": {
-        "data": {"prompts_per_step": 2, "group_size": 4, "train": "train.jsonl"},
+        "data": {
+            **{"prompts_per_step": 2, "group_size": 4, "train": "train.jsonl"},
+            "system": "Think first, then answer.",
+        },
         "model": {"family": "qwen_vl", "lora_rank": 8, "max_pixels": 1003520, "dtype": "bfloat16"},
         "optim": {"warmup": 10, "lr": 1e-5},
         "rewards": ["format(style='think_answer_end')", "repetition(weight=0.5, n=3)"],
         "output_dir": "runs",
     },
     "easyr1": {
-        "data": {"prompts_per_step": 4, "group_size": 4, "columns": "question=prompt"},
+        "data": {
+            **{"prompts_per_step": 4, "group_size": 4, "columns": "question=prompt"},
+            "template": "{text} You FIRST think, then give the final answer in \\boxed{}.",
+        },
         "model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision": True},
         "optim": {"updates": 2, "weight_decay": 0.01},
         "algorithm": {"terms": ["kl_k3(coef=0.01)"]},
@@ -84,7 +90,9 @@ def example(project: str, folder: Path) -> list[list[str]]:
     text = DOCS[f"migration/{project}.md"].split("## Example\n")[1]
     text = text.split("\n## ")[0]
     for _, title, content in BLOCK.findall(text):
-        (folder / re.findall(r'title="(.+)"', title)[0]).write_text(content)
+        file = folder / re.findall(r'title="(.+)"', title)[0]
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
     rows = [{"prompt": f"a b {number}", "question": "1 + 1", "answer": "2", "task": "math"} for number in range(8)]
     if project != "easyr1":
         rows = [{key: value for key, value in row.items() if key != "question"} for row in rows]

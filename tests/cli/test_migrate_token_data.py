@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.cli.migrate.tokens import weighted, where
-from tests.cli.migrating import convert, values, warned
+from tests.cli.migrating import convert, same, values, warned
 
 # ---- data
 
@@ -239,3 +239,36 @@ def test_the_reward_model_of_ms_swift_is_named_by_its_own_setting():
 def test_a_weight_stands_before_the_parameters():
     assert weighted("task", 1) == weighted("task", 1.0) == "task"
     assert (weighted("task", 0.5), weighted("a(b=1)", 2)) == ("task(weight=0.5)", "a(weight=2, b=1)")
+
+
+# ---- what is said around a question
+
+
+def test_a_system_prompt_a_template_and_arguments_of_the_chat_template_are_carried_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "system.txt").write_text("Think first.\n")
+    (tmp_path / "math.jinja").write_text("{{ content | trim }} Answer in boxes.\n")
+    (tmp_path / "odd.jinja").write_text("{% if x %}{{ content }}{% endif %}")
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("ms_swift", {"system": "Be brief."}, {"data.system": "Be brief."}),
+        ("ms_swift", {"system": "system.txt"}, {"data.system": ("Think first.", "the text of system.txt")}),
+        ("ms_swift", {"enable_thinking": False}, {"model.template": {"enable_thinking": False}}),
+        ("trl", {"chat_template_kwargs": {"a": 1}}, {"model.template": {"a": 1}}),
+        ("trl", {"chat_template_kwargs": '{"enable_thinking": false}'}, {"model.template": {"enable_thinking": False}}),
+        ("verl", {"data.apply_chat_template_kwargs.a": "b"}, {"model.template": {"a": "b"}}),
+        (
+            *("easyr1", {"data.format_prompt": "./math.jinja"}),
+            {"data.template": ("{text} Answer in boxes.", "the text of ./math.jinja")},
+        ),
+    ]
+    for project, settings, expected in cases:
+        draft = convert(project, "prompt", settings)
+        assert same(values(draft), expected) and draft.asked == {}, settings
+    for project, settings, key in (
+        ("ms_swift", {"system": "other.txt"}, "data.system"),
+        ("easyr1", {"data.format_prompt": "odd.jinja"}, "data.template"),
+        ("easyr1", {"data.format_prompt": "other.jinja"}, "data.template"),
+        ("trl", {"chat_template_kwargs": {"a": [1]}}, "model.template"),
+    ):
+        draft = convert(project, "prompt", settings)
+        assert values(draft) == {} and [*draft.asked] == [key], settings

@@ -146,7 +146,7 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
         elif not row.to:
             draft.leave(key, row.note)
     for row in draft.table.rows.values():
-        if row.to and not row.by:
+        if row.to and not row.by and "*" not in row.key:
             direct(draft, row)
     for name in dict.fromkeys(row.by for row in draft.table.rows.values() if row.by):
         conversions[name](draft)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import loss
-from mmgrpo.cli.migrate.sources import Source
+from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.runtime.config import TRACKERS
 from mmgrpo.runtime.ranges import PATH_COMPONENT
 
@@ -308,6 +310,59 @@ def name(draft: Draft) -> None:
             draft.set("name", plain if plain in PATH_COMPONENT else "run", key)
 
 
+def prompt(draft: Draft) -> None:
+    """What is said around the question of a row: a system prompt, a template, arguments of the chat template."""
+    rows = draft.table.rows
+    if "system" in rows and (text := draft["system"]):
+        found = beside(draft, str(text)) if str(text).endswith((".txt", ".md")) else None
+        if found is not None:
+            draft.set("data.system", found.strip(), "system", note=f"the text of {text_of(text)}")
+        elif str(text).endswith((".txt", ".md")):
+            draft.ask("data.system", f"there is no file {text_of(text)} here: write its text", "system")
+            draft.left["system"] = "a file that is not here"
+        else:
+            draft.set("data.system", str(text), "system")
+    key = "data.format_prompt"
+    if key in rows and (name := draft[key]):
+        found = beside(draft, str(name))
+        template = re.sub(r"\{\{-?\s*content\s*(\|\s*trim\s*)?-?\}\}", "{text}", found or "").strip()
+        if template.count("{text}") == 1 and not re.search(r"\{[{%#]", template):
+            draft.set("data.template", template, key, note=f"the text of {text_of(name)}")
+        else:
+            why = "is not here" if found is None else "has more than {{ content }}"
+            draft.ask("data.template", f"{text_of(name)} {why}: write its words around {{text}}", key)
+            draft.left[key] = "a template that cannot be read"
+    given: dict[str, Any] = {}
+    of = []
+    for name in ("chat_template_kwargs", "data.apply_chat_template_kwargs"):
+        value = draft[name] if name in rows else None
+        value = plain(value) if isinstance(value, str) else value
+        if isinstance(value, dict) and value:
+            given, of = {**given, **value}, [*of, name]
+        elif value:
+            draft.ask("model.template", f"{name} {text_of(value)}: write it as name: value", name)
+    inner = [name for name in draft.source.values if name.startswith("data.apply_chat_template_kwargs.")]
+    if "enable_thinking" in rows and draft["enable_thinking"] is not None:
+        inner.append("enable_thinking")
+    for name in inner:
+        given[name.rpartition(".")[2]] = draft.source.values[name]
+    simple = {key: value for key, value in given.items() if isinstance(value, bool | int | float | str)}
+    if simple:
+        draft.set("model.template", simple, *of, *inner)
+    if other := given.keys() - simple.keys():
+        draft.ask("model.template", f"{', '.join(sorted(other))}: expected numbers, texts, true or false")
+
+
+def beside(draft: Draft, name: str) -> str | None:
+    """The text of a file that a configuration names, from the working directory or a folder above the file."""
+    source = Path(draft.source.name)
+    for folder in (Path(), *source.parents):
+        file = folder / name
+        if file.is_file() and file.stat().st_size < 1 << 16:
+            return file.read_text(encoding="utf-8", errors="replace")
+    return None
+
+
 def tokens(draft: Draft) -> None:
     """The longest completion."""
     draft.set("sampling.max_tokens", draft.count("max_completion_length"), "max_completion_length")
@@ -330,6 +385,7 @@ TRL: Conversions = {
     "saving": saving,
     "trackers": trackers,
     "tokens": tokens,
+    "prompt": prompt,
     "loss": loss,
     **dict.fromkeys(("kl", "entropy", "advantages", "mismatch"), nothing),
 }

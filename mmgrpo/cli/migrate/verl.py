@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
-from mmgrpo.cli.migrate.tokens import adapters, name, trackers, where
+from mmgrpo.cli.migrate.tokens import adapters, name, prompt, trackers, where
 
 
 @dataclass(frozen=True)
@@ -374,6 +374,7 @@ COMMON: Mapping[str, Callable[[Draft], None]] = {
     "optimizer": optimizer,
     "trackers": trackers,
     "loss": loss,
+    "prompt": prompt,
 }
 EASYR1 = COMMON
 VERL = COMMON
