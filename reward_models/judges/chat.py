@@ -163,7 +163,7 @@ class ChatJudge:
                     raise RuntimeError(f"judge: {self.url} refused a question: {reason}") from None
                 after = error.headers.get("Retry-After", "")
                 wait = min(30.0, float(after)) if after.isdigit() else wait
-            except (OSError, HTTPException, ValueError, URLError) as error:
+            except (OSError, HTTPException, ValueError, URLError, RecursionError) as error:
                 reason = f"{type(error).__name__}: {error}"
             if attempt + 1 < self.tries:
                 time.sleep(wait)
@@ -204,7 +204,7 @@ class ChatJudge:
         usage = answer.get("usage") if isinstance(answer, dict) else None
         with self._lock:
             tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-            if isinstance(tokens, int):
+            if isinstance(tokens, int) and tokens >= 0:
                 self.used += tokens
             elif self.total_tokens:
                 raise BudgetSpent(

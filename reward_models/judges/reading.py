@@ -13,8 +13,11 @@ import re
 import unicodedata
 from typing import Any
 
-NUMBER = r"[+-]?\d+(?:\.\d+)?(?![.,]?\w|[\u2013-]\d)"
-"""Not the beginning of 4,5 or 1.2.3, of the range 1-5, or of a unit."""
+NUMBER = (
+    r"[+-]?\d+(?:\.\d+)?(?![.,]?\w|[\u2013-]\d)(?!\s*(?:[\u2013\u2014\u00b1+-]|to|or|and)\s*\d)(?!\s+\d+\s*[/\u2044])"
+    r"(?!\s+(?:and\s+a\s+|and\s+)?(?:half|quarter|hundred|thousand|million|billion)\b)"
+)
+"""Not the beginning of 4,5 or 1.2.3, of "1-5" or "4 or 5", of "4 1/2", "4 and a half" or "4 million", or of a unit."""
 
 SCALE = r"(?:\s*(?:/|out of)\s*(?P<of>\d+(?:\.\d+)?))?"
 
@@ -23,7 +26,9 @@ OPEN, QUOTES = r"[\s\"'*_`<\[(]*", r"[\s\"'*_`]*"
 
 def conclusion(text: str | None) -> str:
     """An answer without its reasoning; empty where the reasoning did not end."""
-    plain = unicodedata.normalize("NFKC", text or "")
+    # As signs and fractions stand: NFKC keeps a minus sign, and makes 4½ the digits 41 and a fraction.
+    plain = re.sub("[\u2212\ufe63]", "-", re.sub("([\u00bc-\u00be\u2150-\u215f])", r" \1", text or ""))
+    plain = unicodedata.normalize("NFKC", plain)
     plain = re.sub(r"<think(?:ing)?>.*?</think(?:ing)?>", "", plain, flags=re.DOTALL | re.IGNORECASE)
     plain = re.split(r"</think(?:ing)?>", plain, flags=re.IGNORECASE)[-1]  # its opening tag is part of some prompts
     return "" if re.search(r"<think(?:ing)?>", plain, re.IGNORECASE) else plain.strip()

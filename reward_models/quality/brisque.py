@@ -64,6 +64,8 @@ def _naturalness(image: Image | None, weights: str) -> float:
 def distortion(image: Image, weights: str = "pypi:brisque") -> float:
     """BRISQUE itself, about 0 (natural) to 100 (heavily distorted); NaN where a feature does not exist."""
     values = features(image)
+    if not np.isfinite(values).all():
+        return math.nan
     scaled = 2 * (values - _LOW) / (_HIGH - _LOW) - 1
     vectors, coefficients, gamma, rho = _regression(weights)
     return float(coefficients @ np.exp(-gamma * np.square(vectors - scaled).sum(1)) - rho)

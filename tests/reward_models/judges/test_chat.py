@@ -304,3 +304,28 @@ def test_a_server_without_log_probs_is_an_error():
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ChatJudge(**{"url": "http://127.0.0.1:1/v1", "model": "m", **wrong})
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(b"", b"null", b"[]", b"3", b'"text"', b"{", b"\xff\xfe", b"[" * 200_000, b"{}", b'{"choices": null}'),
+        *(b'{"choices": {}}', b'{"choices": []}', b'{"choices": [null]}', b'{"choices": ["4"]}', b'{"choices": [[]]}'),
+    ],
+)
+def test_a_reply_of_another_form_is_asked_for_again_and_named(reply, monkeypatch):
+    judge = ChatJudge("http://127.0.0.1:1/v1", "m", tries=2)
+    asked: list[bytes] = []
+    monkeypatch.setattr(judge, "_post", lambda content: asked.append(content) or reply)
+    monkeypatch.setattr("reward_models.judges.chat.time.sleep", lambda seconds: None)
+    with pytest.raises(RuntimeError, match="gave no answer in 2 tries"):
+        judge.answers([Question(("?",))], 8)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("message", ["null", "3", "[]", '"4"', "{}", '{"content": null}', '{"content": ["4"]}'])
+def test_a_reply_without_a_text_is_no_answer(message, monkeypatch):
+    judge = ChatJudge("http://127.0.0.1:1/v1", "m")
+    body = f'{{"choices": [{{"message": {message}, "finish_reason": []}}], "usage": {{"total_tokens": -5}}}}'
+    monkeypatch.setattr(judge, "_post", lambda content: body.encode())
+    assert judge.answers([Question(("?",))], 8) == [None] and judge.used == 0

@@ -53,6 +53,15 @@ NOT_READ = [
     "<think>Score: 4",
     "<think>Score: 4</think>",
     "4 of the dogs are missing",
+    "Score: 4 or 5",
+    "Score: 4 to 5",
+    "Score: 4 - 5",
+    "Score: 4 and a half",
+    "Score: 4 1/2",
+    "Score: 4\u00bd",
+    "Score: 4 million",
+    "Score: \u22124",
+    "4 or 5",
     "3 4",
     "Score 4",
     "Score: 1e3",
@@ -69,6 +78,11 @@ def test_a_number_after_its_label_is_read(answer, value):
 @pytest.mark.parametrize("answer", NOT_READ)
 def test_anything_less_clear_is_no_number(answer):
     assert number_after(answer, "Score", 1, 5) is None
+
+
+def test_a_minus_sign_is_one_of_any_kind_and_a_fraction_is_no_digit():
+    assert number_after("Score: \u22122", "Score", -3, 3) == -2 and number_after("Score: -2", "Score", -3, 3) == -2
+    assert number_after("Score: 4\u00bd", "Score", 0, 100) is None  # not 41
 
 
 def test_there_are_at_least_thirty_answers_above():
