@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +36,12 @@ START = 600.0
 
 POLL = 0.05
 """Seconds between two looks at whether the process still exists."""
+
+MARK = "MMGRPO_REWARD_PROCESS"
+"""Environment variable of a reward's process, by which those that it started are found."""
+
+SWEEPS = 5
+"""Looks for such processes, as one may start another while it is ended."""
 
 ANSWER, PER_VALUE = 100_000, 40
 """Bytes of the longest answer: of one without values, and of each value."""
@@ -104,7 +111,7 @@ class RewardProcess:
         ours, theirs = socket.socketpair()
         parent, run = os.pipe()
         ours.settimeout(POLL)
-        before = os.environ.get("PYTHONPATH")
+        before, mark = os.environ.get("PYTHONPATH"), uuid4().hex
         command = [sys.executable, "-u", "-P", "-m", "mmgrpo.scoring.worker"]
         self._process = subprocess.Popen(
             [*command, str(theirs.fileno()), str(parent), *([before] if before is not None else [])],
@@ -112,13 +119,13 @@ class RewardProcess:
             stdout=2,  # what a reward prints is not what the command prints
             pass_fds=(theirs.fileno(), parent),
             cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), MARK: mark},
             start_new_session=True,  # a Ctrl-C is the run's, and all children of the reward are in one group
         )
         theirs.close()
         os.close(parent)
         self._connection, self._alive = ours, True
-        self._end = weakref.finalize(self, _end, self._process, ours, run, os.getpid())
+        self._end = weakref.finalize(self, _end, self._process, ours, run, os.getpid(), mark)
         try:
             facts = self._ask(self._reward, START, ANSWER)
             self.reads_rollout, self.needs = bool(facts.get("rollout")), list(facts.get("needs") or ())
@@ -240,11 +247,28 @@ ROOT = Path(__file__).parents[2]
 """The folder that contains this package."""
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, run: int, owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, run: int, owner: int, mark: str) -> None:
     if os.getpid() != owner:
         return  # a fork of the run, whose reward this is not
     connection.close()
     with suppress(ProcessLookupError, PermissionError):  # none is left
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for _ in range(SWEEPS):
+        if not (left := _marked(mark)):
+            break
+        for one in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(one, signal.SIGKILL)
     os.close(run)
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes that a reward started and that inherited its environment, also those that left its process group;
+    none where the system has no /proc."""
+    content, found = f"{MARK}={mark}".encode(), []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if content in place.read_bytes().split(b"\0"):
+                found.append(int(place.parent.name))
+    return found

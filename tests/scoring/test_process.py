@@ -247,3 +247,23 @@ def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
     _, errors = run.communicate()
     assert errors.strip().endswith("KeyboardInterrupt") and run.returncode == -signal.SIGINT
     assert not is_running(worker)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_what_a_reward_started_in_a_group_of_its_own_ends_with_it(tmp_path, monkeypatch):
+    (tmp_path / "starts.py").write_text(
+        "import subprocess, sys\n\n\ndef one(prompts, outputs):\n"
+        "    sleeper = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "    program = f'import subprocess; print(subprocess.Popen({sleeper!r}, start_new_session=True, stdout=-3, stderr=-3).pid)'\n"
+        "    started = subprocess.run([sys.executable, '-c', program], capture_output=True, start_new_session=True)\n"
+        "    return [float(started.stdout)] * len(outputs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    fn = scorer("starts:one").fn
+    grandchild = int(fn(PROMPTS, OUTPUTS)[0])
+    assert is_running(grandchild)
+    fn.close()
+    ended = time.monotonic() + 20
+    while is_running(grandchild) and time.monotonic() < ended:
+        time.sleep(0.05)
+    assert not is_running(grandchild)
