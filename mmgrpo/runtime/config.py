@@ -117,7 +117,7 @@ class Optim:
     """Decay of an exponential moving average of the weights, min((1+s)/(10+s), ema) at step s, which evaluation and the
     saved model use; 0 keeps no average."""
     ema_every: Annotated[int, COUNT] = 1
-    """Optimizer steps between updates of the average. Where it is used, the steps after the last update enter it too."""
+    """Optimizer steps between updates of the average. Where it is used, the steps after the last one enter it too."""
     interpolation: Annotated[float, POSITIVE_FRACTION] = 1.0
     """Fraction f in (0, 1] of the change of the weights in evaluation and in the saved model, initial + f (trained -
     initial). Below 1 the model forgets less (WiSE-FT, arXiv:2109.01903)."""
