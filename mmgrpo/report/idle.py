@@ -50,7 +50,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
     ),
     "truncated": (
         "every sample was cut off at the longest length, and such samples are not trained",
-        "sampling.max_tokens; or sampling.train_truncated and drop_truncated in algorithm.select",
+        "sampling.max_tokens; or sampling.truncated and drop_truncated in algorithm.select",
     ),
     "no_spread": (
         "in every group all rewards were equal (group/zero_std_fraction 1), so that there is nothing to compare",
