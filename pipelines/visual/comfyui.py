@@ -2,8 +2,9 @@
 
 Their loaders do not read the header of a file, in which diffusers states alpha. An adapter is scaled there by
 ``alpha / rank`` where the file has a tensor ``<name>.alpha``, and by 1 where it has none. So either that tensor stands
-beside the two matrices, or the scale is multiplied into the second one. Names are those of the loaders' own tables
-(ComfyUI's ``comfy/lora.py``, sd-scripts' ``networks/lora.py``); a family that they do not know is not in ``WRITERS``.
+beside the two matrices, or the scale is multiplied into the second one. Names follow ComfyUI's
+``comfy/lora.py`` and sd-scripts' ``networks/lora.py``, checked by diffusers' converters (neither program was run); a
+family whose names are not known is not in ``WRITERS``.
 """
 
 from __future__ import annotations
