@@ -123,7 +123,8 @@ def test_python_that_is_not_run_is_python_at_least() -> None:
     for name, page in PAGES.items():
         for rest, code in blocks(page, "python"):
             compile(code, name, "exec")
-            unrun += [name] if not rest.startswith("runnable") and name != "README.md" else []
+            migrated = name.startswith("docs/migration/")  # scripts of other projects, which a test migrates and trains
+            unrun += [name] if not rest.startswith("runnable") and name != "README.md" and not migrated else []
     assert unrun == ["docs/data.md"]
 
 
