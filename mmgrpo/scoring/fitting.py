@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.call import in_words
@@ -54,7 +54,7 @@ def refuse_unfit(
         manifest = scorer.manifest
         if manifest is not None and outputs and outputs not in manifest.scores:
             raise ValueError(wrong_kind(scorer.name, manifest, outputs))
-        if manifest is not None and any(importlib.util.find_spec(name) is None for name in manifest.packages):
+        if manifest is not None and any(find_spec(name) is None for name in manifest.packages):
             raise ValueError(f"rewards: '{scorer.name}' {obstacle(manifest)}")
         for name, prompts in splits.items():
             if objection := trl.missing_column(scorer.name, scorer.needs, tried(prompts)):
@@ -128,8 +128,9 @@ def _reference_objection(scorer: Scorer, manifest: Manifest, prompt: Prompt) -> 
 
 
 def _has(prompt: Prompt, key: str) -> bool:
-    known = {"text": bool(prompt.text), "answer": prompt.answer is not None, "media": bool(prompt.media)}
-    known |= {"task": bool(prompt.task), "rollout": True, "meta.task": bool(prompt.task)}
+    # Media may also come from a parameter of the reward or from the policy.
+    known = {"text": bool(prompt.text), "answer": prompt.answer is not None, "media": True, "rollout": True}
+    known |= {"task": bool(prompt.task), "meta.task": bool(prompt.task)}
     return known[key] if key in known else prompt.meta.get(key.removeprefix("meta.")) is not None
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from mmgrpo.cli.train import is_embedded, read
 from mmgrpo.data.inputs import load
+from mmgrpo.data.prompts import load_prompts
 from mmgrpo.family import families, family
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.runtime.config import config_class
+from mmgrpo.runtime.plugins import locate, recipes
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.fitting import checked_by, refuse_unfit
 from mmgrpo.scoring.manifest import Manifest
@@ -20,7 +23,7 @@ PLAIN = Prompt("a red circle", "prompts.txt:2")
 
 @pytest.fixture(autouse=True)
 def every_package_is_there(monkeypatch):
-    monkeypatch.setattr("mmgrpo.scoring.fitting.importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("mmgrpo.scoring.fitting.find_spec", lambda name: object())
 
 
 def test_every_family_says_what_it_makes():
@@ -48,9 +51,9 @@ def test_a_reward_of_other_outputs_is_refused(reward, outputs):
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr("mmgrpo.scoring.fitting.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("mmgrpo.scoring.fitting.find_spec", lambda name: None)
     monkeypatch.setattr("mmgrpo.scoring.manifest.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"'ocr' needs the package .*rapidocr.*mmgrpo\[rewards\]"):
+    with pytest.raises(ValueError, match=r"'ocr' needs the package .*rapidocr.*\[rewards\]"):
         refuse_unfit([OCR], {}, "Image")
 
 
@@ -65,6 +68,25 @@ def test_reference_answers_that_no_answer_can_be_compared_with_are_listed():
     with pytest.raises(ValueError, match=r"'numeric' cannot score 2 of 2 rows.*9"):
         refuse_unfit([scorer("numeric")], {"x": [Prompt("?", "8", answer="two"), Prompt("?", "9")]}, "Text")
     assert refuse_unfit([scorer("numeric(weight=0)")], {"x": [Prompt("?", "8")]}, "Text") == []  # only logged
+
+
+@pytest.mark.slow
+def test_every_recipe_has_rewards_that_fit_its_model_and_its_embedded_rows():
+    """The first rows of every embedded file of every recipe."""
+    unfit, tried = [], set()
+    for name in recipes():
+        config = read(["--recipe", name], "")
+        outputs = family(config.model.family).sections.outputs
+        for path in filter(is_embedded, [config.data.train, config.data.heldout, *config.eval.extra]):
+            for text in config.rewards:
+                if (path, text, outputs) in tried:
+                    continue
+                tried.add((path, text, outputs))
+                try:
+                    refuse_unfit([scorer(text)], {path: load_prompts(locate(path))[:3]}, outputs)
+                except ValueError as error:
+                    unfit.append(f"{name}: {error}")
+    assert unfit == [] and len(tried) > 50
 
 
 def test_equal_objections_are_one():

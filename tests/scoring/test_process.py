@@ -254,7 +254,8 @@ def test_what_a_reward_started_in_a_group_of_its_own_ends_with_it(tmp_path, monk
     (tmp_path / "starts.py").write_text(
         "import subprocess, sys\n\n\ndef one(prompts, outputs):\n"
         "    sleeper = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-        "    program = f'import subprocess; print(subprocess.Popen({sleeper!r}, start_new_session=True, stdout=-3, stderr=-3).pid)'\n"
+        "    apart = 'start_new_session=True, stdout=-3, stderr=-3'\n"
+        "    program = f'import subprocess; print(subprocess.Popen({sleeper!r}, {apart}).pid)'\n"
         "    started = subprocess.run([sys.executable, '-c', program], capture_output=True, start_new_session=True)\n"
         "    return [float(started.stdout)] * len(outputs)\n"
     )
