@@ -234,7 +234,6 @@ ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
         returns(lambda v: list(map(str, v))),
         r"got '0.25' \(a str\) for output 0, expected a real",
     ),
-    "Nones": (returns(lambda v: [*v[:2], None]), r"got None \(a NoneType\) for output 2, expected a real number"),
     "a nested list": (returns(lambda v: [[x] for x in v]), r"got \[0.25\] \(a list\) for output 0, expected"),
     "complex numbers": (returns(lambda v: [x + 0j for x in v]), r"\(a complex\) for output 0, expected a real number"),
     "decimals": (returns(lambda v: [decimal.Decimal(x) for x in v]), r"\(a Decimal\) for output 0, expected"),
