@@ -418,3 +418,28 @@ def test_a_killed_language_run_resumes_with_the_same_numbers(tmp_path):
         for folder in ("whole", "broken")
     ]
     assert len(told[0]) == 4 and told[0] == told[1]
+
+
+def test_a_completion_that_ends_in_any_of_several_ends_has_ended():
+    model = toy(WORDS)
+    model.end_ids = frozenset({1, 2, 3})
+    made = rollout(TokenPolicy(model, max_tokens=8), group_size=32)
+    seen = set()
+    for output, ids, real in zip(made.outputs, completions(made), made.decisions.decision_mask, strict=True):
+        last = int(ids[real][-1])
+        assert output.truncated == (last not in model.end_ids)
+        seen.add(last)
+        assert not set(ids[real][:-1].tolist()) & model.end_ids
+    assert {1, 2, 3} <= seen
+
+
+def test_an_end_that_pads_as_well_is_trained_once_and_its_filling_never():
+    model = toy(WORDS)
+    assert model.pad_id in model.end_ids
+    made = rollout(TokenPolicy(model, max_tokens=8), group_size=16)
+    for ids, real, trained in zip(
+        completions(made), made.decisions.decision_mask, made.decisions.loss_mask, strict=True
+    ):
+        ended = int((ids[real] == model.pad_id).sum())
+        assert torch.equal(real, trained) and ended in (0, 1)
+        assert (ids[~real] == model.pad_id).all()
