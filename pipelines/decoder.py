@@ -32,7 +32,7 @@ class Decoder(ABC):
     end_ids: frozenset[int]
     media_tokens: frozenset[int]
     begin_suppress_tokens: frozenset[int] = frozenset()
-    chat: ChatTemplate | None
+    chat: ChatTemplate | None = None
     """None for a base model, whose prompts are bare texts."""
     turn_end: int | None = None
     """The token with which the chat template ends the assistant's turn."""
