@@ -309,7 +309,7 @@ def test_a_network_is_read_whole_or_not_at_all(monkeypatch):
     monkeypatch.setattr(Reads, "asked", [])
     network = read_network(Reads, "a/b", PLAIN, "transformer")
     assert not network.training
-    flags = {"output_loading_info": True, "subfolder": "transformer", "use_safetensors": True}
+    flags = {"output_loading_info": True, "subfolder": "transformer", "use_safetensors": True, "variant": None}
     assert Reads.asked == [("a/b", {"dtype": torch.float32, **flags})]
     read_network(Reads, "a/b", Training(weights="saved"))
     assert Reads.asked[1][0] == "saved" and Reads.asked[1][1]["subfolder"] == ""
@@ -330,7 +330,7 @@ def test_the_precision_of_storage_is_full_where_the_network_itself_trains():
 def test_options_of_a_run_are_those_of_its_training():
     options = ModelOptions(lora_rank=2, lora_alpha=3.0, lora_targets=["a", "b"], dtype="float16", allow_pickle=True)
     made = Training.of(options, seed=5, device="cuda", weights="saved")
-    assert made == Training(2, 3.0, ("a", "b"), 5, "saved", False, "float16", "cuda", True)
+    assert made == Training(2, 3.0, ("a", "b"), 5, "saved", False, "float16", "cuda", allow_pickle=True)
     for checkpointing, training in ((True, True), (True, False), (False, True), (False, False)):
         asked = Training.of(ModelOptions(gradient_checkpointing=checkpointing), seed=0, device="cpu", training=training)
         assert asked == Training(gradient_checkpointing=checkpointing and training)
@@ -361,8 +361,7 @@ class Plain:
 
     chat_template = None
 
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
-        assert not add_special_tokens
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": []}
 
 
