@@ -8,7 +8,7 @@ Rectified flows (SD3, FLUX, Wan, ...): ``x_s = (1 - s) x0 + s e`` with level s f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 

@@ -178,13 +178,13 @@ def _decode(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -> tupl
     if head.startswith(SOUNDFILE) or (head[:1] == b"\xff" and head[1:2] >= b"\xe0"):  # an mp3 without a title
         try:
             with soundfile.SoundFile(rewound(file)) as sound:
-                first, last = _part(span, sound.samplerate, sound.frames) if span != WHOLE else (0, sound.frames)
-                _check_header(sound.samplerate, sound.channels, last - first, max_seconds)
-                if first:
-                    sound.seek(first)
-                samples = sound.read(-1 if span == WHOLE else last - first, dtype="float32", always_2d=True)
-                if (missing := last - first - len(samples)) > 0:
-                    raise Unreadable(f"is truncated; {missing} of {last - first} frames are missing")
+                begin, stop = _part(span, sound.samplerate, sound.frames) if span != WHOLE else (0, sound.frames)
+                _check_header(sound.samplerate, sound.channels, stop - begin, max_seconds)
+                if begin:
+                    sound.seek(begin)
+                samples = sound.read(-1 if span == WHOLE else stop - begin, dtype="float32", always_2d=True)
+                if (missing := stop - begin - len(samples)) > 0:
+                    raise Unreadable(f"is truncated; {missing} of {stop - begin} frames are missing")
                 if missing := _missing_bytes(file):
                     raise Unreadable(f"is truncated; its header declares {missing} bytes more than the file has")
                 return samples, sound.samplerate

@@ -8,6 +8,7 @@ llasa         Llama; template and tokenizer both write the beginning, the templa
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def tiny(folder: str | Path, seed: int = 0, codes: int = CODES, width: int = 32,
         first = tokenizer.convert_tokens_to_ids(BEGINNING)
         inner = tokenizer.backend_tokenizer
         inner.post_processor = processors.TemplateProcessing(f"{BEGINNING} $A", special_tokens=[(BEGINNING, first)])
-    config = (LlamaConfig if llasa else Qwen2Config)(
+    config: Any = (LlamaConfig if llasa else Qwen2Config)(
         vocab_size=len(tokenizer) + 3,  # as in real checkpoints, some rows of the embedding have no token
         hidden_size=width,
         intermediate_size=2 * width,
