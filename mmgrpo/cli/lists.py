@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,14 +29,28 @@ def show(read: Callable[[], Iterable[tuple[str, str]]], arguments: Sequence[str]
 
 
 def recipes(arguments: Sequence[str]) -> None:
-    """``<modality>/<name>`` and the first sentence of each recipe."""
+    """``<modality>/<name>``, the first sentence of each recipe, its model, its rewards, and its memory where the file
+    states it."""
 
     def read() -> Iterable[tuple[str, str]]:
         from mmgrpo.runtime.plugins import recipes as files
 
-        return ((name, first_sentence(path)) for name, path in files().items())
+        return ((name, f"{first_sentence(path)} [{needs(path)}]") for name, path in files().items())
 
     show(read, arguments, "recipes")
+
+
+def needs(path: Path) -> str:
+    """The model of a recipe, the rewards that it trains on, and the memory that it states."""
+    from mmgrpo.registry import parse
+    from mmgrpo.runtime.reading import load_yaml
+
+    recipe = load_yaml(path)
+    model, rewards = recipe.get("model", {}), [parse(text, "rewards") for text in recipe.get("rewards", ())]
+    trained = [name for name, parameters in rewards if parameters.get("weight", 1)]
+    memory = re.search(r"\d+ Gi?B", path.read_text(encoding="utf-8"))
+    facts = [str(model.get("path") or model.get("family", "")), ", ".join(trained), memory[0] if memory else ""]
+    return "; ".join(filter(None, facts))
 
 
 def first_sentence(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.cli import lists
-from mmgrpo.cli.lists import about, first_sentence, show
+from mmgrpo.cli.lists import about, first_sentence, needs, show
 from mmgrpo.rewards import RewardEntry
 from mmgrpo.scoring.manifest import Manifest
 
@@ -46,6 +46,14 @@ def test_what_no_name_contains_is_refused_with_the_nearest():
 def test_a_recipe_is_described_by_the_first_clause_of_its_comment(comment, sentence, tmp_path):
     (tmp_path / "a.yaml").write_text(comment)
     assert first_sentence(tmp_path / "a.yaml") == sentence
+
+
+def test_a_recipe_is_listed_with_its_model_its_rewards_and_its_memory(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("model: {family: sd3, path: a/b}  # 24 GB\nrewards: ['x(of=1)', 'y(weight=0)', 'z']\n")
+    assert needs(path) == "a/b; x, z; 24 GB"
+    path.write_text("model: {family: duration}\n")
+    assert needs(path) == "duration"
 
 
 def plain(prompts, outputs):
