@@ -34,7 +34,7 @@ def same_medium(media: Media) -> Hashable:
 def open_each(media: Sequence[Media], inspect: Callable[[Media], R], workers: int = 1, title: str = "") -> list[R]:
     """``inspect`` of each medium, on several threads; a title shows a progress bar."""
     with ThreadPoolExecutor(workers) as pool:
-        return list(tqdm(pool.map(inspect, media), title, len(media), unit="file", disable=not title))
+        return list(tqdm(pool.map(inspect, media), title, len(media), unit="file", disable=not (title and media)))
 
 
 def filter_readable(

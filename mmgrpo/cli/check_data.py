@@ -49,7 +49,7 @@ class Args:
     """The data set to check, and how a run would read its prompts."""
 
     data: Annotated[tyro.conf.Positional[str], ANY_TEXT]
-    """A .jsonl, .json, .parquet, WebDataset .tar or .txt file, or hf:<folder or hub id>@<split>."""
+    """A .jsonl, .json, .csv, .parquet, WebDataset .tar or .txt file, or hf:<folder or hub id>@<split>."""
     media_root: Annotated[str, ANY_TEXT] = ""
     """Folder to which paths of media are relative; by default the folder of the file."""
     columns: Annotated[str, ANY_TEXT] = ""
@@ -189,8 +189,8 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
             plain, best = means[()], means[marks]
             found.append(
                 f"reward '{reward.name}' gives right answers {best:.3g} in {' and '.join(marks)} and {plain:.3g} "
-                f"without, but no prompt mentions {' or '.join(missing)}: ask for it in the prompts, or by data.system or "
-                "data.template of the run"
+                f"without, but no prompt mentions {' or '.join(missing)}: ask for it in the prompts, or by "
+                "data.system or data.template of the run"
             )
     return found
 

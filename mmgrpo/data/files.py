@@ -8,6 +8,8 @@ of every line, of a WebDataset shard that of every member; tables of parquet and
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import os
 import re
 from array import array
@@ -161,6 +163,39 @@ class Array:
 
     def row(self, number: int) -> Mapping[str, Any]:
         return check_object(self.rows[number])
+
+
+class Cells:
+    """A ``.csv`` file, which is read whole: a header with the names of the columns, and a row of texts per line. An
+    empty cell counts as absent."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.root = str(path), path.parent
+        if (size := path.stat().st_size) > MAX_ARRAY:
+            raise ValueError(f"{path}: got a table of {size:,} bytes, expected at most {MAX_ARRAY:,}; write JSON lines")
+        self.rows: list[dict[str, str]] = []
+        self.lines: list[int] = []
+        try:
+            text = path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("utf-8")
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ValueError(f"line {reader.line_num}: has not as many cells as the header")
+                self.rows.append({key: value for key, value in row.items() if value != ""})
+                self.lines.append(reader.line_num)
+        except (csv.Error, ValueError) as error:
+            raise ValueError(f"{path}: {one_line(error)}; save it as CSV in UTF-8 with quotes around commas") from error
+        if not self.rows:
+            raise ValueError(f"{path}: has no prompts; expected a header and a row per prompt")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def label(self, number: int) -> str:
+        return str(self.lines[number])
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        return self.rows[number]
 
 
 def data_files(path: str | Path) -> list[Path]:

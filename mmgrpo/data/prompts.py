@@ -12,7 +12,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmgrpo.data.files import NO_COLUMNS, DataFile, Lines, data_files, lines_or_array, place_of, read_row, registered
+from mmgrpo.data.files import (
+    NO_COLUMNS,
+    Cells,
+    DataFile,
+    Lines,
+    data_files,
+    lines_or_array,
+    place_of,
+    read_row,
+    registered,
+)
 from mmgrpo.data.webdataset import Shard
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Prompt
@@ -102,6 +112,7 @@ READERS: dict[str, Callable[[Path], DataFile]] = {
     ".json": lambda path: registered(lines_or_array(path)),
     ".tar": _shard,
     ".txt": Lines,
+    ".csv": lambda path: registered(Cells(path)),
 }
 """Endings of data files; ``pipelines.hub`` adds those that need further libraries."""
 

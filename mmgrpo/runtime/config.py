@@ -149,8 +149,8 @@ class Data:
     """The prompts of a run, and how many are sampled per step."""
 
     train: Annotated[str, ANY_TEXT] = ""
-    """Training prompts: a .jsonl, .json, .parquet or WebDataset .tar file (docs/data.md lists the formats), a .txt file
-    (one prompt per line), hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
+    """Training prompts: a .jsonl, .json, .csv, .parquet or WebDataset .tar file (docs/data.md lists the formats), a
+    .txt file (one prompt per line), hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
     extra_train: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
     heldout: Annotated[str, ANY_TEXT] = ""

@@ -72,8 +72,8 @@ def test_an_empty_file_is_an_error(tmp_path):
 def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such prompt file"):
         load_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"got a '\.csv' file, expected \.json(l?), .*\.tar.*\.txt"):
-        load_prompts(written(tmp_path, "a", name="a.csv"))
+    with pytest.raises(ValueError, match=r"got a '\.tsv' file, expected \.json(l?), .*\.tar.*\.txt.*\.csv"):
+        load_prompts(written(tmp_path, "a", name="a.tsv"))
 
 
 def test_a_file_in_another_encoding_is_an_error(tmp_path):
@@ -154,3 +154,18 @@ def test_an_array_begins_within_65536_bytes(tmp_path):
 def test_a_mark_of_a_medium_in_a_line_of_text_is_text(tmp_path):
     (tmp_path / "a.txt").write_text("an <image> mark\n")
     assert load_prompts(tmp_path / "a.txt") == [Prompt("an <image> mark", "a.txt:1")]
+
+
+def test_a_table_of_csv_is_read_by_its_header_with_empty_cells_absent(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('\ufefftext,answer,level\n"a, b",1,\n"c\nd",2,hard\n', encoding="utf-8")
+    first, second = load_prompts(path)
+    assert (first.text, first.answer, first.id, dict(first.meta)) == ("a, b", "1", "a.csv:2", {})
+    assert (second.text, second.id, second.meta["level"]) == ("c\nd", "a.csv:4", "hard")
+    for content, message in (("text\n", "no prompts"), ("text,a\nx\n", "line 2"), ("text\nx,y\n", "line 2")):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=rf"a\.csv: .*{message}"):
+            load_prompts(path)
+    path.write_bytes(b"text\n\xff\n")
+    with pytest.raises(ValueError, match=r"a\.csv: .*utf-8"):
+        load_prompts(path)
