@@ -115,7 +115,7 @@ def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
 
 
 def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
-    for name, complaint in (("none.jsonl", "no such prompt file"), ("data.csv", "got a '.csv' file")):
+    for name, complaint in (("none.jsonl", "no such prompt file"), ("data.tsv", "got a '.tsv' file")):
         status, _, errors = check(tmp_path / name)
         assert status == 2 and complaint in errors and "Traceback" not in errors
     status, _, errors = check(write(tmp_path, [{"text": "a"}]), "--family", "sd3")
