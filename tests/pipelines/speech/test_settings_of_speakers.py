@@ -258,13 +258,13 @@ class Letters:
         return f"<{ids}>"
 
 
-def test_texts_are_tokens_without_marks_of_the_tokenizer():
+def test_texts_are_tokens_with_the_beginning_of_the_tokenizer_and_not_its_end():
     from pipelines.conversation import completion_ids
 
     model = object.__new__(codec_speech.CodecSpeech)
     model.tokenizer, model.end_ids, model.begin = Letters(), frozenset({9}), "!"
     model.instruction, model.speech_token = "{text}", "<|s_{}|>"
-    assert model._ids(Prompt(" a \n b", "0")) == [ord(letter) for letter in "a b!"]
+    assert model._ids(Prompt(" a \n b", "0")) == [1, *(ord(letter) for letter in "a b!")]
     assert completion_ids(Letters(), "a", frozenset({1, 2})) == [97, 1]
     assert completion_ids(Letters(), "a", frozenset({3, 2})) == [97, 2]
 
