@@ -7,7 +7,7 @@ outside its own folder is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,11 +162,44 @@ def read_network(
             **safely(training),
             **code,
         )
-    if missing := sorted(key for key in report["missing_keys"] if not key.endswith(optional)):
-        raise ValueError(
-            f"'{path}': the checkpoint lacks {len(missing)} weights, e.g. {missing[:3]}; download or save it again"
-        )
+    refuse_missing(path, [key for key in report["missing_keys"] if not key.endswith(optional)])
     return network.eval().to(training.device)
+
+
+def refuse_missing(place: str, missing: Sequence[str]) -> None:
+    """ValueError for weights that a checkpoint lacks."""
+    if missing:
+        raise ValueError(
+            f"'{place}': the checkpoint lacks {len(missing)} weights, e.g. {sorted(missing)[:3]}; download or save it "
+            "again"
+        )
+
+
+def read_encoders(source: str, index: Mapping[str, Any], names: Sequence[str], training: Training) -> dict[str, Any]:
+    """Those of the named parts of a pipeline's folder that are models of transformers, by name, in the precision of
+    computation. A pipeline would replace weights that are missing by random ones, with no more than a warning."""
+    import transformers
+
+    found: dict[str, Any] = {}
+    for name in names:
+        kind: Any = getattr(transformers, str(index[name][1]), None) if index[name][0] == "transformers" else None
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            continue
+        if (Path(source) / name).is_dir():
+            with reading(source, name):
+                loaded: Any = kind.from_pretrained(
+                    source,
+                    subfolder=name,
+                    dtype=training.compute_dtype,
+                    output_loading_info=True,
+                    variant=variant(source, name),
+                    trust_remote_code=False,
+                    **safely(training),
+                )
+            part, report = loaded
+            refuse_missing(f"{source}/{name}", list(report["missing_keys"]))
+            found[name] = part.eval()
+    return found
 
 
 def read_part(kind: Any, source: str, **options: Any) -> Any:
@@ -220,9 +253,9 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
     check_pipeline(source, [name for name, part in parts.items() if part is None])
     if "scheduler" not in parts:
         check_scheduler(source)
-    index = (read_json(source, "model_index.json") or {}).items()
-    read = [name for name, part in index if isinstance(part, list) and part != [None, None] and name not in parts]
-    read = [name for name in read if not name.startswith("_")]
+    index = read_json(source, "model_index.json") or {}
+    read = [name for name, part in index.items() if isinstance(part, list) and part != [None, None]]
+    read = [name for name in read if name not in parts and not name.startswith("_")]
     for name in read:
         check_weights(source, name, training.allow_pickle)
     autoencoder = read_part(
@@ -233,6 +266,9 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
         variant=variant(source, "vae"),
         **safely(training),
     )
+    if isinstance(autoencoder, torch.nn.Module):  # diffusers leaves what its file lacks without values
+        refuse_missing(f"{source}/vae", [name for name, one in autoencoder.named_parameters() if one.is_meta])
+    parts = read_encoders(source, index, read, training) | parts
     return read_part(
         kind,
         source,

@@ -12,6 +12,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.diffusion.kernels import noise_table
@@ -356,6 +357,24 @@ def test_weights_in_a_pickle_are_converted_to_the_name_that_is_read(tiny, tmp_pa
     with pytest.raises(ValueError, match=r"'diffusion_pytorch_model\.safetensors'.*--model\.allow-pickle"):
         load(stable_diffusion, tmp_path / "pickled")
     assert load(stable_diffusion, tmp_path / "pickled", allow_pickle=True).prediction == "epsilon"
+
+
+@pytest.mark.parametrize(
+    ("part", "file", "key"),
+    [
+        ("text_encoder", "model.safetensors", "layer_norm1.weight"),
+        ("vae", "diffusion_pytorch_model.safetensors", "decoder.conv_norm_out.weight"),
+        ("unet", "diffusion_pytorch_model.safetensors", "conv_in.weight"),
+    ],
+)
+def test_a_part_that_lacks_a_weight_is_refused_and_not_filled_with_random_numbers(part, file, key, copied):
+    file = copied(stable_diffusion) / part / file
+    kept = load_file(file)
+    removed = next(name for name in kept if name.endswith(key))
+    del kept[removed]
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"lacks 1 weights, e\.g\. .*{key}"):
+        load(stable_diffusion, file.parent.parent)
 
 
 def test_a_network_alone_names_the_folder_that_is_missing(tiny):
