@@ -185,7 +185,8 @@ def read_encoders(source: str, index: Mapping[str, Any], names: Sequence[str], t
         kind: Any = getattr(transformers, str(index[name][1]), None) if index[name][0] == "transformers" else None
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             continue
-        if (Path(source) / name).is_dir():
+        # A folder with modules is left to diffusers, which refuses to run them.
+        if (Path(source) / name).is_dir() and not any((Path(source) / name).glob("*.py")):
             with reading(source, name):
                 loaded: Any = kind.from_pretrained(
                     source,
@@ -214,7 +215,8 @@ def read_scheduler(source: str) -> Any:
 
     check_scheduler(source)
     declared = (read_json(source, SCHEDULER) or {}).get("_class_name", "FlowMatchEulerDiscreteScheduler")
-    return read_part(getattr(diffusers, declared), source, subfolder="scheduler")
+    ItsScheduler: Any = getattr(diffusers, declared)
+    return read_part(ItsScheduler, source, subfolder="scheduler")
 
 
 def check_scheduler(source: str) -> None:
@@ -223,7 +225,8 @@ def check_scheduler(source: str) -> None:
     import diffusers
 
     index = (read_json(source, "model_index.json") or {}).get("scheduler")
-    own = read_json(source, SCHEDULER) or {}
+    with reading(source, "scheduler"):
+        own = read_json(source, SCHEDULER) or {}
     indexed, declared = index[1] if isinstance(index, list) and len(index) == 2 else None, own.get("_class_name")
     for file, name in (("model_index.json: scheduler", indexed), (f"{SCHEDULER}: _class_name", declared)):
         if name is not None and not (str(name).endswith("Scheduler") and getattr(diffusers, str(name), None)):
