@@ -15,8 +15,8 @@ from pathlib import Path
 from mmgrpo.cli.errors import enter
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Read the pictures, learn, and write the direction."""
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=Path, required=True)
     parser.add_argument("--reward", default="hpsv2")
@@ -25,7 +25,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the pictures, learn, and write the direction."""
+    given = options().parse_args(arguments)
     from PIL import Image as Pil
 
     from mmgrpo.types import Image, Prompt

@@ -15,8 +15,8 @@ from pathlib import Path
 from mmgrpo.cli.errors import enter
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Embed the captions and the pictures, learn, and write the map."""
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=Path, required=True)
     parser.add_argument("--embed-text", required=True)
@@ -26,7 +26,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Embed the captions and the pictures, learn, and write the map."""
+    given = options().parse_args(arguments)
     from mmgrpo.data.images import read_picture
     from mmgrpo.runtime.plugins import load_object
     from mmgrpo.types import Prompt
