@@ -73,7 +73,7 @@ def test_reference_answers_that_no_answer_can_be_compared_with_are_listed():
 @pytest.mark.slow
 def test_every_recipe_has_rewards_that_fit_its_model_and_its_embedded_rows():
     """The first rows of every embedded file of every recipe."""
-    unfit, tried = [], set()
+    unfit, tried, rows = [], set(), {}
     for name in recipes():
         config = read(["--recipe", name], "")
         outputs = family(config.model.family).sections.outputs
@@ -83,7 +83,8 @@ def test_every_recipe_has_rewards_that_fit_its_model_and_its_embedded_rows():
                     continue
                 tried.add((path, text, outputs))
                 try:
-                    refuse_unfit([scorer(text)], {path: load_prompts(locate(path))[:3]}, outputs)
+                    rows[path] = rows.get(path) or load_prompts(locate(path))[:3]
+                    refuse_unfit([scorer(text)], {path: rows[path]}, outputs)
                 except ValueError as error:
                     unfit.append(f"{name}: {error}")
     assert unfit == [] and len(tried) > 50
