@@ -177,7 +177,8 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
             answers = [one.answer[0] if isinstance(one.answer, list) and one.answer else one.answer for one in tried]
             outputs = [Text(form.format("a" if answer is None else answer)) for answer in answers]
             try:
-                values = [float(value) for value in reward.fn(tried, outputs)] if tried else []
+                given = reward.fn(tried, outputs) if tried else []
+                values = [math.nan if value is None else float(value) for value in given]  # None abstains
             except ValueError:  # of a row, which is listed among the problems
                 break
             known = [value for value in values if not math.isnan(value)]

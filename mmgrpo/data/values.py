@@ -141,7 +141,7 @@ def quoted(name: str) -> str:
     return f"'{name}'" if len(name) <= 60 else f"'{name[:59]}…'"
 
 
-def one_line(error: ValueError) -> str:
+def one_line(error: Exception) -> str:
     """The message of an error, in which names and values of a user's row cannot break the line."""
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(error))
 

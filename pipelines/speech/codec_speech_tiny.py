@@ -67,7 +67,7 @@ def tiny(folder: str | Path, seed: int = 0, codes: int = CODES, width: int = 32,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = (LlamaForCausalLM if llasa else Qwen2ForCausalLM)(config)
+        network: Any = (LlamaForCausalLM if llasa else Qwen2ForCausalLM)(config)
     declared = tokenizer.convert_tokens_to_ids(list(TEXT_ENDS) if llasa else END)
     network.generation_config.eos_token_id = declared
     network.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What the judges of naturalness say of a policy that ends in flat, noisy or small images: no number, or no high one."""
+"""Judges of naturalness on flat, noisy or small images, in which a policy may end: no number, or no high one."""
 
 from __future__ import annotations
 
