@@ -173,7 +173,7 @@ def test_places_of_a_tokenizer_are_its_own_marks_and_those_of_the_configuration(
     model.network.generation_config = SimpleNamespace(eos_token_id=[7, 6])
     model.network.get_output_embeddings = lambda: SimpleNamespace(weight=torch.zeros(8, 2))
     model.network.base_model = SimpleNamespace(forward=lambda input_ids, pixels: None)
-    model._set_up(("image_token", "clip_token", "sound_token", "other_token"))
+    model._set_up(("image_token", "clip_token", "sound_token", "other_token"), None)
     assert model.marks == ["<4>", "<a>", "<clip>"], "5 is no token"
     assert (model.end_ids, model.pad_id, model.accepted) == ({1, 6, 7}, 0, {"input_ids", "pixels"})
     assert model.suppress_tokens == {0, 3, 5}

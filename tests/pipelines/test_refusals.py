@@ -210,7 +210,7 @@ def test_a_video_without_sound_and_a_file_with_fewer_frames_than_it_says_are_ref
         audio._decode(str(tmp_path / "still.mp4"), 9.0)
     soundfile.write(tmp_path / "a.wav", np.full(80, 0.5), 8_000)
     read = soundfile.SoundFile.read
-    monkeypatch.setattr(soundfile.SoundFile, "read", lambda self, **given: read(self, **given)[:77])
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda self, *given, **named: read(self, *given, **named)[:77])
     with pytest.raises(audio.Unreadable, match="^is truncated; 3 of 80 frames are missing"):
         audio._decode(str(tmp_path / "a.wav"), 9.0)
 
@@ -243,13 +243,15 @@ class Tokens:
 
 
 def test_the_prefix_of_a_transcript_names_language_and_task_where_the_model_has_several():
-    several, one = SimpleNamespace(is_multilingual=True), SimpleNamespace()
-    assert whisper.prefix_ids(Tokens(), several, "en", "transcribe") == (1, 2, 3, 4)
-    assert whisper.prefix_ids(Tokens(), one, "xx", "nothing") == (1, 4)
+    assert whisper.prefix_ids(Tokens(), True, "en", "transcribe") == (1, 2, 3, 4)
+    assert whisper.prefix_ids(Tokens(), False, "en", "transcribe") == (1, 4)
+    for language, task, refused in (("xx", "transcribe", "language xx"), ("en", "translate", "task translate")):
+        with pytest.raises(ValueError, match=f"got {refused}, expected en and transcribe"):
+            whisper.prefix_ids(Tokens(), False, language, task)
     absent = (("xx", "transcribe", "<|xx|>"), ("en", "translate", "<|translate|>"), ("endoftext", "x", "<|endoftext|>"))
     for language, task, missing in absent:
         with pytest.raises(ValueError, match="the tokenizer of this Whisper has no .*; choose another") as error:
-            whisper.prefix_ids(Tokens(), several, language, task)
+            whisper.prefix_ids(Tokens(), True, language, task)
         assert missing in str(error.value)
 
 

@@ -289,7 +289,7 @@ def test_a_sound_that_is_too_loud_is_scaled_and_another_is_as_the_vocoder_makes_
 def test_shorter_rows_are_padded_by_no_character_and_no_sound(folder):
     model = load(folder)
     given = model.encode([spoken("hello"), Prompt("hi", "b")])
-    assert given.text[1].tolist() == [model.characters[c] for c in "hi"] + [-1] * (len("la la. hello") - 2)
+    assert given.text[1].tolist() == [model.characters[c] for c in "hi"] + [-1] * (len("la la.  hello") - 2)
     assert given.given.tolist() == [47, 0] and not given.reference[0, :, 47:].any() and not given.reference[1].any()
     assert given.reference.shape == (2, *model.latent_shape()) and given.reference[0, :, 46].any()
 

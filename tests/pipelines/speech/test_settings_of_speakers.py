@@ -289,7 +289,7 @@ def test_a_width_of_a_new_network_is_a_multiple_of_twice_its_heads():
 OWN = {
     "ctc": (options.CtcOptions, options.CtcSampling, options.SpeechData),
     "whisper": (options.WhisperOptions, options.HearingSampling, options.SpeechData),
-    "qwen_audio": (options.HearingOptions, options.HearingSampling, options.SpeechData),
+    "qwen_audio": (options.WindowedOptions, options.HearingSampling, options.SpeechData),
     "audio_text": (options.AudioTextOptions, options.HearingSampling, options.SpeechData),
     "duration": (options.DurationOptions, options.CategoricalSampling, options.DurationData),
     "stable_audio": (options.StableAudioOptions, options.SoundSampling, options.CaptionData),
