@@ -177,6 +177,13 @@ def test_the_sampling_of_flow_grpo(
     assert warned(draft, *words) and [*draft.left] == left
 
 
+@pytest.mark.parametrize("family", ["wan", "wan_i2v"])
+@pytest.mark.parametrize("settings", [{}, {"sample.noise_level": 0.9}, {"sample.sde_type": "cps"}])
+def test_the_noise_of_wan_is_that_of_its_script_whatever_the_level_and_the_type(family: str, settings: dict[str, Any]):
+    draft = convert("flow_grpo", "sampling", settings, family=family)
+    assert draft.settings["sampling.kernel"].value == "flow_sde_wan" and [*draft.left] == [*settings]
+
+
 @pytest.mark.parametrize("family", ["flux", "flux_kontext"])
 def test_a_family_whose_guidance_is_an_input_has_no_other_in_training(family: str):
     assert warned(convert("flow_grpo", "sampling", {"train.cfg": False}, family=family), LAST)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.migrate.tokens import weighted, where
+from mmgrpo.cli.migrate.tokens import FILES, weighted, where
+from mmgrpo.data.prompts import READERS
 from tests.cli.migrating import convert, same, values, warned
 
 # ---- data
@@ -29,6 +30,11 @@ def test_a_data_set_is_a_file_or_of_the_hub(name: str, place: str):
 
 
 NONE = "data.train: no data set is named"
+
+
+def test_a_file_of_any_form_that_is_read_is_named_as_it_is():
+    assert {*FILES} == {*READERS, ".parquet"}
+    assert [where(f"rows{ending}") for ending in FILES] == [f"rows{ending}" for ending in FILES]
 
 
 @pytest.mark.parametrize(

@@ -211,3 +211,41 @@ def test_lora(project: str, settings: dict[str, Any], expected: dict[str, Any], 
     draft = convert(project, "lora", settings)
     assert same(values(draft), expected) and [*draft.left] == left
     assert draft.settings["model.lora_rank"].of[-1] == ("use_peft" if project == "trl" else "tuner_type")
+
+
+@pytest.mark.parametrize(
+    ("project", "settings", "expected"),
+    [
+        ("trl", {}, ""),
+        ("trl", {"load_in_4bit": True}, "4bit"),
+        ("trl", {"load_in_8bit": True, "load_in_4bit": False}, "8bit"),
+        ("trl", {"load_in_4bit": False}, "none"),
+        ("ms_swift", {}, ""),
+        ("ms_swift", {"quant_method": "bnb", "quant_bits": 4}, "4bit"),
+        ("ms_swift", {"quant_method": "bnb", "quant_bits": "8"}, "8bit"),
+        ("ms_swift", {"quant_bits": None}, "none"),
+    ],
+)
+def test_a_base_of_bitsandbytes_is_quantized_here_too(project: str, settings: dict[str, Any], expected: str):
+    draft = convert(project, "quantize", settings)
+    assert values(draft) == ({"model.quantize": expected} if expected else {}) and not draft.asked
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "hqq", "quant_bits": 4},
+        {"quant_method": "bnb", "quant_bits": 2},
+        {"quant_method": "bnb"},
+        {"quant_bits": 4},
+    ],
+)
+def test_another_quantization_is_asked_for(settings: dict[str, Any]):
+    draft = convert("ms_swift", "quantize", settings)
+    assert [*draft.asked] == ["model.quantize"] and not draft.settings
+    assert all(str(value) in draft.asked["model.quantize"][0] for value in settings.values())
+
+
+def test_a_base_is_quantized_in_one_way():
+    with pytest.raises(ValueError, match=r"load_in_8bit: got true with load_in_4bit"):
+        convert("trl", "quantize", {"load_in_8bit": True, "load_in_4bit": True})

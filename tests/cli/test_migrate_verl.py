@@ -214,8 +214,8 @@ NONE = "data.train: no data set is named"
         ),
         (
             {"train_files": ["a.jsonl", "b.csv@x"], "val_files": ["v.jsonl"]},
-            {"data.train": "a.jsonl", "data.extra_train": ["hf:b.csv@x"], "data.heldout": "v.jsonl"},
-            ["data.train_files: .csv files are not read here"],
+            {"data.train": "a.jsonl", "data.extra_train": ["b.csv"], "data.heldout": "v.jsonl"},
+            [],
             [],
         ),
         (

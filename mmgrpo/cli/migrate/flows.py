@@ -26,6 +26,9 @@ FAMILIES = (
 )
 """Words in the name of a model or a script, and our families."""
 
+WAN = ("wan", "wan_i2v")
+"""Families whose noise Flow-GRPO draws at a level of its own (wan_pipeline_with_logprob.py)."""
+
 VIDEO = ("wan", "wan_i2v", "hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v")
 
 
@@ -78,8 +81,13 @@ def flow_sampling(draft: Draft) -> None:
     steps = draft.count("sample.num_steps")
     draft.set("sampling.steps", steps, "sample.num_steps")
     level, kind = draft.number("sample.noise_level"), draft.word("sample.sde_type", ["sde", "cps"])
-    kernel = f"cps(a={level})" if kind == "cps" else f"flow_sde(a={level})"
-    draft.set("sampling.kernel", kernel, "sample.noise_level", "sample.sde_type")
+    of = ("sample.noise_level", "sample.sde_type")
+    if draft.family in WAN:
+        draft.set("sampling.kernel", "flow_sde_wan", *of, note="of train_wan2_1.py")
+        for key in filter(draft.given, of):
+            draft.leave(key, "train_wan2_1.py does not read it; the paper's level is sampling.kernel flow_sde(a=...)")
+    else:
+        draft.set("sampling.kernel", f"cps(a={level})" if kind == "cps" else f"flow_sde(a={level})", *of)
     shared = draft["sample.same_latent"]
     size = draft.count("sample.train_num_steps", 0)
     if draft.given("sample.sde_window_size"):

@@ -158,6 +158,26 @@ def lora(draft: Draft) -> None:
     adapters(draft, [str(name) for name in names or []], targets)
 
 
+def quantize(draft: Draft) -> None:
+    """``model.quantize``: the base under LoRA in 8 or 4 bits of bitsandbytes."""
+    if draft.table.project == "ms-swift":
+        keys = ("quant_method", "quant_bits")
+        method, bits = (draft[key] for key in keys)
+        if (method or bits) and (method != "bnb" or str(bits) not in ("4", "8")):
+            why = f"quant_method {text_of(method)} with quant_bits {text_of(bits)}, and ours is bnb with 4 or 8"
+            draft.ask("model.quantize", f"{why}: choose none, 8bit or 4bit", *keys)
+            return
+    else:
+        keys = ("load_in_8bit", "load_in_4bit")
+        if draft[keys[0]] and draft[keys[1]]:
+            raise ValueError(
+                f"{draft.source.name}: load_in_8bit: got true with load_in_4bit true, expected one of them"
+            )
+        bits = 8 if draft[keys[0]] else 4 if draft[keys[1]] else None
+    if draft.given(*keys):
+        draft.set("model.quantize", f"{bits}bit" if bits else "none", *keys)
+
+
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The linear layers of a block of Llama, Qwen, Mistral, Gemma and their kin."""
 
@@ -191,13 +211,13 @@ def data(draft: Draft) -> None:
         draft.set("eval.every", draft.count("eval_steps"), "eval_steps", "eval_strategy")
 
 
+FILES = (".jsonl", ".json", ".tar", ".txt", ".csv", ".parquet")
+"""Endings of files of prompts, those of ``mmgrpo.data.prompts.READERS`` and parquet; that module imports torch."""
+
+
 def where(name: str, config: str = "", split: str = "train") -> str:
     """A data set in our form: a file that is read as it is, else ``hf:<id>[:config]@<split>``."""
-    return (
-        name
-        if name.endswith((".jsonl", ".json", ".parquet", ".txt"))
-        else f"hf:{name.removeprefix('hf::')}{config}@{split}"
-    )
+    return name if name.endswith(FILES) else f"hf:{name.removeprefix('hf::')}{config}@{split}"
 
 
 def evaluation(draft: Draft) -> None:
@@ -375,6 +395,7 @@ def nothing(draft: Draft) -> None:
 TRL: Conversions = {
     "precision": precision,
     "lora": lora,
+    "quantize": quantize,
     "data": data,
     "evaluation": evaluation,
     "rewards": rewards,

@@ -288,13 +288,6 @@ def data(draft: Draft) -> None:
     for theirs, ours, word in (("data.train_files", "data.train", "train"), ("data.val_files", "data.heldout", "val")):
         files = draft[theirs]
         files = [files] if isinstance(files, str) else list(files or [])
-        if any(str(file).split("@")[0].endswith(".csv") for file in files):
-            draft.ask(
-                ours,
-                f"{theirs}: .csv files are not read here: write rows as .jsonl (docs/data.md), or save a data set and "
-                f"name it hf:<folder>@{word}",
-                theirs,
-            )
         places = [place(str(file)) for file in files if file]
         if not places and word == "train":
             draft.ask("data.train", "no data set is named (docs/data.md)", theirs)
