@@ -251,6 +251,7 @@ def check_model(config: Config) -> None:
     from pipelines.language import LanguageFamily
     from pipelines.pretrained import INDEX, read_json
     from pipelines.pretrained import locate as model_folder
+    from pipelines.speech.families import DurationFamily
     from pipelines.visual.family import VisualFamily
 
     path, model_family = config.model.path, family(config.model.family)
@@ -259,6 +260,9 @@ def check_model(config: Config) -> None:
     source = locate(path)
     folder, example = Path(source), type(config.model)().path or "Qwen/Qwen2.5-VL-3B-Instruct"
     try:
+        if isinstance(model_family, DurationFamily):  # of its own runs only, never from the hub
+            model_family.refuse_incomplete(source)
+            return
         if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
             model_folder(source, example, *INDEX, "words")
         if not folder.is_dir() and cached_on_hub(source) is None:

@@ -162,15 +162,20 @@ def create(shape: Shape, seed: int) -> DurationNetwork:
         return DurationNetwork(shape)
 
 
-def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch.device = "cpu") -> Duration:
-    """Load a duration network for training, with the renderer of its choices."""
-    folder = Path(path)
+def refuse_incomplete(folder: Path) -> None:
+    """Raise FileNotFoundError for a folder that lacks one of the two files of a duration network."""
     missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(
             f"'{folder}' is no folder of a duration network: {' and '.join(missing)} missing; name a folder that a run "
             "saved, or none for a new network"
         )
+
+
+def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch.device = "cpu") -> Duration:
+    """Load a duration network for training, with the renderer of its choices."""
+    folder = Path(path)
+    refuse_incomplete(folder)
     from safetensors.torch import load_file
 
     network = DurationNetwork(read_shape(folder / "config.json"))

@@ -136,6 +136,12 @@ class DurationFamily(Spoken):
                 f"model.width: got {model.width}, expected a multiple of twice model.heads={model.heads}; change either"
             )
 
+    def refuse_incomplete(self, path: str) -> None:
+        """Raise FileNotFoundError for a folder without the files of a duration network, before any is read."""
+        from pipelines.speech.duration import refuse_incomplete
+
+        refuse_incomplete(Path(path))
+
     def decisions(self, config: Config) -> str:
         """One class, which is a token."""
         return "tokens"

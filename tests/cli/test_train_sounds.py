@@ -102,7 +102,8 @@ def test_the_recipe_of_dragon_trains_with_a_small_embedding(small, tmp_path):
 )
 def test_what_cannot_start_is_an_error_that_leaves_no_folder(options, message, small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kept = small if options[0] != "--model.family" else ["--model.path", small[3], "--threads", 1, "--trackers"]
+    other = [*small[2:4], *small[6:10], "--threads", 1, "--trackers", "--rewards", "one_minus_wer"]
+    kept = small if options[0] != "--model.family" else other
     with pytest.raises(ValueError, match=message):
         call("train", *kept, *options)
     assert list(tmp_path.iterdir()) == []

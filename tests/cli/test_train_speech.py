@@ -165,6 +165,7 @@ LATE = {
 def test_what_cannot_start_is_an_error_that_leaves_no_folder(case, whisper_folder, tmp_path):
     options, message = LATE[case]
     small = ["--model.family", "whisper", "--model.path", whisper_folder, "--output-dir", tmp_path, *quick.SPEECH]
+    small += ["--data.train", "embedded:speech/train.jsonl", "--rewards", "one_minus_wer"]
     with pytest.raises(ValueError, match=re.escape(message)):
         call("train", *small, *options)
     assert list(tmp_path.iterdir()) == []
