@@ -1,7 +1,6 @@
 """Learn the map of texts to real pictures by which ``transported`` judges (PISCES), from any collection of pictures:
 
-    mmgrpo learn-map --pictures real.jsonl --embed-text my_clip:texts --embed my_clip:pictures \
-        --out map.safetensors
+    mmgrpo learn-map --pictures real.jsonl --embed-text my_clip:texts --embed my_clip:pictures --out map.safetensors
 
 Each line of the file is {"text": a caption, "image": a picture file beside it}. The embeddings are the reward's own.
 """
