@@ -18,6 +18,7 @@ import mmgrpo
 from mmgrpo.api import Result
 from mmgrpo.rewards import from_trl
 from mmgrpo.runtime import plugins
+from mmgrpo.scoring.trl import GIVEN
 from mmgrpo.toy import scenes
 from mmgrpo.types import Policy
 from pipelines import visual, vlm
@@ -83,11 +84,15 @@ def questions(folder: Path) -> list[dict[str, Any]]:
 
 
 def letters(prompts, completions, answer, level, **columns):
-    """TRL's kind of reward: how often the answer's letters occur; question 2 has no score."""
-    assert all(isinstance(text, str) for text in [*prompts, *completions])
+    """TRL's kind of reward: how often the answer's letters occur; question 2 has no score. As TRL gives questions about
+    pictures, prompts and completions are messages."""
+    for (prompt,), (completion,) in zip(prompts, completions, strict=True):
+        assert (prompt["role"], completion["role"]) == ("user", "assistant")
+        assert [block["type"] for block in prompt["content"]] == ["image", "text"]
+        assert prompt["content"][1]["text"] == "which colour is it ?"
     return [
-        None if hard == 2 else sum(text.count(letter) for letter in gold) / 10
-        for text, gold, hard in zip(completions, answer, level, strict=True)
+        None if hard == 2 else sum(message["content"].count(letter) for letter in gold) / 10
+        for (message,), gold, hard in zip(completions, answer, level, strict=True)
     ]
 
 
@@ -131,9 +136,14 @@ def test_a_reward_of_trls_kind_is_given_columns_and_may_leave_a_sample_without_a
         evaluation={"skip": True},
     )
     (columns,) = seen
-    assert columns.keys() == {"answer", "task", "level"} and sorted(columns["level"]) == [2] * 4 + [3] * 4
+    assert columns.keys() - set(GIVEN) == {"id", "text", "answer", "task", "level"}
+    assert sorted(columns["level"]) == [2] * 4 + [3] * 4
     (line,) = run.metrics
-    assert line["reward/letters/failed"] == 4 and line["reward/letters/mean"] is not None
+    assert (
+        line["reward/letters/abstained"] == 4
+        and "reward/letters/failed" not in line
+        and line["reward/letters/mean"] is not None
+    )
 
 
 def test_prompts_that_are_too_long_are_left_out_and_listed(tmp_path):

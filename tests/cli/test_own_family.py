@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     rows = [{"id": i, "text": "?", "image": "a.png", "answer": a, "task": t} for i, (a, t) in tasks.items()]
     write_rows(tmp_path / "asked.jsonl", rows)
     said = [{"id": "one", "text": "say", "answer": "3", "meta": {"voice": "x"}}]
-    said += [{"id": "two", "text": "say", "answer": "4 4", "meta": {"voice": "y"}}]
+    said += [{"id": "two", "text": "say", "answer": "4 cats", "meta": {"voice": "y"}}]
     write_rows(tmp_path / "said.jsonl", said)
     return tmp_path
 
@@ -234,7 +234,7 @@ def test_the_rewards_of_a_run_annotate_samples_that_they_do_not_score(folder):
     rows = read_lines(folder / "run" / "drawn" / "after.jsonl")
     assert [row["aligned"] for row in rows] == [
         [["replace", "3", "4"]],
-        [["equal", "4", "4"], ["delete", "4", ""]],
+        [["equal", "4", "4"], ["delete", "cats", ""]],
     ]
 
 

@@ -6,6 +6,7 @@ The layouts are those of the projects' own data: field by field, with what surro
 from __future__ import annotations
 
 import base64
+import csv
 import json
 import tarfile
 from collections.abc import Callable, Sequence
@@ -159,6 +160,14 @@ def own_columns(folder: Path, gold: Any) -> Path:
     return lines(folder, [{"instruction": QUESTION, "photo": "a.png", "label": {"text": gold}}])
 
 
+def spreadsheet(folder: Path, gold: Any) -> Path:
+    beside(folder)
+    path = folder / "data.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["question", "image", "answer"], [QUESTION, "a.png", gold]])
+    return path
+
+
 def nemo(folder: Path, gold: Any) -> Path:
     return lines(folder, [{"audio_filepath": "a.wav", "duration": 0.05, "text": gold}], "manifest.json")
 
@@ -209,6 +218,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
     "Common Voice": (hub_sentence, "audio"),
     "FLEURS": (hub_transcription, "audio"),
     "VoxPopuli": (hub_normalized, "audio"),
+    "spreadsheet": (spreadsheet, "image"),
     "columns of your own": (own_columns, "image"),
 }
 """Row of the table in docs/data.md to the function that writes such a file with a reference answer, and the medium."""

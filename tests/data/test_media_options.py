@@ -18,6 +18,7 @@ RIGHT = {
     ("video", "frames"): [2, (1 << 63) - 2],
     ("video", "start"): [0, 1.5, LONGEST],
     ("video", "end"): [0.5, LONGEST],
+    ("video", "times"): [[0], [0, 0.5, 0.5, LONGEST]],
     ("audio", "start"): [0, 1.5, LONGEST],
     ("audio", "end"): [0.5, LONGEST],
     ("video", "shuffle"): [0, -7, (1 << 63) - 1],
@@ -31,6 +32,7 @@ WRONG = {
     ("video", "frames"): [0, 3, -2, 1 << 63],
     ("video", "start"): [-0.1, LONGEST + 1],
     ("video", "end"): [0, LONGEST + 1],
+    ("video", "times"): [[], [-0.1], [LONGEST + 1], [1, 0.5], [True], ["0"], 2, (0, 1)],
     ("audio", "start"): [-0.1, LONGEST + 1],
     ("audio", "end"): [0, LONGEST + 1],
     ("video", "shuffle"): [1 << 63, -(1 << 63)],
@@ -49,7 +51,8 @@ def test_every_option_is_tried():
 
 @pytest.mark.parametrize(("kind", "name", "value"), cases(RIGHT))
 def test_the_limits_themselves_are_allowed(kind, name, value):
-    assert options_of({name: value}, kind, "file") == {name: value}
+    source = tuple("file" for _ in value) if isinstance(value, list) else "file"
+    assert options_of({name: value}, kind, source) == {name: value}
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), cases(WRONG))
@@ -82,7 +85,13 @@ def test_a_path_is_a_text_and_of_a_clip_also_a_list_of_them(kind, path, words):
 
 @pytest.mark.parametrize(("kind", "name"), RIGHT)
 def test_what_is_no_number_is_refused(kind, name):
-    for value in ("2", True, float("nan"), [2], *([2.0] if name in INTEGERS else [])):
+    for value in (
+        "2",
+        True,
+        float("nan"),
+        *([2] for _ in range(name != "times")),
+        *([2.0] if name in INTEGERS else []),
+    ):
         with pytest.raises(ValueError, match=f"option '{name}': got "):
             options_of({name: value}, kind, "file")
 

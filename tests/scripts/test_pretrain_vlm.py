@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.cli import questions as written
 from mmgrpo.cli.train import read
 from mmgrpo.runtime.plugins import locate
 from mmgrpo.toy import clips, questions
 from mmgrpo.toy.clips import mixture
 from mmgrpo.toy.questions import words
-from scripts.pretrain import questions as written
 from scripts.pretrain import supervise
 from scripts.pretrain.vlm import Args, Batches, conversation, create, measure
 from tests.building import module

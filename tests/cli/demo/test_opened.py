@@ -54,7 +54,7 @@ def train(folder: Path) -> None:
     policy = pair.load(BEFORE, "cpu")
     with torch.no_grad():
         for parameter in policy.network.parameters():
-            parameter.add_(0.1)
+            parameter.add_(0.01)
     policy.save(folder / "model")
 
 

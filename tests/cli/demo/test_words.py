@@ -36,7 +36,8 @@ NAN = math.nan
         ("de", "plain words", "basic"),
         ("de", "plain", "basic"),
         ("zh", "你好吗", "characters"),
-        ("zh", "你好 吗", "basic"),
+        ("zh", "你好 吗", "characters"),
+        ("ko", "안녕 하세요", "basic"),
     ],
 )
 def test_words_are_compared_as_their_language_is_written(language: str, text: str, normal: str):
