@@ -17,7 +17,6 @@ PAGES = {f"docs/{name}": text for name, text in DOCS.items()} | {
     name: (ROOT / name).read_text(encoding="utf-8") for name in OUTSIDE
 }
 """All pages, by their path in the repository."""
-CHANGELOG = PAGES["CHANGELOG.md"]
 
 BLOCK = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """Language, the rest of its line, and content of a listing."""
@@ -45,12 +44,6 @@ def rows_of(page: str, section: str) -> list[list[str]]:
 def in_code(text: str) -> list[str]:
     """What stands in backticks."""
     return re.findall(r"`([^`]+)`", text)
-
-
-def current(name: str, section: str, column: int) -> str:
-    """A page; of the changelog, which also says what was, only a column of its tables that says what is."""
-    text = PAGES[name]
-    return text if name != "CHANGELOG.md" else "\n".join(cells[column] for cells in rows_of(text, section))
 
 
 def anchors(page: str) -> set[str]:
