@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ class Started:
     """A ``RewardProcess`` that is none."""
 
     reads_rollout = False
+    needs: Sequence[str] = ()
 
     def __init__(self, *given: Any) -> None:
         self.given = given
@@ -111,8 +113,11 @@ def test_a_reward_with_a_time_has_a_process_and_one_of_ones_own_always(monkeypat
     assert own.fn.given[-1] == 600.0 and own.name == "length" and own.elsewhere and own.trusted
     here = scorer(f"{HERE}:length(process=False)")
     assert not here.elsewhere and not here.trusted and here.fn([Prompt("")], [Text("ab")]) == [2]
+    assert timed.needs == own.needs == here.needs == ()
     monkeypatch.setattr(Started, "reads_rollout", True)
-    assert scorer("plain(timeout=5)").reads_rollout
+    monkeypatch.setattr(Started, "needs", ["solution"])  # a list, as it comes of JSON
+    read = scorer("plain(timeout=5)")
+    assert read.reads_rollout and read.needs == ("solution",)
 
 
 def test_scores_are_kept_where_that_is_asked_for_and_possible():

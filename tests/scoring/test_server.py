@@ -232,7 +232,8 @@ def test_what_one_request_does_wrong_is_not_the_others_fault():
         good, bad, better = (answer.result() for answer in others)
         assert first.result().status_code == 200
     assert (good.json()["values"], better.json()["values"]) == ({"0": 4.0}, {"0": 6.0})
-    assert bad.status_code == 422 and bad.json()["error"] == "reward 'length': ValueError: a bad text"
+    place = f"{__file__}:{strict.__code__.co_firstlineno + 4}, in strict"
+    assert bad.status_code == 422 and bad.json()["error"] == f"reward 'length': ValueError: a bad text ({place})"
     assert sizes == [1, 3, 1, 1, 1]
 
 

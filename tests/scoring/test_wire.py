@@ -78,7 +78,7 @@ def output(draw: random.Random) -> Text | Image | Video | Audio:
     sizes = [draw.randrange(4) for _ in range(3)]
     seen = tuple((draw.randrange(9), draw.randrange(9)) for _ in range(draw.randrange(3)))
     kinds: list[Callable[[], Text | Image | Video | Audio]] = [
-        lambda: Text(word(draw), draw.randrange(9), draw.random() < 0.5, seen),
+        lambda: Text(word(draw), draw.randrange(9), draw.random() < 0.5, seen, word(draw), sum(seen, ())),
         lambda: Image(tensor(draw, 3, *sizes[:2])),
         lambda: Video(tensor(draw, sizes[0], 3, *sizes[1:]), draw.random() * 30),
         lambda: Audio(tensor(draw, *sizes[:2]), draw.randrange(48_000)),
@@ -96,8 +96,8 @@ def prompt(draw: random.Random) -> Prompt:
         Turn(word(draw), tuple(media(draw) if draw.random() < 0.5 else word(draw) for _ in range(draw.randrange(3))))
         for _ in range(draw.randrange(3))
     )
-    meta = {word(draw): json_value(draw) for _ in range(draw.randrange(4))}
-    return Prompt(word(draw), word(draw), json_value(draw), word(draw), meta, turns)
+    meta, columns = ({word(draw): json_value(draw) for _ in range(draw.randrange(4))} for _ in range(2))
+    return Prompt(word(draw), word(draw), json_value(draw), word(draw), meta, turns, columns)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -73,7 +73,7 @@ def test_a_process_is_started_apart_from_the_run_and_scores_batch_after_batch(wo
     assert options["start_new_session"] and options["pass_fds"] == tuple(map(int, one.command[5:7]))
     paths = options["env"]["PYTHONPATH"].split(os.pathsep)
     assert set(sys.path) <= set(paths) and str(process.ROOT) in paths
-    assert options["env"].keys() == os.environ.keys() | {"PYTHONPATH"}
+    assert options["env"].keys() == os.environ.keys() | {"PYTHONPATH", process.MARK}
     assert not any(map(os.get_inheritable, one.descriptors)), "what a reward starts does not hold them open"
 
 
@@ -184,7 +184,8 @@ def test_what_cannot_be_sent_and_what_cannot_be_loaded_is_told(world):
     reward = length()
     with pytest.raises(RewardFailure, match=r"cannot be sent to its process: got a set .* process=False"):
         reward([Prompt("", meta={"labels": {1}})], OUTPUTS[:1])
-    assert not reward._alive
+    assert reward._alive and reward(PROMPTS, OUTPUTS) == [1, 2]
+    assert len(world.started) == 1, "the process saw nothing of it, and goes on"
     with pytest.raises(ValueError, match=r"^rewards: 'own:length' has no parameter 'scal'"):
         length(scal=1)
     with pytest.raises(ValueError, match=r"^rewards: module 'own' has no 'lenth'"):
@@ -201,26 +202,30 @@ def test_an_answer_has_a_length_and_no_more_is_read(world):
     reward._connection, until = ours, time.monotonic() + 30
     theirs.sendall((5).to_bytes(8, "big") + b"12")
     threading.Timer(0.1, theirs.sendall, [b"345"]).start()
-    assert reward._receive(until, 5) == b"12345"
+    budget = [5 + 8 + 5]  # two frames of 5 bytes, the first with the 8 of its length
+    assert reward._receive(until, budget) == b"12345" and budget == [5]
     theirs.sendall((6).to_bytes(8, "big") + b"123456")
     with pytest.raises(RewardFailure, match="got an answer of 6 bytes from its process, expected at most 5"):
-        reward._receive(until, 5)
+        reward._receive(until, budget)
     theirs.close()
     with pytest.raises(ConnectionResetError):
         ours.recv(6)
-        reward._receive(until, 5)
+        reward._receive(until, budget)
     assert (process.ANSWER, process.PER_VALUE) == (100_000, 40)
 
 
 def test_a_fork_of_the_run_leaves_its_rewards_alone(monkeypatch):
-    killed = []
+    killed, marked = [], {"mark": [NOBODY + 1]}
     monkeypatch.setattr(os, "killpg", lambda *given: killed.append(given))
+    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
+    monkeypatch.setattr(process, "_marked", lambda mark: marked.pop(mark, []))
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
-    process._end(Gone(), ours, writing, os.getpid() + 1)
+    process._end(Gone(), ours, writing, os.getpid() + 1, "mark")
     assert ours.fileno() >= 0 and killed == []
-    process._end(Gone(), ours, writing, os.getpid())
-    assert ours.fileno() == -1 and killed == [(NOBODY, signal.SIGKILL)] and os.read(reading, 1) == b""
+    process._end(Gone(), ours, writing, os.getpid(), "mark")
+    assert killed == [(NOBODY, signal.SIGKILL), (NOBODY + 1, signal.SIGKILL)], "and what left its group"
+    assert ours.fileno() == -1 and os.read(reading, 1) == b""
     os.close(reading), theirs.close()
 
 
