@@ -129,12 +129,26 @@ def test_every_module_of_python_is_refused_before_it_is_imported():
     assert set(sys.modules) == before
 
 
-@pytest.mark.parametrize("name", ["abort", "partial", "getcwd", "working", "nothing", "one", "named", "keywords"])
-@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+NEITHER = ["abort", "partial", "getcwd", "working", "nothing", "one", "named"]
+
+
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [*((load, name) for load in LOADERS for name in NEITHER), ("renderer", "keywords")],
+)
 def test_what_is_no_function_of_prompts_and_outputs_nor_a_renderer_is_not_called(load, name):
-    message = refusal(load, f"own:{name}")
-    expected = "a Renderer, a class of one" if load is renderer else "a function of prompts and outputs"
-    assert message.startswith("model.renderer" if load is renderer else "rewards") and f"expected {expected}" in message
+    message = refusal(LOADERS[load], f"own:{name}")
+    kind = "a Renderer, a class of one" if load == "renderer" else "a function of prompts and outputs"
+    assert message.startswith("model.renderer" if load == "renderer" else "rewards") and f"expected {kind}" in message
+
+
+def test_a_function_of_keywords_alone_is_a_reward_of_trls_form_and_is_not_called_until_it_scores():
+    assert "'own:keywords' has no parameter 'path'" in refusal(LOADERS["parameters"], "own:keywords")
+    reward = LOADERS["reward"]("own:keywords")
+    assert not Path("called").exists()
+    with pytest.raises(TypeError, match="NoneType"):
+        reward.fn([Prompt("")], [Text("")])
+    assert Path("called").exists()
 
 
 @pytest.mark.parametrize("name", ["Class", "Near", "number"])

@@ -344,9 +344,11 @@ def test_a_text_that_is_not_utf_8_is_an_error_that_names_the_file_and_the_byte(t
 
 def test_a_name_in_an_error_has_no_character_that_a_terminal_acts_on(tmp_path):
     write_run(tmp_path)
-    (tmp_path / "samples" / "after-\x1b[2J\n.jsonl").write_text("{")
+    samples = tmp_path / "samples" / "after-\x1b[2J\n.jsonl"
+    samples.write_text("{")
     with pytest.raises(ValueError, match=r"after-\?\[2J\?\.jsonl:1: not JSON"):
         write_report(tmp_path)
+    samples.unlink()
     (tmp_path / "summary.json").write_text(json.dumps({"extra": {"\x1b[2J\n": 3}}))
     with pytest.raises(ValueError, match=r"summary\.json: extra: \?\[2J\?: got '3', expected a mapping"):
         write_report(tmp_path)

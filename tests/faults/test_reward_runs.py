@@ -84,7 +84,7 @@ def test_its_failure_is_told_once_for_each_reason():
 
     assert told("monday") == [
         "reward 'moody' has weight 0 and could not score a batch of 1 outputs; the run goes on without these values: "
-        "RuntimeError: monday"
+        f"RuntimeError: monday ({__file__}:{moody.__code__.co_firstlineno + 1}, in moody)"
     ]
     assert told("monday") == [] and len(told("tuesday")) == 1
 

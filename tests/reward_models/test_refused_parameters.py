@@ -49,10 +49,13 @@ def test_a_reward_of_trl_sees_texts_and_columns_and_gives_none_for_nothing():
     made = from_trl(reward, "mine")
     prompts = [Prompt("p", "0", answer=1, meta={"size": 3}), Prompt("q", "1", task="count")]
     values = made.fn(prompts, [Text("a"), Text("b")])
-    assert made.name == "mine" and values[0] != values[0] and values[1] == 2.0
-    assert seen == {
+    assert made.name == "mine" and values == [None, 2.0]
+    given = {
         "prompts": ["p", "q"], "completions": ["a", "b"], "answer": [1, None], "task": ["", "count"], "size": [3, None],
+        "completion_ids": [[], []],
     }  # fmt: skip
+    assert {name: seen[name] for name in given} == given
+    assert seen.keys() - given.keys() == {"trainer_state", "log_extra", "log_metric"}
     import torch
 
     with pytest.raises(TypeError, match=r"got outputs \['Image', 'Text'\], expected Text for a TRL reward"):
