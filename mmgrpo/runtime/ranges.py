@@ -123,6 +123,7 @@ POSITIVE_FRACTION = within("(0, 1]")
 POSITIVE = within("(0, inf)")
 UPPER_BOUND = within("[0, inf]")
 ANY_NUMBER = within("(-inf, inf)")
+WHOLE = within("[-2^63, 2^63)")
 DDOF = within("[0, 1]")
 """What is subtracted from the number of samples in a variance; with more, that of two samples would be negative."""
 
@@ -189,7 +190,8 @@ def shown(value: Any) -> str:
 
 def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> None:
     """Raise ValueError for a value that is not of the type ``kind`` or not in the range; a list's range is that of its
-    items. ``what`` names the value."""
+    items, a mapping's that of its keys and texts, and its numbers are finite, integers of 64 bits. ``what`` names the
+    value."""
     if typing.get_origin(kind) in (list, Sequence):
         if not isinstance(value, list | tuple):
             raise ValueError(f"{what}: got {shown(value)}, expected a list")
@@ -202,6 +204,10 @@ def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> Non
             isinstance(key, str) and isinstance(one, simple) for key, one in value.items()
         ):
             raise ValueError(f"{what}: got {shown(value)}, expected keys with texts, numbers, true or false")
+        for key, one in value.items():
+            check_value(key, str, declared, what)
+            numbers = ANY_NUMBER if isinstance(one, float) else WHOLE
+            check_value(one, type(one), declared if isinstance(one, str) else numbers, f"{what}.{shown(key)[1:-1]}")
         return
     accepted = (int, float) if kind is float else kind
     if kind in WORDS and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):

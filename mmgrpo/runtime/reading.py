@@ -319,12 +319,13 @@ class _Loader(yaml.SafeLoader):
 def _refuse_large(root: yaml.Node) -> None:
     """ValueError for aliases that contain themselves or that expand to more than ``MAX_VALUES`` values, for numbers
     of more than ``MAX_DIGITS`` characters (``1:1:...`` is one, and its time grows with the square), and for texts that
-    no file can hold (lone surrogates)."""
+    no file can hold (lone surrogates). Errors name the line and the key, ``model.device``."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
-    def size(node: yaml.Node) -> int:
+    def size(node: yaml.Node, key: str = "") -> int:
         line = node.start_mark.line + 1
+        place = f"line {line}: {key}" if key else f"line {line}"
         if id(node) in open_nodes:
             raise ValueError(f"line {line}: an alias inside of what it stands for; write the value out")
         if id(node) not in sizes:
@@ -332,16 +333,18 @@ def _refuse_large(root: yaml.Node) -> None:
                 kind = node.tag.rpartition(":")[2]
                 if kind in ("int", "float", "timestamp") and len(node.value) > MAX_DIGITS:
                     raise ValueError(
-                        f"line {line}: got a number of {len(node.value):,} characters, expected at most {MAX_DIGITS}"
+                        f"{place}: got a number of {len(node.value):,} characters, expected at most {MAX_DIGITS}"
                     )
                 if any("\ud800" <= character <= "\udfff" for character in node.value):
-                    raise ValueError(f"line {line}: got a lone surrogate in a text, which is no character; remove it")
+                    raise ValueError(f"{place}: got a lone surrogate in a text, which is no character; remove it")
                 return 1
             open_nodes.add(id(node))
             if len(open_nodes) > MAX_DEPTH:
                 raise ValueError(f"line {line}: got values in more than {MAX_DEPTH} levels; this is no configuration")
-            parts = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
-            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+            if isinstance(node, yaml.MappingNode):
+                sizes[id(node)] = 1 + sum(size(name, key) + size(part, inner(key, name)) for name, part in node.value)
+            else:
+                sizes[id(node)] = 1 + sum(size(part, key) for part in node.value)
             open_nodes.discard(id(node))
             if sizes[id(node)] > MAX_VALUES:
                 raise ValueError(
@@ -349,5 +352,9 @@ def _refuse_large(root: yaml.Node) -> None:
                     "configuration"
                 )
         return sizes[id(node)]
+
+    def inner(key: str, name: yaml.Node) -> str:
+        plain = "".join(letter if letter.isprintable() else "?" for letter in str(name.value)[:100])
+        return f"{key}.{plain}" if key else plain
 
     size(root)

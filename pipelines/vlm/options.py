@@ -16,7 +16,7 @@ class TextOptions(ModelOptions):
 
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum length of a prompt, media included; 0: no limit. Prompts are never truncated: see data.too_long."""
-    template: dict[str, bool | int | float | str] = field(default_factory=dict)
+    template: Annotated[dict[str, bool | int | float | str], LONG_TEXT] = field(default_factory=dict)
     """Arguments of the chat template, e.g. {enable_thinking: false} of Qwen3, or {date_string: 1 May 2026} of Llama 3.
     One that the template does not read is an error."""
 

@@ -13,6 +13,7 @@ import io
 import math
 import os
 import random
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -39,6 +40,18 @@ NUMBERS += [math.nan, math.inf, -math.inf, "1e999", "nan", "many", "", True, Non
 TEXTS = ["", "cdua", "x" * 5000, "a\0b", "\ud800", "../..", "-x", "x(", "x(a=nan)", "x(a=1e999)", "\n", "é" * 300]
 TEXTS += [3, 0.5, math.nan, True, None, [], ["a"], {"a": 1}, 10**30]
 LISTS = [[], "text", ["cdua"], ["x("], [""], ["x" * 5000], ["\ud800"], [None], [3], [["a"]], {}, None, 3, math.nan]
+MAPPINGS: list[Any] = [{}, None, 3, "text", [], ["a"], {"a": math.nan}, {"a": math.inf}, {"a": "b\0"}, {"a": "\ud800"}]
+MAPPINGS += [
+    {"a\0": 1},
+    {"\ud800": 1},
+    {3: 1},
+    {"a": None},
+    {"a": [1]},
+    {"a": {"b": 1}},
+    {"a": 10**400},
+    {"a": "x" * 5000},
+    {"a\n": math.nan},
+]
 SWITCHES = [1, 0, "yes please", "", None, [], 2.5, math.nan]
 SECTIONS = [None, 3, "text", [], [{}], True, math.nan]
 WITHOUT_MODEL = ("causal_lm", "image_text", "smolvlm", "qwen_audio", "audio_text", "codec_speech", "ctc")
@@ -91,6 +104,8 @@ def values(kind: Any, default: Any) -> list[Any]:
     """Values to try in a field; in a field of text also its default, spoilt."""
     if dataclasses.is_dataclass(kind):
         return SECTIONS
+    if typing.get_origin(kind) is dict:
+        return MAPPINGS
     if kind in (int, float, bool):
         return SWITCHES if kind is bool else NUMBERS
     text = default if kind is str else str((*default, "x")[0])

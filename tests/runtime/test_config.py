@@ -213,17 +213,22 @@ def test_the_learning_rate_of_every_step(decay, warmup, steps, values):
         ("model: {family: [a]}", "model.family: there is no \"['a']\""),
         ("rewards: &a [*a]", "recipe.yaml is not valid YAML: line 1: an alias inside of what it stands for"),
         ("optim: &a {lr: *a}", "recipe.yaml is not valid YAML: line 1: an alias inside of what it stands for"),
-        ("steps: " + "1:" * 9000 + "1", "recipe.yaml is not valid YAML: line 1: got a number of 18,001 characters"),
+        (
+            "steps: " + "1:" * 9000 + "1",
+            "recipe.yaml is not valid YAML: line 1: steps: got a number of 18,001 characters",
+        ),
         ("steps: " + "1:" * 900 + "1.5", "recipe.yaml is not valid YAML: a value does not fit its tag"),
         ("steps: !!bool x", "recipe.yaml is not valid YAML: a value does not fit its tag"),
         ("name: !!int ''", "recipe.yaml is not valid YAML: a value does not fit its tag"),
         ("name: !!timestamp x", "recipe.yaml is not valid YAML: a value does not fit its tag"),
-        ('name: "\\ud800"', "recipe.yaml is not valid YAML: line 1: got a lone surrogate"),
+        ('name: "\\ud800"', "recipe.yaml is not valid YAML: line 1: name: got a lone surrogate"),
+        ('a:\n  "b\\n": [x, {c: "\\ud800"}]', "recipe.yaml is not valid YAML: line 2: a.b?.c: got a lone surrogate"),
+        ('optim: {"\\ud800": 1}', "recipe.yaml is not valid YAML: line 1: optim: got a lone surrogate"),
         ("? [a]\n: 1", "recipe.yaml is not valid YAML: line 1: got a sequence as a key"),
         ("name: " + "[" * 60 + "]" * 60, "recipe.yaml is not valid YAML: line 1: got values in more than 50 levels"),
         ("name: " + "x" * (1 << 20), "recipe.yaml has 1,048,582 bytes, expected at most 1,048,576"),
     ],
-    ids=range(21),
+    ids=range(23),
 )
 def test_what_yaml_takes_for_something_else_is_told_in_one_line(text, message, recipe):
     with pytest.raises(ValueError, match=re.escape(message)) as refused:

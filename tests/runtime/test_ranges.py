@@ -51,6 +51,31 @@ def test_several_intervals_are_one_range():
     assert str(temperature) == "0 or a number in [0.001, 1000]"
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"a": math.nan}, "of.a: got nan,"),
+        ({"a": -math.inf}, "of.a: got -inf,"),
+        ({"a": 2**63}, "of.a: got 9223372036854775808,"),
+        ({"a": "b\0"}, "of.a: got 'b\\x00',"),
+        ({"a\n": math.nan}, "of.a\\n: got nan,"),
+        ({"a\0": 1}, "of: got 'a\\x00',"),
+        ({"\ud800": 1}, "of: got '\\ud800',"),
+        ({3: 1}, "of: got {3: 1},"),
+        ({"a": None}, "of: got {'a': None},"),
+        ([], "of: got [],"),
+    ],
+)
+def test_a_mapping_has_texts_that_can_be_written_and_numbers_that_are_finite(given, message):
+    @dataclass
+    class Some:
+        of: Annotated[dict[str, bool | int | float | str], ANY_TEXT]
+
+    check_ranges(Some({"a": True, "b": -(2**63), "c": 1e300, "d": "text"}))
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        check_ranges(Some(given))
+
+
 def test_a_seed_is_whatever_torch_and_numpy_take():
     import numpy as np
     import torch
