@@ -102,7 +102,8 @@ def test_work_that_may_be_left_anywhere_does_not_begin_after_a_signal():
 
 
 def test_every_option_of_a_model_reaches_its_training():
-    changed = {"lora_rank": 3, "lora_alpha": 5.0, "lora_targets": ["to_q"], "dtype": "bfloat16", "allow_pickle": True}
+    changed = {"lora_rank": 3, "lora_alpha": 5.0, "lora_targets": ["to_q"], "dtype": "bfloat16", "quantize": "4bit"}
+    changed["allow_pickle"] = True
     options = ModelOptions(**changed, gradient_checkpointing=True)
     training = Training.of(options, seed=7, device="cuda:1", weights="w")
     assert {f.name: getattr(training, f.name) for f in fields(Training)} == {

@@ -53,6 +53,7 @@ def config_of(name: str, path: str, **model: Any) -> Config:
     example, config = EXAMPLES[name], config_class(families()[name].sections)()
     return replace(
         config,
+        name="run",
         steps=2,
         model=replace(config.model, **{"family": name, "path": path, "device": "cpu", **example.model, **model}),
         sampling=replace(config.sampling, **example.sampling),

@@ -13,6 +13,7 @@ import torch
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.presets import CATALOGUE
+from mmgrpo.registry import FEW, SHOWN
 from mmgrpo.runtime.reading import refuse_preset
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
@@ -106,7 +107,9 @@ def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind
         ValueError, match=rf"preset '{preset}' is for .*; this policy's decisions are {kind}"
     ) as refusal:
         refuse_preset(preset, kind)
-    assert str(refusal.value).split("presets: ")[1].split(", ") == made_for(kind)
+    shown, _, rest = str(refusal.value).partition("presets: ")[2].partition("; ")
+    assert len(made_for(kind)) > FEW and shown.split(", ") == made_for(kind)[:SHOWN]
+    assert "'mmgrpo presets'" in rest and f" {len(made_for(kind))}" in rest
 
 
 @pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: REFUSED[kind]))

@@ -92,12 +92,17 @@ def test_a_name_is_one_component_of_a_path(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0", "a\n", "-a", "x" * 201, "é" * 101, "\ud800", "a/", "../a"]
+    "name", [".", "..", "a/b", "/a", "a\\b", "a\0", "a\n", "-a", "x" * 201, "é" * 101, "\ud800", "a/", "../a"]
 )
 def test_a_name_that_leads_elsewhere_is_refused(name):
     assert name not in PATH_COMPONENT
     with pytest.raises(ValueError, match=r"^name: got .*, expected one plain component of a path"):
         check_ranges(replace(Config(), name=name))
+
+
+def test_an_empty_name_leads_nowhere_but_a_run_may_go_without_one():
+    assert "" not in PATH_COMPONENT
+    check_ranges(replace(Config(), name=""))
 
 
 @pytest.mark.parametrize(("text", "most"), [(ANY_TEXT, 4096), (LONG_TEXT, 2**20), (CHECKPOINT, 20)])

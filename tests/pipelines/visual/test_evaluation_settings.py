@@ -92,6 +92,7 @@ def test_a_whole_run_is_the_same_to_the_last_bit_whatever_the_evaluation(tiny, t
         config = config_of("sd3", tiny("sd3"), {"lora_rank": 2}, asked)
         config = replace(
             config,
+            name="run",
             steps=2,
             output_dir=str(tmp_path / str(number)),
             optim=replace(config.optim, lr=1e-2),

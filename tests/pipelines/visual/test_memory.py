@@ -52,7 +52,8 @@ def test_the_page_of_generators_lists_their_families_and_the_memory_of_each_mode
     counts = {str((one.kind, one.config)): GENERATORS[one.name][0] for one in MODELS}
     monkeypatch.setattr(memory, "parameters", lambda *network: counts[str(network)])
     monkeypatch.setattr(memory, "encoder_parameters", WORDS.__getitem__)
-    listed = [line.split("`")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    table = PAGE.split("\n## Families\n")[1].split("\n## ")[0]
+    listed = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(listed) == sorted(name for name, one in families().items() if one.modality == "visual")
     assert [model.name for model in MODELS if row(model) not in PAGE] == []
 
