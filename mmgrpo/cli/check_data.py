@@ -81,6 +81,10 @@ class Args:
     """Largest number of frames per clip; 0: the model's."""
     fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Frames to sample per second of a clip; 0: the model's."""
+    seconds: Annotated[float, within("[0.02, 1800]")] = 30.0
+    """Maximum duration of a recording (model.seconds)."""
+    windows: Annotated[int, within("[1, 60]")] = 1
+    """Windows of that duration in which a recording is read (model.windows)."""
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest length of a prompt in tokens, beyond which it is a problem; 0: no limit."""
 
@@ -97,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         islice(attempts(locate(args.data), args.media_root, columns_for(args.data, args.columns)), args.limit or None)
     )
     readable = [(place, prompt) for place, prompt in rows if not isinstance(prompt, ValueError)]
-    measures = measure_all([prompt for _, prompt in readable], args.workers, "media")
+    measures = measure_all([prompt for _, prompt in readable], args.workers, "media", args.seconds * args.windows)
     count, golds = counter(args), gold_rewards([spec for spec in args.reward if is_verifier(spec)])
     others = row_rewards([spec for spec in args.reward if not is_verifier(spec)])
     refuse_columns([*(reward for reward, _ in golds), *others], [prompt for _, prompt in readable])

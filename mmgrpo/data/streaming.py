@@ -30,6 +30,13 @@ Choose = Callable[[list[Prompt]], tuple[Sequence[Prompt], list[Skipped]]]
 """From prompts to the usable ones, in their order, and the skipped."""
 
 
+def keys_with_values(prompt: Prompt) -> list[str]:
+    """The keys of a row that a model or a reward may read or not: those of ``meta`` with a value, and ``system`` for a
+    system turn."""
+    keys = [key for key, value in prompt.meta.items() if value is not None]
+    return keys + ["system"] * any(turn.role == "system" for turn in prompt.turns)
+
+
 class StoredPrompts(Sequence[Prompt]):
     """The prompts of files, of which only the places are in memory.
 
@@ -46,10 +53,10 @@ class StoredPrompts(Sequence[Prompt]):
         self.file = array("q", (place for place, file in enumerate(files) for _ in range(len(file))))
         self.number = array("q", (number for file in files for number in range(len(file))))
         self.keys: Counter[str] = Counter()
-        """Keys of ``meta`` with the number of rows that have a value there."""
+        """Keys (``keys_with_values``) with the number of rows that have a value there."""
         ids: set[bytes] = set()
         for position, prompt in enumerate(self):
-            self.keys.update(key for key, value in prompt.meta.items() if value is not None)
+            self.keys.update(keys_with_values(prompt))
             digest = hashlib.blake2b(prompt.id.encode(), digest_size=12).digest()
             if digest in ids:
                 place = place_of(files[self.file[position]], self.number[position])

@@ -2,7 +2,8 @@
 
 What reads a key is not listed anywhere: it is found in the source of the function or module that would read it
 (``keys_read``), as ``prompt.meta["key"]``, ``prompt.meta.get("key")``, ``"key" in prompt.meta`` or
-``f(prompt, "key")``, and in what that calls inside of its own package. No module is imported for it.
+``f(prompt, "key")``, and in what that calls inside of its own package. No module is imported for it. A system prompt
+(``system``) is read where the roles of turns are (``turn.role``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.data.streaming import Joined, StoredPrompts
+from mmgrpo.data.streaming import Joined, StoredPrompts, keys_with_values
 from mmgrpo.types import Prompt
 
 READERS = ("mmgrpo.data.columns", "mmgrpo.data.messages")
@@ -118,7 +119,8 @@ def objects_in(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def keys_in(tree: ast.AST, names: tuple[str, ...] = ("meta",)) -> Iterator[str]:
-    """The keys that the lines of a tree read of a prompt's ``meta``, or of variables of these ``names``."""
+    """The keys that the lines of a tree read of a prompt's ``meta``, or of variables of these ``names``, and ``system``
+    where they read the roles of turns."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if (
@@ -133,6 +135,8 @@ def keys_in(tree: ast.AST, names: tuple[str, ...] = ("meta",)) -> Iterator[str]:
             yield from texts([node.slice])
         elif isinstance(node, ast.Compare) and any(is_meta(one, names) for one in node.comparators):
             yield from texts([node.left])
+        elif isinstance(node, ast.Attribute) and node.attr == "role":
+            yield "system"
 
 
 def is_meta(node: ast.expr, names: tuple[str, ...]) -> bool:
@@ -163,6 +167,7 @@ def words_of(path: Path, name: str = "") -> frozenset[str] | None:
         tree = source.definitions.get(place[1], source.whole)
         constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         words |= {word for word in constants if isinstance(word, str)}
+        words |= {"system" for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "role"}
         words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword) and node.arg}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         waiting += [(place[0], one) for one in names if one in source.definitions]
@@ -177,13 +182,13 @@ def named_in(value: Any) -> frozenset[str]:
 
 
 def keys_of(prompts: Sequence[Prompt]) -> Counter[str]:
-    """The keys in ``meta`` with the number of rows that have a value there; of prompts in files, of all rows that were
-    read at the start."""
+    """The keys in ``meta``, and ``system`` for a system turn, with the number of rows that have a value there; of
+    prompts in files, of all rows that were read at the start."""
     if isinstance(prompts, StoredPrompts):
         return prompts.keys
     if isinstance(prompts, Joined):
         return sum((keys_of(part) for part in prompts.parts), Counter())
-    return Counter(key for prompt in prompts for key, value in prompt.meta.items() if value is not None)
+    return Counter(key for prompt in prompts for key in keys_with_values(prompt))
 
 
 def unread(keys: Mapping[str, int], read: Iterable[frozenset[str] | None]) -> dict[str, int]:
@@ -197,9 +202,9 @@ def unread(keys: Mapping[str, int], read: Iterable[frozenset[str] | None]) -> di
 
 @cache
 def keys_of_rows() -> frozenset[str]:
-    """The keys that the reader of rows takes itself."""
+    """The keys that the reader of rows takes itself; not ``system``, of which it makes a turn that few models read."""
     trees = [source.whole for module in READERS if (source := source_of(module)) is not None]
-    return frozenset(key for tree in trees for key in keys_in(tree, ("meta", "row")))
+    return frozenset(key for tree in trees for key in keys_in(tree, ("meta", "row"))) - {"system"}
 
 
 def in_words(keys: Mapping[str, int], rows: int) -> str:

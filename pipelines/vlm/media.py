@@ -187,8 +187,9 @@ def span_of(options: Mapping[str, Any]) -> dict[str, float]:
     return {"start": options.get("start", 0.0), "end": options.get("end", math.inf)}
 
 
-def measure(media: Media) -> Measure:
-    """Size and duration of a medium; ``Unreadable`` where it cannot be opened.
+def measure(media: Media, max_seconds: float = math.inf) -> Measure:
+    """Size and duration of a medium; ``Unreadable`` where it cannot be opened, and for a recording of more than
+    ``max_seconds``.
 
     Pictures and sounds are decoded completely, clips at the first and last frame of their range, which detects a
     truncated file.
@@ -206,22 +207,25 @@ def measure(media: Media) -> Measure:
         return Measure(height, width, len(ends.times), len(ends.times) / ends.fps)
     from pipelines.speech.audio import read_audio
 
-    sound = read_audio(media)
+    sound = read_audio(media, max_seconds=max_seconds)
     return Measure(0, 0, 0, sound.samples.shape[1] / sound.rate)
 
 
-def measure_all(prompts: Sequence[Prompt], workers: int = 1, title: str = "") -> list[tuple[Measure | Unreadable, ...]]:
+def measure_all(
+    prompts: Sequence[Prompt], workers: int = 1, title: str = "", max_seconds: float = math.inf
+) -> list[tuple[Measure | Unreadable, ...]]:
     """``measure`` of the media of each prompt, or the error; a file of several prompts is opened once.
 
     A title shows a progress bar.
     """
     distinct = {same_medium(media): media for prompt in prompts for media in prompt.media}
-    measures = dict(zip(distinct, open_each(list(distinct.values()), _measure_or_error, workers, title), strict=True))
+    inspect = partial(_measure_or_error, max_seconds=max_seconds)
+    measures = dict(zip(distinct, open_each(list(distinct.values()), inspect, workers, title), strict=True))
     return [tuple(measures[same_medium(media)] for media in prompt.media) for prompt in prompts]
 
 
-def _measure_or_error(media: Media) -> Measure | Unreadable:
+def _measure_or_error(media: Media, max_seconds: float) -> Measure | Unreadable:
     try:
-        return measure(media)
+        return measure(media, max_seconds)
     except Unreadable as error:
         return error

@@ -165,6 +165,18 @@ def test_the_estimate_is_what_the_model_is_shown(tmp_path):
         assert estimate == model.prompt_length(prompt)
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [((), "30"), (("--windows", "2"), ""), (("--seconds", "31"), ""), (("--seconds", "15", "--windows", "2"), "30")],
+)
+def test_recordings_may_be_as_long_as_the_windows_of_the_run(check, tmp_path, settings, problem):
+    soundfile.write(tmp_path / "a.wav", np.sin(np.arange(31 * 1_000) * 0.1) / 2, 1_000)  # 31 s
+    path = write(tmp_path, [{"text": "", "audio": "a.wav", "answer": "a tone"}])
+    status, text, _ = check(path, *settings)
+    assert status == bool(problem) and ("maximum 31" in text) == (not problem)
+    assert not problem or f"31.0 s of sound, expected at most {problem} s" in text
+
+
 def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
     for number in range(3):
         tone = np.sin(np.arange(8_000 * (number + 1)) * 0.1) / 2

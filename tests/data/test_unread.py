@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mmgrpo
-from mmgrpo.data.readers import keys_of_family, keys_of_reward
+from mmgrpo.data.readers import ignored, keys_of_family, keys_of_reward
 from mmgrpo.data.streaming import StoredPrompts, joined
 from mmgrpo.data.unread import in_words, keys_of, unread
 from mmgrpo.family import families
@@ -49,11 +49,34 @@ def test_the_keys_that_a_family_reads_are_found_in_its_source(family, keys):
     assert read is not None and read >= keys and "difficulty" not in read
 
 
+@pytest.mark.parametrize(
+    ("family", "read"),
+    [
+        *((family, True) for family in ("causal_lm", "qwen_vl", "image_text", "qwen_audio", "audio_text")),
+        *((family, False) for family in ("sd3", "wan", "stable_audio", "codec_speech", "flow_speech", "whisper")),
+    ],
+)
+def test_a_system_prompt_is_read_where_the_roles_of_turns_are(tmp_path, family, read):
+    rows = [{"text": "a", "system": "Be brief."}, {"messages": [turn("system"), turn("user")]}, {"text": "b"}]
+    stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert keys_of(stored) == keys_of(list(stored)) == {"system": 2}
+    text = ignored(keys_of(stored), 3, [], set(), families()[family])
+    assert text.startswith("data: 'system' (2 of 3 rows): ") == (not read) and bool(text) == (not read)
+
+
+def turn(role: str) -> dict[str, str]:
+    return {"role": role, "content": "a"}
+
+
 def test_a_rewards_own_file_and_a_server_may_read_other_keys(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text("def score(prompts, outputs):\n    return [p.meta['level'] for p in prompts]\n")
+    (tmp_path / "own.py").write_text(
+        "def score(prompts, outputs):\n    return [p.meta['level'] for p in prompts]\n"
+        "def turns(prompts, outputs):\n    return [len(p.turns[0].role) for p in prompts]\n"
+    )
     read = keys_of_reward("own:score(weight=2)")
     assert read is not None and "level" in read and "difficulty" not in read
+    assert [one for one in ("score", "turns") if "system" in (keys_of_reward(f"own:{one}") or ())] == ["turns"]
     assert keys_of_reward("served(reward='mine', url='http://127.0.0.1:1')") is None
 
     def of_columns(completions, solution, **others):
@@ -100,7 +123,8 @@ def test_check_data_names_the_keys_and_what_reads_them(check, tmp_path):  # noqa
     path = write_rows(tmp_path / "data.jsonl", rows)
     _, text, _ = check(path)
     lines = {line.split("'")[1]: line for line in text.splitlines() if line.startswith("  key")}
-    assert lines.keys() >= {"tags", "difficulty"} and "in 1 rows" in lines["difficulty"]
+    assert lines.keys() >= {"tags", "difficulty", "system"} and "in 1 rows" in lines["difficulty"]
+    assert "family qwen_audio" in lines["system"] and "sd3" not in lines["system"]
     assert "nothing" in lines["difficulty"] and "reward" in lines["tags"]
     _, text, _ = check(path, "--reward", "format")
     assert "nothing" in next(line for line in text.splitlines() if "'tags'" in line)
