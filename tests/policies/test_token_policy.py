@@ -370,17 +370,19 @@ SAY = [Prompt(f"say {word}", word, answer=word) for word in "abcd"]
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("preset", "changes"), [("grpo", {"terms": []}), ("dr_grpo", {})])
-def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, tmp_path):
-    model = toy(WORDS)
+@pytest.mark.parametrize(("preset", "changes", "count"), [("grpo", {"terms": []}, 4), ("dr_grpo", {}, 2)])
+def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, count, tmp_path):
+    # Rewards of the last steps with seeds 0 to 3: 0.66 to 0.89 (grpo, four words), 0.88 to 0.96 (dr_grpo, two words).
+    prompts = SAY[:count]
+    model = toy(WORDS[: count + 1])
     amplify(model.network, 4)
     made = trainer(
         TokenPolicy(model, max_tokens=2),
         tmp_path,
-        SAY,
+        prompts,
         reward=says_it,
-        heldout=SAY,
-        prompts_per_step=4,
+        heldout=prompts,
+        prompts_per_step=count,
         group_size=32,
         steps=48,
         lr=4e-3,
