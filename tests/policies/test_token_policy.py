@@ -395,7 +395,7 @@ def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, count, 
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 48 and all(line["ratio/first_minus_one"] < 1e-4 for line in lines)
     rewards = [line["reward/reward/mean"] for line in lines]
-    assert sum(rewards[:8]) / 8 < 0.3 and sum(rewards[-8:]) / 8 > 0.6
+    assert sum(rewards[:8]) / 8 < 0.3 and sum(rewards[-8:]) / 8 > 0.5
     assert (tmp_path / "evaluations" / "after.json").is_file() and list((tmp_path / "checkpoints").iterdir())
 
 
