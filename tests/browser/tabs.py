@@ -256,7 +256,7 @@ def runs(page: Any) -> None:
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
     page.locator("#runs-moment", has_text="samples: before").wait_for()
-    page.locator("#runs-samples figcaption", has_text="before").first.wait_for()
+    page.locator("#runs-samples .moment", has_text="before").first.wait_for()
 
     page.locator("#runs-settings button").click()
     page.locator("#runs-differences th", has_text="model.family").wait_for()

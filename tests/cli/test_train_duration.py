@@ -70,7 +70,8 @@ def test_a_run_is_measured_and_heard(spoken, tmp_path):
 @pytest.mark.slow
 def test_another_run_starts_where_the_first_ended(spoken, tmp_path):
     trained = ["--model.path", spoken / "model", "--output-dir", tmp_path, "--name", "further"]
-    call("train", *SMALL, *trained, "--steps", 1)
+    data = ["--data.train", "embedded:speech/say_train.txt", "--data.heldout", "embedded:speech/say_heldout.txt"]
+    call("train", *SMALL, *trained, *data, "--steps", 1)
     before = summary(tmp_path / "further")["eval"]["before"]["seconds"]["mean"]
     assert before == summary(spoken)["eval"]["after"]["seconds"]["mean"]
 

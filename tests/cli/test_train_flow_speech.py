@@ -67,8 +67,9 @@ def test_a_published_checkpoint_trains_on_a_list_of_seed_tts_eval_and_speaks_aga
     result = summary(folder)
     assert (result["modality"], result["family"], result["steps"]) == ("speech", "flow_speech", 2)
     assert result["eval"]["after"]["below_2_khz"]["n"] == 2
-    # 38 frames of 256 samples speak 16 characters and a full stop, so 9 characters have floor(38 / 17 * 9)
-    assert result["eval"]["after"]["seconds"]["mean"] == pytest.approx(20 * 256 / 24_000)
+    # 38 frames of 256 samples speak 16 characters, a full stop and two spaces, so 9 characters, which are fewer than 10
+    # bytes and are spoken at 0.3 of the pace, have floor(38 / 19 * 9 / 0.3).
+    assert result["eval"]["after"]["seconds"]["mean"] == pytest.approx(60 * 256 / 24_000)
     assert {file.name for file in (folder / "model").iterdir()} >= {"model.safetensors", "vocab.txt"}
     assert list((folder / "samples").rglob("*.ogg"))
     call("sample", "--run", folder, "--prompts", "Good day!", "--output", tmp_path / "said")
