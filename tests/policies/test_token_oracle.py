@@ -17,7 +17,7 @@ from mmgrpo.update import LossRecipe
 from pipelines.vlm import qwen_vl
 from scripts.grpo_minimal import TextPolicy, train
 from tests.building import load, recipe, trainer
-from tests.seeing import distance, plain_inputs
+from tests.seeing import distance, plain_inputs, released_positions
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -61,6 +61,7 @@ def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path
     """Two rounds of three prompts, two epochs each, so that ratios leave one and clip, with a KL term."""
     family = load(qwen_vl, qwen_vl.tiny(tmp_path / "model"), freeze_vision=False, keep_reference=True)
     naive, original = copy.deepcopy(family.network), copy.deepcopy(family.network)
+    naive.model.get_rope_index = released_positions(naive.model)
     inputs = {prompt.id: alone(family, prompt) for prompt in PROMPTS}
 
     made = trainer(

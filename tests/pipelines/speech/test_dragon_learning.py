@@ -52,6 +52,7 @@ def test_a_distance_to_exemplars_falls_whatever_the_seed(seed, trial, tmp_path: 
     config = config_class(chosen.sections)()
     config = replace(
         config,
+        name="run",
         seed=seed,
         steps=rounds,
         output_dir=str(tmp_path / "runs"),
