@@ -176,7 +176,7 @@ def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder):
 def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
     reward = scorer("own:texts")
-    with pytest.raises(RuntimeError, match=r"reward 'texts' failed .* AttributeError: 'Text' object .*'txt'$") as e:
+    with pytest.raises(RuntimeError, match=r"'texts' .* AttributeError: .*'txt' \(.*own\.py:2, in .*\)$") as e:
         score_outputs([reward], PROMPTS, OUTPUTS)
     assert e.value.__cause__ is not None and "own.py" in str(e.value.__cause__.__cause__)
     with pytest.raises(RewardFailure, match=r"cannot be sent to its process: got a set .* process=False"):
