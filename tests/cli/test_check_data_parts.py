@@ -331,4 +331,5 @@ def test_by_default_all_rows_are_checked_with_the_sizes_of_the_model_and_none_ma
     zeros = dict.fromkeys(("min_pixels", "max_pixels", "frame_pixels", "max_frames", "max_prompt_tokens", "limit"), 0)
     texts = dict.fromkeys(("media_root", "columns", "skipped", "model"), "")
     others = {"workers": 2, "check_tasks": True, "reward": [], "skip_limit": 0.0, "fps": 0.0, "family": "qwen_vl"}
-    assert vars(Args("a.jsonl")) == {"data": "a.jsonl", **zeros, **texts, **others}
+    parts = {"seconds": 30.0, "windows": 1}
+    assert vars(Args("a.jsonl")) == {"data": "a.jsonl", **zeros, **texts, **parts, **others}
