@@ -23,6 +23,7 @@ from reward_models.rules.tasks import TASKS
 from tests import ROOT
 from tests.pages import DOCS
 
+PAPERS = DOCS["papers.md"] + DOCS["papers_core.md"]
 ALGORITHMS = DOCS["algorithms.md"] + DOCS["visual_algorithms.md"]
 
 TABLES = {
@@ -115,7 +116,7 @@ def test_the_base_of_presets_is_what_the_documentation_says() -> None:
 
 
 def test_the_tests_that_papers_are_held_by_exist() -> None:
-    named_tests = set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", DOCS["papers.md"]))
+    named_tests = set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAPERS))
     sources = {file: (ROOT / "tests" / file).read_text(encoding="utf-8") for file, _ in named_tests}
     assert [pair for pair in sorted(named_tests) if f"\ndef {pair[1]}(" not in sources[pair[0]]] == []
     assert len(named_tests) > 50
@@ -123,7 +124,7 @@ def test_the_tests_that_papers_are_held_by_exist() -> None:
 
 def test_what_papers_are_expressed_by_exists() -> None:
     found, wrong = 0, []
-    for row in DOCS["papers.md"].splitlines():
+    for row in PAPERS.splitlines():
         if row.count(" | ") != 3:
             continue
         expressed = row.split(" | ")[1]
@@ -137,7 +138,7 @@ def test_what_papers_are_expressed_by_exists() -> None:
 
 def test_a_status_says_whether_something_is_there() -> None:
     rows = [
-        row.split(" | ") for row in DOCS["papers.md"].splitlines() if row.startswith("| ") and row.count(" | ") == 3
+        row.split(" | ") for row in PAPERS.splitlines() if row.startswith("| ") and row.count(" | ") == 3
     ]
     rows = [row for row in rows if row[0] not in ("| paper", "| ---")]
     assert len(rows) > 240
