@@ -9,10 +9,11 @@ PYTEST_ARGS ?=
 # Processes of `make test` and `make test-slow`, each with one thread.
 WORKERS ?= auto
 SHAPES ?= tests/advantages tests/objectives tests/diffusion tests/policies tests/test_rollout.py tests/test_trainer.py tests/test_update.py
-# Of `make mutants`: which lines are drawn, how many, and at least how many of each folder.
+# Of `make mutants`: which lines are drawn, how many, of which files, and the folder of the tests that are run.
 SEED ?= 0
 COUNT ?= 200
-EACH ?= 20
+ONLY ?=
+TESTS ?= tests
 # The versions of Python that pyproject.toml names.
 PYTHON_VERSIONS := 3.11 3.12 3.13
 comma := ,
@@ -72,7 +73,7 @@ faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards 
 	$(BIN)/python -m tests.faults.table build/faults.json --output benchmarks/faults.md
 
 mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
-	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --each $(EACH) --report benchmarks/mutants.md
+	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --only "$(ONLY)" --tests $(TESTS) --report benchmarks/mutants.md
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .
