@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mmgrpo.registry import nearest
-from mmgrpo.runtime import plugins
-from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.config import plugins
+from mmgrpo.config.registry import nearest
+from mmgrpo.config.settings import Config, Sections
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.registry import nearest, parse
-from mmgrpo.runtime import plugins
-from mmgrpo.runtime.kinds import made_of
+from mmgrpo.config import plugins
+from mmgrpo.config.plugins import made_of
+from mmgrpo.config.registry import nearest, parse
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.cache import cached
 from mmgrpo.scoring.decisions import reads_rollout

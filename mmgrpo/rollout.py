@@ -26,8 +26,8 @@ from torch import Tensor
 from mmgrpo.advantages.comparison import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.config.registry import Block, bind
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.runtime.reward_statistics import correlations, zero_spread

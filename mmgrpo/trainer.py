@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
@@ -37,7 +38,6 @@ from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
 from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
-from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_by_name, sum_gradients
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors

@@ -30,10 +30,10 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.registry import Bound, bind
 from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.owners import owned, owner_index
-from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.types import OWN, REFERENCE, Decisions, Policy, Rollout, Scores
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 
 
 def require(extra: str, *libraries: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from mmgrpo.config.registry import bind
+from mmgrpo.config.settings import Config
 from mmgrpo.family import Arithmetic, Family, families
-from mmgrpo.registry import bind
-from mmgrpo.runtime.config import Config
 from pipelines.factory import with_settings
 from pipelines.options import DenoisingSampling
 
@@ -50,8 +50,8 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
 
 def refuse_other_process(name: str, process: Process, sampling: DenoisingSampling) -> None:
     """ValueError for what is defined for flows only in a diffusion family, and the other way round."""
+    from mmgrpo.config.registry import parse
     from mmgrpo.diffusion.kernels import DIFFUSION_KERNELS, KERNELS
-    from mmgrpo.registry import parse
 
     kernels = [kernel for kernel in KERNELS if (kernel in DIFFUSION_KERNELS) == (process == "diffusion")]
     if parse(sampling.kernel)[0] not in kernels:

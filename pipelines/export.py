@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.registry import nearest
 from mmgrpo.family import Family
-from mmgrpo.registry import nearest
 from mmgrpo.runtime.files import new_folder, share, write_tensors, write_text
-from mmgrpo.runtime.plugins import locate
 from pipelines.factory import device_of
 from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters
 from pipelines.quantized import dequantized, is_quantized
 from pipelines.training import Training, torch_dtype
 
 if TYPE_CHECKING:
-    from mmgrpo.runtime.config import Config
+    from mmgrpo.config.settings import Config
     from mmgrpo.types import Policy, Prompt, Rollout
 
 SECOND = "transformer_2"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.ranges import check_ranges
+from mmgrpo.config.registry import nearest
+from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family, Settings
-from mmgrpo.registry import nearest
-from mmgrpo.runtime.config import config_class
-from mmgrpo.runtime.plugins import locate
-from mmgrpo.runtime.ranges import check_ranges
 
 if TYPE_CHECKING:
     from mmgrpo.types import Policy

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config.registry import nearest
 from mmgrpo.data import prompts
 from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, registered
 from mmgrpo.data.media import IN_MEMORY
 from mmgrpo.data.streaming import StoredPrompts
 from mmgrpo.data.values import reason_of
-from mmgrpo.registry import nearest
 from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Prompt
 from pipelines import require

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.registry import bind, parse
+from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
-from mmgrpo.registry import bind, parse
-from mmgrpo.runtime.config import Config, Sections
-from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.options import ModelOptions, check_quantize
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mmgrpo.runtime.config import refuse_missing
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, one_of, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, one_of, within
+from mmgrpo.config.settings import refuse_missing
 
 
 @dataclass

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.config.extras import install
 from mmgrpo.data.chat import ChatTemplate, special_tokens
 from mmgrpo.data.images import read_picture
-from mmgrpo.runtime.extras import install
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
 from reward_models.checkpoints import read_tensors

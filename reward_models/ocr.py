@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.types import Image, Output, Prompt
 
 SHORTEST_SIDE = 128

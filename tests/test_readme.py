@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from mmgrpo.config import plugins
 from mmgrpo.rewards import scorer
-from mmgrpo.runtime import plugins
 from mmgrpo.types import Image, Prompt
 from pipelines.visual import sd3_tiny
 from reward_models import REWARDS

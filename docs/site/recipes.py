@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from mmgrpo.cli.lists import first_sentence
-from mmgrpo.runtime.plugins import recipes
+from mmgrpo.config.plugins import recipes
 
 HEAD = (
     "| recipe | content | paper | family, model | preset | trained rewards |\n| --- | --- | --- | --- | --- | --- |\n"

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import ANY_NUMBER
+from mmgrpo.config.ranges import ANY_NUMBER
+from mmgrpo.config.registry import Block
 
 
 def none(values: Values) -> Values:

@@ -23,8 +23,8 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.pareto import fronts
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import DDOF
+from mmgrpo.config.ranges import DDOF
+from mmgrpo.config.registry import Block
 
 Normalise: TypeAlias = Callable[[Values], Values]
 Streams: TypeAlias = Float[Tensor, "B R"]

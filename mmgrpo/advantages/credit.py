@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import DDOF, POSITIVE_FRACTION, within
+from mmgrpo.config.ranges import DDOF, POSITIVE_FRACTION, within
+from mmgrpo.config.registry import Block
 
 AT_LEAST_ONE = within("[1, inf)")
 Matrix: TypeAlias = Float[Tensor, "B T"]

@@ -27,8 +27,8 @@ from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import WEIGHTINGS
-from mmgrpo.registry import Bound, bind, nearest, parse
-from mmgrpo.runtime.ranges import ANY_NUMBER, check_parameter
+from mmgrpo.config.ranges import ANY_NUMBER, check_parameter
+from mmgrpo.config.registry import Bound, bind, nearest, parse
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 STANDARD_INPUTS = frozenset(

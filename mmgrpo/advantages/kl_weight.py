@@ -13,8 +13,8 @@ import torch
 from mmgrpo.advantages.combine import Names, PerReward, Streams, member_variance
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.parts import parts
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import DDOF, one_of
+from mmgrpo.config.ranges import DDOF, one_of
+from mmgrpo.config.registry import Block
 
 
 def none(values: Values) -> Values:

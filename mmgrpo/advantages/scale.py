@@ -14,8 +14,8 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import ANY_NUMBER, DDOF, UPPER_BOUND
+from mmgrpo.config.ranges import ANY_NUMBER, DDOF, UPPER_BOUND
+from mmgrpo.config.registry import Block
 
 
 def none(centred: Values) -> Values:

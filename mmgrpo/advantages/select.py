@@ -19,8 +19,8 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.pareto import fronts as fronts_of
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import ANY_NUMBER, COUNT, one_of
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of
+from mmgrpo.config.registry import Block
 
 
 def gfpo(

@@ -16,8 +16,8 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.parts import parts
 from mmgrpo.advantages.scale import refuse_outside
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
+from mmgrpo.config.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
+from mmgrpo.config.registry import Block
 from mmgrpo.types import OWN
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mmgrpo.advantages.combine import Names, Streams
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import ANY_NUMBER, POSITIVE, within
+from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE, within
+from mmgrpo.config.registry import Block
 
 References = Float[Tensor, "B R M"]
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from mmgrpo.advantages.combine import Names
 from mmgrpo.advantages.pareto import hypervolume as volume
-from mmgrpo.registry import Block, Bound
-from mmgrpo.runtime.ranges import ANY_NUMBER, COUNT, POSITIVE, UPPER_BOUND
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, POSITIVE, UPPER_BOUND
+from mmgrpo.config.registry import Block, Bound
 
 TENSORS = 8
 """Trained tensors, the last ones, in which gradients of rewards are compared."""

@@ -28,8 +28,8 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
-from mmgrpo.runtime.plugins import locate
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.registry import parse
+from mmgrpo.config.registry import parse
 from mmgrpo.report.terminal import interval
 
 if TYPE_CHECKING:

@@ -46,14 +46,14 @@ from mmgrpo.cli.source import (
     sampling_options,
     start,
 )
+from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO
 from mmgrpo.family import family
-from mmgrpo.runtime.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from mmgrpo.config.settings import Config
     from mmgrpo.family import Family
-    from mmgrpo.runtime.config import Config
     from mmgrpo.scoring import Scorer
     from mmgrpo.types import Prompt
 

@@ -26,8 +26,8 @@ from typing import Annotated
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, SEED
 from mmgrpo.runtime.folder import refuse_output
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, SEED
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
-    from mmgrpo.runtime.reading import from_arguments
+    from mmgrpo.config.reading import from_arguments
 
     args = from_arguments(Args(), words(arguments), str(__doc__))
     if not args.rewards or not args.data:

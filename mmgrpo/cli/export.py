@@ -28,7 +28,7 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, one_of
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, one_of
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Args:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the files and list them."""
     from mmgrpo.cli.source import run_section
+    from mmgrpo.config.reading import build
+    from mmgrpo.config.settings import config_class
     from mmgrpo.family import Exporter, family
-    from mmgrpo.runtime.config import config_class
-    from mmgrpo.runtime.reading import build
     from mmgrpo.runtime.saved_model import check_model
 
     args = options(Args, arguments, __doc__, "mmgrpo export")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mmgrpo.runtime.ranges import ANY_TEXT, LONG_TEXT
+from mmgrpo.config.ranges import ANY_TEXT, LONG_TEXT
 
 if TYPE_CHECKING:
+    from mmgrpo.config.settings import Config
     from mmgrpo.family import Family
-    from mmgrpo.runtime.config import Config
     from mmgrpo.types import Prompt
 
 KINDS = ("image", "video", "audio")

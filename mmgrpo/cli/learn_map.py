@@ -31,8 +31,8 @@ def options() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Embed the captions and the pictures, learn, and write the map."""
     given = options().parse_args(arguments)
+    from mmgrpo.config.plugins import load_object
     from mmgrpo.data.images import read_picture
-    from mmgrpo.runtime.plugins import load_object
     from mmgrpo.types import Prompt
     from reward_models.sets.embeddings import embedded
     from reward_models.sets.neural_map import save_map, train_map

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.registry import nearest
+from mmgrpo.config.registry import nearest
 
 if TYPE_CHECKING:
     from mmgrpo.rewards import RewardEntry
@@ -33,7 +33,7 @@ def recipes(arguments: Sequence[str]) -> None:
     states it."""
 
     def read() -> Iterable[tuple[str, str]]:
-        from mmgrpo.runtime.plugins import recipes as files
+        from mmgrpo.config.plugins import recipes as files
 
         return ((name, f"{first_sentence(path)} [{needs(path)}]") for name, path in files().items())
 
@@ -42,8 +42,8 @@ def recipes(arguments: Sequence[str]) -> None:
 
 def needs(path: Path) -> str:
     """The model of a recipe, the rewards that it trains on, and the memory that it states."""
-    from mmgrpo.registry import parse
-    from mmgrpo.runtime.reading import load_yaml
+    from mmgrpo.config.reading import load_yaml
+    from mmgrpo.config.registry import parse
 
     recipe = load_yaml(path)
     model, rewards = recipe.get("model", {}), [parse(text, "rewards") for text in recipe.get("rewards", ())]
@@ -81,7 +81,7 @@ def presets(arguments: Sequence[str]) -> None:
     """Presets, the policies that they apply to, and their descriptions."""
 
     def read() -> Iterable[tuple[str, str]]:
-        from mmgrpo.presets import CATALOGUE
+        from mmgrpo.config.presets import CATALOGUE
 
         return ((name, f"[{preset.policies}] {preset.about}") for name, preset in CATALOGUE.items())
 
@@ -143,7 +143,7 @@ def card(name: str) -> str:
 
 def about(entry: RewardEntry) -> str:
     """The first sentence of the documentation of a reward's function."""
-    from mmgrpo.runtime.plugins import load_object
+    from mmgrpo.config.plugins import load_object
 
     text = " ".join((inspect.getdoc(load_object(entry.function, "rewards", own=False)) or "").split())
     return text.replace("``", "").split(". ")[0].split("; ")[0].rstrip(".")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from mmgrpo.runtime.ranges import check_ranges
+from mmgrpo.config.ranges import check_ranges
 
 C = TypeVar("C")
 

@@ -28,13 +28,13 @@ from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.options import words
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 from mmgrpo.runtime.folder import DRAWN, refuse_output
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 
 if TYPE_CHECKING:
+    from mmgrpo.config.settings import Config
     from mmgrpo.evaluation import Shown
     from mmgrpo.family import Family
-    from mmgrpo.runtime.config import Config
     from mmgrpo.scoring import Scorer
     from mmgrpo.types import Output, Prompt
 

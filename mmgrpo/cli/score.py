@@ -23,7 +23,7 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS
 
 if TYPE_CHECKING:
     from mmgrpo.types import Output

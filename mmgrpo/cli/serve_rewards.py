@@ -22,9 +22,9 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
-from mmgrpo.registry import parse
-from mmgrpo.runtime.extras import install
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, THREADS, within
+from mmgrpo.config.extras import install
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, THREADS, within
+from mmgrpo.config.registry import parse
 
 if TYPE_CHECKING:
     from mmgrpo.scoring.batching import Batches

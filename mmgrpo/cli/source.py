@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from mmgrpo.cli.given import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
+from mmgrpo.config.reading import build, from_arguments, load_yaml, take_option
+from mmgrpo.config.settings import LAUNCH, Config, Sections, config_class
 from mmgrpo.family import Family, family
-from mmgrpo.runtime.config import LAUNCH, Config, Sections, config_class
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
-from mmgrpo.runtime.reading import build, from_arguments, load_yaml, take_option
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.folder import refuse_output
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
 
 if TYPE_CHECKING:
     from reward_models.evaluation.protocols import Benchmark
@@ -78,10 +78,10 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, evaluate, save."""
-    from mmgrpo.runtime.reading import from_arguments
+    from mmgrpo.config.reading import from_arguments
 
     args = from_arguments(Args(), words(arguments), str(__doc__))
-    from mmgrpo.registry import parse
+    from mmgrpo.config.registry import parse
     from mmgrpo.runtime.devices import accelerator
     from reward_models.evaluation.protocols import read_benchmark
     from reward_models.preference_training import train

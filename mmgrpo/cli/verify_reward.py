@@ -17,7 +17,7 @@ from typing import Annotated
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE
 
 
 @dataclass
@@ -40,13 +40,13 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and compare."""
-    from mmgrpo.runtime.reading import from_arguments
+    from mmgrpo.config.reading import from_arguments
 
     given = words(arguments)
     if given and not given[0].startswith("-"):
         given = ["--reward", *given]
     args = from_arguments(Args(), given, str(__doc__))
-    from mmgrpo.registry import nearest, parse
+    from mmgrpo.config.registry import nearest, parse
     from reward_models.evaluation.published import TARGETS
 
     if not args.reward:

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from mmgrpo.registry import Block, bind
+from mmgrpo.config.ranges import COUNT, POSITIVE_FRACTION
+from mmgrpo.config.registry import Block, bind
 from mmgrpo.runtime.randomness import derive
-from mmgrpo.runtime.ranges import COUNT, POSITIVE_FRACTION
 from mmgrpo.types import Media, Prompt
 
 Sizes: TypeAlias = Sequence[tuple[int, int]]

@@ -25,8 +25,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from mmgrpo.config.registry import nearest
 from mmgrpo.data.values import reason_of
-from mmgrpo.registry import nearest
 
 DATE = date(2024, 7, 26)
 """The date that templates with a clock write: a prompt has the same ids on every day, so that a resumed run continues

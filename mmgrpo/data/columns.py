@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from mmgrpo.config.plugins import EMBEDDED
+from mmgrpo.config.registry import nearest
 from mmgrpo.data.media import IN_MEMORY, Inside, only
 from mmgrpo.data.values import quoted, shown
-from mmgrpo.registry import nearest
-from mmgrpo.runtime.plugins import EMBEDDED
 from mmgrpo.types import Audio
 
 TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mmgrpo.config.plugins import EMBEDDED, locate
+from mmgrpo.config.settings import Config
 from mmgrpo.data.columns import columns_for
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
@@ -17,8 +19,6 @@ from mmgrpo.data.splits import Splits, read_splits
 from mmgrpo.data.streaming import in_blocks
 from mmgrpo.data.unread import keys_of
 from mmgrpo.family import Family
-from mmgrpo.runtime.config import Config
-from mmgrpo.runtime.plugins import EMBEDDED, locate
 from mmgrpo.scoring.fitting import refuse_rows
 from mmgrpo.types import Policy, Prompt
 

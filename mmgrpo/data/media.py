@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config.registry import nearest
 from mmgrpo.data.limits import MAX_PIXELS
 from mmgrpo.data.values import CONTROL, quoted, shown
-from mmgrpo.registry import nearest
 from mmgrpo.types import Audio, Image, Media, Video
 
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config import plugins
+from mmgrpo.config.plugins import definition
+from mmgrpo.config.registry import parse
 from mmgrpo.data.unread import HINT, in_words, keys_read, named_in, unread, words_of
 from mmgrpo.family import Family
-from mmgrpo.registry import parse
 from mmgrpo.rewards import entries
-from mmgrpo.runtime import plugins
-from mmgrpo.runtime.kinds import definition
 from mmgrpo.scoring import Scorer, trl
 
 

@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmgrpo.config.ranges import UPPER_BOUND
+from mmgrpo.config.registry import Block, bind
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.registry import Block, bind
-from mmgrpo.runtime.ranges import UPPER_BOUND
 
 Latent: TypeAlias = Float[Tensor, "N *latent"]
 """Samples, network outputs and noise: any latent axes behind N."""

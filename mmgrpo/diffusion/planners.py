@@ -20,9 +20,9 @@ from typing import Annotated, TypeAlias
 
 import torch
 
+from mmgrpo.config.ranges import COUNT, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
+from mmgrpo.config.registry import Block, bind
 from mmgrpo.diffusion.plan import Plan
-from mmgrpo.registry import Block, bind
-from mmgrpo.runtime.ranges import COUNT, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
 
 Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]
 """(steps, group_size, round, generator) to the plans of the round."""

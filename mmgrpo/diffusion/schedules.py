@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import COUNT, POSITIVE, within
+from mmgrpo.config.ranges import COUNT, POSITIVE, within
+from mmgrpo.config.registry import Block
 
 
 @dataclass(frozen=True)

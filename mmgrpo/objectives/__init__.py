@@ -5,7 +5,7 @@ row here; the common tests then cover it. ``needs`` are the names of its inputs,
 must see together: single decisions, whole rows, or whole groups.
 
 >>> import torch
->>> from mmgrpo.registry import bind
+>>> from mmgrpo.config.registry import bind
 >>> ppo = bind("ppo(high=0.28)", OBJECTIVES, "objective")
 >>> one = torch.ones(1)
 >>> loss = ppo({"log_probs": one, "old_log_probs": 0 * one, "advantages": one})
@@ -15,6 +15,7 @@ must see together: single decisions, whole rows, or whole groups.
 
 from __future__ import annotations
 
+from mmgrpo.config.registry import Block
 from mmgrpo.objectives import (
     aggregation,
     discriminative,
@@ -30,7 +31,6 @@ from mmgrpo.objectives import (
     surrogates,
 )
 from mmgrpo.objectives.base import Loss
-from mmgrpo.registry import Block
 
 __all__ = ["OFF_POLICY_OBJECTIVES", "MISMATCH", "OBJECTIVES", "TERMS", "AGGREGATIONS", "Loss"]
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.runtime.ranges import POSITIVE
+from mmgrpo.config.ranges import POSITIVE
 
 
 def per_decision(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:

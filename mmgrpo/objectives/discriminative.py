@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.ranges import COUNT, POSITIVE, one_of
 from mmgrpo.objectives.base import Loss, at_decisions, exp_ratio, peers, row_advantage, row_mean, unclipped
-from mmgrpo.runtime.ranges import COUNT, POSITIVE, one_of
 
 
 def row_score(

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.objectives.base import exp_ratio
-from mmgrpo.runtime.ranges import ANY_NUMBER
 
 
 def kl_k1(

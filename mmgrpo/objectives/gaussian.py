@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.config.ranges import POSITIVE
 from mmgrpo.objectives.base import Loss, exp_ratio, unclipped
 from mmgrpo.objectives.surrogates import clipped, stop
-from mmgrpo.runtime.ranges import POSITIVE
 
 
 def grpo_guard(

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.config.ranges import UPPER_BOUND
 from mmgrpo.objectives.base import exp_ratio, row_mean
-from mmgrpo.runtime.ranges import UPPER_BOUND
 
 
 def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -26,8 +26,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.config.ranges import UPPER_BOUND
 from mmgrpo.objectives.base import exp_ratio
-from mmgrpo.runtime.ranges import UPPER_BOUND
 
 MASKED = "mask_patches(ratio=0.6, patch=14)"
 """The change of PAPO (2507.06448): 60 % of the patches of 14 x 14 pixels are black."""

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND
 from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_mean, row_sum, unclipped
-from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND
 
 
 def codpo(

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.ranges import COUNT, POSITIVE, UPPER_BOUND
 from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
-from mmgrpo.runtime.ranges import COUNT, POSITIVE, UPPER_BOUND
 
 
 def pair_mean(

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND
 from mmgrpo.objectives.base import Loss, exp_ratio, row_mean, row_sum, unclipped
 from mmgrpo.objectives.surrogates import clipped, stop
-from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND
 
 
 def gspo(

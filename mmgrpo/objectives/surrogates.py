@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND, within
 from mmgrpo.objectives.base import Loss, exp_ratio, unclipped
-from mmgrpo.runtime.ranges import POSITIVE, UPPER_BOUND, within
 
 
 def stop(

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.config.registry import bind
 from mmgrpo.data.changes import CHANGES
 from mmgrpo.policies.sequences import Sequences, Tokens
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.registry import bind
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.types import Prompt, Rollout
 

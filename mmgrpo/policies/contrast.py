@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
+from mmgrpo.config.ranges import POSITIVE_FRACTION
+from mmgrpo.config.registry import Block
 from mmgrpo.data.changes import shuffle_frames
-from mmgrpo.registry import Block
-from mmgrpo.runtime.ranges import POSITIVE_FRACTION
 from mmgrpo.types import Prompt
 
 

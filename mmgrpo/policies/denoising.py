@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.registry import Bound, bind
 from mmgrpo.diffusion.kernels import (
     History,
     Kernel,
@@ -40,7 +41,6 @@ from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_noise, refuse_rms
-from mmgrpo.registry import Bound, bind
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.files import share
 from mmgrpo.runtime.finite import refuse_nonfinite

@@ -24,12 +24,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.ranges import ANY_NUMBER
+from mmgrpo.config.registry import Block, bind
 from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
-from mmgrpo.registry import Block, bind
 from mmgrpo.runtime.files import share
 from mmgrpo.runtime.randomness import stream
-from mmgrpo.runtime.ranges import ANY_NUMBER
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 

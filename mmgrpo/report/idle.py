@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config.settings import Optim
 from mmgrpo.report.untrusted import MAX_JSON, parse_json, read_text
-from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.files import write_text
 from mmgrpo.update import LossRecipe
 

@@ -18,11 +18,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.runtime.config import Config
+from mmgrpo.config.reading import write_yaml
+from mmgrpo.config.settings import Config
 from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.identity import MARKER, Identity
 from mmgrpo.runtime.lock import lock
-from mmgrpo.runtime.reading import write_yaml
 from mmgrpo.runtime.saved_model import EARLIER, written_files
 
 if TYPE_CHECKING:

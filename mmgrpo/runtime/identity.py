@@ -18,9 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.runtime.config import LAUNCH, Config
+from mmgrpo.config.reading import load_yaml
+from mmgrpo.config.settings import LAUNCH, Config
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.reading import load_yaml
 
 MARKER = "run.json"
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from mmgrpo.runtime.config import Optim
+from mmgrpo.config.settings import Optim
 
 KINDS = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 """``optim.optimizer`` to the class of bitsandbytes."""

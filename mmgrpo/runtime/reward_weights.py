@@ -12,8 +12,8 @@ from torch import nn
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.weighting import TENSORS, RewardWeights, advance
+from mmgrpo.config.settings import Optim
 from mmgrpo.rollout import Round
-from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.distributed import sum_gradients
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from mmgrpo.runtime.config import Config, flat
+from mmgrpo.config.settings import Config, flat
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.registry import nearest
-from mmgrpo.runtime import plugins
+from mmgrpo.config import plugins
+from mmgrpo.config.registry import nearest
 from mmgrpo.scoring import trl
 from mmgrpo.scoring.call import in_words
 from mmgrpo.scoring.decisions import PARAMETER

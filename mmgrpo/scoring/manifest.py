@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import FRAMES, VERSION, write

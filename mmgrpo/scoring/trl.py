@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmgrpo.registry import nearest
-from mmgrpo.runtime import kinds
+from mmgrpo.config.plugins import python_function, reward_function
+from mmgrpo.config.registry import nearest
 from mmgrpo.scoring.progress import current
 from mmgrpo.types import Output, Prompt, Text, Turn
 
@@ -45,13 +45,13 @@ class TrainerState:
 def is_trl(function: Any) -> bool:
     """Whether a function is of TRL's form: it has a parameter ``completions`` or ``completion_ids``, or takes columns
     by keywords only."""
-    if kinds.function(function):
+    if python_function(function):
         return False
     parameters = inspect.signature(function).parameters
     if {"completions", "completion_ids"} & parameters.keys():
         return True
     keywords = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return keywords and bool(kinds.reward(function))
+    return keywords and bool(reward_function(function))
 
 
 def is_factory(value: Any) -> bool:
@@ -65,7 +65,7 @@ def is_factory(value: Any) -> bool:
 
 def either(value: Any) -> str:
     """A reward of our form or of TRL's, or what makes one."""
-    return "" if is_trl(value) or is_factory(value) else kinds.reward(value)
+    return "" if is_trl(value) or is_factory(value) else reward_function(value)
 
 
 def inside(function: Any) -> Any:
@@ -208,6 +208,6 @@ def made(function: Any, parameters: Mapping[str, Any], name: str) -> Any:
     except TypeError as error:
         raise ValueError(f"rewards: '{name}': {error}; write {name}(parameter=value)") from error
     reward = function(**parameters)
-    if expected := "" if is_trl(reward) else kinds.reward(reward):
+    if expected := "" if is_trl(reward) else reward_function(reward):
         raise ValueError(f"rewards: '{name}' made a {type(reward).__name__}, expected {expected}")
     return reward

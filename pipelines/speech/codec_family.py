@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
-from mmgrpo.runtime.config import Config, Sections
 from pipelines.factory import with_settings
 from pipelines.language import LanguageFamily
 from pipelines.speech.options import CodecData, CodecOptions, CodecSampling, SpeechEval

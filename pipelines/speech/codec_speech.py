@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmgrpo.config.plugins import load_instance
 from mmgrpo.data.chat import chat_of, end_tokens, token_ids
 from mmgrpo.policies.reading import Reader, Reading
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.runtime.plugins import load_instance
 from mmgrpo.types import Audio, Prompt, Reference, Text
 from pipelines import require
 from pipelines.conversation import load_tokenizer, pad_left, positions_of

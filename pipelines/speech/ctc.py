@@ -28,8 +28,8 @@ from pipelines.speech.ctc_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 
 if TYPE_CHECKING:
+    from mmgrpo.config.settings import Config
     from mmgrpo.policies.ctc import CtcPolicy
-    from mmgrpo.runtime.config import Config
 
 __all__ = ["LORA_TARGETS", "Ctc", "arithmetic", "load", "policy", "tiny"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Family
-from mmgrpo.runtime.config import Config, Sections
-from mmgrpo.runtime.plugins import locate
 from pipelines.factory import with_settings
 from pipelines.language import Check, LanguageFamily
 from pipelines.speech.codec_family import CodecFamily

@@ -26,8 +26,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, pruned_sway_grid
-from mmgrpo.registry import bind
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.denoising import CHECKPOINT
 from pipelines.pretrained import reading

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.registry import parse
+from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
-from mmgrpo.registry import parse
-from mmgrpo.runtime.config import Config, Sections
-from mmgrpo.runtime.plugins import locate
 from pipelines.denoising import (
     DECISIONS,
     check_sampling,

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.runtime.plugins import load_instance
+from mmgrpo.config.plugins import load_instance
 
 FLOOR, CEILING = math.log(1e-5), 7.0
 """The smallest and the largest logarithm: a full-scale tone has exp(6.2) in its band."""

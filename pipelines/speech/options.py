@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
+from mmgrpo.config.settings import Data, Eval
 from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions, TokenSampling
 
 

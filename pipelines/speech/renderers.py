@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.registry import nearest
-from mmgrpo.runtime.extras import install
-from mmgrpo.runtime.kinds import made_of
-from mmgrpo.runtime.plugins import load_object
+from mmgrpo.config.extras import install
+from mmgrpo.config.plugins import load_object, made_of
+from mmgrpo.config.registry import nearest
 from mmgrpo.types import Audio, Prompt
 from pipelines import require
 

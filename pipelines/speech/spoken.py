@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+    from mmgrpo.config.settings import Config
     from mmgrpo.evaluation import Shown
     from mmgrpo.report.audio_player import Sound
-    from mmgrpo.runtime.config import Config
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Audio, Media, Prompt
 

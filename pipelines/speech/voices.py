@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.settings import Config
 from mmgrpo.data.columns import columns_for
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.prompts import Attempt, distinct, whole
 from mmgrpo.data.values import text_of
-from mmgrpo.runtime.config import Config
-from mmgrpo.runtime.plugins import locate
 from mmgrpo.types import Prompt
 from pipelines.hub import load_prompts
 

@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import nearest
 from mmgrpo.data.chat import end_tokens
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.registry import nearest
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
-from mmgrpo.runtime.config import Config, Sections
-from mmgrpo.runtime.plugins import locate
 from pipelines.denoising import (
     DECISIONS,
     Process,

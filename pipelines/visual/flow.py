@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
-from mmgrpo.registry import bind
 from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.types import Image, Prompt, Reference, Video
 from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked

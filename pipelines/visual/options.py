@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
+from mmgrpo.config.settings import Data, Eval
 from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions
 
 

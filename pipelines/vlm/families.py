@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.config.settings import Config, Sections
 from pipelines.language import LanguageFamily
 from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions, TextOptions, VlmData, VlmEval, VlmSampling
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mmgrpo.runtime.config import Data, Eval
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, LONG_TEXT, POSITIVE_FRACTION, Text, one_of, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, LONG_TEXT, POSITIVE_FRACTION, Text, one_of, within
+from mmgrpo.config.settings import Data, Eval
 from pipelines.options import ModelOptions, TokenSampling
 
 

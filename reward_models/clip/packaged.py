@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.types import Image
 from reward_models.clip.towers import Towers
 from reward_models.pixels import to_pil

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.types import Video
 
 FRAMES = 64

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmgrpo.config.extras import install
 from mmgrpo.data.chat import ChatTemplate, end_tokens, special_tokens
-from mmgrpo.runtime.extras import install
 from mmgrpo.types import Image
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil

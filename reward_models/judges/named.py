@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmgrpo.registry import Block, Bound, bind
+from mmgrpo.config.registry import Block, Bound, bind
 from reward_models.judges.chat import ChatJudge
 from reward_models.judges.local import load_judge
 from reward_models.judges.question import Judge, Question

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from mmgrpo.runtime import plugins
+from mmgrpo.config import plugins
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures
 

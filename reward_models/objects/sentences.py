@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.wheels import weights_folder
 

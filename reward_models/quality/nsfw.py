@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image as Pil
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures, to_pil
 from reward_models.wheels import weights_folder

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from mmgrpo.runtime.plugins import load_object
+from mmgrpo.config.plugins import load_object
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.lengths import repeated_fraction
 from reward_models.rules.tags import texts

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import weight_file
 from reward_models.rules.reading import gold_text

@@ -14,9 +14,9 @@ from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import NamedTuple
 
+from mmgrpo.config.extras import install
+from mmgrpo.config.registry import nearest
 from mmgrpo.data.letters import script_rule
-from mmgrpo.registry import nearest
-from mmgrpo.runtime.extras import install
 from mmgrpo.types import Prompt
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmgrpo.registry import nearest, parse
-from mmgrpo.runtime import plugins
+from mmgrpo.config import plugins
+from mmgrpo.config.registry import nearest, parse
 from mmgrpo.types import Image, Output, Video
 
 LAYOUT = "reward_models.sets.embeddings:layout"

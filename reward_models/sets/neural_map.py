@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from mmgrpo.config.plugins import load_object, locate
 from mmgrpo.runtime.files import write_tensors
-from mmgrpo.runtime.plugins import load_object, locate
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.sets.embeddings import embedded

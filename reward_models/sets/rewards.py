@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmgrpo.config.plugins import load_object, locate
 from mmgrpo.data.images import read_picture
-from mmgrpo.runtime.plugins import load_object, locate
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.rules.groups import groups

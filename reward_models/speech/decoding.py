@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 
-from mmgrpo.runtime.ranges import POSITIVE
+from mmgrpo.config.ranges import POSITIVE
 from mmgrpo.types import Decisions, Output, Prompt
 from reward_models.speech.rate import seconds
 

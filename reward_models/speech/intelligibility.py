@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
-from mmgrpo.runtime.ranges import POSITIVE
+from mmgrpo.config.ranges import POSITIVE
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.transcripts import BY_LANGUAGE
 from reward_models.speech.recognizer import spoken_log_prob, spoken_neg_cer

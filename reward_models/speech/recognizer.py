@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.config.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt

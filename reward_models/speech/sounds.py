@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmgrpo.runtime.extras import install
+from mmgrpo.config.extras import install
 from mmgrpo.types import Audio, Output, Prompt
 
 SILENCE = 1e-4

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.config.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
 from reward_models.speech.sounds import import_library
 

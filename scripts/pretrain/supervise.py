@@ -20,10 +20,10 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.source import run_config
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.settings import Config
 from mmgrpo.family import family
-from mmgrpo.runtime.config import Config
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.plugins import locate
 from scripts.pretrain import vlm
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.config.plugins import locate
 from scripts.pretrain.flow import Loop, describe, fit, flow_loss, sample, save
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.config.plugins import locate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,8 +10,8 @@ import torch
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.comparison import greedy_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.config.settings import Algorithm
 from mmgrpo.rollout import reward_metrics
-from mmgrpo.runtime.config import Algorithm
 from mmgrpo.scoring import RewardScores, Scorer, join_scores, score_outputs
 from mmgrpo.types import Prompt, Text
 from tests.trees import plain

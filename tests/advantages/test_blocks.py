@@ -11,7 +11,7 @@ from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 from mmgrpo.types import OWN, REFERENCE
 
 A, B, C = [1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]

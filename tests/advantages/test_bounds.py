@@ -8,7 +8,7 @@ import torch
 from mmgrpo.advantages import select, shape
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.scale import SCALES
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 
 ALL = torch.ones(4, dtype=torch.bool)
 KEY = torch.zeros(4, dtype=torch.long)

@@ -12,8 +12,8 @@ from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.pareto import fronts, hypervolume
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.registry import bind
-from mmgrpo.runtime.config import Algorithm
+from mmgrpo.config.registry import bind
+from mmgrpo.config.settings import Algorithm
 from tests.advantages.test_estimate import estimated, four
 from tests.trees import plain
 
@@ -286,5 +286,5 @@ def test_the_neglected_part_of_the_data_weighs_more():
 
 @pytest.mark.parametrize("line", [{"transform": ["clip(low=0, high=1)"]}, {"weighting": ["least_first"]}])
 def test_one_reference_value_cannot_be_compared_with_changed_rewards(line):
-    with pytest.raises(ValueError, match="rewards"):
+    with pytest.raises(ValueError, match="is one number for all rewards together"):
         estimated([1, 0, 0, 1], four(), baseline="static_reference", **line)

@@ -9,9 +9,9 @@ import torch
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.transform import TRANSFORMS
+from mmgrpo.config.registry import bind
+from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import OBJECTIVES
-from mmgrpo.registry import bind
-from mmgrpo.runtime.config import Algorithm
 from tests.trees import plain
 
 NAMES = ("quality", "safe")

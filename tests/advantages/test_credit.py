@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.advantages.credit import CREDITS, any_shared, fuse, tails
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 from tests.trees import binary_tree, decisions, plain
 
 # Two leaves of one parent and two of another: node numbers by position.

@@ -12,7 +12,7 @@ from mmgrpo.advantages.estimate import estimate
 from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.parts import parts
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.scoring import Scorer
@@ -152,10 +152,10 @@ def test_the_factor_keeps_its_digits_whatever_the_precision_of_the_policy(dtype)
 
 def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
     policy, weighing = toy_policy(), recipe(kl_weight="ensemble_variance(members=['a', 'b'])")
-    with pytest.raises(ValueError, match="'ensemble_variance.*'.*KL"):
+    with pytest.raises(ValueError, match="got 'ensemble_variance.*' without a KL term that it weighs"):
         refuse_mismatch(policy, weighing, LossRecipe.of("ppo", "per_sample", terms=[]))
     scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
-    with pytest.raises(ValueError, match="algorithm.kl_weight.*'b'.*0"):
+    with pytest.raises(ValueError, match="algorithm.kl_weight: .*got the member 'b' of weight 0"):
         refuse_rewards(weighing, scorers, [], False)
-    with pytest.raises(ValueError, match="reward 'b'"):
+    with pytest.raises(ValueError, match="names the reward 'b', which this run has not"):
         refuse_rewards(weighing, scorers[:1], [], False)

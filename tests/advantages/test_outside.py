@@ -11,7 +11,7 @@ from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 from mmgrpo.types import OWN
 
 INSIDE = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.runtime.config import Algorithm
+from mmgrpo.config.settings import Algorithm
 
 
 @pytest.mark.parametrize(

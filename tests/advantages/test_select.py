@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.advantages.select import AFTER, BEFORE, SELECTORS
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 from mmgrpo.types import Request
 from tests.toys import toy_policy, toy_prompts
 from tests.trees import decisions, plain
@@ -44,7 +44,7 @@ def test_efficiency_is_per_token_from_the_first_and_an_empty_row_counts_as_one_t
 
 
 def test_gfpo_refuses_an_unknown_metric_by_name():
-    with pytest.raises(ValueError, match="metric.*gfpo.*'brevity'"):
+    with pytest.raises(ValueError, match="metric of gfpo: got 'brevity', expected one of length, eff"):
         select("gfpo(count=2, metric='brevity')", [1.0, 0], length=[1, 2])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.advantages.transform import TRANSFORMS
-from mmgrpo.registry import bind
+from mmgrpo.config.registry import bind
 
 
 def real(rows):

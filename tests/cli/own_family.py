@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.runtime.config import Config, Sections
+from mmgrpo.config.settings import Config, Sections
 from mmgrpo.types import Output, Policy, Prompt, Request, Text
 from pipelines.language import LanguageFamily
 from pipelines.speech.options import HearingSampling, SpeechData, SpeechEval, WhisperOptions

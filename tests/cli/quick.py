@@ -11,8 +11,8 @@ import numpy as np
 import yaml
 from PIL import Image as Pil
 
+from mmgrpo.config.plugins import recipes
 from mmgrpo.family import families
-from mmgrpo.runtime.plugins import recipes
 from tests.cli.running import write_rows
 from tests.families.examples import EXAMPLES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.registry import bind, parse
+from mmgrpo.config.registry import bind, parse
 
 
 def library() -> None:

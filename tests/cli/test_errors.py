@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.config.registry import parse
 from mmgrpo.evaluation import Shown
-from mmgrpo.registry import parse
 from mmgrpo.report.completions import write_completions
 from mmgrpo.types import Image, Prompt
 from tests.cli.running import COMMAND, environment
@@ -87,7 +87,7 @@ def test_an_interrupt_says_why_and_has_its_own_status(capsys):
 def test_a_type_error_of_this_project_is_a_defect(monkeypatch, tmp_path):
     monkeypatch.delenv("MMGRPO_DEBUG", raising=False)
     shown = Shown([Prompt("a")], [Image(torch.zeros(3, 2, 2))], [{}])
-    with pytest.raises(TypeError, match="Text"):
+    with pytest.raises(TypeError, match="expected completions to be Text outputs"):
         enter(lambda: write_completions(tmp_path / "after", shown, [[]]))
 
 

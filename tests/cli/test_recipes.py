@@ -7,9 +7,9 @@ import re
 import pytest
 
 from mmgrpo.cli.train import arithmetic, read
+from mmgrpo.config.settings import Config
 from mmgrpo.family import families
 from mmgrpo.rewards import scorers
-from mmgrpo.runtime.config import Config
 from tests.cli import quick
 
 TASKS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmgrpo.config.registry import bind
 from mmgrpo.data.changes import CHANGES, Mask, check_changes, masked
-from mmgrpo.registry import bind
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mmgrpo.config.settings import Config, Data, Eval
 from mmgrpo.data.inputs import load
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.family import family
-from mmgrpo.runtime.config import Config, Data, Eval
 from mmgrpo.types import Media, Prompt, Text
 from pipelines.visual.family import VisualFamily
 from tests.toys import toy_policy

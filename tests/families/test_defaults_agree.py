@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.config.settings import Optim, config_class
 from mmgrpo.family import families, family
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.runtime.config import Optim, config_class
 from pipelines.training import Training
 from pipelines.visual.flow import FlowModel
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from mmgrpo.config.registry import bind
 from mmgrpo.objectives import OBJECTIVES
-from mmgrpo.registry import bind
 
 
 def codpo(totals, advantages, coef=0.0, beta=0.1, key=None, decisions=2):

@@ -7,9 +7,9 @@ import inspect
 import pytest
 import torch
 
+from mmgrpo.config.registry import Block, Bound, bind
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.perception import MASKED
-from mmgrpo.registry import Block, Bound, bind
 
 TABLES = {
     **{"objective": OBJECTIVES, "off_policy": OFF_POLICY_OBJECTIVES, "term": TERMS},

@@ -23,14 +23,14 @@ from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import WEIGHTINGS
+from mmgrpo.config.presets import BASE
+from mmgrpo.config.registry import Block
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.reading import Reading
 from mmgrpo.policies.rendered import RenderedTokenPolicy
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.presets import BASE
-from mmgrpo.registry import Block
 from mmgrpo.rollout import SAMPLERS
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text

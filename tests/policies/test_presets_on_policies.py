@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmgrpo.config.presets import CATALOGUE
+from mmgrpo.config.reading import refuse_preset
+from mmgrpo.config.registry import FEW, SHOWN
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.presets import CATALOGUE
-from mmgrpo.registry import FEW, SHOWN
-from mmgrpo.runtime.reading import refuse_preset
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
@@ -103,7 +103,9 @@ def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path
 
 @pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: sorted(CATALOGUE.keys() - made_for(kind))))
 def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind, preset):
-    with pytest.raises(ValueError, match=f"'{preset}'.*{kind}") as refusal:
+    with pytest.raises(
+        ValueError, match=rf"preset '{preset}' is for .*; this policy's decisions are {kind}"
+    ) as refusal:
         refuse_preset(preset, kind)
     shown, _, rest = str(refusal.value).partition("presets: ")[2].partition("; ")
     assert len(made_for(kind)) > FEW and shown.split(", ") == made_for(kind)[:SHOWN]

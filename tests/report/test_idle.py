@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from mmgrpo.config.settings import Optim
 from mmgrpo.report.html import write_report
 from mmgrpo.report.idle import FEW, LONG, Idle, Watch, gap_warning, read_alarms, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.runtime.averaging import Ema, InitialWeights
-from mmgrpo.runtime.config import Optim
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe

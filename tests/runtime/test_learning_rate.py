@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.runtime.config import Optim
+from mmgrpo.config.settings import Optim
 
 
 @pytest.mark.parametrize(

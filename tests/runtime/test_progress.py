@@ -9,10 +9,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from mmgrpo.config.settings import Run
 from mmgrpo.runtime import progress
 from mmgrpo.runtime.averaging import Ema
 from mmgrpo.runtime.checkpoint import checkpoints
-from mmgrpo.runtime.config import Run
 from mmgrpo.runtime.progress import Checkpoints
 
 
@@ -84,7 +84,7 @@ def test_weights_averages_optimizer_and_state_come_back(tmp_path):
     assert state is not None and state["round"] == 3 and optimizer.param_groups[0]["lr"] == 2.0
     assert (network.weight.tolist(), network.bias.tolist()) == ([[2, 2]], [-2])
     assert [average.tolist() for average in ema.shadow] == [[[12, 12]], [8]]
-    with pytest.raises(ValueError, match="'5f0c'.*'b'"):
+    with pytest.raises(ValueError, match="of run '5f0c', expected 'b'"):
         kept(tmp_path, run="b").restore(network, optimizer, ema)
 
 

@@ -6,9 +6,9 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
 from PIL import Image
 
+from mmgrpo.config.settings import Config
 from mmgrpo.evaluation import Evaluation
 from mmgrpo.runtime import tracking
-from mmgrpo.runtime.config import Config
 
 
 class Kept(GeneralTracker):

@@ -8,8 +8,8 @@ from math import inf
 
 import pytest
 
+from mmgrpo.config.extras import install
 from mmgrpo.rewards import RewardEntry
-from mmgrpo.runtime.extras import install
 from mmgrpo.scoring.manifest import Manifest, absent, cached_on_hub, obstacle
 from reward_models import REWARDS
 

@@ -13,7 +13,7 @@ import torch
 
 from mmgrpo.cli import questions as written
 from mmgrpo.cli.train import read
-from mmgrpo.runtime.plugins import locate
+from mmgrpo.config.plugins import locate
 from mmgrpo.toy import clips, questions
 from mmgrpo.toy.clips import mixture
 from mmgrpo.toy.questions import words

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.bench.trainer import bench_trainer
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, within
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, within
 
 if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer

@@ -29,11 +29,11 @@ def bench_trainer(
     from accelerate import Accelerator
 
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.config.reading import build
+    from mmgrpo.config.settings import Algorithm, Optim
     from mmgrpo.evaluation import EvalSettings
     from mmgrpo.rollout import RoundSettings
-    from mmgrpo.runtime.config import Algorithm, Optim
     from mmgrpo.runtime.progress import Checkpoints
-    from mmgrpo.runtime.reading import build
     from mmgrpo.trainer import Trainer
     from mmgrpo.update import LossRecipe
 

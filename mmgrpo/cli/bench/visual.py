@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from mmgrpo.config.plugins import recipe
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of, within
+from mmgrpo.config.reading import build, load_yaml
+from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import family
-from mmgrpo.runtime.config import Config, config_class
 from mmgrpo.runtime.files import write_bytes, write_text
-from mmgrpo.runtime.plugins import recipe
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of, within
-from mmgrpo.runtime.reading import build, load_yaml
 
 GROUP, STEPS = 16, 8
 """Samples per prompt and denoising steps of all methods below."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, OURS, SENTENCE, TRL, Contest
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, one_of, within
 
 
 @dataclass

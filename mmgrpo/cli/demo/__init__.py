@@ -19,8 +19,8 @@ from typing import Annotated
 import tyro
 
 from mmgrpo.cli.options import options
-from mmgrpo.runtime.extras import install
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT, THREADS, within
+from mmgrpo.config.extras import install
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, THREADS, within
 
 
 @dataclass

@@ -18,7 +18,7 @@ from mmgrpo.runtime.checkpoint import latest_checkpoint, step_of
 from mmgrpo.runtime.identity import MARKER
 
 if TYPE_CHECKING:
-    from mmgrpo.runtime.config import Config
+    from mmgrpo.config.settings import Config
     from mmgrpo.scoring import Scorer
     from mmgrpo.types import Policy, Prompt
 

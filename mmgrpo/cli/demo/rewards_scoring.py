@@ -14,8 +14,8 @@ import numpy as np
 from mmgrpo.cli.demo.rewards_media import checked_text, one_line, png
 from mmgrpo.cli.lists import about
 from mmgrpo.cli.score import answer_of
+from mmgrpo.config.plugins import PYPI, load_object
 from mmgrpo.rewards import RewardEntry, entries, scorer
-from mmgrpo.runtime.plugins import PYPI, load_object
 from mmgrpo.scoring.call import score_column
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Image, Output, Prompt, Text, Video

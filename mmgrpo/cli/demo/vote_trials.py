@@ -18,7 +18,7 @@ from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.rewards_media import checked_text, decoded, figure, one_line
 from mmgrpo.cli.demo.rewards_scoring import absent
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, Tally
-from mmgrpo.registry import parse
+from mmgrpo.config.registry import parse
 from mmgrpo.report.audio_player import MIME
 from mmgrpo.report.cards import read_completions
 from mmgrpo.report.media import PICTURE_SUFFIXES, contained

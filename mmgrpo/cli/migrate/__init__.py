@@ -26,7 +26,7 @@ from typing import Annotated
 import tyro
 
 from mmgrpo.cli.options import options, words
-from mmgrpo.runtime.ranges import ANY_TEXT, COUNT_OR_ZERO, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 
 
 @dataclass

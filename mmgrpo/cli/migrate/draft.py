@@ -11,9 +11,9 @@ import yaml
 
 from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.cli.migrate.tables import Row, Table
+from mmgrpo.config.presets import CATALOGUE, PRESETS
+from mmgrpo.config.registry import parse
 from mmgrpo.data.values import CONTROL
-from mmgrpo.presets import CATALOGUE, PRESETS
-from mmgrpo.registry import parse
 
 LINES = ("transform", "combine", "baseline", "scale", "shape", "credit", "select", "sampler")
 LINES += ("objective", "mismatch", "aggregation", "terms")

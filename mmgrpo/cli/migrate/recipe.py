@@ -15,11 +15,11 @@ from mmgrpo.cli.migrate.sources import Source, from_words, read
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 from mmgrpo.cli.migrate.trl_script import flags_of, from_trl_script
 from mmgrpo.cli.train import arithmetic
+from mmgrpo.config.reading import UNDECIDED, build, option_names, undecided, without
+from mmgrpo.config.registry import nearest
+from mmgrpo.config.settings import config_class
 from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family
-from mmgrpo.registry import nearest
-from mmgrpo.runtime.config import config_class
-from mmgrpo.runtime.reading import UNDECIDED, build, option_names, undecided, without
 
 Conversion = Callable[[Draft], None]
 CONVERSIONS: Mapping[str, Mapping[str, Conversion]] = {

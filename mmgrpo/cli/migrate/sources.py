@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.migrate.script import command_of
-from mmgrpo.runtime.ranges import shown
-from mmgrpo.runtime.reading import load_yaml
+from mmgrpo.config.ranges import shown
+from mmgrpo.config.reading import load_yaml
 
 MAX_BYTES = 1 << 20
 MAX_SETTINGS = 2_000

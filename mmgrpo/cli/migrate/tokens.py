@@ -14,8 +14,8 @@ from typing import Any
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import loss
 from mmgrpo.cli.migrate.sources import Source, plain
-from mmgrpo.runtime.config import TRACKERS
-from mmgrpo.runtime.ranges import PATH_COMPONENT
+from mmgrpo.config.ranges import PATH_COMPONENT
+from mmgrpo.config.settings import TRACKERS
 
 Conversions = Mapping[str, Callable[[Draft], None]]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config.extras import install
 from mmgrpo.data.values import MAX_DEPTH, reason_of
-from mmgrpo.runtime.extras import install
 from mmgrpo.types import Text
 from reward_models.evaluation.comparison import Candidate, Stored
 

@@ -9,8 +9,8 @@ import torch
 
 from mmgrpo.cli.demo import vote_trials as trials
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
-from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Image, Prompt, Text, Video
 
 HOSTILE = "<img src=x onerror=alert(1)>"

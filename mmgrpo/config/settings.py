@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from mmgrpo.runtime.ranges import (
+from mmgrpo.config.ranges import (
     ANY_TEXT,
     CHECKPOINT,
     COUNT,

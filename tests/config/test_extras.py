@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmgrpo.runtime import extras
+from mmgrpo.config import extras
 from tests import ROOT
 
 REQUIRES = [

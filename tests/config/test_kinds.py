@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import pytest
 
-from mmgrpo.runtime import kinds
+from mmgrpo.config.plugins import in_standard_library, made_of, python_function, reward_function, with_members
 
 
 @runtime_checkable
@@ -87,41 +87,41 @@ def wrapped(*args, **options):
 
 @pytest.mark.parametrize("value", [two, wrapped, functools.partial(two, scale=2.0), Both(), Both().check, lambda: 0])
 def test_functions_written_in_python_are_functions(value):
-    assert kinds.function(value) == ""
+    assert python_function(value) == ""
 
 
 @pytest.mark.parametrize("value", [len, [].append, 3, "text", int, Both, functools.partial(len)])
 def test_builtins_classes_and_other_objects_are_none(value):
-    assert kinds.function(value) == "a function that is written in Python"
+    assert python_function(value) == "a function that is written in Python"
 
 
 @pytest.mark.parametrize("value", [two, wrapped, functools.partial(two, scale=2.0), Both(), anything, third, later])
 def test_a_reward_takes_prompts_and_outputs(value):
-    assert kinds.reward(value) == ""
+    assert reward_function(value) == ""
 
 
 @pytest.mark.parametrize("value", [one, named, len, 3])
 def test_what_takes_less_is_no_reward(value):
-    assert kinds.reward(value) == "a function of prompts and outputs"
+    assert reward_function(value) == "a function of prompts and outputs"
 
 
 def test_an_object_or_a_class_has_all_members_of_its_protocol():
-    kind = kinds.with_members(Verifier)
+    kind = with_members(Verifier)
     assert kind(Both) == kind(Both()) == ""
     assert kind(3) == kind(Half()) == kind(Half) == "a Verifier, which also has check"
 
 
 @pytest.mark.parametrize("value", [makes, Both(), Both])
 def test_an_object_or_what_makes_one_is_right(value):
-    assert kinds.made_of(Checks)(value) == ""
+    assert made_of(Checks)(value) == ""
 
 
 @pytest.mark.parametrize("value", [makes_half, says_nothing, makes_a_list, Half(), Half, 3])
 def test_what_makes_something_else_is_told_what_was_expected(value):
     expected = "a Checks, a class of one, or a function annotated to return one: def f() -> Checks"
-    assert kinds.made_of(Checks)(value) == expected
+    assert made_of(Checks)(value) == expected
 
 
 def test_the_standard_library_is_told_from_names_alone():
-    assert kinds.in_standard_library("os") and kinds.in_standard_library("os.path")
-    assert not kinds.in_standard_library("osmosis") and not kinds.in_standard_library("mmgrpo.os")
+    assert in_standard_library("os") and in_standard_library("os.path")
+    assert not in_standard_library("osmosis") and not in_standard_library("mmgrpo.os")

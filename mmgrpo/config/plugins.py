@@ -9,19 +9,87 @@ The packages ``pipelines`` and ``reward_models`` use these entry points, and so 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
-from mmgrpo.registry import nearest
-from mmgrpo.runtime import kinds
-from mmgrpo.runtime.kinds import Kind
+from mmgrpo.config.registry import nearest
+
+Kind: TypeAlias = Callable[[Any], str]
+"""From an object to what was expected instead; empty if the object is of the kind."""
+
+
+def in_standard_library(module: str) -> bool:
+    """Whether a module is part of Python, told from its name without importing it."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def definition(value: Any) -> Any:
+    """The function or class that defines what a call of ``value`` does: inside wrappers and partial applications."""
+    if isinstance(value, functools.partial):
+        return definition(value.func)
+    value = inspect.unwrap(value)
+    return value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+
+
+def python_function(value: Any) -> str:
+    """A function that is written in Python, or an object of a class with ``__call__``."""
+    source = definition(value)
+    if inspect.isclass(source) and not isinstance(value, type):
+        source = inspect.unwrap(getattr(source, "__call__", source))  # noqa: B004
+    return "" if inspect.isfunction(source) or inspect.ismethod(source) else "a function that is written in Python"
+
+
+def reward_function(value: Any) -> str:
+    """A function whose first two positional parameters are prompts and outputs."""
+    expected = "a function of prompts and outputs"
+    if python_function(value):
+        return expected
+    parameters = list(inspect.signature(value).parameters.values())
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters[:3]):
+        return ""
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return "" if len(positional) >= 2 else expected
+
+
+def with_members(protocol: type) -> Kind:
+    """An object, or a class, with all members of a protocol, properties included."""
+
+    def kind(value: Any) -> str:
+        asked = {name for name in vars(protocol) if not name.startswith("_")}
+        lacking = ", ".join(sorted(asked - {*dir(value), *getattr(value, "__dataclass_fields__", ())}))
+        return f"a {protocol.__name__}, which also has {lacking}" if lacking else ""
+
+    return kind
+
+
+def made_of(protocol: type) -> Kind:
+    """An object of a runtime-checkable protocol, or what makes one without arguments: a class, or a function that is
+    annotated to return one."""
+
+    def kind(value: Any) -> str:
+        if isinstance(value, type):
+            right = issubclass(value, protocol)
+        elif inspect.isfunction(value):
+            returned = inspect.get_annotations(value).get("return")
+            if isinstance(returned, str):  # from __future__ import annotations; looked up and not evaluated
+                returned = value.__globals__.get(returned)
+            right = isinstance(returned, type) and issubclass(returned, protocol)
+        else:
+            right = isinstance(value, protocol)
+        name = protocol.__name__
+        return "" if right else f"a {name}, a class of one, or a function annotated to return one: def f() -> {name}"
+
+    return kind
+
 
 FAMILIES, REWARDS, WEIGHTS = "mmgrpo.families", "mmgrpo.rewards", "mmgrpo.weights"
 EMBEDDED, PYPI = "embedded:", "pypi:"
@@ -107,7 +175,7 @@ def recipe(name: str) -> Path:
     return files[matching[0]]
 
 
-def load_object(name: str, what: str, own: bool = True, kind: Kind = kinds.function) -> Any:
+def load_object(name: str, what: str, own: bool = True, kind: Kind = python_function) -> Any:
     """The object that ``package.module:attribute`` names; errors begin with ``what``, e.g. ``rewards``.
 
     With ``own`` the module is searched for in the working directory first, and then among the installed ones, whose
@@ -116,7 +184,7 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = kinds.funct
     """
     module_name, _, attribute = name.partition(":")
     path = _own_file(module_name) if own else None
-    if path is None and kinds.in_standard_library(module_name):
+    if path is None and in_standard_library(module_name):
         raise ValueError(
             f"{what}: '{name}' is part of Python itself, expected a function of your own or of an installed package"
         )
@@ -146,8 +214,8 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = kinds.funct
         ) from error
     if expected := kind(value):
         raise ValueError(f"{what}: '{name}': got a {type(value).__name__}, expected {expected}")
-    home = kinds.definition(value).__module__
-    if kinds.in_standard_library(home):
+    home = definition(value).__module__
+    if in_standard_library(home):
         raise ValueError(f"{what}: '{name}' is part of Python itself ({home}), expected a function of your own")
     foreign = home.partition(".")[0] != module_name.partition(".")[0]
     if own and path is None and foreign and isinstance(value, FunctionType | type):
@@ -159,7 +227,7 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = kinds.funct
 
 def load_instance(name: str, what: str, protocol: type) -> Any:
     """The object of a protocol that ``package.module:attribute`` names, or one of the class that it names."""
-    value = load_object(name, what, kind=kinds.with_members(protocol))
+    value = load_object(name, what, kind=with_members(protocol))
     return value() if isinstance(value, type) else value
 
 

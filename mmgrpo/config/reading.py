@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import yaml
 
-from mmgrpo.presets import CATALOGUE, PRESETS
-from mmgrpo.registry import nearest
-from mmgrpo.runtime.config import LAUNCH, Algorithm
+from mmgrpo.config.presets import CATALOGUE, PRESETS
+from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
+from mmgrpo.config.registry import nearest
+from mmgrpo.config.settings import LAUNCH, Algorithm
 from mmgrpo.runtime.files import write_text
-from mmgrpo.runtime.ranges import check_ranges, check_value, declarations, shown
 
 C = TypeVar("C")
 

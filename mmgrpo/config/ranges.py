@@ -3,7 +3,7 @@
 A range is checked wherever a value can come from: in files, on the command line and in Python (``check_ranges``), and
 in the parameters of blocks (``check_parameter``). A field that a subclass repeats with another default keeps its range.
 
-    >>> from mmgrpo.runtime.ranges import within
+    >>> from mmgrpo.config.ranges import within
     >>> 1.0 in within("(0, 1]"), float("nan") in within("(0, 1]"), 0 in within("0", "[0.01, 100]")
     (True, False, True)
 """

@@ -3,7 +3,7 @@
 A table maps names to ``Block`` rows. A user writes ``name`` or ``name(parameter=value, ...)`` in a
 recipe or on the command line; ``bind`` turns that text into a function of the table's inputs.
 
-    >>> from mmgrpo.registry import Block, bind
+    >>> from mmgrpo.config.registry import Block, bind
     >>> table = {"power": Block(lambda x, exponent=2.0: x**exponent, needs=("x",))}
     >>> bind("power(exponent=3)", table, "demo")({"x": 2.0})
     8.0
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.runtime.ranges import check_parameter
+from mmgrpo.config.ranges import check_parameter
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.config.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
+from mmgrpo.config.registry import bind
+from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
-from mmgrpo.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
-from mmgrpo.registry import bind
 from mmgrpo.rollout import redraws, sample_round
-from mmgrpo.runtime.config import Algorithm
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, near_one, trainer
 from tests.toys import toy_policy, toy_prompts
@@ -111,7 +111,7 @@ def test_presets_do_not_share_their_lists():
 
 
 def test_reading_the_presets_does_not_load_torch():
-    code = "import sys, mmgrpo.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, mmgrpo.config.presets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
