@@ -8,10 +8,12 @@ CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
 # Processes of `make test` and `make test-slow`, each with one thread.
 WORKERS ?= auto
-# Of `make mutants`: which lines are drawn, how many, and at least how many of each folder.
+SHAPES ?= tests/advantages tests/objectives tests/diffusion tests/policies tests/test_rollout.py tests/test_trainer.py tests/test_update.py
+# Of `make mutants`: which lines are drawn, how many, of which files, and the folder of the tests that are run.
 SEED ?= 0
 COUNT ?= 200
-EACH ?= 20
+ONLY ?=
+TESTS ?= tests
 # The versions of Python that pyproject.toml names.
 PYTHON_VERSIONS := 3.11 3.12 3.13
 comma := ,
@@ -24,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-slow test-roundings faults mutants check resolve lowest docs format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-slow test-shapes test-roundings faults mutants check resolve lowest docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -57,6 +59,10 @@ test: $(STAMP)  ## run the tests of milliseconds
 test-slow: $(STAMP)  ## run the tests of seconds: those that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
+# In a run of its own, since the checks double the time of what they check. Only folders of tensors.
+test-shapes: $(STAMP)  ## run the tests of the core with every call checked against the shapes and types of its signature
+	$(PYTEST) -m "not slow" --jaxtyping-packages=mmgrpo,beartype.beartype $(SHAPES)
+
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning -n $(WORKERS)
 	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -m learning -n $(WORKERS)
@@ -67,7 +73,7 @@ faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards 
 	$(BIN)/python -m tests.faults.table build/faults.json --output benchmarks/faults.md
 
 mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
-	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --each $(EACH) --report benchmarks/mutants.md
+	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --only "$(ONLY)" --tests $(TESTS) --report benchmarks/mutants.md
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

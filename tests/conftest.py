@@ -11,11 +11,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
-# The package is compiled with checks of shapes here, which no other process knows; `runpy` would leave it to them all.
-sys.dont_write_bytecode = True
-
 # `make test-roundings` chooses another number, because sums over threads are rounded in another order.
 torch.set_num_threads(int(os.environ.get("MMGRPO_TEST_THREADS", "1")))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With checks of shapes the package is compiled in another way, which `runpy` would leave to all other processes."""
+    if config.getoption("jaxtyping_packages"):
+        sys.dont_write_bytecode = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

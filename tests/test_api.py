@@ -79,23 +79,23 @@ def test_a_policy_of_ones_own_trains_and_no_command_claims_to_know_it(tmp_path, 
     )
     run = mmgrpo.train(policy, ["a", "b"], [brightness], preset="flow_grpo", heldout=["c"], **SMALL)
     assert run.summary["steps"] == 2 and run.summary["family"] == "" and (run.folder / "report.html").is_file()
-    with pytest.raises(ValueError, match="was trained from Python with a custom policy, which commands cannot load"):
+    with pytest.raises(ValueError, match="Python.*policy"):
         call("sample", "--run", run.folder)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "gfpo"}, "preset 'gfpo' is for tokens policies"),
-        ({"preset": "flow_gpro"}, "there is no preset 'flow_gpro'. Did you mean 'flow_grpo'?"),
+        ({"preset": "gfpo"}, "'gfpo'"),
+        ({"preset": "flow_gpro"}, "'flow_gpro'.*'flow_grpo'"),
         (
             {"algorithm": {"scal": "none"}},
-            "mmgrpo.train: unknown key 'algorithm.scal'. Did you mean 'algorithm.scale'?",
+            "mmgrpo.train.*'algorithm.scal'.*'algorithm.scale'",
         ),
-        ({"optim": {"blend": 0.5}}, "mmgrpo.train: 'optim.blend' is called 'optim.interpolation' now"),
-        ({"evaluation": {"evry": 1}}, "mmgrpo.train: unknown key 'eval.evry'. Did you mean 'eval.every'?"),
-        ({"overwite": True}, "mmgrpo.train: unknown key 'overwite'. Did you mean 'overwrite'?"),
-        ({"group_size": 1}, "data.group_size: got 1, expected a number in"),
+        ({"optim": {"blend": 0.5}}, "mmgrpo.train.*'optim.blend'.*'optim.interpolation'"),
+        ({"evaluation": {"evry": 1}}, "mmgrpo.train.*'eval.evry'.*'eval.every'"),
+        ({"overwite": True}, "mmgrpo.train.*'overwite'.*'overwrite'"),
+        ({"group_size": 1}, "data.group_size.*1"),
     ],
 )
 def test_a_mistake_is_an_error_before_anything_is_written(options, message, words, tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_prompts_are_texts_rows_of_files_or_prompts():
         (medium,) = prompt.media
         assert isinstance(medium.source, Image) and torch.equal(medium.source.pixels, torch.ones(3, 4, 5))
     assert (shown.answer, shown.id) == ("white", "prompt-1")
-    with pytest.raises(ValueError, match=r"prompts\[0\]: got a int, expected a string, a dict or a Prompt"):
+    with pytest.raises(ValueError, match=r"prompts\[0\]"):
         as_prompts([3])
 
 

@@ -164,7 +164,7 @@ def test_media_that_cannot_be_read_are_left_out_and_listed(seeing, tmp_path):
 
 
 def test_prompts_of_evaluation_are_not_trained_on(words):
-    with pytest.raises(ValueError, match=r"heldout: prompt 'prompt-0' \('a red circle'\) is also in prompts"):
+    with pytest.raises(ValueError, match=r"heldout.*'prompt-0' \('a red circle'\)"):
         paint(words, heldout=["a red circle"])
 
 
@@ -285,15 +285,15 @@ def test_settings_of_the_optimizer_and_of_evaluation_take_effect(words):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": {"height": 32}}, "'model' belongs to the policy"),
-        ({"sampling": {"steps": 9}}, "'sampling' belongs to the policy"),
-        ({"eval": {"every": 1}}, "'eval' is the argument evaluation"),
-        ({"algorithm": {"preset": "grpo"}}, "'algorithm.preset' is the argument preset"),
-        ({"data": {"train": "a.txt"}}, "'data.train' is the argument prompts"),
-        ({"data": {"heldout": "a.txt"}}, "'data.heldout' is the argument heldout"),
-        ({"data": {"group_size": 2}}, "'data.group_size' is the argument group_size"),
-        ({"dry_run": True}, "'dry_run' is an option of the command mmgrpo train"),
-        ({"prompts": []}, "an order needs at least one prompt, got 0"),
+        ({"model": {"height": 32}}, "'model'"),
+        ({"sampling": {"steps": 9}}, "'sampling'"),
+        ({"eval": {"every": 1}}, "'eval'"),
+        ({"algorithm": {"preset": "grpo"}}, "'algorithm.preset'"),
+        ({"data": {"train": "a.txt"}}, "'data.train'"),
+        ({"data": {"heldout": "a.txt"}}, "'data.heldout'"),
+        ({"data": {"group_size": 2}}, "'data.group_size'.*group_size"),
+        ({"dry_run": True}, "'dry_run'"),
+        ({"prompts": []}, "prompt.*0"),
     ],
 )
 def test_a_setting_that_would_not_count_is_refused(options, message, words, tmp_path):
@@ -326,7 +326,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
     assert resumed.summary["eval"] == whole.summary["eval"]
     expected = dict(whole.policy.network.named_parameters())
     assert all(torch.equal(p, expected[name]) for name, p in resumed.policy.network.named_parameters())
-    with pytest.raises(ValueError, match="has other settings of optim.ema"):
+    with pytest.raises(ValueError, match="optim.ema"):
         paint(
             words,
             name="whole",
@@ -338,7 +338,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
 
 def test_one_prompt_in_place_of_a_list_is_refused(words):
     for options in ({"prompts": "a red circle"}, {"heldout": "a red circle"}):
-        with pytest.raises(ValueError, match=r"got the text 'a red circle', expected a list of prompts or the path"):
+        with pytest.raises(ValueError, match="'a red circle'"):
             paint(words, **options)
 
 
@@ -346,6 +346,6 @@ def test_media_of_rows_in_memory_are_opened_before_the_run_starts(seeing, tmp_pa
     rows = questions(tmp_path)
     (tmp_path / "2.png").write_bytes(b"no picture")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="prompts: 1 of 4 prompts have media that cannot be read"):
+    with pytest.raises(ValueError, match="prompts.*1.*4"):
         mmgrpo.train(viewer(seeing), rows, ["task"], steps=1)
     assert not (tmp_path / "runs").exists()

@@ -104,7 +104,7 @@ def test_a_run_of_a_family_is_written_and_refused_as_the_family_says(tmp_path):
     found = made("gaussian")
     assert found.groups.displayed("a picture") == ("small", "a picture")
     assert found.write_samples(tmp_path, "shown") == (tmp_path, "shown") and found.again == "say it again"
-    with pytest.raises(ValueError, match="preset 'gfpo' is for tokens policies"):
+    with pytest.raises(ValueError, match="'gfpo'"):
         made("gaussian", "gfpo")
 
 
@@ -227,13 +227,13 @@ def test_a_folder_of_something_else_is_refused_before_there_is_an_accelerator(tm
     monkeypatch.setattr(api.devices, "accelerator", lambda *_, **__: pytest.fail("it is made"))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with pytest.raises(FileExistsError, match="is not the folder of a run"):
+    with pytest.raises(FileExistsError, match="folder of a run"):
         api.execute(config(tmp_path), None, lambda _: pytest.fail("it loads"), [first_number], "again")
 
 
 def test_what_cannot_start_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "run", lambda *_: pytest.fail("it runs"))
-    for changes, message in (({"steps": 0}, "steps: got 0"), ({"resume_from": "step-000001"}, "contains no run")):
+    for changes, message in (({"steps": 0}, "steps.*0"), ({"resume_from": "step-000001"}, "step-000001")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             api.execute(config(tmp_path, **changes), None, lambda _: pytest.fail("it loads"), [first_number], "again")
     assert list(tmp_path.iterdir()) == []
@@ -316,7 +316,7 @@ def test_the_path_of_a_file_is_written_down_and_leaves_no_rows(name, given, monk
 
 @pytest.mark.parametrize("name", ["prompts", "heldout"])
 def test_a_text_that_is_no_path_is_one_prompt_in_place_of_a_list(name, monkeypatch):
-    with pytest.raises(ValueError, match=f"^{name}: got the text 'a red circle', expected a list of prompts"):
+    with pytest.raises(ValueError, match=f"^{name}.*'a red circle'"):
         executed(monkeypatch, **{name: "a red circle"})
 
 
@@ -324,14 +324,14 @@ def test_a_text_that_is_no_path_is_one_prompt_in_place_of_a_list(name, monkeypat
 def test_a_setting_that_has_another_place_is_refused_with_it(key, monkeypatch):
     section, _, name = key.rpartition(".")
     given: Any = {section: {name: 1}} if section else {name: 1}
-    with pytest.raises(ValueError, match=f"^mmgrpo.train: '{key}' {api.ELSEWHERE[key].partition(',')[0]}"):
+    with pytest.raises(ValueError, match=f"^mmgrpo.train.*'{key}' {api.ELSEWHERE[key].partition(',')[0]}"):
         executed(monkeypatch, **given)
 
 
 @pytest.mark.parametrize("section", ["algorithm", "optim", "evaluation"])
 def test_a_setting_that_is_not_there_is_refused_with_its_section(section, monkeypatch):
     written = "eval" if section == "evaluation" else section
-    with pytest.raises(ValueError, match=f"^mmgrpo.train: unknown key '{written}.no_such'"):
+    with pytest.raises(ValueError, match=f"^mmgrpo.train.*'{written}.no_such'"):
         executed(monkeypatch, **{section: {"no_such": 1}})
 
 

@@ -23,6 +23,8 @@ from mmgrpo.objectives import OBJECTIVES
 from reward_models.rules.tasks import TASKS
 from tests.pages import BLOCK, DOCS, PAGES, blocks
 
+EXTENDING = ("extending.md", "extending_algorithms.md", "extending_models.md")
+"""Pages of one package, whose examples run in this order."""
 FILES = ("python", "yaml", "text")
 """Languages of listings that are files, if a name follows."""
 
@@ -80,11 +82,13 @@ def write_files(page: str, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_examples_of_extending_run(workplace: Path) -> None:
-    write_files("extending.md", workplace)
-    [pyproject] = [content for rest, content in blocks(DOCS["extending.md"], "toml") if rest == "pyproject"]
+    for page in EXTENDING:
+        write_files(page, workplace)
+    text = "\n".join(DOCS[page] for page in EXTENDING)
+    [pyproject] = [content for rest, content in blocks(text, "toml") if rest == "pyproject"]
     install(pyproject, workplace)
     count = 0
-    for number, (rest, code) in enumerate(blocks(DOCS["extending.md"], "python")):
+    for number, (rest, code) in enumerate(blocks(text, "python")):
         assert rest.startswith("runnable")
         count += 1
         if not file_of("python", rest):

@@ -111,7 +111,7 @@ def test_a_network_with_a_number_that_is_none_is_not_evaluated():
     policy = Answers()
     with torch.no_grad():
         policy.network.bias.fill_(math.nan)
-    with pytest.raises(NotFinite, match="nothing is evaluated, since the network is damaged"):
+    with pytest.raises(NotFinite, match="network"):
         evaluated(policy)
     assert policy.asked == []
 
@@ -173,12 +173,12 @@ def test_without_settings_an_evaluation_is_that_of_a_run_without_settings():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "before.json is damaged"),
-        ("[]", "before.json is damaged"),
-        ('{"values": {}, "counts": {"wer": {"errors": []}}}', "before.json is damaged"),
-        ("{}", r"before.json is damaged \('values'\)"),
-        ('{"values": {}, "run": "b"}', "before.json is of run 'b', expected 'a' as the folder"),
-        ('{"values": {}}', "before.json is of run '', expected 'a' as the folder"),
+        ("{", "before.json"),
+        ("[]", "before.json"),
+        ('{"values": {}, "counts": {"wer": {"errors": []}}}', "before.json"),
+        ("{}", r"before.json.*\('values'\)"),
+        ('{"values": {}, "run": "b"}', "before.json.*'b'.*'a'"),
+        ('{"values": {}}', "before.json.*'a'"),
     ],
 )
 def test_an_evaluation_that_cannot_be_read_again_is_named(content, message, tmp_path):

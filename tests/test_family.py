@@ -17,5 +17,5 @@ def test_a_family_is_one_of_the_table_or_ones_own(tmp_path, monkeypatch):
 
 
 def test_a_family_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="^model.family: there is no 'sd4'. Did you mean 'sd3'?"):
+    with pytest.raises(ValueError, match="^model.family.*'sd4'.*'sd3'"):
         family("sd4")

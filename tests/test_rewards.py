@@ -123,7 +123,7 @@ def test_a_reward_with_a_time_has_a_process_and_one_of_ones_own_always(monkeypat
 def test_scores_are_kept_where_that_is_asked_for_and_possible():
     kept = scorer("full(cache=True)")
     assert isinstance(kept.fn, Cached) and kept.fn([Prompt("")], [Text("abc")]) == [3]
-    with pytest.raises(ValueError, match="'reads' reads the rollout, which differs from round to round; remove cache"):
+    with pytest.raises(ValueError, match="'reads'"):
         scorer("reads(cache=True)")
 
 
@@ -143,11 +143,11 @@ def test_a_function_is_a_reward_of_weight_one_that_nobody_vouches_for():
 def test_rewards_have_names_of_their_own_and_there_is_one():
     assert [one.name for one in scorers([length, "plain", "plain(log_as='other')"])] == ["length", "plain", "other"]
     assert scorers([length], "cuda:1")[0].fn.keywords == {"device": "cuda:1"}
-    with pytest.raises(ValueError, match="rewards: got 'plain' twice, expected different names"):
+    with pytest.raises(ValueError, match="rewards.*'plain'"):
         scorers(["plain", length, "plain"])
-    with pytest.raises(ValueError, match="rewards: got none, expected at least one of far, full, plain, reads"):
+    with pytest.raises(ValueError, match="rewards"):
         scorers([])
-    with pytest.raises(ValueError, match="there is no 'plian'. Did you mean 'plain'"):
+    with pytest.raises(ValueError, match="'plian'.*'plain'"):
         scorer("plian")
 
 
@@ -160,7 +160,7 @@ def test_a_reward_of_trls_form_is_named_after_its_function_or_as_told():
     assert made.fn([Prompt("", meta={"level": 3})], [Text("abc")]) == [3]
     [missing] = made.fn([Prompt("", meta={"level": None})], [Text("abc")])
     assert missing is None
-    with pytest.raises(TypeError, match=r"got outputs \['Image'\], expected Text for a TRL reward"):
+    with pytest.raises(TypeError, match=r"\['Image'\].*TRL"):
         import torch
 
         made.fn([Prompt("")], [Image(torch.zeros(3, 1, 1))])

@@ -208,7 +208,7 @@ def test_a_flow_learns_a_known_answer_in_seconds(tmp_path):
 
 
 def test_everything_that_cannot_work_is_refused_at_the_start(tmp_path):
-    with pytest.raises(ValueError, match="got group_size 1, expected at least 2"):
+    with pytest.raises(ValueError, match="group_size 1.*2"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), group_size=1)
     with pytest.raises(ValueError, match="needs entropy, which this policy"):
         trainer(
@@ -217,14 +217,14 @@ def test_everything_that_cannot_work_is_refused_at_the_start(tmp_path):
             toy_prompts(2),
             loss=LossRecipe.of("ppo", "per_sample", terms=["entropy_bonus(coef=0.1)"]),
         )
-    with pytest.raises(ValueError, match=r"record .*truncated|truncated.*record"):
+    with pytest.raises(ValueError, match="record.*truncated|truncated.*record"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), advantages=recipe(select=["drop_truncated"]))
-    with pytest.raises(ValueError, match="got a round of 2 groups, expected at least optim.updates=3"):
+    with pytest.raises(ValueError, match="round.*2.*optim.updates=3"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), updates=3).fit()
 
 
 def test_a_reward_that_returns_too_few_values_stops_the_run_by_name(tmp_path):
-    with pytest.raises(ValueError, match="reward 'reward': got 1 values, expected one for each of the 8 outputs"):
+    with pytest.raises(ValueError, match="'reward'.*1.*8"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [1.0]).fit()
 
 
@@ -232,7 +232,7 @@ def test_a_reward_that_raises_stops_the_run_by_name(tmp_path):
     def broken(prompts, outputs):
         raise OSError("server gone")
 
-    with pytest.raises(RuntimeError, match="reward 'reward' failed on a batch of 8 outputs.*server gone"):
+    with pytest.raises(RuntimeError, match="'reward'.*batch.*8.*server gone"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), reward=broken).fit()
 
 
@@ -249,7 +249,7 @@ def test_a_value_that_is_nan_is_counted_and_its_sample_is_not_trained(tmp_path):
 
 
 def test_a_reward_that_scores_nothing_stops_the_run(tmp_path):
-    with pytest.raises(RuntimeError, match="could not score any of the 8 outputs"):
+    with pytest.raises(RuntimeError, match="8 outputs"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), reward=lambda prompts, outputs: [math.nan] * len(outputs)).fit()
 
 
@@ -337,7 +337,7 @@ def test_the_share_of_adapters_is_one_of_their_product():
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_share_of_nothing_or_of_more_than_all_is_refused(share, tmp_path):
-    with pytest.raises(ValueError, match=r"optim\.interpolation: got .*, expected a number in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"optim\.interpolation.*0, 1"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), interpolation=share)
 
 
@@ -381,7 +381,7 @@ def test_a_resumed_run_whose_first_evaluation_is_gone_is_refused(tmp_path):
     made.fit()
     (tmp_path / "evaluations" / "before-b.json").unlink()
     assert made.resume()
-    with pytest.raises(FileNotFoundError, match="before-b.json is missing, which a run resumed at step 1 needs"):
+    with pytest.raises(FileNotFoundError, match="before-b.json.*step 1"):
         made.fit()
 
 
@@ -397,7 +397,7 @@ def told(line):
 def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
     made = trainer(toy_policy(), tmp_path, toy_prompts(2), steps=1)
     made.fit()
-    with pytest.raises(ValueError, match="got --seed 1, expected 0, that of the checkpoint"):
+    with pytest.raises(ValueError, match="--seed 1.*0"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), seed=1).resume()
 
 

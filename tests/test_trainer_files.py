@@ -183,7 +183,7 @@ def test_only_held_out_prompts_have_a_say_in_weights_and_alarms(tmp_path, monkey
 
 def test_prompts_that_do_not_divide_among_processes_are_refused_before_anything_is_sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(Accelerator, "num_processes", 2)
-    with pytest.raises(ValueError, match="prompts.*2 processes, got 3"):
+    with pytest.raises(ValueError, match="prompts.*2.*3"):
         trainer(toy_policy(steps=3), tmp_path, toy_prompts(4), heldout=toy_prompts(2), prompts_per_step=3)
 
 
@@ -220,27 +220,27 @@ def test_a_run_of_python_says_how_python_goes_on(tmp_path, capsys):
 
 def test_two_samples_and_one_step_are_the_least(tmp_path):
     trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), group_size=2, steps=1)
-    with pytest.raises(ValueError, match="got steps 0, expected at least 1"):
+    with pytest.raises(ValueError, match="steps 0.*1"):
         trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), steps=0)
 
 
 def test_one_of_several_rewards_may_have_no_weight_and_the_bar_shows_another(tmp_path):
     zero, one = Scorer("zero", first_number, 0.0), Scorer("one", first_number)
     assert trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero, one])._main_reward() == "reward/one/mean"
-    with pytest.raises(ValueError, match="got weight 0 for all"):
+    with pytest.raises(ValueError, match="weight 0"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero])
 
 
 @pytest.mark.parametrize("settings", [{"every": 1}, {"heldout": toy_prompts(2)}])
 def test_a_rule_that_follows_evaluations_needs_prompts_and_an_interval(settings, tmp_path):
-    with pytest.raises(ValueError, match=r"set eval\.every and data\.heldout"):
+    with pytest.raises(ValueError, match=r"eval\.every.*data\.heldout"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), advantages=recipe(weighting=["hypervolume"]), **settings)
 
 
 def test_a_policy_with_nothing_to_train_is_refused(tmp_path):
     policy = toy_policy()
     policy.network.requires_grad_(False)
-    with pytest.raises(ValueError, match="got a policy without trainable parameters"):
+    with pytest.raises(ValueError, match="trainable"):
         trainer(policy, tmp_path, toy_prompts(2))
 
 

@@ -45,12 +45,12 @@ def test_reference_rewards_are_read_for_the_rewards_that_need_them():
 
 @pytest.mark.parametrize("given", [[True, False], ["1"], [float("nan")], [], 1.0, None])
 def test_reference_rewards_that_are_no_list_of_numbers_are_refused(given):
-    with pytest.raises(ValueError, match=r"prompt '0': got reference_rewards .* for 'a', expected a list of finite"):
+    with pytest.raises(ValueError, match="'0'.*reference_rewards.*'a'"):
         reference_rewards(told({"reference_rewards": {"a": given}}), ["a"], {"a"})
 
 
 @pytest.mark.parametrize("given", [None, "1", float("nan"), float("inf")])
 def test_a_reference_value_that_is_no_finite_number_is_refused(given):
     assert reference_values(told({"reference_value": 2}, {"reference_value": 0.5})) == [2, 0.5]
-    with pytest.raises(ValueError, match="prompt '1': got reference_value"):
+    with pytest.raises(ValueError, match="'1'.*reference_value"):
         reference_values(told({"reference_value": 2}, {"reference_value": given}))

@@ -152,10 +152,10 @@ def test_the_factor_keeps_its_digits_whatever_the_precision_of_the_policy(dtype)
 
 def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
     policy, weighing = toy_policy(), recipe(kl_weight="ensemble_variance(members=['a', 'b'])")
-    with pytest.raises(ValueError, match="got 'ensemble_variance.*' without a KL term that it weighs"):
+    with pytest.raises(ValueError, match="'ensemble_variance.*'.*KL"):
         refuse_mismatch(policy, weighing, LossRecipe.of("ppo", "per_sample", terms=[]))
     scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
-    with pytest.raises(ValueError, match="algorithm.kl_weight: .*got the member 'b' of weight 0"):
+    with pytest.raises(ValueError, match="algorithm.kl_weight.*'b'.*0"):
         refuse_rewards(weighing, scorers, [], False)
-    with pytest.raises(ValueError, match="names the reward 'b', which this run has not"):
+    with pytest.raises(ValueError, match="reward 'b'"):
         refuse_rewards(weighing, scorers[:1], [], False)

@@ -199,11 +199,11 @@ def test_gradients_that_oppose_the_others_lose_weight(tmp_path):
 @pytest.mark.parametrize(
     "blocks, message",
     [
-        ({"weighting": ["dual_ascent(by='safe', least=0, rate=1)"]}, "names the reward 'safe', which this run has not"),
-        ({"transform": ["gate(by='hihg', least=0, floor=0)"]}, "Did you mean 'high'"),
-        ({"combine": "minimum(members=['low', 'x'])"}, "names the reward 'x'"),
-        ({"transform": ["par"]}, "prompt '0': got reference_rewards None for 'low', expected a list of"),
-        ({"weighting": ["hypervolume", "least_first"]}, "got hypervolume beside other rules"),
+        ({"weighting": ["dual_ascent(by='safe', least=0, rate=1)"]}, "'safe'"),
+        ({"transform": ["gate(by='hihg', least=0, floor=0)"]}, "'high'"),
+        ({"combine": "minimum(members=['low', 'x'])"}, "reward 'x'"),
+        ({"transform": ["par"]}, "'0'.*reference_rewards None.*'low'"),
+        ({"weighting": ["hypervolume", "least_first"]}, "hypervolume"),
     ],
 )
 def test_blocks_that_do_not_suit_the_rewards_are_refused_before_anything_is_sampled(blocks, message, tmp_path):
@@ -224,11 +224,11 @@ def test_members_without_weight_negative_weights_and_absent_evaluations_are_refu
         scorers = [Scorer("low", low), Scorer("high", high, second)]
         trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), advantages=recipe(**blocks), scorers=scorers)
 
-    with pytest.raises(ValueError, match="got the member 'high' of weight 0"):
+    with pytest.raises(ValueError, match="'high'.*0"):
         refused(0.0, combine="minimum(members=['low', 'high'])")
-    with pytest.raises(ValueError, match="multiplies weights, and got a negative one"):
+    with pytest.raises(ValueError, match="weights.*negative"):
         refused(-1.0, weighting=["least_first"])
-    with pytest.raises(ValueError, match="set eval.every and data.heldout"):
+    with pytest.raises(ValueError, match="eval.every.*data.heldout"):
         refused(1.0, weighting=["hypervolume"])
 
 
@@ -258,7 +258,7 @@ def test_rewards_are_compared_with_the_references_of_their_own_prompt(tmp_path):
 def test_a_prompt_without_as_many_references_as_the_first_is_named(second, tmp_path):
     given = [{"low": [0.0, 1.0]}, {"low": second}]
     prompts = [replace(p, meta={"reference_rewards": g}) for p, g in zip(toy_prompts(2), given, strict=True)]
-    with pytest.raises(ValueError, match="prompt '1': got reference_rewards .* for 'low', expected a list of 2"):
+    with pytest.raises(ValueError, match="'1'.*reference_rewards.*'low'.*list.*2"):
         trainer(
             toy_policy(steps=3),
             tmp_path,

@@ -27,7 +27,7 @@ def test_speed_is_reported_against_encoding_for_every_transcript():
 
 def test_contestants_that_wrote_other_transcripts_are_not_compared():
     refuse_unequal([row("a", 1, 1, 100), row("b", 1, 1, 102)])
-    with pytest.raises(RuntimeError, match=r"differ in the tokens of a step: \(100, 103\)"):
+    with pytest.raises(RuntimeError, match=r"step.*\(100, 103\)"):
         refuse_unequal([row("a", 1, 1, 100), row("b", 1, 1, 103)])
 
 

@@ -77,7 +77,7 @@ def test_the_maximum_of_a_reward(spec: str, best: float, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["jpeg_compressibility", "length_bonus"])
 def test_only_a_verifier_of_one_text_can_be_tried_on_answers(spec: str):
-    with pytest.raises(ValueError, match=f"--reward {spec}: got a reward that cannot score one answer"):
+    with pytest.raises(ValueError, match=f"--reward {spec}"):
         gold_rewards([spec])
     assert gold_rewards([]) == []
     with pytest.raises(ValueError, match="^--reward: "):

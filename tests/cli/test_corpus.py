@@ -51,7 +51,7 @@ def test_groups_are_those_of_meta_with_few_values_or_those_that_are_named():
     assert found["groups"]["voice"]["x"]["wer"]["mean"] == pytest.approx(2 / 5)
     assert found["groups"]["voice"]["y"]["wer"]["mean"] == pytest.approx(2 / 7)
     assert list(whole(groups=["take"])["groups"]["take"]) == list("123456")
-    with pytest.raises(ValueError, match="--groups: no clip has meta.accent; the keys are voice, take"):
+    with pytest.raises(ValueError, match="--groups.*meta.accent"):
         whole(groups=["accent"])
 
 
@@ -134,7 +134,7 @@ def test_the_interval_of_a_corpus_score_takes_several_references():
     assert [perfect[key] for key in ("mean", "low", "high")] == pytest.approx([100, 100, 100]) and perfect["n"] == 2
     half = corpus_interval("chrf", [["a b c d e"], ["f g h i j"]], ["a b c d e", "z"])
     assert half["low"] < half["mean"] < half["high"]
-    with pytest.raises(ValueError, match="1 hypotheses and 2 lists of references"):
+    with pytest.raises(ValueError, match="1 hypotheses.*2"):
         corpus_interval("bleu", [["a"], ["b"]], ["a"])
     with pytest.raises(ValueError, match="at least one of each"):
         corpus_interval("bleu", [[]], ["a"])

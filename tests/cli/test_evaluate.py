@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +108,7 @@ def test_a_folder_of_a_model_is_compared_as_it_is_also_where_there_are_no_adapte
 @pytest.mark.parametrize(("one", "other"), [("qwen_vl", "sd3"), ("whisper", "duration"), ("whisper", "qwen_vl")])
 def test_a_run_whose_samples_are_drawn_in_another_way_cannot_be_compared(one, other, tmp_path):
     args, config, chosen = read_source(Evaluate, ["--model.family", one, "--against", run_of(tmp_path, other)], "")
-    with pytest.raises(ValueError, match=f"is a run of {other}, whose samples cannot be compared with those of {one}"):
+    with pytest.raises(ValueError, match=f"{other}.*{one}"):
         opponent(Contestant(args, config, chosen))
 
 
@@ -117,9 +116,9 @@ def test_a_run_is_of_its_own_family(tmp_path):
     run = run_of(tmp_path, "qwen_vl")
     assert read_source(Evaluate, ["--run", run], "")[2].name == "qwen_vl"
     assert read_source(Evaluate, ["--run", run, "--model.family", "qwen_vl"], "")[2].name == "qwen_vl"
-    with pytest.raises(ValueError, match="--model.family smolvlm: .* is a run of qwen_vl; omit the option"):
+    with pytest.raises(ValueError, match="--model.family smolvlm.*qwen_vl"):
         read_source(Evaluate, ["--run", run, "--model.family", "smolvlm"], "")
-    with pytest.raises(ValueError, match="was trained from Python with a custom policy, which commands cannot load"):
+    with pytest.raises(ValueError, match="Python.*policy"):
         read_source(Evaluate, ["--run", run_of(tmp_path, "sd3", family="")], "")
 
 
@@ -135,21 +134,21 @@ def test_the_options_of_a_run_are_the_defaults_that_the_command_line_overrides(t
 
 
 def test_many_samples_without_temperature_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="--samples 4 at temperature 0 are 4 equal samples"):
+    with pytest.raises(ValueError, match="--samples 4.*temperature 0.*4"):
         call("evaluate", "--run", run_of(tmp_path, "qwen_vl"), "--samples", 4, "--rewards", "exact")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there are no prompts; give --file, --prompts, or --run"),
-        (["--file", "embedded:visual/scenes/heldout.jsonl", "--against", "untrained"], "name the run with --run"),
-        (["--file", "embedded:visual/scenes/heldout.jsonl", "--rewards", "scene_al"], "Did you mean 'scene_all'?"),
+        ([], "--file.*--prompts.*--run"),
+        (["--file", "embedded:visual/scenes/heldout.jsonl", "--against", "untrained"], "--run"),
+        (["--file", "embedded:visual/scenes/heldout.jsonl", "--rewards", "scene_al"], r"'scene_all'\?"),
     ],
 )
 def test_what_evaluate_needs_is_said(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         call("evaluate", *options)
     assert list(tmp_path.iterdir()) == []
 
@@ -157,7 +156,7 @@ def test_what_evaluate_needs_is_said(options, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["sample", "evaluate"])
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_option_under_its_old_name_is_refused_with_its_new_one(command, old, new):
-    with pytest.raises(ValueError, match=f"'{old}' is called {new} now$"):
+    with pytest.raises(ValueError, match=f"'{old}'.*{new}"):
         call(command, f"{old}=1")
     known = {name for one in families().values() for name in option_names(config_class(one.sections))}
     assert new in known | {"--batch-size"}

@@ -98,7 +98,7 @@ def broken(prompts, outputs):
 
 def test_what_is_missing_is_asked_for():
     for given in ([], ["--rewards", "scene_score"], ["--data", "scenes:heldout"]):
-        with pytest.raises(ValueError, match="got no rewards or no data, expected --rewards NAME"):
+        with pytest.raises(ValueError, match="--rewards NAME"):
             evaluate_rewards.main(given)
 
 
@@ -240,7 +240,7 @@ def test_adapters_are_saved_beside_their_head(monkeypatch, tmp_path):
 
 
 def test_adapters_and_groups_of_users_exclude_each_other(monkeypatch):
-    with pytest.raises(ValueError, match="--lora-rank: got adapters with --user-groups above 1"):
+    with pytest.raises(ValueError, match="--lora-rank.*--user-groups.*1"):
         train_reward.main(["--lora-rank", "1", "--user-groups", "2"])
 
 
@@ -380,14 +380,14 @@ def test_targets_are_listed_with_their_sources(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["scene_all"], "no published number of 'scene_all' is known. Did you mean 'scene_score'"),
-        (["scene_score"], "--data: got nothing, expected benchmarks with a published number of scene_score: scenes"),
+        (["scene_all"], "'scene_all'.*'scene_score'"),
+        (["scene_score"], "--data.*scene_score.*scenes"),
         (
             ["--reward", "scene_score"],
-            "--data: got nothing, expected benchmarks with a published number of scene_score",
+            "--data.*scene_score",
         ),
-        (["scene_score", "--data", "hpdv3:x"], "--data: got hpdv3, expected benchmarks"),
-        (["hpsv2", "--data", "hpdv2:x"], r"published numbers are of hpsv2\(version='2.0'\) or hpsv2\(version='2.1'\)"),
+        (["scene_score", "--data", "hpdv3:x"], "--data.*hpdv3"),
+        (["hpsv2", "--data", "hpdv2:x"], r"hpsv2\(version='2.0'\).*hpsv2\(version='2.1'\)"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments, message):

@@ -39,9 +39,9 @@ def test_a_run_is_written_into_its_folder_and_the_files_are_listed(run, capsys):
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
-        (["--format", "comfy"], ValueError, "--format: unknown 'comfy'.*comfyui"),
-        (["--format", "merged"], FileNotFoundError, r"model' does not exist"),
-        (["--dtype", "int8"], ValueError, "--dtype: got 'int8'"),
+        (["--format", "comfy"], ValueError, "--format.*'comfy'.*comfyui"),
+        (["--format", "merged"], FileNotFoundError, "model'"),
+        (["--dtype", "int8"], ValueError, "--dtype.*'int8'"),
     ],
 )
 def test_errors_come_before_anything_is_loaded(words, error, match, tmp_path, monkeypatch):

@@ -56,15 +56,15 @@ def test_a_picture_from_which_a_clip_starts(files):
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [
-        ("qwen_vl", {"image": ["a.png"]}, "--image: got no question about it; give --prompts as well"),
-        ("qwen_vl", {"prompts": ["?"], "image": ["bad.png"]}, "bad.png: cannot be read as a picture"),
-        ("qwen_vl", {"prompts": ["?"], "image": ["none.png"]}, "none.png: there is no such file"),
-        ("qwen_vl", {"prompts": ["?"], "answers": ["1", "2"]}, "--answers: got 2 answers, expected 1"),
-        ("qwen_vl", {"prompts": ["<image> <image>"], "image": ["a.png"]}, "2 places for image"),
+        ("qwen_vl", {"image": ["a.png"]}, "--image.*--prompts"),
+        ("qwen_vl", {"prompts": ["?"], "image": ["bad.png"]}, "bad.png"),
+        ("qwen_vl", {"prompts": ["?"], "image": ["none.png"]}, "none.png"),
+        ("qwen_vl", {"prompts": ["?"], "answers": ["1", "2"]}, "--answers.*2.*1"),
+        ("qwen_vl", {"prompts": ["<image> <image>"], "image": ["a.png"]}, "2 places"),
         (
             "sd3",
             {"prompts": ["a cat"], "image": ["a.png"]},
-            "got 1 media, expected words only, since this model takes no pictures",
+            "1 media",
         ),
     ],
 )
@@ -75,7 +75,7 @@ def test_what_a_family_cannot_read_is_an_error(files, name, options, complaint):
 
 def test_a_sound_is_named_also_where_a_file_of_prompts_might_skip_it(files):
     config = read(["--model.family", "whisper", "--data.skip-limit", "0.5"], "")
-    with pytest.raises(ValueError, match="^--prompts: bad.png: "):
+    with pytest.raises(ValueError, match="^--prompts.*bad.png"):
         given_prompts(Given(audio=["a.wav", "bad.png"]), config, family("whisper"))
 
 
@@ -84,7 +84,7 @@ def test_answers_or_a_task_alone_belong_to_the_prompts(files):
     assert [(p.text, p.answer, p.task) for p in (one, two)] == [("a", "1", ""), ("b", "2", "")]
     (one,) = prompts("qwen_vl", prompts=["a"], task="exact")
     assert (one.text, one.answer, one.task, one.media) == ("a", None, "exact", ())
-    with pytest.raises(ValueError, match="--answers: got 1 answers, expected 2, one for each prompt"):
+    with pytest.raises(ValueError, match="--answers.*1.*2"):
         prompts("qwen_vl", prompts=["a", "b"], answers=["1"])
 
 
@@ -98,7 +98,7 @@ def test_rows_have_all_media_or_one_sound_each():
     row = {"images": ["a.png", "b.png"], "audios": ["c.wav"]}
     assert rows_of(["x", "y"], media) == [{"text": "x", **row}, {"text": "y", **row}]
     assert rows_of([], {"audio": ["c.wav", "d.wav"]}) == [{"text": "", "audio": name} for name in ("c.wav", "d.wav")]
-    with pytest.raises(ValueError, match="--image: got no question about it"):
+    with pytest.raises(ValueError, match="--image"):
         rows_of([], media)
 
 

@@ -26,7 +26,7 @@ def test_help_reads_nothing(option, capsys):
 
 
 def test_what_no_name_contains_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="mmgrpo things: none contains 'longr'. Did you mean 'longer'"):
+    with pytest.raises(ValueError, match="things.*'longr'.*'longer'"):
         show(lambda: ROWS, ["longr"], "things")
 
 
@@ -141,5 +141,5 @@ def test_help_of_the_rewards_reads_none(monkeypatch, capsys):
 def test_a_function_of_a_package_is_not_searched_for_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mmgrpo_only_here.py").write_text("def reward(prompts, outputs):\n    return []\n")
-    with pytest.raises(ValueError, match="needs the module 'mmgrpo_only_here', which cannot be imported"):
+    with pytest.raises(ValueError, match="'mmgrpo_only_here'"):
         about(RewardEntry("mmgrpo_only_here:reward"))

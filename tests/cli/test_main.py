@@ -58,7 +58,7 @@ def test_versions_are_those_of_the_packages_that_a_bug_report_needs(option, caps
 
 
 def test_a_command_that_there_is_not_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="^mmgrpo: there is no command 'trian'. Did you mean 'train'?"):
+    with pytest.raises(ValueError, match="'trian'.*'train'"):
         main.run(["trian"])
 
 
@@ -132,5 +132,5 @@ def test_a_list_can_be_of_the_names_that_contain_something(capsys):
     main.run(["rewards", "wer"])
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == [name for name in entries() if "wer" in name] and "neg_wer" in names
-    with pytest.raises(ValueError, match="mmgrpo families: none contains 'sd4'. Did you mean 'sd3'?"):
+    with pytest.raises(ValueError, match="families.*'sd4'.*'sd3'"):
         main.run(["families", "sd4"])

@@ -154,7 +154,7 @@ def test_train_accepts_the_recipe_once_what_it_leaves_open_is_decided(
     assert capsys.readouterr().out == f"written: {tmp_path / 'recipe.yaml'}\n"
     for key in OPEN[project]:
         others = [f"--{name}={value}" for name, value in OPEN[project].items() if name != key]
-        with pytest.raises(ValueError, match=f"not decided yet: {key} "):
+        with pytest.raises(ValueError, match=f"yet.*{key}"):
             call("train", "--config", tmp_path / "recipe.yaml", "--dry-run", *others)
     decisions = [word for name, value in OPEN[project].items() for word in (f"--{name}", value)]
     config = train.read(["--config", str(tmp_path / "recipe.yaml"), *decisions], "", "sd3")
@@ -285,7 +285,7 @@ def test_settings_of_easyr1_become_blocks(flags: list[str], line: str, text: Any
 
 
 def test_a_value_network_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"config\.yaml: algorithm\.adv_estimator: got 'gae', which needs a value"):
+    with pytest.raises(ValueError, match=r"config\.yaml.*algorithm\.adv_estimator.*'gae'"):
         made(tmp_path, "easyr1", "algorithm.adv_estimator=gae")
 
 

@@ -27,7 +27,7 @@ from tests.cli.migrating import ASSUMED, MEMORY, convert, same, values, warned
 def test_the_family_of_dance_grpo_is_that_of_its_script_else_of_the_model(program: str, model: str, family: str):
     values = {"pretrained_model_name_or_path": model} if model else {}
     assert family_of_dance_grpo(Source("a.sh", values, program=program)) == family
-    with pytest.raises(ValueError, match="our recipe visual/dance_grpo_sd14"):
+    with pytest.raises(ValueError, match="visual/dance_grpo_sd14"):
         family_of_dance_grpo(Source("a.sh", values, program="fastvideo/train_grpo_sd.py"))
 
 
@@ -65,7 +65,7 @@ def test_the_loss_of_dance_grpo(settings: dict[str, Any], family: str, lines: di
 
 
 def test_the_best_and_the_worst_are_at_least_one_each():
-    with pytest.raises(ValueError, match="bestofn: got 1, expected a number from 2"):
+    with pytest.raises(ValueError, match="bestofn.*1.*2"):
         convert("dance_grpo", "loss", {"bestofn": 1})
     assert "algorithm.select" in convert("dance_grpo", "loss", {"bestofn": 2}).settings
 
@@ -122,7 +122,7 @@ def test_the_sampling_of_dance_grpo(settings: dict[str, Any], family: str, chang
 
 @pytest.mark.parametrize("key", ["sampling_steps", "eta", "h", "w", "t"])
 def test_what_dance_grpo_has_no_default_for_must_be_there(key: str):
-    with pytest.raises(ValueError, match=f"theirs.yaml: {key}: is missing, and has no default there"):
+    with pytest.raises(ValueError, match=f"theirs.yaml.*{key}"):
         convert("dance_grpo", "sampling", {name: value for name, value in DANCE.items() if name != key})
 
 
@@ -168,9 +168,9 @@ def test_a_run_of_dance_grpo_without_an_end_and_with_an_average():
     assert warned(draft, "steps: max_train_steps is not given") and "steps" not in draft.settings
     average = {key: one for key, one in values(draft).items() if key.startswith("optim.ema")}
     assert average == {"optim.ema": 0.995, "optim.ema_every": (8, "once an iteration")}
-    with pytest.raises(ValueError, match="ema_decay: got 1.5, expected a number from 0 to 1$"):
+    with pytest.raises(ValueError, match="ema_decay.*1.5.*0.*1"):
         convert("dance_grpo", "batch", {"use_ema": True, "ema_decay": 1.5})
-    with pytest.raises(ValueError, match="num_generations: got 1, expected a number from 2"):
+    with pytest.raises(ValueError, match="num_generations.*1.*2"):
         convert("dance_grpo", "batch", {"num_generations": 1})
 
 
@@ -227,7 +227,7 @@ def test_a_weight_below_nothing_has_a_limit(project: str, names: str, settings: 
     assert "1e+06" in str(convert(project, names, settings | {key: -1e6}).settings["rewards"].value).replace(
         "1000000.0", "1e+06"
     )
-    with pytest.raises(ValueError, match=f"{key}: got -1000001.0, expected a number from -1e"):
+    with pytest.raises(ValueError, match=f"{key}.*-1000001.0.*-1e"):
         convert(project, names, settings | {key: -1000001})
 
 
@@ -242,7 +242,7 @@ def test_a_weight_below_nothing_has_a_limit(project: str, names: str, settings: 
 )
 def test_a_fraction_is_at_most_one(project: str, names: str, key: str):
     needed = {**(DANCE if project == "dance_grpo" else {})}
-    with pytest.raises(ValueError, match=f"{key}: got 1.5, expected a number from 0 to 1$"):
+    with pytest.raises(ValueError, match=f"{key}.*1.5.*0.*1"):
         convert(project, names, needed | {key: 1.5})
 
 

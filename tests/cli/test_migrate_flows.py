@@ -36,7 +36,7 @@ def test_the_family_follows_from_the_name_of_the_model(name: str, family: str):
     assert matching(name) == family
     source = Source("a.py", {"pretrained.model": name} if name else {})
     if name == "a model":
-        with pytest.raises(ValueError, match=r"a\.py: pretrained\.model: got a model; name our family"):
+        with pytest.raises(ValueError, match=r"a\.py.*pretrained\.model"):
             family_of_flow_grpo(source)
     else:
         assert family_of_flow_grpo(source) == (family or "sd3")
@@ -191,7 +191,7 @@ def test_a_family_whose_guidance_is_an_input_has_no_other_in_training(family: st
 
 @pytest.mark.parametrize("ends", [None, [1], [1, 2, 3], [0, 1.5], ["0", "5"]])
 def test_a_window_has_two_ends(ends: Any):
-    with pytest.raises(ValueError, match=r"theirs.yaml: sample.sde_window_range: got .*, expected two whole numbers"):
+    with pytest.raises(ValueError, match="theirs.yaml.*sample.sde_window_range"):
         convert("flow_grpo", "sampling", {"sample.sde_window_size": 2, "sample.sde_window_range": ends})
 
 
@@ -274,8 +274,7 @@ def test_the_batch_of_flow_grpo(settings: dict[str, Any], processes: int, change
 def test_a_batch_of_flow_grpo_that_is_not_whole_or_not_known():
     with pytest.raises(
         ValueError,
-        match="sample.num_batches_per_epoch x processes make 8 x 3 x 1 = 24 samples per epoch, "
-        "expected a multiple of sample.num_image_per_prompt 16; give the number of GPUs",
+        match="sample.num_batches_per_epoch.*8 x 3 x 1 = 24.*sample.num_image_per_prompt 16.*GPUs",
     ):
         convert("flow_grpo", "batch", BATCH | {"sample.num_batches_per_epoch": 3}, processes=0)
     endless = {key: value for key, value in BATCH.items() if key != "num_epochs"}
@@ -288,7 +287,7 @@ def test_a_batch_of_flow_grpo_that_is_not_whole_or_not_known():
 @pytest.mark.parametrize("key", ["sample.train_batch_size", "train.gradient_accumulation_steps"])
 def test_a_size_that_is_an_expression_is_asked_for(key: str):
     source = Source("a.py", dict(BATCH), {key: "f(x) (line 3)"})
-    with pytest.raises(ValueError, match=rf"a.py: {key}: got f\(x\) \(line 3\), expected a number; .*--config.{key}=4"):
+    with pytest.raises(ValueError, match=f"a.py.*{key}.*3.*--config.{key}=4"):
         flow_batch(Draft(table("flow_grpo"), source, "sd3"))
 
 
@@ -395,5 +394,5 @@ def test_data_of_flow_grpo_that_are_not_named_or_not_weighed():
     assert warned(draft, "no data set is named", "prompt_fn imagenet_animals is code there", UNKNOWN)
     assert values(draft) == {} and [*draft.left] == ["prompt_fn"]
     for weight in ("half", True, None):
-        with pytest.raises(ValueError, match="reward_fn: got weight .* of ocr, expected a number"):
+        with pytest.raises(ValueError, match="reward_fn"):
             convert("flow_grpo", "data", {"reward_fn": {"ocr": weight}})

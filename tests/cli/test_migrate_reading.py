@@ -49,7 +49,7 @@ def test_the_command_of_a_script(script: str, values: dict[str, Any]):
 
 def test_a_quote_is_open_for_at_most_five_hundred_lines():
     assert settings("python a.py --x 'a" + "\n" * 500 + "b'") == {"x": "a" + "\n" * 500 + "b"}
-    with pytest.raises(ValueError, match="a.sh, line 2: a quote is opened and not closed"):
+    with pytest.raises(ValueError, match="a.sh.*2"):
         settings("\npython a.py --x 'a" + "\n" * 501 + "b'")
 
 
@@ -95,12 +95,12 @@ def test_what_the_shell_would_fill_in_is_not_read(text: str):
 def test_names_texts_and_numbers_of_settings_have_limits():
     source = Source("a")
     source.put("k" * 200, "x" * 10_000)
-    for key, value, words in (("k" * 201, 1, "has 201 characters"), ("a", "x" * 10_001, "got 10001 characters")):
+    for key, value, words in (("k" * 201, 1, "201"), ("a", "x" * 10_001, "10001")):
         with pytest.raises(ValueError, match=words):
             source.put(key, value)
     for number in range(1_999):
         source.put(f"k{number}", 1)
-    with pytest.raises(ValueError, match="has more than 2000 settings"):
+    with pytest.raises(ValueError, match="2000 settings"):
         source.put("more", 1)
 
 
@@ -111,7 +111,7 @@ def test_sections_can_be_sixteen_levels_deep():
     source = Source("a")
     flatten(source, nested(16), True)
     assert source.values == {".".join("k" * 17): 1}
-    with pytest.raises(ValueError, match="sections in more than 16 levels"):
+    with pytest.raises(ValueError, match="16 levels"):
         flatten(Source("a"), nested(17), True)
     flatten(source, {"a": {"b": 1}, "c": {}}, False)
     assert source.values["a"] == {"b": 1}
@@ -248,7 +248,7 @@ def test_the_pages_are_written_between_their_marks(tmp_path, monkeypatch):
             page.filled(broken, "trl")
     for words in ([], ["a", "b"]):
         monkeypatch.setattr(sys, "argv", ["page", *words])
-        with pytest.raises(ValueError, match="usage: python -m"):
+        with pytest.raises(ValueError, match="usage"):
             page.main()
 
 

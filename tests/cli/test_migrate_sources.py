@@ -31,30 +31,30 @@ def python(folder: Path, text: str, chosen: str = "") -> Source:
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [
-        ("a.yaml", "beta: [1\nseed: 2", "a.yaml is not valid YAML: .*line 2"),
-        ("a.yaml", "beta: 1\nbeta: 2", "a.yaml is not valid YAML: line 2: the key 'beta' is already in line 1"),
-        ("a.yaml", "- beta", "a.yaml must hold a mapping"),
-        ("a.yaml", "!!python/object/apply:os.system ['true']", "a.yaml is not valid YAML: could not determine"),
-        ("a.yaml", b"beta: \xff", "a.yaml: not UTF-8 text .* at byte 7"),
-        ("a.json", '{"beta": 1,\n "seed": }', "a.json, line 2: not JSON: Expecting value at column 10"),
-        ("a.json", '{"beta": 1, "beta": 2}', "a.json: the key 'beta' occurs twice"),
-        ("a.json", "[1]", "a.json: got a list, expected an object"),
-        ("a.json", '{"a": ' * 5000 + "1" + "}" * 5000, "a.json: not JSON that can be read"),
-        ("a.json", '{"seed": ' + "9" * 5000 + "}", "a.json: not JSON that can be read"),
-        ("a.sh", "echo hello", "a.sh: has no command that starts a training"),
-        ("a.sh", "python a.py\npython b.py", r"a.sh: has 2 commands that start something \(lines 1, 2\)"),
-        ("a.sh", "python a.py --beta '1\n", "a.sh, line 1: a quote is opened and not closed"),
-        ("a.sh", "python a.py beta", "a.sh: got 'beta', expected --key value"),
-        ("a.toml", "beta = 1", r"a.toml: got a '.toml' file, expected .yaml, .json, .sh or .py; flags stand behind --"),
-        ("a.py", "config.beta = 1", "a.py: got 0 calls of GRPOTrainer"),
-        ("a.yaml", "beta: one", "a.yaml: beta: got one, expected a number"),
-        ("a.yaml", "beta: -1", "a.yaml: beta: got -1.0, expected a number from 0"),
-        ("a.yaml", "num_generations: 1", "a.yaml: num_generations: got 1, expected a number from 2"),
-        ("a.yaml", "num_generations: 2.5", "a.yaml: num_generations: got 2.5, expected a whole number"),
-        ("a.yaml", "loss_type: grp", "a.yaml: loss_type: got grp, expected one of grpo, dapo"),
-        ("a.yaml", "scale_rewards: median", "a.yaml: scale_rewards: got median, expected one of group"),
-        ("a.yaml", "reward_funcs: {a: 1}", "a.yaml: reward_funcs: got .*, expected a list of names"),
-        ("a.yaml", "learning_rate: -1", "a.yaml: the recipe made of it would be refused: .*optim.lr: got -1.0"),
+        ("a.yaml", "beta: [1\nseed: 2", "a.yaml.*YAML.*2"),
+        ("a.yaml", "beta: 1\nbeta: 2", "a.yaml.*YAML.*2.*'beta'.*1"),
+        ("a.yaml", "- beta", "a.yaml"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "a.yaml.*YAML"),
+        ("a.yaml", b"beta: \xff", "a.yaml.*UTF-8.*byte 7"),
+        ("a.json", '{"beta": 1,\n "seed": }', "a.json.*2.*JSON.*column 10"),
+        ("a.json", '{"beta": 1, "beta": 2}', "a.json.*'beta'"),
+        ("a.json", "[1]", "a.json"),
+        ("a.json", '{"a": ' * 5000 + "1" + "}" * 5000, "a.json.*JSON"),
+        ("a.json", '{"seed": ' + "9" * 5000 + "}", "a.json.*JSON"),
+        ("a.sh", "echo hello", "a.sh"),
+        ("a.sh", "python a.py\npython b.py", "a.sh.*2.*1.*2"),
+        ("a.sh", "python a.py --beta '1\n", "a.sh.*1"),
+        ("a.sh", "python a.py beta", "a.sh.*'beta'.*--key"),
+        ("a.toml", "beta = 1", "a.toml.*'.toml'"),
+        ("a.py", "config.beta = 1", "a.py.*0.*GRPOTrainer"),
+        ("a.yaml", "beta: one", "a.yaml.*beta.*one"),
+        ("a.yaml", "beta: -1", "a.yaml.*beta.*-1.0.*0"),
+        ("a.yaml", "num_generations: 1", "a.yaml.*num_generations.*1.*2"),
+        ("a.yaml", "num_generations: 2.5", "a.yaml.*num_generations.*2.5"),
+        ("a.yaml", "loss_type: grp", "a.yaml.*loss_type.*grp"),
+        ("a.yaml", "scale_rewards: median", "a.yaml.*scale_rewards.*median"),
+        ("a.yaml", "reward_funcs: {a: 1}", "a.yaml.*reward_funcs"),
+        ("a.yaml", "learning_rate: -1", "a.yaml.*optim.lr.*-1.0"),
     ],
 )
 def test_errors_name_the_file_and_the_place(name: str, text: str | bytes, error: str, tmp_path: Path):
@@ -68,33 +68,33 @@ def test_a_file_that_is_not_there_and_a_project_that_is_none(tmp_path: Path):
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(FileNotFoundError, match="is no regular file"):
         recipe_of("trl", str(tmp_path) + "/folder.yaml")
-    with pytest.raises(ValueError, match="there is no project 'trll'. Did you mean 'trl'"):
+    with pytest.raises(ValueError, match="'trll'.*'trl'"):
         recipe_of("trll", "a.yaml")
-    with pytest.raises(ValueError, match="got neither a file nor flags"):
+    with pytest.raises(ValueError, match="neither"):
         recipe_of("trl", "")
 
 
 def test_sizes_are_limited(tmp_path: Path):
-    with pytest.raises(ValueError, match="has 1,048,577 bytes, expected at most 1,048,576"):
+    with pytest.raises(ValueError, match="1,048,577 bytes.*1,048,576"):
         recipe_of("trl", written(tmp_path, "a.yaml", " " * (sources.MAX_BYTES + 1)))
-    with pytest.raises(ValueError, match="has more than 2000 settings"):
+    with pytest.raises(ValueError, match="2000 settings"):
         recipe_of("trl", written(tmp_path, "b.json", json.dumps({f"k{i}": 1 for i in range(2001)})))
-    with pytest.raises(ValueError, match="output_dir: got 10001 characters, expected at most 10000"):
+    with pytest.raises(ValueError, match="output_dir.*10001.*10000"):
         recipe_of("trl", written(tmp_path, "c.json", json.dumps({"output_dir": "x" * 10001})))
-    with pytest.raises(ValueError, match="has 201 characters"):
+    with pytest.raises(ValueError, match="201 characters"):
         recipe_of("trl", written(tmp_path, "d.json", json.dumps({"x" * 201: 1})))
 
 
 def test_aliases_that_multiply_and_sections_in_each_other_are_refused(tmp_path: Path):
     lines = ["a0: &a0 {x: 1, y: 2}"]
     lines += [f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)]
-    with pytest.raises(ValueError, match="more than 20,000 values once aliases are expanded"):
+    with pytest.raises(ValueError, match="20,000 values"):
         recipe_of("verl", written(tmp_path, "bomb.yaml", "\n".join(lines)))
-    with pytest.raises(ValueError, match="an alias inside of what it stands for"):
+    with pytest.raises(ValueError, match="alias"):
         recipe_of("verl", written(tmp_path, "loop.yaml", "a: &a\n  b: *a"))
-    with pytest.raises(ValueError, match="sections in more than 16 levels"):
+    with pytest.raises(ValueError, match="16 levels"):
         recipe_of("verl", written(tmp_path, "deep.yaml", "{a: " * 20 + "1" + "}" * 20))
-    with pytest.raises(ValueError, match="a.yaml: a.1: got a key that is no text; quote it"):
+    with pytest.raises(ValueError, match="a.yaml.*a.1"):
         flatten(Source("a.yaml"), {"a": {1: 2}}, True)
 
 
@@ -162,7 +162,7 @@ done
 
 def test_arrays_that_double_are_refused(tmp_path: Path):
     lines = ["A=(x)", *(["A=(${A[@]} ${A[@]} )"] * 40), "python train.py ${A[@]}"]
-    with pytest.raises(ValueError, match="words in a command, expected at most 5,000"):
+    with pytest.raises(ValueError, match="5,000"):
         read(written(tmp_path, "a.sh", "\n".join(lines)), True, None)
 
 
@@ -219,15 +219,15 @@ def loop():
         "train.batch_size": 20,
     }
     assert python(tmp_path, text, "loop").values == {"seed": 4}
-    with pytest.raises(ValueError, match=r"grpo\.py: there is no function 'on'\. Did you mean 'one'"):
+    with pytest.raises(ValueError, match=r"grpo\.py.*'on'.*'one'"):
         python(tmp_path, text, "on")
-    with pytest.raises(ValueError, match=r"grpo\.py: has 3 configurations; name one, FILE\.py:NAME"):
+    with pytest.raises(ValueError, match=r"grpo\.py.*3.*FILE\.py:NAME"):
         python(tmp_path, text)
-    with pytest.raises(ValueError, match=r"grpo\.py, line 2: not Python"):
+    with pytest.raises(ValueError, match=r"grpo\.py.*2"):
         python(tmp_path, "x = 1\ny = = 2")
-    with pytest.raises(ValueError, match=r"grpo\.py: not Python"):
+    with pytest.raises(ValueError, match=r"grpo\.py"):
         python(tmp_path, "x = 1\0")
-    with pytest.raises(ValueError, match=r"grpo\.py: has no assignment config\.name = value"):
+    with pytest.raises(ValueError, match=r"grpo\.py.*config\.name"):
         python(tmp_path, "x = 1")
 
 

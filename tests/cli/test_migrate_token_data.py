@@ -90,7 +90,7 @@ def test_data_of_ms_swift(settings: dict[str, Any], expected: dict[str, Any], wo
     draft = convert("ms_swift", "data", settings)
     assert values(draft) == expected and warned(draft, *words)
     assert [*draft.left] == (["split_dataset_ratio"] if SPLIT in words else [])
-    with pytest.raises(ValueError, match="split_dataset_ratio: got 2.0, expected a number from 0 to 1$"):
+    with pytest.raises(ValueError, match="split_dataset_ratio.*2.0.*0.*1"):
         convert("ms_swift", "data", {"split_dataset_ratio": 2})
 
 
@@ -205,7 +205,7 @@ def test_rewards_of_trl(settings: dict[str, Any], expected: dict[str, Any], word
     ],
 )
 def test_rewards_are_names_with_numbers(settings: dict[str, Any], key: str):
-    with pytest.raises(ValueError, match=f"theirs.yaml: {key}: got .*, expected"):
+    with pytest.raises(ValueError, match=f"theirs.yaml.*{key}"):
         convert("trl", "rewards", settings)
 
 

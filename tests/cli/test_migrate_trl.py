@@ -160,7 +160,7 @@ def test_processes_multiply_a_batch_and_a_partial_group_is_refused():
     batch(one)
     assert one.settings["data.prompts_per_step"].value == 1
     with pytest.raises(
-        ValueError, match=r"config\.yaml: per_device_train_batch_size 2 .* num_generations 8.*--processes"
+        ValueError, match=r"config\.yaml.*per_device_train_batch_size 2.*num_generations 8.*--processes"
     ):
         batch(draft(per_device_train_batch_size=2, num_generations=8))
 

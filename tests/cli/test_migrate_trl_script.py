@@ -125,9 +125,9 @@ def test_a_reward_of_the_script_is_named_only_where_that_does_not_train(tmp_path
 
 
 def test_a_script_has_one_trainer_and_is_python():
-    with pytest.raises(ValueError, match="train.py: got 0 calls of GRPOTrainer"):
+    with pytest.raises(ValueError, match="train.py.*0.*GRPOTrainer"):
         script("")
-    with pytest.raises(ValueError, match=r"train.py: got 2 calls of GRPOTrainer \(lines 14, 15\)"):
+    with pytest.raises(ValueError, match="train.py.*2.*GRPOTrainer.*14.*15"):
         script(trained("") + trained(""))
     with pytest.raises(ValueError, match="train.py, line"):
         script("x = = 1")

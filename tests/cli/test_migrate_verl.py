@@ -72,7 +72,7 @@ def test_batches_count_prompts(project: str, settings: dict[str, Any], numbers: 
 
 @project
 def test_a_batch_is_cut_evenly_and_one_sample_is_no_group(project: str):
-    with pytest.raises(ValueError, match=rf"{NAMES[project]['cut']}: got 24, expected a divisor of .* 64$"):
+    with pytest.raises(ValueError, match=f"{NAMES[project]['cut']}.*24.*divisor.*64"):
         convert(project, "batch", named(project, {"prompts": 64, "cut": 24}))
     draft = convert(project, "batch", named(project, {"micro": None}))
     assert values(draft)["data.group_size"] == 2 and "optim.micro_batch_size" not in draft.settings
@@ -143,7 +143,7 @@ def test_steps(
 @project
 def test_a_period_below_never_is_refused(project: str):
     for key in ("save", "test", "keep"):
-        with pytest.raises(ValueError, match=f"{NAMES[project][key]}: got -2, expected a number from -1"):
+        with pytest.raises(ValueError, match=f"{NAMES[project][key]}.*-2.*-1"):
             convert(project, "batch steps", named(project, ROUND | {"steps": 5, key: -2}))
 
 
@@ -152,7 +152,7 @@ def test_the_averages_of_the_optimizer(project: str):
     draft = convert(project, "optimizer", named(project, {"betas": [0.8, 0.95]}))
     assert values(draft) == {"optim.beta1": 0.8, "optim.beta2": 0.95}
     for betas in ([0.9], [0.9, 0.9, 0.9], None):
-        with pytest.raises(ValueError, match=f"{NAMES[project]['betas']}: got .*, expected two numbers"):
+        with pytest.raises(ValueError, match=f"{NAMES[project]['betas']}"):
             convert(project, "optimizer", named(project, {"betas": betas}))
 
 

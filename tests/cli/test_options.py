@@ -29,24 +29,20 @@ from tests.cli.quick import SCENES
 def test_a_recipe_is_named_with_its_modality_or_alone_where_only_one_is_called_so():
     assert read(["--recipe", "visual/demo"], "").name == "demo"
     assert read(["--recipe=whisper_adapt"], "") == read(["--recipe", "speech/whisper_adapt"], "")
-    with pytest.raises(
-        ValueError, match="several recipes have the name 'demo': visual/demo, vlm/demo; add the modality"
-    ):
+    with pytest.raises(ValueError, match="'demo'.*visual/demo.*vlm/demo"):
         read(["--recipe", "demo"], "")
 
 
 def test_an_unknown_recipe_is_an_error_that_names_the_nearest():
-    with pytest.raises(ValueError, match=r"--recipe: there is no 'vlm/vidoe_r1'\. Did you mean 'vlm/video_r1'\?"):
+    with pytest.raises(ValueError, match=r"--recipe.*'vlm/vidoe_r1'.*'vlm/video_r1'\?"):
         read(["--recipe", "vlm/vidoe_r1"], "")
-    with pytest.raises(ValueError, match=r"For a file of your own use --config\.$"):
+    with pytest.raises(ValueError, match=r"--config\."):
         read(["--recipe", "mine.yaml"], "")
 
 
 def test_a_recipe_and_a_file_together_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("steps: 3\n")
-    with pytest.raises(
-        ValueError, match="--recipe names a recipe of mmgrpo and --config a file of your own; give only one"
-    ):
+    with pytest.raises(ValueError, match="--recipe.*--config"):
         read(["--recipe", "visual/demo", "--config", str(tmp_path / "a.yaml")], "")
 
 
@@ -60,45 +56,45 @@ def test_the_family_is_that_of_the_command_line_or_of_the_file_or_the_default(tm
     (tmp_path / "a.yaml").write_text("model: {}\n")
     assert read(given, "", "qwen_vl").model.family == "qwen_vl"
     (tmp_path / "a.yaml").write_text("model: qwen_vl\n")
-    with pytest.raises(ValueError, match="'model' must be a section of keys, got 'qwen_vl'"):
+    with pytest.raises(ValueError, match="'model'.*'qwen_vl'"):
         read(given, "")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.family", "qwen_audo"], "model.family: there is no 'qwen_audo'. Did you mean 'qwen_audio'?"),
-        (["--model.family", "qwen_lv"], "model.family: there is no 'qwen_lv'. Did you mean 'qwen_vl'?"),
-        (["--model.family", "qwen_audio", "--model.task", "translate"], "there is no option '--model.task'"),
-        (["--model.family", "qwen_audio", "--model.language", "de"], "there is no option '--model.language'"),
-        (["--model.family", "causal_lm", "--model.max-pixels", "9"], "there is no option '--model.max-pixels'"),
-        (["--model.family", "sd3", "--sampling.max-tokens", "9"], "there is no option '--sampling.max-tokens'"),
-        (["--model.family", "duration", "--data.media-root", "a"], "there is no option '--data.media-root'"),
+        (["--model.family", "qwen_audo"], r"model.family.*'qwen_audo'.*'qwen_audio'\?"),
+        (["--model.family", "qwen_lv"], r"model.family.*'qwen_lv'.*'qwen_vl'\?"),
+        (["--model.family", "qwen_audio", "--model.task", "translate"], "'--model.task'"),
+        (["--model.family", "qwen_audio", "--model.language", "de"], "'--model.language'"),
+        (["--model.family", "causal_lm", "--model.max-pixels", "9"], "'--model.max-pixels'"),
+        (["--model.family", "sd3", "--sampling.max-tokens", "9"], "'--sampling.max-tokens'"),
+        (["--model.family", "duration", "--data.media-root", "a"], "'--data.media-root'"),
     ],
 )
 def test_an_option_that_the_family_does_not_have_is_refused(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         read(options, "")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.family", "qwen_audio"], "family 'qwen_audio' has no embedded model; name a folder or a hub id"),
+        (["--model.family", "qwen_audio"], "'qwen_audio'"),
         (
             ["--model.family", "whisper", "--sampling.truncated", "drop"],
-            "--sampling.truncated: got 'drop', expected one of",
+            "--sampling.truncated.*'drop'",
         ),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_before_anything_is_loaded(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         arithmetic(read(options, ""))
 
 
 def test_a_single_sample_beside_the_reference_answer_is_refused_where_it_could_never_train():
     options = ["--recipe", "whisper_adapt", "--data.group-size"]
-    with pytest.raises(ValueError, match="data.group_size: got 2 with data.reference_in_group .* at least 3"):
+    with pytest.raises(ValueError, match="data.group_size.*2.*data.reference_in_group.*3"):
         arithmetic(read([*options, "2"], ""))
     for trains in (["3"], ["2", "--algorithm.select"], ["2", "--algorithm.keys", "prompt(own=False)"]):
         assert "50 optimizer steps" in arithmetic(read([*options, *trains], ""))
@@ -108,72 +104,72 @@ def test_a_single_sample_beside_the_reference_answer_is_refused_where_it_could_n
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_loaded(monkeypatch):
     config = read(["--trackers", "comet_ml"], "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="trackers: got 'comet_ml', which is not installed"):
+    with pytest.raises(ValueError, match="trackers.*'comet_ml'"):
         arithmetic(config)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--algorithm.sampler", "dynamic_samplin"], "algorithm.sampler: there is no 'dynamic_samplin'. Did you mean"),
-        (["--algorithm.sampler", "dynamic_sampling(rounds=0)"], "dynamic_sampling: got rounds 0, expected a whole"),
-        (["--algorithm.objective", "pppo"], "algorithm.objective: there is no 'pppo'. Did you mean 'ppo'?"),
-        (["--algorithm.objective", "ppo(low=-1)"], "algorithm.objective: low of ppo: got -1.0, expected a number in"),
-        (["--algorithm.objective", "ppo(low=nan)"], "algorithm.objective: got 'ppo(low=nan)', expected the form"),
-        (["--algorithm.baseline", "group_men"], "algorithm.baseline: there is no 'group_men'. Did you mean"),
-        (["--algorithm.scale", "group_std(eps=-1)"], "algorithm.scale: eps of group_std: got -1.0, expected"),
-        (["--algorithm.shape", "clam"], "algorithm.shape: there is no 'clam'. Did you mean 'clamp'?"),
-        (["--algorithm.combine", "gdop"], "algorithm.combine: there is no 'gdop'. Did you mean 'gdpo'?"),
-        (["--algorithm.credit", "broadcst"], "algorithm.credit: there is no 'broadcst'. Did you mean 'broadcast'?"),
+        (["--algorithm.sampler", "dynamic_samplin"], "algorithm.sampler.*'dynamic_samplin'"),
+        (["--algorithm.sampler", "dynamic_sampling(rounds=0)"], "dynamic_sampling.*rounds 0"),
+        (["--algorithm.objective", "pppo"], r"algorithm.objective.*'pppo'.*'ppo'\?"),
+        (["--algorithm.objective", "ppo(low=-1)"], "algorithm.objective.*ppo.*-1.0"),
+        (["--algorithm.objective", "ppo(low=nan)"], r"algorithm.objective.*'ppo\(low=nan\)'"),
+        (["--algorithm.baseline", "group_men"], "algorithm.baseline.*'group_men'"),
+        (["--algorithm.scale", "group_std(eps=-1)"], "algorithm.scale.*group_std.*-1.0"),
+        (["--algorithm.shape", "clam"], r"algorithm.shape.*'clam'.*'clamp'\?"),
+        (["--algorithm.combine", "gdop"], r"algorithm.combine.*'gdop'.*'gdpo'\?"),
+        (["--algorithm.credit", "broadcst"], r"algorithm.credit.*'broadcst'.*'broadcast'\?"),
         (
             ["--algorithm.select", "best_wurst"],
-            "algorithm.select: there is no 'best_wurst'. Did you mean",
+            "algorithm.select.*'best_wurst'",
         ),
-        (["--algorithm.off-policy", "luffi"], "algorithm.off_policy: there is no 'luffi'. Did you mean 'luffy'?"),
-        (["--algorithm.mismatch", "tsi"], "algorithm.mismatch: there is no 'tsi'. Did you mean 'tis'?"),
-        (["--algorithm.aggregation", "per_sampl"], "algorithm.aggregation: there is no 'per_sampl'. Did you mean"),
-        (["--algorithm.terms", "kl_k3(coef=-1)"], "algorithm.terms: coef of kl_k3: got -1.0, expected a number in"),
+        (["--algorithm.off-policy", "luffi"], r"algorithm.off_policy.*'luffi'.*'luffy'\?"),
+        (["--algorithm.mismatch", "tsi"], r"algorithm.mismatch.*'tsi'.*'tis'\?"),
+        (["--algorithm.aggregation", "per_sampl"], "algorithm.aggregation.*'per_sampl'"),
+        (["--algorithm.terms", "kl_k3(coef=-1)"], "algorithm.terms.*kl_k3.*-1.0"),
         (
             ["--algorithm.keys", "promt"],
-            "samples of gaussian policies have no key 'promt'. Did you mean 'prompt'?",
+            r"'promt'.*'prompt'\?",
         ),
-        (["--algorithm.keys", "prompt(weight='a')"], "algorithm.keys: weight of prompt: got 'a', expected a number"),
-        (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
-        (["--rewards", "scene_al"], "rewards: there is no 'scene_al'. Did you mean 'scene_all'?"),
-        (["--rewards", "scene_all(weight=inf)"], "rewards: 'scene_all': got weight inf, expected a number in"),
-        (["--sampling.kernel", "flow_sd"], "sampling.kernel: there is no 'flow_sd'. Did you mean 'flow_sde'?"),
-        (["--sampling.plan", "every_stp"], "sampling.plan: there is no 'every_stp'. Did you mean 'every_step'?"),
-        (["--sampling.grid", "flx"], "sampling.grid: there is no 'flx'. Did you mean 'flux'?"),
-        (["--sampling.error", "velocty"], "sampling.error: there is no 'velocty'. Did you mean 'velocity'?"),
-        (["--sampling.policy", "matching", "--sampling.draws", "11"], "sampling.draws: got 11, expected at most"),
-        (["--model.device", "cdua"], "--model.device: got 'cdua', expected auto, cpu, cuda, cuda:N, mps, xpu or npu"),
-        (["--eval.samples", "0"], "--eval.samples: got 0, expected a number in [1, 1e6]"),
-        (["--name", "."], "--name: got '.', expected one plain component of a path"),
-        (["--name=../src"], "--name: got '../src', expected one plain component of a path"),
+        (["--algorithm.keys", "prompt(weight='a')"], "algorithm.keys.*prompt.*'a'"),
+        (["--algorithm.preset", "gfpo"], "'gfpo'"),
+        (["--rewards", "scene_al"], r"rewards.*'scene_al'.*'scene_all'\?"),
+        (["--rewards", "scene_all(weight=inf)"], "rewards.*'scene_all'.*inf"),
+        (["--sampling.kernel", "flow_sd"], r"sampling.kernel.*'flow_sd'.*'flow_sde'\?"),
+        (["--sampling.plan", "every_stp"], r"sampling.plan.*'every_stp'.*'every_step'\?"),
+        (["--sampling.grid", "flx"], r"sampling.grid.*'flx'.*'flux'\?"),
+        (["--sampling.error", "velocty"], r"sampling.error.*'velocty'.*'velocity'\?"),
+        (["--sampling.policy", "matching", "--sampling.draws", "11"], "sampling.draws.*11"),
+        (["--model.device", "cdua"], "--model.device.*'cdua'"),
+        (["--eval.samples", "0"], r"--eval.samples.*0.*\[1, 1e6\]"),
+        (["--name", "."], "--name"),
+        (["--name=../src"], "--name.*'../src'"),
         (
             ["--model.family", "duration", "--model.width", "100"],
-            "model.width: got 100, expected a multiple of twice model.heads=8",
+            "model.width.*100.*model.heads=8",
         ),
         (
             ["--model.family", "qwen_vl", "--model.min-pixels", "9000", "--model.max-pixels", "8000"],
-            "model.min_pixels: got 9000, expected at most model.max_pixels=8000",
+            "model.min_pixels.*9000.*model.max_pixels=8000",
         ),
         (
             ["--model.family", "qwen_vl", "--sampling.contrast", "shuffled_frame"],
-            "sampling.contrast: there is no 'shuffled_frame'. Did you mean 'shuffled_frames'?",
+            r"sampling.contrast.*'shuffled_frame'.*'shuffled_frames'\?",
         ),
         (
             ["--model.family", "qwen_vl", "--sampling.contrast", "shuffled_frames", "--sampling.search", "beam"],
-            "sampling.contrast: got 'shuffled_frames' with sampling.search beam, expected search sample",
+            "sampling.contrast.*'shuffled_frames'.*sampling.search",
         ),
-        (["--model.family", "qwen_vl", "--sampling.temperature=nan"], "--sampling.temperature: got nan, expected a"),
-        (["--model.family", "qwen_vl", "--sampling.evaluation-temperature=inf"], "got inf, expected 0 or a number in"),
-        (["--eval.skip=2.5"], "the command line: got '--eval.skip=2.5', a value that no option takes"),
+        (["--model.family", "qwen_vl", "--sampling.temperature=nan"], "--sampling.temperature.*nan"),
+        (["--model.family", "qwen_vl", "--sampling.evaluation-temperature=inf"], "inf.*0"),
+        (["--eval.skip=2.5"], "'--eval.skip=2.5'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_dry_run_refuses_what_a_run_would_refuse(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         main([*options, "--dry-run"])
 
 
@@ -192,21 +188,21 @@ def test_the_costs_of_a_run_are_those_of_its_rollouts():
         "evaluated: on data/questions/heldout.jsonl",
     ]
     assert "cut into 4 update(s)" in arithmetic(read([*TEXT, "--optim.updates", "4"], ""))
-    with pytest.raises(ValueError, match="a rollout of 4 groups cannot be split into optim.updates=5 steps"):
+    with pytest.raises(ValueError, match="rollout.*4.*optim.updates=5"):
         arithmetic(read([*TEXT, "--optim.updates", "5"], ""))
 
 
 def test_a_reward_may_be_a_function_or_have_any_weight():
     assert arithmetic(read(["--rewards", "own:reward", "scene_all(weight=-2)", "scene_score"], ""))
-    with pytest.raises(ValueError, match="rewards: 'own:reward': got weight 'x'"):
+    with pytest.raises(ValueError, match="rewards.*'own:reward'.*'x'"):
         arithmetic(read(["--rewards", "own:reward(weight='x')"], ""))
 
 
 def test_a_mistake_is_that_of_the_file_or_of_the_command_line(tmp_path):
-    with pytest.raises(ValueError, match="^the command line: there is no preset 'gpro'"):
+    with pytest.raises(ValueError, match="'gpro'"):
         read(["--algorithm.preset", "gpro"], "")
     (tmp_path / "a.yaml").write_text("stepps: 3\n")
-    with pytest.raises(ValueError, match=f"^{tmp_path}/a.yaml: unknown key 'stepps'"):
+    with pytest.raises(ValueError, match=f"^{tmp_path}/a.yaml.*'stepps'"):
         read(["--config", str(tmp_path / "a.yaml")], "")
 
 
@@ -282,7 +278,7 @@ def test_the_keys_of_samples_are_those_of_the_policies():
 def test_a_launcher_that_would_shard_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="accelerate's configuration: got FSDP"):
+    with pytest.raises(ValueError, match="configuration.*FSDP"):
         main(["--model.path", "nowhere", *SCENES, "--rewards", "jpeg_compressibility"])
     assert list(tmp_path.iterdir()) == []
 
@@ -290,17 +286,17 @@ def test_a_launcher_that_would_shard_is_refused_before_anything_is_loaded(monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_rank": -1}, "model.lora_rank: got -1, expected a number in [0, 65536]"),
-        ({"device": "cdua"}, "model.device: got 'cdua', expected auto, cpu, cuda, "),
-        ({"steps": 0}, "sampling.steps: got 0, expected a number in [1, 10000]"),
-        ({"guidance": float("nan")}, "model.guidance: got nan, expected a number in [0, 1000]"),
-        ({"kernel": "flow_sd"}, "sampling.kernel: there is no 'flow_sd'"),
+        ({"lora_rank": -1}, r"model.lora_rank.*-1.*\[0, 65536\]"),
+        ({"device": "cdua"}, "model.device.*'cdua'"),
+        ({"steps": 0}, r"sampling.steps.*0.*\[1, 10000\]"),
+        ({"guidance": float("nan")}, r"model.guidance.*nan.*\[0, 1000\]"),
+        ({"kernel": "flow_sd"}, "sampling.kernel.*'flow_sd'"),
     ],
 )
 def test_a_policy_from_python_refuses_the_same(options, message):
     from pipelines import visual
 
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         visual.policy("nowhere", family="sd3", **options)
 
 
@@ -332,7 +328,7 @@ def test_words_are_those_that_are_given_or_those_of_the_process(monkeypatch):
     monkeypatch.setattr("sys.argv", ["a command", "x", "--count", "3"])
     assert words(None) == ["x", "--count", "3"] and words(()) == [] and words(["y"]) == ["y"]
     assert options(Few, None, "") == Few(["x"], 3) and options(Few, ["y", "z"], "") == Few(["y", "z"], 4)
-    with pytest.raises(ValueError, match="the command line: --count: got 10, expected"):
+    with pytest.raises(ValueError, match="--count.*10"):
         options(Few, ["y", "--count", "10"], "")
 
 

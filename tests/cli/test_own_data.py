@@ -53,13 +53,13 @@ def test_held_out_prompts_are_those_that_belong_to_the_training_prompts(options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.path", "folder"], "data.train: .*model.path=folder"),
-        (["--model.family", "causal_lm", "--model.path", "a/b"], "data.train: .*model.path=a/b"),
-        (["--model.family", "flux"], "data.train: .*model.path=black-forest-labs/FLUX.1-dev"),
-        (OWN, "rewards: .*data.train=own.txt.*jpeg_"),
-        (["--model.path", "folder", *OWN], "rewards: .*model.path=folder"),
-        (["--model.family", "wan", *OWN], r"rewards: .*frames"),
-        (["--config", "own.yaml"], "rewards: .*data.train=own.txt"),
+        (["--model.path", "folder"], "data.train.*model.path=folder"),
+        (["--model.family", "causal_lm", "--model.path", "a/b"], "data.train.*model.path=a/b"),
+        (["--model.family", "flux"], "data.train.*model.path=black-forest-labs/FLUX.1-dev"),
+        (OWN, "rewards.*data.train=own.txt.*jpeg_"),
+        (["--model.path", "folder", *OWN], "rewards.*model.path=folder"),
+        (["--model.family", "wan", *OWN], "rewards.*frames"),
+        (["--config", "own.yaml"], "rewards.*data.train=own.txt"),
     ],
 )
 def test_own_models_and_data_name_their_prompts_and_rewards(options, message):
@@ -76,9 +76,9 @@ def test_own_models_and_data_name_their_prompts_and_rewards(options, message):
         ([*OWN, "--eval.extra", "none.jsonl"], "none.jsonl"),
         (["--data.train", "rows.jsonl", "--data.columns", "question=text"], "question"),
         (["--data.train", "rows.jsonl", "--data.heldout", "rows.jsonl"], "rows.jsonl"),
-        ([*OWN, "--model.path", "empty"], "model.path: 'empty'"),
-        ([*OWN, "--model.path", "a/b"], "model.path: 'a/b'"),
-        ([*OWN, "--model.path", "not there"], "model.path: .*'not there'"),
+        ([*OWN, "--model.path", "empty"], "model.path.*'empty'"),
+        ([*OWN, "--model.path", "a/b"], "model.path.*'a/b'"),
+        ([*OWN, "--model.path", "not there"], "model.path.*'not there'"),
         ([*OWN, "--model.path", "other"], "Qwen2Model|qwen2"),
         ([*OWN, "--name", "taken"], "taken"),
     ],
@@ -118,7 +118,7 @@ def test_how_a_run_starts_is_in_no_recipe_and_no_stored_configuration(name):
 def test_a_file_that_says_how_a_run_starts_is_refused_and_one_that_says_it_does_not_is_read(line):
     name, _, value = line.partition(": ")
     Path("a.yaml").write_text(line)
-    with pytest.raises(ValueError, match=f"{name}: .*--{name.replace('_', '-')}"):
+    with pytest.raises(ValueError, match=f"{name}.*--{name.replace('_', '-')}"):
         read(["--config", "a.yaml"], "")
     Path("a.yaml").write_text(f"{name}: {'false' if value == 'true' else repr('')}")
     assert read(["--config", "a.yaml"], "") == read([], "")

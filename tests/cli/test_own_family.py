@@ -108,7 +108,7 @@ def test_a_value_that_is_no_number_is_null_and_a_reward_without_any_is_an_error(
     assert result["rewards"]["halves"]["failed"] == 2 and list(result["best_of"]) == ["exact"]
     assert result["pass_at"] == {"exact": {"1": 0.0, "2": 0.0}} and "blind" not in result
     assert "against" not in result and "difference" not in result and not Path("evaluation.json").exists()
-    with pytest.raises(ValueError, match="reward 'nothing' returned NaN for all 4 samples; choose one"):
+    with pytest.raises(ValueError, match="'nothing'.*NaN.*4"):
         evaluated(LOOKS, *options, "--rewards", HALVES, NOTHING)
 
 
@@ -269,15 +269,15 @@ def test_of_a_run_the_model_a_checkpoint_or_the_first_weights_are_loaded(folder)
 
 def test_weights_that_are_not_there_or_not_as_they_were_saved_are_refused(folder):
     run = run_of(folder / "run", LOOKS, 2, data={"heldout": "asked.jsonl"})
-    with pytest.raises(FileNotFoundError, match="model does not exist, so the run is incomplete; --weights latest"):
+    with pytest.raises(FileNotFoundError, match="incomplete.*--weights"):
         call("sample", "--run", run)
-    with pytest.raises(FileNotFoundError, match="contains no complete checkpoint; --weights untrained"):
+    with pytest.raises(FileNotFoundError, match="checkpoint.*--weights"):
         call("sample", "--run", run, "--weights", "latest")
     saved(run, 9)
     (folder / "run" / "model" / "number").write_text("8")
     with pytest.raises(ValueError, match="number"):
         call("sample", "--run", run)
-    with pytest.raises(ValueError, match="--weights '7' selects weights of a run; name the run with --run"):
+    with pytest.raises(ValueError, match="--weights '7'.*--run"):
         call("sample", "--model.family", LOOKS, "--model.path", 3, "--prompts", "a", "--weights", 7)
 
 
@@ -287,9 +287,9 @@ def test_weights_that_are_not_there_or_not_as_they_were_saved_are_refused(folder
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there are no prompts; give --file, --prompts, or --run"),
-        (["--file", "asked.jsonl", "--samples", 2], "--samples 2 at temperature 0 are 2 equal samples"),
-        (["--file", "asked.jsonl", "--against", "untrained"], "name the run with --run"),
+        ([], "--file.*--prompts.*--run"),
+        (["--file", "asked.jsonl", "--samples", 2], "--samples 2.*temperature 0.*2"),
+        (["--file", "asked.jsonl", "--against", "untrained"], "--run"),
     ],
 )
 def test_what_evaluate_needs_is_said_before_anything_is_drawn(options, message, folder):
@@ -299,7 +299,7 @@ def test_what_evaluate_needs_is_said_before_anything_is_drawn(options, message, 
 
 def test_a_run_is_not_taken_for_one_of_another_family(folder):
     run = run_of(folder / "run", LOOKS, 3)
-    with pytest.raises(ValueError, match="--model.family .*:FEW: .* is a run of .*:LOOKING; omit the option"):
+    with pytest.raises(ValueError, match="--model.family.*:FEW.*:LOOKING"):
         read_source(Evaluate, ["--run", run, "--model.family", "tests.cli.test_own_family:FEW"], "")
 
 
@@ -351,19 +351,17 @@ class Warm(Source):
 def test_an_old_name_is_free_for_a_command_that_gives_it_a_meaning():
     args, *_ = read_source(Warm, ["--max-tokens", "2"], "")
     assert args.max_tokens == 2
-    with pytest.raises(ValueError, match="'--steps' is called --sampling.evaluation-steps now"):
+    with pytest.raises(ValueError, match="'--steps'.*--sampling.evaluation-steps"):
         read_source(Warm, ["--steps", "2"], "")
 
 
 def test_a_run_whose_model_is_no_section_was_trained_from_python(folder):
     (folder / "config.yaml").write_text("model: mine\n")
-    with pytest.raises(ValueError, match="'.' was trained from Python with a custom policy"):
+    with pytest.raises(ValueError, match="Python.*policy"):
         read_source(Evaluate, ["--run", "."], "")
 
 
 def test_a_family_of_ones_own_is_that_of_its_runs(folder):
     run = run_of(folder / "run", LOOKS, 3, data={"heldout": "asked.jsonl"})
-    with pytest.raises(
-        ValueError, match="is a run of .*:LOOKING, whose samples cannot be compared with those of counting"
-    ):
+    with pytest.raises(ValueError, match=":LOOKING"):
         evaluated(HEARS, "--model.path", 3, "--file", "said.jsonl", "--against", run)

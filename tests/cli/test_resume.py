@@ -100,7 +100,7 @@ def test_two_runs_never_write_into_one_folder(words_folder, tmp_path):
             assert first.poll() is None
             time.sleep(0.05)
         for how in ("--resume", "--overwrite"):
-            with pytest.raises(OSError, match=f"run is in use by process {first.pid} on"):
+            with pytest.raises(OSError, match=f"process {first.pid}"):
                 call("train", *options, how)
     finally:
         first.terminate()
@@ -125,14 +125,14 @@ def test_changed_prompts_weights_and_settings_are_noticed_on_resume(words_folder
         with pytest.raises(ValueError, match=message):
             call("train", *again, *more)
 
-    refused("other settings of data.group_size", "--data.group-size", 8)
+    refused("data.group_size", "--data.group-size", 8)
     prompts.write_text(prompts.read_text().replace("red fish", "blue fish"))
-    refused("the prompts of 'train' changed since the run started")
+    refused("prompts.*'train'")
     prompts.write_text(prompts.read_text().replace("blue fish", "red fish"))
     file = next(model.rglob("transformer/*.safetensors"))
     content = file.read_bytes()
     file.write_bytes(content[:-2000] + bytes(2000))
-    refused(r"the model \(model.path, or the policy\) changed since the run started")
+    refused("model.path")
     file.write_bytes(content)
     after = tree(tmp_path / "run")
     assert after == before

@@ -94,19 +94,19 @@ def test_completions_of_a_run_stand_side_by_side_before_and_after(vlm_run, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there are no prompts; give --prompts"),
-        (["--model.family", "causal_lm", "--prompts", "a"], "family 'causal_lm' has no embedded model; name a folder"),
-        (["--before", "--prompts", "a"], "--before compares the trained model of a run .* name the run with --run"),
-        (["--weights", "latest", "--prompts", "a"], "--weights 'latest' selects weights of a run"),
-        (["--samples", 0, "--prompts", "a"], "--samples: got 0, expected a number in"),
-        (["--batch-size", 0, "--prompts", "a"], "--batch-size: got 0, expected a number in"),
+        ([], "--prompts"),
+        (["--model.family", "causal_lm", "--prompts", "a"], "'causal_lm'"),
+        (["--before", "--prompts", "a"], "--before.*--run"),
+        (["--weights", "latest", "--prompts", "a"], "--weights 'latest'"),
+        (["--samples", 0, "--prompts", "a"], "--samples.*0"),
+        (["--batch-size", 0, "--prompts", "a"], "--batch-size.*0"),
         (
             ["--model.family", "duration", "--prompts", "one two", "--samples", 2],
-            "--samples 2 at temperature 0 are 2 equal samples; set --samples 1 for this family",
+            "--samples 2.*temperature 0.*2.*--samples 1",
         ),
         (
             ["--model.family", "whisper", "--file", "a.jsonl", "--samples", 2],
-            "are 2 equal samples; set --sampling.evaluation-temperature 1",
+            "2.*--sampling.evaluation-temperature 1",
         ),
     ],
 )
@@ -118,11 +118,11 @@ def test_what_makes_no_sense_is_an_error_before_anything_is_loaded(options, mess
 
 
 def test_a_model_that_hears_is_asked_with_files_that_are_there(whisper_folder, tmp_path):
-    with pytest.raises(ValueError, match="1 of 1 clips cannot be read.*there is no such file"):
+    with pytest.raises(ValueError, match="1.*1 clips"):
         options = ["--model.family", "whisper", "--model.path", whisper_folder, "--output", tmp_path]
         call("sample", *options, "--prompts", tmp_path / "none.wav")
 
 
 def test_a_limit_below_nothing_is_refused():
-    with pytest.raises(ValueError, match="--limit: got -3, expected a"):
+    with pytest.raises(ValueError, match="--limit.*-3"):
         call("sample", "--limit", -3, "--prompts", "a")

@@ -108,9 +108,9 @@ def test_a_clip_is_read_whole(files):
     [
         (["good.txt"], "got no reward"),
         (["--reward", "own:length"], "got no files"),
-        (["--reward", "own:length", "a.pkl"], r"a.pkl: got the suffix '.pkl', expected one of .png"),
+        (["--reward", "own:length", "a.pkl"], "a.pkl.*'.pkl'"),
         (["--reward", "jpeg_compressibility", "gone.png"], "gone.png"),
-        (["--reward", "own:length(process=False)", "latin.txt"], "latin.txt: got bytes that are not UTF-8"),
+        (["--reward", "own:length(process=False)", "latin.txt"], "latin.txt.*UTF-8"),
     ],
 )
 def test_what_cannot_be_scored_is_named(files, arguments, words):
@@ -159,7 +159,7 @@ def test_a_line_has_six_digits_of_each_value_and_json_all_of_them(files, capsys)
 
 
 def test_nothing_is_scored_before_all_files_are_known_to_be_of_a_kind(files, capsys, calls):
-    with pytest.raises(ValueError, match="b.pkl: got the suffix '.pkl'"):
+    with pytest.raises(ValueError, match="b.pkl.*'.pkl'"):
         call("score", "--reward", f"{__name__}:seen(process=False)", "good.txt", "b.pkl")
     assert calls == [] and capsys.readouterr().out == ""
 

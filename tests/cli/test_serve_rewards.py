@@ -43,16 +43,16 @@ def length(prompts, outputs):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "got no reward, expected at least one"),
-        (["--reward", "ocr", "--host", "0.0.0.0"], "--host 0.0.0.0: others can reach it; set --token-file"),
-        (["--reward", "ocr", "--port", "65536"], "got 65536"),
-        (["--reward", "served(reward='a')"], "got a reward of another server"),
-        (["--reward", "ocr(process=False)"], "got process=False, expected a process of its own"),
-        (["--reward", "ocr", "--reward", "ocr(timeout=5)"], "got two rewards of one name"),
+        ([], "reward"),
+        (["--reward", "ocr", "--host", "0.0.0.0"], "--host 0.0.0.0.*--token-file"),
+        (["--reward", "ocr", "--port", "65536"], "65536"),
+        (["--reward", "served(reward='a')"], "another server"),
+        (["--reward", "ocr(process=False)"], "process=False"),
+        (["--reward", "ocr", "--reward", "ocr(timeout=5)"], "two rewards"),
     ],
 )
 def test_what_it_refuses(options, words):
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=words):
         main(options)
 
 
@@ -128,7 +128,7 @@ def test_a_server_has_the_limits_of_its_options(served, tmp_path):
 
 
 def test_a_reward_that_cannot_be_loaded_stops_the_server(served):
-    with pytest.raises(ValueError, match="a reward could not be loaded: no weights"):
+    with pytest.raises(ValueError, match="no weights"):
         served("--reward", "ocr", fails=True)
 
 
@@ -196,7 +196,7 @@ def test_a_token_is_what_stands_in_its_file(tmp_path, monkeypatch):
     assert read_token("~/token") == "0123456789abcdef"
     for wrong in ("0123456789abcde", "0123456789 abcdef", "0123456789abcdé0", "0123456789\x07abcdef"):
         (tmp_path / "token").write_text(wrong)
-        with pytest.raises(ValueError, match=f"got a token of {len(wrong)} characters"):
+        with pytest.raises(ValueError, match=f"token.*{len(wrong)}"):
             read_token(str(tmp_path / "token"))
 
 
@@ -212,7 +212,7 @@ def test_the_options_of_a_server_have_the_values_that_are_documented():
 @pytest.mark.parametrize("token", ["", "short", "with spaces in the token", "é" * 20])
 def test_a_token_that_protects_nothing_is_refused(token, tmp_path):
     (tmp_path / "token").write_text(token + "\n")
-    with pytest.raises(ValueError, match="expected at least 16 printable ASCII characters without spaces"):
+    with pytest.raises(ValueError, match="16.*ASCII"):
         main(["--reward", "ocr", "--token-file", str(tmp_path / "token")])
 
 

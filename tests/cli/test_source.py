@@ -51,23 +51,23 @@ def test_the_model_the_latest_checkpoint_and_that_of_the_last_step_are_the_weigh
 
 
 def test_what_is_not_there_is_named_with_what_is(brief_run, tmp_path):
-    with pytest.raises(ValueError, match="--weights must be model, latest, untrained or the step .*, got 'best'"):
+    with pytest.raises(ValueError, match="--weights.*'best'"):
         loaded(brief_run, "best")
-    with pytest.raises(FileNotFoundError, match="contains: step-000001, step-000002"):
+    with pytest.raises(FileNotFoundError, match="contains.*step-000001.*step-000002"):
         loaded(brief_run, "3")
     incomplete = tmp_path / "run"
     incomplete.mkdir()
     (incomplete / "config.yaml").write_text((brief_run / "config.yaml").read_text())
-    with pytest.raises(FileNotFoundError, match=r"model does not exist, so the run is incomplete; --weights latest"):
+    with pytest.raises(FileNotFoundError, match="incomplete.*--weights"):
         loaded(incomplete, "model")
-    with pytest.raises(FileNotFoundError, match=r"contains no complete checkpoint; --weights untrained"):
+    with pytest.raises(FileNotFoundError, match="checkpoint.*--weights"):
         loaded(incomplete, "latest")
-    with pytest.raises(FileNotFoundError, match="'nowhere' is not a run folder: there is no 'nowhere/config.yaml'"):
+    with pytest.raises(FileNotFoundError, match="'nowhere'.*'nowhere/config.yaml'"):
         read_source(Evaluate, ["--run", "nowhere"], "")
-    with pytest.raises(ValueError, match="--weights 'latest' selects weights of a run; name the run with --run"):
+    with pytest.raises(ValueError, match="--weights 'latest'.*--run"):
         read_source(Evaluate, ["--weights", "latest"], "")
     for name in ("samples", "batch-size"):
-        with pytest.raises(ValueError, match=f"--{name}: got 0, expected a number in"):
+        with pytest.raises(ValueError, match=f"--{name}.*0"):
             read_source(Evaluate, [f"--{name}", "0"], "")
         assert read_source(Evaluate, [f"--{name}", "1"], "")[0] is not None
 
@@ -110,7 +110,7 @@ def test_a_reward_that_scores_nothing_is_no_measure(brief_run, tmp_path, monkeyp
     (tmp_path / "nothing.py").write_text("def at_all(prompts, outputs):\n    return [float('nan')] * len(outputs)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="reward 'at_all' returned NaN for all 2 samples|returned NaN for all 2"):
+    with pytest.raises(ValueError, match="NaN.*2"):
         call("evaluate", "--run", brief_run, "--rewards", "nothing:at_all", "--output", tmp_path / "out.json")
     assert not (tmp_path / "out.json").exists()
 
@@ -156,5 +156,5 @@ def test_a_model_whose_files_were_changed_is_not_loaded(brief_run, tmp_path):
 def test_a_checkpoint_is_named_by_a_step_of_at_most_nine_digits(weights):
     assert checkpoint_of(Path("run"), "123456789", None) == Path("run/step-123456789")
     assert checkpoint_of(Path("run"), "7", None) == Path("run/step-000007")
-    with pytest.raises(ValueError, match=f"or the step of a checkpoint, got '{weights}'"):
+    with pytest.raises(ValueError, match=f"'{weights}'"):
         checkpoint_of(Path("run"), weights, None)

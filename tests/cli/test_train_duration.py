@@ -109,12 +109,12 @@ def test_the_papers_recipe_trains_with_judges_of_random_weights(tmp_path, monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.renderer=hibary"], "there is no 'hibary'. Did you mean 'hibari'"),
+        (["--model.renderer=hibary"], "'hibary'.*'hibari'"),
         (
             ["--model.path", ".", "--data.train", "embedded:speech/say_train.txt"],
-            "model.path: .* is no folder of a duration network: config.json and model.safetensors missing",
+            "model.path.*config.json.*model.safetensors",
         ),
-        (["--model.path", "."], "data.train: names no prompts for model.path=."),
+        (["--model.path", "."], "data.train.*model.path=."),
     ],
 )
 def test_what_cannot_start_is_an_error_that_leaves_no_folder(options, message, tmp_path, monkeypatch):

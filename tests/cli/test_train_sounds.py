@@ -95,9 +95,9 @@ def test_the_recipe_of_dragon_trains_with_a_small_embedding(small, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sampling.kernel", "flow_sde"], "expected ddim, since 'stable_audio' is a family of diffusion models"),
-        (["--model.seconds", 2], "model.seconds.*at most 0.512, the longest sound of the model"),
-        (["--model.family", "whisper"], "set model.family to stable_audio"),
+        (["--sampling.kernel", "flow_sde"], "'stable_audio'"),
+        (["--model.seconds", 2], "model.seconds.*0.512"),
+        (["--model.family", "whisper"], "model.family.*stable_audio"),
     ],
 )
 def test_what_cannot_start_is_an_error_that_leaves_no_folder(options, message, small, tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(whisper
         rows.append({"audio": f"{number}.wav", "text": "", "answer": "hum", "id": str(number)})
     options = ["--recipe", "whisper_adapt", "--model.path", whisper_folder, "--output-dir", tmp_path, *quick.SPEECH]
     options += ["--data.train", write_rows(tmp_path / "clips.jsonl", rows), "--data.heldout=", "--eval.extra"]
-    with pytest.raises(ValueError, match=r"1 of 4 clips cannot be read, more than data.skip_limit=0.05.*silent"):
+    with pytest.raises(ValueError, match="1.*4.*data.skip_limit=0.05.*silent"):
         call("train", *options)
     call("train", *options, "--data.skip-limit", 0.5)
     (skipped,) = read_lines(tmp_path / "whisper_adapt" / "skipped.jsonl")
@@ -155,9 +154,9 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(whisper
 
 
 LATE = {
-    "no checkpointing": (["--model.gradient-checkpointing"], "gradient_checkpointing: got True, expected False"),
-    "preset for pictures": (["--algorithm.preset", "flow_grpo"], "preset 'flow_grpo' is for gaussian policies"),
-    "clips longer than the model hears": (["--model.seconds", 0.1], "clips cannot be read"),
+    "no checkpointing": (["--model.gradient-checkpointing"], "gradient_checkpointing.*True"),
+    "preset for pictures": (["--algorithm.preset", "flow_grpo"], "'flow_grpo'.*gaussian"),
+    "clips longer than the model hears": (["--model.seconds", 0.1], "cannot be read"),
 }
 
 
@@ -166,6 +165,6 @@ def test_what_cannot_start_is_an_error_that_leaves_no_folder(case, whisper_folde
     options, message = LATE[case]
     small = ["--model.family", "whisper", "--model.path", whisper_folder, "--output-dir", tmp_path, *quick.SPEECH]
     small += ["--data.train", "embedded:speech/train.jsonl", "--rewards", "one_minus_wer"]
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         call("train", *small, *options)
     assert list(tmp_path.iterdir()) == []

@@ -65,7 +65,7 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
 def test_a_dry_run_prints_the_arithmetic_and_loads_nothing(tmp_path, capsys):
     options = ["--output-dir", tmp_path, "--model.path", "there/is-no-model", "--steps", 10, *quick.SCENES]
     options += ["--rewards", "scene_all", "--data.prompts-per-step", 3, "--data.group-size", 4]
-    with pytest.raises(ValueError, match="model.path: 'there/is-no-model'"):
+    with pytest.raises(ValueError, match="model.path.*'there/is-no-model'"):
         call("train", "--dry-run", *options, "--sampling.steps", 5)
     text = capsys.readouterr().out
     # 3 x 4 rows, 5 evaluations and 4 trained decisions each
@@ -85,21 +85,21 @@ def test_one_of_several_processes_prints_the_arithmetic(monkeypatch, capsys):
 # ---- mistakes
 
 EARLY = {
-    "unknown option": (["--stpes", 3], "no option '--stpes'. Did you mean '--steps'?"),
-    "unknown key": (["--config", "a.yaml"], "a.yaml: unknown key 'optim.rl'. Did you mean 'optim.lr'?"),
-    "missing file": (["--config", "none.yaml"], "there is no file none.yaml; 'mmgrpo recipes' lists the recipes"),
-    "unknown preset": (["--algorithm.preset", "flow_gpro"], "no preset 'flow_gpro'. Did you mean 'flow_grpo'?"),
+    "unknown option": (["--stpes", 3], "'--stpes'.*'--steps'"),
+    "unknown key": (["--config", "a.yaml"], "a.yaml.*'optim.rl'.*'optim.lr'"),
+    "missing file": (["--config", "none.yaml"], "none.yaml.*mmgrpo recipes"),
+    "unknown preset": (["--algorithm.preset", "flow_gpro"], "'flow_gpro'.*'flow_grpo'"),
     "unknown policy": (
         ["--sampling.policy", "matchin"],
-        "sampling.policy: got 'matchin', expected one of transitions, matching",
+        "sampling.policy.*'matchin'.*matching",
     ),
-    "groups of one": (["--data.group-size", 1], "--data.group-size: got 1, expected a number in [2, 4096]"),
+    "groups of one": (["--data.group-size", 1], r"--data.group-size.*1.*\[2, 4096\]"),
     "a tree that does not fit": (
         ["--sampling.plan", "branch_tree(splits=[0,1])", "--data.group-size", 6],
-        "got group_size=6, expected 4; set group_size=4",
+        "group_size=6.*4",
     ),
-    "unknown plan": (["--sampling.plan", "branchtree"], "there is no 'branchtree'. Did you mean 'branch_tree'?"),
-    "more updates than groups": (["--optim.updates", 9], "raise data.prompts_per_step or lower optim.updates"),
+    "unknown plan": (["--sampling.plan", "branchtree"], "'branchtree'.*'branch_tree'"),
+    "more updates than groups": (["--optim.updates", 9], "data.prompts_per_step.*optim.updates"),
 }
 
 
@@ -108,26 +108,26 @@ def test_a_mistake_in_the_settings_is_an_error_before_anything_is_written(case, 
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("optim:\n  rl: 1e-3\n")
     options, message = EARLY[case]
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         call("train", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
 
 
 LATE = {
-    "unknown reward": (["--rewards", "scene_al"], "there is no 'scene_al'. Did you mean 'scene_all'?"),
-    "unknown reward function": (["--rewards", "math:nothing"], "'math:nothing' is part of Python itself"),
-    "missing model": (["--model.path", "nowhere"], "there is no model folder 'nowhere'"),
+    "unknown reward": (["--rewards", "scene_al"], "'scene_al'.*'scene_all'"),
+    "unknown reward function": (["--rewards", "math:nothing"], "'math:nothing'"),
+    "missing model": (["--model.path", "nowhere"], "'nowhere'"),
     "folder that is no model": (
         ["--model.path", "."],
-        "'.' is no model folder: got broken.jsonl, runs, expected model_index.json",
+        r"'\.'.*broken.jsonl, runs.*model_index.json",
     ),
-    "missing prompts": (["--data.train", "nowhere.jsonl"], "nowhere.jsonl: there is no such prompt file"),
-    "missing embedded prompts": (["--data.train", "embedded:visual/scene"], "Did you mean 'scenes'?"),
-    "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2: not JSON"),
-    "unknown schedule": (["--optim.decay", "cosin"], "got 'cosin', expected one of constant, linear, cosine"),
-    "an average of nothing": (["--optim.ema", 2], "--optim.ema: got 2.0, expected a number in [0, 1)"),
-    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "got weight 0 for all"),
-    "preset for tokens": (["--algorithm.preset", "gfpo"], "preset 'gfpo' is for tokens policies"),
+    "missing prompts": (["--data.train", "nowhere.jsonl"], "nowhere.jsonl"),
+    "missing embedded prompts": (["--data.train", "embedded:visual/scene"], "'scenes'"),
+    "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2.*JSON"),
+    "unknown schedule": (["--optim.decay", "cosin"], "'cosin'.*constant, linear, cosine"),
+    "an average of nothing": (["--optim.ema", 2], r"--optim.ema.*2.0.*\[0, 1\)"),
+    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "weight 0"),
+    "preset for tokens": (["--algorithm.preset", "gfpo"], "'gfpo'.*tokens"),
 }
 
 
@@ -143,7 +143,7 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, tmp_path, mo
     (earlier / "summary.json").write_text("{}")
     (earlier / "metrics.jsonl").write_text('{"step": 1}\n{"st')  # as a kill leaves it
     options, message = LATE[case]
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         call("train", "--overwrite", "--name", "run", "--rewards", "scene_all", *quick.SCENES, *options)
     assert sorted(path.name for path in earlier.iterdir()) == [
         "config.yaml",
@@ -157,11 +157,9 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, tmp_path, mo
 @pytest.mark.slow
 def test_an_earlier_run_is_neither_overwritten_nor_continued_by_accident(visual_run, words_folder):
     before = (visual_run / "metrics.jsonl").read_bytes()
-    with pytest.raises(
-        FileExistsError, match="already contains a run; continue it with --resume, replace it with --ov"
-    ):
+    with pytest.raises(FileExistsError, match="--resume.*--ov"):
         call("train", *quick.visual(words_folder, visual_run.parent))
-    with pytest.raises(ValueError, match="has other settings of optim.beta1"):
+    with pytest.raises(ValueError, match="optim.beta1"):
         call("train", *quick.visual(words_folder, visual_run.parent, "--resume", "--optim.beta1", 0.5))
     assert (visual_run / "metrics.jsonl").read_bytes() == before
 

@@ -86,32 +86,32 @@ def test_a_model_of_words_trains_in_the_same_way(tmp_path):
 # ---- mistakes
 
 EARLY = {
-    "too long": (["--data.too-long", "cut"], "--data.too-long: got 'cut', expected one of refuse, filter"),
-    "truncated": (["--sampling.truncated", "msk"], "--sampling.truncated: got 'msk', expected one of train, mask"),
-    "groups of one": (["--data.group-size", 1], "--data.group-size: got 1, expected a number in [2, 4096]"),
-    "updates": (["--optim.updates", 9], "a rollout of 8 groups cannot be split into optim.updates=9 steps"),
-    "preset": (["--algorithm.preset", "dap"], "there is no preset 'dap'. Did you mean 'dapo'?"),
+    "too long": (["--data.too-long", "cut"], "--data.too-long.*'cut'.*refuse, filter"),
+    "truncated": (["--sampling.truncated", "msk"], "--sampling.truncated.*'msk'.*train, mask"),
+    "groups of one": (["--data.group-size", 1], r"--data.group-size.*1.*\[2, 4096\]"),
+    "updates": (["--optim.updates", 9], "8 groups.*optim.updates=9"),
+    "preset": (["--algorithm.preset", "dap"], "'dap'.*'dapo'"),
 }
 
 
 @pytest.mark.parametrize("case", EARLY)
 def test_a_mistake_in_the_settings_is_an_error_before_anything_is_loaded(case, tmp_path):
     options, message = EARLY[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         call("train", "--model.family", "qwen_vl", "--output-dir", tmp_path, *options)
     assert list(tmp_path.iterdir()) == []
 
 
 LATE = {
-    "model": (["--model.path", "nowhere"], "there is no model folder 'nowhere'"),
-    "preset": (["--algorithm.preset", "flow_grpo"], "preset 'flow_grpo' is for gaussian policies"),
-    "reward": (["--rewards", "formt"], "there is no 'formt'. Did you mean 'format'?"),
-    "contrast": (["--sampling.contrast", "shuffled"], "there is no 'shuffled'. Did you mean 'shuffled_frames'?"),
-    "prompts": (["--data.train", "no.jsonl"], "no.jsonl: there is no such prompt file"),
-    "media": (["--data.media-root", "elsewhere"], "4 of 4 prompts have media that cannot be read"),
+    "model": (["--model.path", "nowhere"], "'nowhere'"),
+    "preset": (["--algorithm.preset", "flow_grpo"], "'flow_grpo'.*gaussian"),
+    "reward": (["--rewards", "formt"], "'formt'.*'format'"),
+    "contrast": (["--sampling.contrast", "shuffled"], "'shuffled'.*'shuffled_frames'"),
+    "prompts": (["--data.train", "no.jsonl"], "no.jsonl"),
+    "media": (["--data.media-root", "elsewhere"], "4 of 4"),
     "all too long": (
         ["--model.max-prompt-tokens", 5, "--data.too-long", "filter"],
-        "no prompt has at most model.max_prompt_tokens=5 tokens",
+        "model.max_prompt_tokens=5",
     ),
 }
 
@@ -122,7 +122,7 @@ def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, qwen_folder,
     Identity("a", "b").write(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("name: run\n")
     options, message = LATE[case]
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(qwen_folder, media, tmp_path, *quick.questions(tmp_path, "exact", ("image",)), "--overwrite", *options)
     assert (tmp_path / "run" / "config.yaml").read_text() == "name: run\n"
 
@@ -132,7 +132,7 @@ def test_a_broken_video_stops_the_run_with_an_error_that_names_it(qwen_folder, t
     content = [{"type": "video", "video": "bad.mp4"}]
     rows = [{**quick.row(0, "exact", "video"), "messages": [{"role": "user", "content": content}]}]
     file = write_rows(tmp_path / "train.jsonl", rows)
-    with pytest.raises(ValueError, match=r"1 of 1 prompts have media that cannot be read.*bad\.mp4"):
+    with pytest.raises(ValueError, match=r"1.*1.*bad\.mp4"):
         train(qwen_folder, tmp_path, tmp_path, "--data.train", file, "--data.heldout", "")
     assert not (tmp_path / "run").exists()
 
@@ -222,5 +222,5 @@ def test_a_family_of_ones_own_needs_no_package(tmp_path, monkeypatch):
     assert yaml.safe_load((tmp_path / "runs/run/config.yaml").read_text())["model"]["family"] == "own_family:Mine"
     call("sample", "--run", "runs/run", "--prompts", "how many")
     assert "how many" in (tmp_path / "runs/run/drawn/completions.html").read_text()
-    with pytest.raises(ValueError, match="model.family: 'own_family:Half': got a type, expected a Family, which also"):
+    with pytest.raises(ValueError, match="model.family.*'own_family:Half'"):
         call("train", "--model.family", "own_family:Half", *options)

@@ -80,7 +80,7 @@ def test_a_package_offers_a_family_with_recipes_and_files_by_entry_point(package
 
 def test_what_a_package_offers_as_a_family_is_one(package):
     (package / "__init__.py").write_text("FAMILIES = {'greeter': print}\nREWARDS = {}\n")
-    with pytest.raises(ValueError, match="registers a builtin_function_or_method as the family 'greeter', exp"):
+    with pytest.raises(ValueError, match="builtin_function_or_method.*'greeter'"):
         family("greeter")
 
 
@@ -94,9 +94,7 @@ def test_a_package_offers_a_reward_by_entry_point(package):
 def test_a_name_that_two_packages_offer_is_an_error(package, tmp_path):
     (tmp_path / "other_package.py").write_text("REWARDS = {'scene_all': 'other_package:scene_all'}\n")
     write_entry_points(tmp_path, "other", "[mmgrpo.rewards]\nother = other_package:REWARDS\n")
-    with pytest.raises(
-        ValueError, match=r"two packages register 'scene_all' as mmgrpo\.rewards; uninstall one, or rename"
-    ):
+    with pytest.raises(ValueError, match=r"'scene_all'.*mmgrpo\.rewards"):
         entries()
     sys.modules.pop("other_package", None)
 
@@ -109,7 +107,7 @@ def test_the_same_row_of_two_entry_points_counts_once(package, tmp_path):
 
 def test_without_any_package_the_error_says_what_to_install(monkeypatch, fresh):
     monkeypatch.setattr(plugins, "entry_points", lambda group: [])
-    with pytest.raises(ModuleNotFoundError, match=r"no installed package registers 'mmgrpo\.families'; .* pip install"):
+    with pytest.raises(ModuleNotFoundError, match=r"'mmgrpo\.families'.*pip install"):
         families()
 
 
@@ -117,13 +115,11 @@ def test_without_any_package_the_error_says_what_to_install(monkeypatch, fresh):
 
 
 def test_an_embedded_file_that_is_not_there_is_an_error_that_names_the_nearest():
-    with pytest.raises(ValueError, match="there is no modality 'visul'. Did you mean 'visual'?"):
+    with pytest.raises(ValueError, match="'visul'.*'visual'"):
         plugins.locate("embedded:visul/scenes/train.jsonl")
-    with pytest.raises(FileNotFoundError, match="is no embedded file. Did you mean 'train.jsonl'?"):
+    with pytest.raises(FileNotFoundError, match="'train.jsonl'"):
         plugins.locate("embedded:speech/trian.jsonl")
-    with pytest.raises(
-        ValueError, match=r"'pypi:whisper-tiny': no package registers such a model\. Did you mean 'whisper-tiny.en'"
-    ):
+    with pytest.raises(ValueError, match="'pypi:whisper-tiny'.*'whisper-tiny.en'"):
         plugins.locate("pypi:whisper-tiny")
 
 
@@ -188,21 +184,19 @@ def test_a_file_that_is_changed_in_another_folder_is_another_module(tmp_path, mo
 def test_what_a_file_needs_and_is_not_there_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("import no_such_module\n")
-    with pytest.raises(ValueError, match=r"rewards: .*own\.py cannot be imported: No module named 'no_such_module'\. "):
+    with pytest.raises(ValueError, match=r"rewards.*own\.py.*'no_such_module'"):
         scorer("own:best(process=False)")
     (tmp_path / "own.py").write_text("from .beside import best\n")
     with pytest.raises(
         ValueError,
-        match=r"own\.py cannot be imported: attempted relative .* Install what it imports, or put it on PYTH",
+        match=r"own\.py.*imported.*PYTH",
     ):
         scorer("own:best(process=False)")
     (tmp_path / "own.py").write_text(REWARD.format(1.0))  # and once it is mended it is read again
     assert scorer("own:best(process=False)").fn([Prompt("")], [Text("")]) == [1.0]
-    with pytest.raises(ValueError, match=r"module 'own' has no 'bset'\. Did you mean 'best'\? Known: best\.$"):
+    with pytest.raises(ValueError, match=r"'own'.*'bset'.*'best'\?"):
         scorer("own:bset(process=False)")
-    with pytest.raises(
-        ValueError, match="'nowhere:best' needs the module 'nowhere', which .* into the working directory"
-    ):
+    with pytest.raises(ValueError, match="'nowhere:best'.*'nowhere'"):
         scorer("nowhere:best(process=False)")
 
 
@@ -223,7 +217,7 @@ def test_an_object_or_a_class_of_ones_own_is_one_where_it_has_all_that_it_needs(
     )
     made, given = (plugins.load_instance(f"own:{name}", "a test", Greeter) for name in ("Friend", "FRIEND"))
     assert made.greet() == given.greet() == "hello" and made is not given
-    with pytest.raises(ValueError, match="a test: 'own:Stranger': got a type, expected a Greeter, which also has gree"):
+    with pytest.raises(ValueError, match="test.*'own:Stranger'"):
         plugins.load_instance("own:Stranger", "a test", Greeter)
 
 
@@ -238,7 +232,7 @@ def test_a_model_of_the_package_index_is_made_by_its_function(tmp_path, monkeypa
 def test_an_error_inside_of_an_installed_module_stays_what_it_is(tmp_path, monkeypatch):
     (tmp_path / "broken_package.py").write_text("from math import no_such_name\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+    with pytest.raises(ImportError, match="'no_such_name'"):
         plugins.load_object("broken_package:reward", "a test", own=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,16 +53,16 @@ def test_several_intervals_are_one_range():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"a": math.nan}, "of.a: got nan,"),
-        ({"a": -math.inf}, "of.a: got -inf,"),
-        ({"a": 2**63}, "of.a: got 9223372036854775808,"),
-        ({"a": "b\0"}, "of.a: got 'b\\x00',"),
-        ({"a\n": math.nan}, "of.a\\n: got nan,"),
-        ({"a\0": 1}, "of: got 'a\\x00',"),
-        ({"\ud800": 1}, "of: got '\\ud800',"),
-        ({3: 1}, "of: got {3: 1},"),
-        ({"a": None}, "of: got {'a': None},"),
-        ([], "of: got [],"),
+        ({"a": math.nan}, "^of.a.*nan"),
+        ({"a": -math.inf}, "^of.a.*-inf"),
+        ({"a": 2**63}, "^of.a.*9223372036854775808"),
+        ({"a": "b\0"}, r"^of.a.*'b\\x00'"),
+        ({"a\n": math.nan}, r"^of.a\\n.*nan"),
+        ({"a\0": 1}, r"^of.*'a\\x00'"),
+        ({"\ud800": 1}, r"^of.*'\\ud800'"),
+        ({3: 1}, r"^of.*\{3: 1\}"),
+        ({"a": None}, r"^of.*\{'a': None\}"),
+        ([], r"^of.*\[\]"),
     ],
 )
 def test_a_mapping_has_texts_that_can_be_written_and_numbers_that_are_finite(given, message):
@@ -72,7 +71,7 @@ def test_a_mapping_has_texts_that_can_be_written_and_numbers_that_are_finite(giv
         of: Annotated[dict[str, bool | int | float | str], ANY_TEXT]
 
     check_ranges(Some({"a": True, "b": -(2**63), "c": 1e300, "d": "text"}))
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         check_ranges(Some(given))
 
 
@@ -96,7 +95,7 @@ def test_a_name_is_one_component_of_a_path(name):
 )
 def test_a_name_that_leads_elsewhere_is_refused(name):
     assert name not in PATH_COMPONENT
-    with pytest.raises(ValueError, match=r"^name: got .*, expected one plain component of a path"):
+    with pytest.raises(ValueError, match="^name"):
         check_ranges(replace(Config(), name=name))
 
 
@@ -129,25 +128,25 @@ class Inner:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (replace(Config(), steps=0), "steps: got 0, expected a number in [1, 1e9]"),
-        (replace(Config(), save_every=0), "save_every: got 0, expected a number in [1, 1e9]"),
-        (replace(Config(), threads=-1), "threads: got -1, expected a number in [0, 1024]"),
-        (replace(Config(), seed=2**63), "seed: got 9223372036854775808, expected a number in [0, 2^63)"),
-        (replace(Config(), trackers=["tensorbord"]), "trackers: got 'tensorbord', expected one of tensorboard, "),
-        (replace(Config(), optim=Optim(lr=math.inf)), "optim.lr: got inf, expected a number in [0, 1000]"),
-        (replace(Config(), optim=Optim(beta2=1.0)), "optim.beta2: got 1.0, expected a number in [0, 1)"),
-        (replace(Config(), optim=Optim(beta1=-0.1)), "optim.beta1: got -0.1, expected a number in [0, 1)"),
-        (replace(Config(), optim=Optim(max_grad_norm=-1.0)), "optim.max_grad_norm: got -1.0, expected a number in"),
-        (replace(Config(), optim=Optim(max_grad_norm=math.nan)), "optim.max_grad_norm: got nan, expected a number in"),
-        (replace(Config(), optim=Optim(ema_every=0)), "optim.ema_every: got 0, expected a number in [1, 1e9]"),
-        (replace(Config(), optim=Optim(decay="cosin")), "got 'cosin', expected one of constant, linear, cosine"),
-        (replace(Config(), rewards=["\ud800"]), "rewards: got '\\ud800', expected text without NUL"),
-        (Inner(2.0), "share: got 2.0, expected a number in [0, 1]"),
-        (Inner(0.5, ["a", "c"]), "words: got 'c', expected one of a, b"),
+        (replace(Config(), steps=0), r"^steps.*0.*\[1, 1e9\]"),
+        (replace(Config(), save_every=0), r"^save_every.*0.*\[1, 1e9\]"),
+        (replace(Config(), threads=-1), r"^threads.*-1.*\[0, 1024\]"),
+        (replace(Config(), seed=2**63), r"^seed.*9223372036854775808.*\[0, 2\^63\)"),
+        (replace(Config(), trackers=["tensorbord"]), "^trackers.*'tensorbord'.*tensorboard"),
+        (replace(Config(), optim=Optim(lr=math.inf)), r"^optim.lr.*inf.*\[0, 1000\]"),
+        (replace(Config(), optim=Optim(beta2=1.0)), r"^optim.beta2.*1.0.*\[0, 1\)"),
+        (replace(Config(), optim=Optim(beta1=-0.1)), r"^optim.beta1.*-0.1.*\[0, 1\)"),
+        (replace(Config(), optim=Optim(max_grad_norm=-1.0)), "^optim.max_grad_norm.*-1.0"),
+        (replace(Config(), optim=Optim(max_grad_norm=math.nan)), "^optim.max_grad_norm.*nan"),
+        (replace(Config(), optim=Optim(ema_every=0)), r"^optim.ema_every.*0.*\[1, 1e9\]"),
+        (replace(Config(), optim=Optim(decay="cosin")), "'cosin'.*constant, linear, cosine"),
+        (replace(Config(), rewards=["\ud800"]), r"^rewards.*'\\ud800'"),
+        (Inner(2.0), r"^share.*2.0.*\[0, 1\]"),
+        (Inner(0.5, ["a", "c"]), "^words.*'c'.*a, b"),
     ],
 )
 def test_a_setting_out_of_range_is_told_what_is_expected(settings, message):
-    with pytest.raises(ValueError, match="^" + re.escape(message) if message[0] != "g" else re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         settings.check() if isinstance(settings, Config) else check_ranges(settings)
 
 
@@ -160,14 +159,13 @@ def test_a_warm_up_may_be_longer_than_the_run():
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_package_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = "trackers: got 'comet_ml', which is not installed; install it (pip install comet-ml) or leave it out"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match="trackers.*'comet_ml'.*pip install comet-ml"):
         replace(Config(), trackers=["comet_ml"]).check()
 
 
 def test_the_optimizer_alone_is_checked_too():
     Optim().check()
-    with pytest.raises(ValueError, match=r"^optim\.updates: got 0, expected a number in \[1, 1e9\]"):
+    with pytest.raises(ValueError, match=r"^optim\.updates.*0.*\[1, 1e9\]"):
         Optim(updates=0).check()
 
 
@@ -197,26 +195,26 @@ TABLE: Mapping[str, Block] = {"scale": Block(scale, ("x",))}
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("scale(by=0)", "demo: by of scale: got 0.0, expected a number in (0, 1]"),
-        ("scale(shift=-1)", "demo: shift of scale: got -1.0, expected a number in [0, inf)"),
-        ("scale(shift=inf)", "demo: shift of scale: got inf, expected a number in [0, inf)"),
-        ("scale(shift=1e999)", "demo: shift of scale: got inf, expected a number in [0, inf)"),
-        ("scale(count=1.5)", "demo: count of scale: got 1.5, expected a whole number"),
-        ("scale(count=True)", "demo: count of scale: got True, expected a whole number"),
-        ("scale(by='a')", "demo: by of scale: got 'a', expected a number"),
-        ("scale(by=None)", "demo: by of scale: got None, expected a number"),
-        ("scale(by=nan)", "demo: got 'scale(by=nan)', expected the form name or name(parameter=value, ...) with"),
+        ("scale(by=0)", r"^demo.*by.*scale.*0.0.*\(0, 1\]"),
+        ("scale(shift=-1)", r"^demo.*shift.*scale.*-1.0.*\[0, inf\)"),
+        ("scale(shift=inf)", r"^demo.*shift.*scale.*inf.*\[0, inf\)"),
+        ("scale(shift=1e999)", r"^demo.*shift.*scale.*inf.*\[0, inf\)"),
+        ("scale(count=1.5)", "^demo.*count.*scale.*1.5"),
+        ("scale(count=True)", "^demo.*count.*scale.*True"),
+        ("scale(by='a')", "^demo.*by.*scale.*'a'"),
+        ("scale(by=None)", "^demo.*by.*scale.*None"),
+        ("scale(by=nan)", r"^demo.*'scale\(by=nan\)'"),
         (
             "scale(by=1, by=0.5)",
-            "demo: got 'scale(by=1, by=0.5)', expected the form name or name(",
+            r"^demo.*'scale\(by=1, by=0.5\)'",
         ),
-        ("scale(by={[]: 1})", "demo: got 'scale(by={[]: 1})', expected the form name or name(parameter=value, ...)"),
-        (f"scale(by={'-' * 4000}1)", "demo: got 'scale(by=----"),
-        ("scale(", "demo: got 'scale(', expected the form name or name(parameter=value, ...)"),
+        ("scale(by={[]: 1})", r"^demo.*'scale\(by=\{\[\]: 1\}\)'"),
+        (f"scale(by={'-' * 4000}1)", r"^demo.*'scale\(by=----"),
+        ("scale(", r"^demo.*'scale\('"),
     ],
 )
 def test_a_parameter_of_a_block_out_of_range_is_refused(text, message):
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         bind(text, TABLE, "demo")
 
 
@@ -251,7 +249,7 @@ def test_a_function_whose_annotations_cannot_be_resolved_is_taken_as_it_is():
     ],
 )
 def test_blocks_refuse_what_has_no_meaning(table, text):
-    with pytest.raises(ValueError, match=r"^algorithm: \w+ of \w+: got .*, expected "):
+    with pytest.raises(ValueError, match=f"^algorithm.*{text.partition('(')[0]}"):
         bind(text, table, "algorithm")
 
 

@@ -87,30 +87,30 @@ def test_whole_numbers_serve_as_floats(recipe):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stepps: 3", r"recipe\.yaml: unknown key 'stepps'\. Did you mean 'steps'\? Known here: "),
-        ("optim: {lrr: 3}", r"unknown key 'optim\.lrr'\. Did you mean 'optim\.lr'\? Known here: lr, "),
-        ("xyzzyx: 3", r"unknown key 'xyzzyx'\. Known here: "),
-        ("steps: many", r"recipe\.yaml: steps: got 'many', expected a whole number"),
-        ("steps: 3.5", r"steps: got 3\.5, expected a whole number"),
-        ("steps: true", r"steps: got True, expected a whole number"),
-        ("resume: true", r"recipe\.yaml: got resume: True, .*--resume"),
-        ("overwrite: true", r"recipe\.yaml: got overwrite: True, .*--overwrite"),
-        ("dry_run: true", r"recipe\.yaml: got dry_run: True, .*--dry-run"),
-        ("name: 3", r"name: got 3, expected text"),
-        ("optim: {lr: fast}", r"optim\.lr: got 'fast', expected a number"),
-        ("optim: {lr: true}", r"optim\.lr: got True, expected a number"),
-        ("optim: 3", r"'optim' must be a section of keys, got 3"),
-        ("optim:", r"'optim' must be a section of keys, got None"),
-        ("rewards: ocr", r"rewards: got 'ocr', expected a list"),
-        ("rewards: [ocr, 3]", r"rewards: got 3, expected text"),
+        ("stepps: 3", r"recipe\.yaml.*'stepps'.*'steps'\?"),
+        ("optim: {lrr: 3}", r"'optim\.lrr'.*'optim\.lr'\?"),
+        ("xyzzyx: 3", "'xyzzyx'"),
+        ("steps: many", r"recipe\.yaml.*steps.*'many'"),
+        ("steps: 3.5", r"steps.*3\.5"),
+        ("steps: true", "steps.*True"),
+        ("resume: true", r"recipe\.yaml.*resume.*True.*--resume"),
+        ("overwrite: true", r"recipe\.yaml.*overwrite.*True.*--overwrite"),
+        ("dry_run: true", r"recipe\.yaml.*dry_run.*True.*--dry-run"),
+        ("name: 3", "name.*3"),
+        ("optim: {lr: fast}", r"optim\.lr.*'fast'"),
+        ("optim: {lr: true}", r"optim\.lr.*True"),
+        ("optim: 3", "'optim'.*3"),
+        ("optim:", "'optim'.*None"),
+        ("rewards: ocr", "rewards.*'ocr'"),
+        ("rewards: [ocr, 3]", "rewards.*3"),
         (
             "algorithm: {preset: drgrpo}",
-            r"recipe\.yaml: there is no preset 'drgrpo'\. Did you mean 'dr_grpo'\? Known: ",
+            r"recipe\.yaml.*'drgrpo'.*'dr_grpo'\?",
         ),
-        ("- steps", r"must hold a mapping of keys to values, got list"),
-        ("", r"must hold a mapping of keys to values, got NoneType"),
-        ("steps: [3", r"recipe\.yaml is not valid YAML: (.|\n)*line 1"),
-        ("!!python/object/apply:os.getcwd []", r"is not valid YAML"),
+        ("- steps", r"recipe\.yaml.*list"),
+        ("", r"recipe\.yaml.*NoneType"),
+        ("steps: [3", r"recipe\.yaml.*YAML.*1"),
+        ("!!python/object/apply:os.getcwd []", "YAML"),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_the_key_and_what_was_wanted(text, message, recipe):
@@ -121,27 +121,27 @@ def test_a_mistake_in_a_file_is_told_with_the_key_and_what_was_wanted(text, mess
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_a_setting_under_its_old_name_is_refused_with_its_new_one(old, new, recipe):
     section, _, key = old.partition(".")
-    with pytest.raises(ValueError, match=rf"recipe\.yaml: '{old}' is called '{new}' now$"):
+    with pytest.raises(ValueError, match=rf"recipe\.yaml.*'{old}'.*'{new}'"):
         parsed("--config", recipe(f"{section}: {{{key}: 1}}\n"))
     option = f"--{new.replace('_', '-')}"
     for written in (f"--{old}=1", f"--{old.replace('_', '-')}=1"):
-        with pytest.raises(ValueError, match=re.escape(f"'{written[:-2]}' is called {option} now")):
+        with pytest.raises(ValueError, match=f"'{re.escape(written[:-2])}'.*{option}"):
             parsed(written)
     assert any(option in option_names(config_class(one.sections)) for one in families().values())
 
 
 def test_mistakes_on_the_command_line_are_told_too(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.yaml; 'mmgrpo recipes' lists the recipes"):
+    with pytest.raises(FileNotFoundError, match=r"none\.yaml.*'mmgrpo recipes'"):
         parsed("--config", str(tmp_path / "none.yaml"))
-    with pytest.raises(ValueError, match=r"^the command line: --save-every: got 0, expected a number in \[1, 1e9\]"):
+    with pytest.raises(ValueError, match=r"--save-every.*0.*\[1, 1e9\]"):
         parsed("--save-every", "0")
-    with pytest.raises(ValueError, match=r"^the command line: got '--resume=yes', a value that no option takes; a swi"):
+    with pytest.raises(ValueError, match="'--resume=yes'"):
         parsed("--steps=3", "--resume=yes")
-    with pytest.raises(ValueError, match="--config needs a value"):
+    with pytest.raises(ValueError, match="--config"):
         parsed("--config")
-    with pytest.raises(ValueError, match=r"the command line: there is no preset 'grop'\. Did you mean 'grpo'"):
+    with pytest.raises(ValueError, match="'grop'.*'grpo'"):
         parsed("--algorithm.preset", "grop")
-    with pytest.raises(ValueError, match=r"there is no option '--optim\.lrr'\. Did you mean '--optim\.lr'"):
+    with pytest.raises(ValueError, match=r"'--optim\.lrr'.*'--optim\.lr'"):
         parsed("--optim.lrr", "3")
 
 
@@ -200,38 +200,38 @@ def test_the_learning_rate_of_every_step(decay, warmup, steps, values):
     [
         (
             "steps: 3\nseed: 1\nsteps: 4\n",
-            "recipe.yaml is not valid YAML: line 3: the key 'steps' is already in line",
+            "recipe.yaml.*YAML.*3.*'steps'",
         ),
-        ("optim:\n  lr: 1\n  'lr': 2\n", "line 3: the key 'lr' is already in line 2; remove one of them"),
-        ("optim: {lr: 1, lr: 1}\n", "line 1: the key 'lr' is already in line 1"),
-        ("steps: " + "9" * 5000, "recipe.yaml is not valid YAML: Exceeds the limit"),
-        ("steps: 2026-13-45", "recipe.yaml is not valid YAML: month must be in 1..12"),
-        ("steps: " + "[" * 5000, "recipe.yaml is not valid YAML: maximum recursion depth exceeded"),
-        ("steps: 0x" + "f" * 9000, "recipe.yaml: steps: got a number of about 10837 digits, expected a number in"),
-        ("optim: {lr: !!binary MQ==}", "recipe.yaml: optim.lr: got b'1', expected a number"),
-        ("algorithm: 3", "recipe.yaml: 'algorithm' must be a section of keys, got 3"),
-        ("model: {family: [a]}", "model.family: there is no \"['a']\""),
-        ("rewards: &a [*a]", "recipe.yaml is not valid YAML: line 1: an alias inside of what it stands for"),
-        ("optim: &a {lr: *a}", "recipe.yaml is not valid YAML: line 1: an alias inside of what it stands for"),
+        ("optim:\n  lr: 1\n  'lr': 2\n", "3.*'lr'.*2"),
+        ("optim: {lr: 1, lr: 1}\n", "1.*'lr'.*1"),
+        ("steps: " + "9" * 5000, "recipe.yaml.*YAML.*limit"),
+        ("steps: 2026-13-45", "recipe.yaml.*YAML.*1..12"),
+        ("steps: " + "[" * 5000, "recipe.yaml.*YAML.*recursion"),
+        ("steps: 0x" + "f" * 9000, "recipe.yaml.*steps.*10837"),
+        ("optim: {lr: !!binary MQ==}", "recipe.yaml.*optim.lr.*b'1'"),
+        ("algorithm: 3", "recipe.yaml.*'algorithm'.*3"),
+        ("model: {family: [a]}", r"model.family.*\['a'\]"),
+        ("rewards: &a [*a]", "recipe.yaml.*YAML.*1.*inside"),
+        ("optim: &a {lr: *a}", "recipe.yaml.*YAML.*1.*inside"),
         (
             "steps: " + "1:" * 9000 + "1",
-            "recipe.yaml is not valid YAML: line 1: steps: got a number of 18,001 characters",
+            "recipe.yaml.*YAML.*1.*number.*18,001",
         ),
-        ("steps: " + "1:" * 900 + "1.5", "recipe.yaml is not valid YAML: a value does not fit its tag"),
-        ("steps: !!bool x", "recipe.yaml is not valid YAML: a value does not fit its tag"),
-        ("name: !!int ''", "recipe.yaml is not valid YAML: a value does not fit its tag"),
-        ("name: !!timestamp x", "recipe.yaml is not valid YAML: a value does not fit its tag"),
-        ('name: "\\ud800"', "recipe.yaml is not valid YAML: line 1: name: got a lone surrogate"),
-        ('a:\n  "b\\n": [x, {c: "\\ud800"}]', "recipe.yaml is not valid YAML: line 2: a.b?.c: got a lone surrogate"),
-        ('optim: {"\\ud800": 1}', "recipe.yaml is not valid YAML: line 1: optim: got a lone surrogate"),
-        ("? [a]\n: 1", "recipe.yaml is not valid YAML: line 1: got a sequence as a key"),
-        ("name: " + "[" * 60 + "]" * 60, "recipe.yaml is not valid YAML: line 1: got values in more than 50 levels"),
-        ("name: " + "x" * (1 << 20), "recipe.yaml has 1,048,582 bytes, expected at most 1,048,576"),
+        ("steps: " + "1:" * 900 + "1.5", "recipe.yaml.*YAML.*value"),
+        ("steps: !!bool x", "recipe.yaml.*YAML.*value"),
+        ("name: !!int ''", "recipe.yaml.*YAML.*value"),
+        ("name: !!timestamp x", "recipe.yaml.*YAML.*value"),
+        ('name: "\\ud800"', "recipe.yaml.*YAML.*1.*name"),
+        ('a:\n  "b\\n": [x, {c: "\\ud800"}]', r"recipe.yaml.*YAML.*2.*a.b\?.c"),
+        ('optim: {"\\ud800": 1}', "recipe.yaml.*YAML.*1.*optim"),
+        ("? [a]\n: 1", "recipe.yaml.*YAML.*1.*sequence"),
+        ("name: " + "[" * 60 + "]" * 60, "recipe.yaml.*YAML.*1.*50"),
+        ("name: " + "x" * (1 << 20), "recipe.yaml.*1,048,582.*1,048,576"),
     ],
     ids=range(23),
 )
 def test_what_yaml_takes_for_something_else_is_told_in_one_line(text, message, recipe):
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         parsed("--config", recipe(text), "--algorithm.preset", "grpo")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 700
 
@@ -248,7 +248,7 @@ def test_aliases_are_counted_before_they_are_expanded(level: str, recipe):
         names = [f"*a{number}"] * 10
         inside = ", ".join(f"k{i}: {name}" for i, name in enumerate(names)) if level == "{{{}}}" else ", ".join(names)
         lines.append(f"a{number + 1}: &a{number + 1} {level.format(inside)}")
-    with pytest.raises(ValueError, match="more than 20,000 values once aliases are expanded"):
+    with pytest.raises(ValueError, match="20,000 values"):
         load_yaml(recipe("\n".join(lines)))
 
 
@@ -276,7 +276,7 @@ def test_what_is_not_decided_yet_is_refused_by_name_unless_the_command_line_deci
 
 def test_a_file_that_is_no_text_is_told(tmp_path):
     (tmp_path / "recipe.yaml").write_bytes(b"steps: \xff\xfe\n")
-    with pytest.raises(ValueError, match=r"recipe\.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xff"):
+    with pytest.raises(ValueError, match=r"recipe\.yaml.*YAML.*'utf-8'.*0xff"):
         parsed("--config", str(tmp_path / "recipe.yaml"))
 
 
@@ -289,12 +289,12 @@ def test_keys_that_a_merge_brings_along_may_be_repeated(recipe):
 def test_an_integer_beyond_all_floats_is_infinite_and_refused(sign, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"optim:\n  max_grad_norm: {sign}1{'0' * 400}\n")
-    with pytest.raises(ValueError, match=f"optim.max_grad_norm: got {sign}inf, expected a number in"):
+    with pytest.raises(ValueError, match=f"optim.max_grad_norm.*{sign}inf"):
         parsed("--config", str(path))
 
 
 def test_a_preset_of_another_kind_is_refused_with_those_that_suit():
-    with pytest.raises(ValueError, match=r"preset 'gfpo' is for tokens policies .* decisions are gaussian") as caught:
+    with pytest.raises(ValueError, match="'gfpo'") as caught:
         refuse_preset("gfpo", "gaussian")
     listed, _, rest = str(caught.value).partition("Suitable presets: ")[2].partition("; ")
     suitable = [name for name in sorted(PRESETS) if CATALOGUE[name].policies in ("any", "gaussian")]

@@ -42,16 +42,16 @@ def test_the_part_is_an_option_of_the_recording(row, options, meta):
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"start": "1"}, "'start': got \"1\""),
-        ({"start": -1}, "'start': got -1"),
-        ({"offset": True}, "'offset': got true"),
-        ({"start": 1, "offset": 1}, "'start' and 'offset'"),
-        ({"start": 0, "end": 2, "duration": 2}, "'end' and 'duration'"),
-        ({"start": 3, "end": 2}, "'start' must be at most 'end'"),
+        ({"start": "1"}, r"'start'.*\"1\""),
+        ({"start": -1}, "'start'.*-1"),
+        ({"offset": True}, "'offset'.*true"),
+        ({"start": 1, "offset": 1}, "'start'.*'offset'"),
+        ({"start": 0, "end": 2, "duration": 2}, "'end'.*'duration'"),
+        ({"start": 3, "end": 2}, "'start'.*'end'"),
     ],
 )
 def test_a_part_that_is_none_is_refused_by_row_and_key(row, named):
-    with pytest.raises(ValueError, match=f"^rows:1: .*{named}"):
+    with pytest.raises(ValueError, match=f"^rows:1.*{named}"):
         options_of({"audio": "a.wav"} | row)
 
 

@@ -96,5 +96,5 @@ def test_tags_of_a_completion_are_taken_off_where_they_hold_all_of_it(written, m
 
 def test_a_picture_in_a_url_is_not_fetched():
     blocks = [{"type": "image_url", "image_url": {"url": "https://a.b/c.png", "detail": "low"}}, *BLOCKS]
-    with pytest.raises(ValueError, match="^the file:1: https://a.b/c.png is not a local file; download it first"):
+    with pytest.raises(ValueError, match="file:1.*https://a.b/c.png"):
         prompt_of({"messages": [{"role": "user", "content": blocks}]}, "the file:1", "1")

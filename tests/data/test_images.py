@@ -57,13 +57,13 @@ def test_palettes_greys_bits_and_inks_become_rgb(tmp_path):
 def test_sixteen_bits_are_scaled_and_not_cut(tmp_path):
     grey = Pil.fromarray(np.full((4, 4), 40000, np.uint16))
     assert read_image(written(tmp_path / "a.png", grey)).pixels[:, 0, 0].tolist() == pytest.approx([40000 / 65535] * 3)
-    with pytest.raises(Unreadable, match=r"b\.tif: has float pixels"):
+    with pytest.raises(Unreadable, match=r"b\.tif.*float"):
         read_image(written(tmp_path / "b.tif", Pil.fromarray(np.ones((4, 4), np.float32))))
     for level in (-1, 65_536):
-        with pytest.raises(Unreadable, match=rf"c\.tif: got values from {level} to {level}"):
+        with pytest.raises(Unreadable, match=rf"c\.tif.*{level}.*{level}"):
             read_image(written(tmp_path / "c.tif", Pil.fromarray(np.full((4, 4), level, np.int32))))
     for levels in ((-1, 5), (5, 65_536)):
-        with pytest.raises(Unreadable, match=f"got values from {levels[0]} to {levels[1]}"):
+        with pytest.raises(Unreadable, match=f"{levels[0]}.*{levels[1]}"):
             from_pil(Pil.fromarray(np.array([levels], np.int32)))
     edges = Pil.fromarray(np.array([[0, 65_535]], np.int32))
     assert read_image(written(tmp_path / "d.tif", edges)).pixels[0].tolist() == [[0.0, 1.0]]
@@ -88,9 +88,9 @@ def test_a_picture_that_is_mirrored_is_turned_back_and_one_that_says_it_is_uprig
 
 
 def test_bytes_without_a_name_are_told_by_their_number():
-    with pytest.raises(Unreadable, match="^2 bytes: cannot be read as a picture"):
+    with pytest.raises(Unreadable, match="^2 bytes"):
         read_picture(b"no")
-    with pytest.raises(Unreadable, match="^mine: cannot be read as a picture"):
+    with pytest.raises(Unreadable, match="^mine"):
         read_picture(b"no", "mine")
 
 
@@ -101,15 +101,15 @@ def test_a_file_cut_short_is_named_and_never_shown_in_part(tmp_path):
     cut = tmp_path / "cut.jpg"
     cut.write_bytes((tmp_path / "whole.jpg").read_bytes()[:1000])
     assert read_image(media).pixels.shape == (3, 64, 64)
-    with pytest.raises(Unreadable, match=r"cut\.jpg: cannot be read as a picture .*truncated"):
+    with pytest.raises(Unreadable, match=r"cut\.jpg.*truncated"):
         read_image(Media("image", str(cut)))
 
 
 def test_files_that_are_missing_or_no_pictures_are_named(tmp_path):
     (tmp_path / "text.png").write_text("not a picture")
-    with pytest.raises(Unreadable, match=r"text\.png: cannot be read as a picture"):
+    with pytest.raises(Unreadable, match=r"text\.png"):
         read_image(Media("image", str(tmp_path / "text.png")))
-    with pytest.raises(Unreadable, match=r"none\.png: there is no such file"):
+    with pytest.raises(Unreadable, match=r"none\.png"):
         read_image(Media("image", str(tmp_path / "none.png")))
     with pytest.raises(Unreadable, match="kind Audio"):
         read_image(Media("image", Audio(torch.zeros(1, 4), 8000)))
@@ -126,22 +126,22 @@ def bomb(side):
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):
-    with pytest.raises(Unreadable, match="the bomb: .*exceeds limit"):
+    with pytest.raises(Unreadable, match="bomb.*exceeds limit"):
         read_picture(bomb(20000), "the bomb")
     monkeypatch.setattr(Pil, "MAX_IMAGE_PIXELS", None)  # as other libraries set it
-    with pytest.raises(Unreadable, match="the bomb: got 20,000 x 20,000 = 400,000,000 pixels, expected 1 to 67,108"):
+    with pytest.raises(Unreadable, match="bomb.*20,000 x 20,000 = 400,000,000.*1.*67,108"):
         read_picture(bomb(20000), "the bomb")
 
 
 def test_pictures_that_a_caller_holds_have_the_same_limit(monkeypatch):
     monkeypatch.setattr(limits, "MAX_PIXELS", 6)
     assert from_pil(Pil.new("RGB", (3, 2))).pixels.shape == (3, 2, 3)
-    with pytest.raises(Unreadable, match="got 7 x 1 = 7 pixels, expected 1 to 6"):
+    with pytest.raises(Unreadable, match="7 x 1 = 7 pixels.*1.*6"):
         from_pil(Pil.new("RGB", (7, 1)))
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
-    with pytest.raises(Unreadable, match="is a directory, expected a regular file"):
+    with pytest.raises(Unreadable, match="directory"):
         read_picture(tmp_path)
 
 
@@ -197,10 +197,10 @@ def test_beyond_the_limit_the_least_recently_used_is_dropped(tmp_path, decoded):
 def test_what_cannot_be_read_is_not_kept(tmp_path):
     cache, path = PictureCache(), tmp_path / "a.png"
     for _ in range(2):
-        with pytest.raises(Unreadable, match=r"a\.png: there is no such file"):
+        with pytest.raises(Unreadable, match=r"a\.png.*there"):
             cache.read(path)
     path.write_bytes(b"no")
-    with pytest.raises(Unreadable, match=r"a\.png: cannot be read as a picture"):
+    with pytest.raises(Unreadable, match=r"a\.png.*picture"):
         cache.read(path)
     assert cache.nbytes == 0
 

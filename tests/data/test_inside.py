@@ -97,7 +97,7 @@ def test_a_data_file_is_not_inside_of_itself_and_a_medium_in_it_has_the_limit_of
     assert inside.is_inside(source) and not inside.is_inside(str(path)) and not inside.is_inside("a::b")
     assert inside.container_of(source) == inside.container_of(str(path)) == str(path)
     assert inside.opened(source, size).read() == inside.opened(source).read() == png()
-    with pytest.raises(Unreadable, match=f"got {size} bytes, expected 1 to {size - 1};"):
+    with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
         inside.opened(source, size - 1)
 
 
@@ -162,10 +162,10 @@ def test_the_limits_are_those_of_files(tmp_path, monkeypatch):
     (prompt,) = load_prompts(lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}]))
     size = len(png())
     assert len(inside.content(prompt.media[0].source, size)) == size
-    with pytest.raises(Unreadable, match=f"got {size} bytes, expected 1 to {size - 1};"):
+    with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
         inside.content(prompt.media[0].source, size - 1)
     monkeypatch.setattr("mmgrpo.data.limits.MAX_PIXELS", 23)
-    with pytest.raises(Unreadable, match=r"data.jsonl::0:image: got 6 x 4 = 24 pixels, expected 1 to 23"):
+    with pytest.raises(Unreadable, match="data.jsonl::0:image.*6 x 4 = 24.*1.*23"):
         read_picture(prompt.media[0].source)
 
 
@@ -204,19 +204,19 @@ def test_rows_in_memory_may_have_bytes_and_samples(tmp_path):
 @pytest.mark.parametrize(
     ("sound", "complaint"),
     [
-        ({"array": ["a"], "sampling_rate": 16_000}, "'audio.array': got ..a.., expected samples"),
-        ({"array": [0.1], "sampling_rate": 0}, "got samples of shape .1. at 0 Hz"),
-        ({"array": [0.1], "sampling_rate": True}, "got samples of shape .1. at true Hz"),
-        ({"array": [0.1], "sampling_rate": 0.5}, "got samples of shape .1. at 0.5 Hz"),
-        ({"array": [0.1], "sampling_rate": 8000.0}, "got samples of shape .1. at 8000.0 Hz"),
-        ({"array": 0.1, "sampling_rate": 1}, "got samples of shape .. at 1 Hz"),
-        ({"array": [[[0.1]]], "sampling_rate": 16_000}, "got samples of shape .1, 1, 1."),
-        ({"bytes": 3, "path": None}, "'audio': got bytes of type int"),
-        ({"bytes": b"a", "path": 3}, "'audio': got bytes of type bytes, expected those of a file, and its path"),
+        ({"array": ["a"], "sampling_rate": 16_000}, "'audio.array'"),
+        ({"array": [0.1], "sampling_rate": 0}, "shape .1.*0"),
+        ({"array": [0.1], "sampling_rate": True}, "shape .1"),
+        ({"array": [0.1], "sampling_rate": 0.5}, "shape .1.*0.5"),
+        ({"array": [0.1], "sampling_rate": 8000.0}, "shape .1.*8000.0"),
+        ({"array": 0.1, "sampling_rate": 1}, "shape .. .*1"),
+        ({"array": [[[0.1]]], "sampling_rate": 16_000}, "shape .1.*1.*1"),
+        ({"bytes": 3, "path": None}, "'audio'.*int"),
+        ({"bytes": b"a", "path": 3}, "'audio'.*those"),
     ],
 )
 def test_samples_that_are_none_are_errors_of_their_row(sound, complaint):
-    with pytest.raises(ValueError, match=rf"^prompts\[0\]: .*{complaint}"):
+    with pytest.raises(ValueError, match=rf"^prompts\[0\].*{complaint}"):
         as_prompts([{"audio": sound, "text": "a"}])
 
 
@@ -255,10 +255,10 @@ def test_an_array_of_objects_is_read_and_its_items_are_checked(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
     assert [prompt.id for prompt in load_prompts(tmp_path / "a.json")] == ["a.json:1", "a.json:2"]
     for content, complaint in {
-        '[{"text": "a"}, 3]': "a.json:2: got a int, expected one JSON object",
-        "[]": "a.json: has no prompts",
-        '[{"text": "a"},\n{': "a.json: not JSON .* at line 2",
-        '[{"text": NaN}]': "a.json: has NaN",
+        '[{"text": "a"}, 3]': "a.json:2.*int",
+        "[]": "a.json.*no prompts",
+        '[{"text": "a"},\n{': "a.json.*JSON.*2",
+        '[{"text": NaN}]': "a.json.*NaN",
     }.items():
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(ValueError, match=complaint):

@@ -57,29 +57,29 @@ def test_the_limits_themselves_are_allowed(kind, name, value):
 
 @pytest.mark.parametrize(("kind", "name", "value"), cases(WRONG))
 def test_what_lies_beyond_is_refused_by_name(kind, name, value):
-    with pytest.raises(ValueError, match=f"option '{name}': got "):
+    with pytest.raises(ValueError, match=f"'{name}'"):
         options_of({name: value}, kind, "file")
 
 
 @pytest.mark.parametrize("name", ["fps", "start", "end"])
 def test_a_number_is_finite(name):
     for value in (float("inf"), float("-inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"option '{name}': got "):
+        with pytest.raises(ValueError, match=f"'{name}'"):
             options_of({name: value}, "video", "file")
 
 
 @pytest.mark.parametrize(
     ("kind", "path", "words"),
     [
-        ("video", [], r"got \[\], expected a string or a list of frame files$"),
-        ("video", ["a.png", ""], "expected a string or a list of frame files$"),
-        ("video", ["a.png", 3], "expected a string or a list of frame files$"),
-        ("video", "", "expected a string or a list of frame files$"),
-        ("image", ["a.png"], r'got \["a.png"\], expected a string$'),
+        ("video", [], r"\[\]"),
+        ("video", ["a.png", ""], "frame files"),
+        ("video", ["a.png", 3], "frame files"),
+        ("video", "", "frame files"),
+        ("image", ["a.png"], r'\["a.png"\]'),
     ],
 )
 def test_a_path_is_a_text_and_of_a_clip_also_a_list_of_them(kind, path, words):
-    with pytest.raises(ValueError, match=f"^path: .*{words}"):
+    with pytest.raises(ValueError, match=f"^path.*{words}"):
         medium_of({"path": path}, kind, Path())
 
 
@@ -92,19 +92,19 @@ def test_what_is_no_number_is_refused(kind, name):
         *([2] for _ in range(name != "times")),
         *([2.0] if name in INTEGERS else []),
     ):
-        with pytest.raises(ValueError, match=f"option '{name}': got "):
+        with pytest.raises(ValueError, match=f"'{name}'"):
             options_of({name: value}, kind, "file")
 
 
 def test_a_range_may_be_a_point_and_not_be_turned_round():
     for kind, low, high in (("video", "start", "end"), ("image", "min_pixels", "max_pixels")):
         assert options_of({low: 2, high: 2}, kind, "file") == {low: 2, high: 2}
-        with pytest.raises(ValueError, match=f"'{low}' must be at most '{high}', got 3 and 2"):
+        with pytest.raises(ValueError, match=f"'{low}'.*'{high}'.*3.*2"):
             options_of({low: 3, high: 2}, kind, "file")
 
 
 def test_frames_in_files_have_a_rate_at_which_they_were_taken():
     both = {"fps": 2, "frames": 4}
     assert options_of(both, "video", ("1.png", "2.png")) == both
-    with pytest.raises(ValueError, match="has both 'fps' and 'frames'"):
+    with pytest.raises(ValueError, match="'fps'.*'frames'"):
         options_of(both, "video", "a.mp4")

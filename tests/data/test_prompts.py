@@ -45,22 +45,22 @@ def test_a_line_separator_inside_a_json_string_does_not_end_the_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"text": "b"', r"not JSON \(Expecting ',' delimiter at column 13\)"),
-        ('["b"]', "got a list, expected one JSON object per line"),
-        ('{"caption": "b"}', r"no 'text' \(keys: caption\)"),
-        ('{"text": "  "}', "'text' is empty"),
-        ('{"text": 3}', "'text': got 3, expected a string"),
-        ('{"text": "b", "prompt": "c"}', "both 'text' and 'prompt'"),
-        ('{"text": "b", "meta": 3}', "'meta': got 3, expected an object"),
-        ('{"text": "b", "task": null}', "'task': got null, expected a string"),
+        ('{"text": "b"', "JSON.*column 13"),
+        ('["b"]', "JSON"),
+        ('{"caption": "b"}', r"'text' \(keys"),
+        ('{"text": "  "}', "'text'"),
+        ('{"text": 3}', "'text'.*3"),
+        ('{"text": "b", "prompt": "c"}', "'text'.*'prompt'"),
+        ('{"text": "b", "meta": 3}', "'meta'.*3"),
+        ('{"text": "b", "task": null}', "'task'.*null"),
         ('{"text": "b", "id": [1]}', "'id': got"),
-        ('{"text": "b", "id": "first"}', "'first' occurs at .*prompts.jsonl:1 already"),
-        ('{"text": "b", "w": 1, "meta": {"w": 2}}', r"\['w'\] occur both beside 'meta' and inside it"),
+        ('{"text": "b", "id": "first"}', "'first'.*prompts.jsonl:1"),
+        ('{"text": "b", "w": 1, "meta": {"w": 2}}', r"\['w'\].*'meta'"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_an_error_with_its_place(tmp_path, line, complaint):
     path = written(tmp_path, '{"text": "a", "id": "first"}', line)
-    with pytest.raises(ValueError, match=rf"prompts\.jsonl:2: .*{complaint}"):
+    with pytest.raises(ValueError, match=rf"prompts\.jsonl:2.*{complaint}"):
         load_prompts(path)
 
 
@@ -72,7 +72,7 @@ def test_an_empty_file_is_an_error(tmp_path):
 def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such prompt file"):
         load_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"got a '\.tsv' file, expected \.json(l?), .*\.tar.*\.txt.*\.csv"):
+    with pytest.raises(ValueError, match=r"'\.tsv'.*\.tar.*\.txt.*\.csv"):
         load_prompts(written(tmp_path, "a", name="a.tsv"))
 
 
@@ -108,7 +108,7 @@ def test_rounds_follow_each_other_in_the_order():
 
 
 def test_an_order_of_another_size_is_an_error():
-    with pytest.raises(ValueError, match="order is over 4 prompts, but there are 1"):
+    with pytest.raises(ValueError, match="over 4.*1"):
         take_batch([Prompt("a")], PromptOrder(4, 0), 0, 1)
     with pytest.raises(ValueError, match="at least one"):
         PromptOrder(0, 0)
@@ -119,11 +119,11 @@ def test_an_order_of_another_size_is_an_error():
 
 
 def test_files_of_numbers_are_ascending_and_of_a_bounded_count(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"got \{0\.\.100000\}, expected at most 100,000 ascending numbers"):
+    with pytest.raises(ValueError, match=r"\{0\.\.100000\}.*100,000 ascending"):
         data_files("a-{0..100000}.tar")
     monkeypatch.setattr(files, "MAX_SHARDS", 3)
     assert [str(one) for one in data_files("{08..10}-{1..1}.tar")] == ["08-1.tar", "09-1.tar", "10-1.tar"]
-    with pytest.raises(ValueError, match="expected at most 3 ascending numbers"):
+    with pytest.raises(ValueError, match="3 ascending"):
         data_files("{1..4}.tar")
     path = written(tmp_path, '{"text": "a"}', name="{1..2}.jsonl")
     assert data_files(path) == [path], "a file of this name is itself"
@@ -136,11 +136,11 @@ def test_an_array_is_told_from_lines_by_its_bracket_and_has_a_bounded_size(tmp_p
     monkeypatch.setattr(files, "MAX_ARRAY", path.stat().st_size)
     assert load_prompts(path)[0].text == "a"
     monkeypatch.setattr(files, "MAX_ARRAY", path.stat().st_size - 1)
-    with pytest.raises(ValueError, match="got an array of 20 bytes, expected at most 19; write JSON lines"):
+    with pytest.raises(ValueError, match="array.*20.*19.*JSON"):
         load_prompts(path)
     monkeypatch.undo()
     os.truncate(path, 2**31 + 1)
-    with pytest.raises(ValueError, match="got an array of 2,147,483,649 bytes, expected at most 2,147,483,648"):
+    with pytest.raises(ValueError, match="array.*2,147,483,649.*2,147,483,648"):
         load_prompts(path)
 
 
@@ -164,8 +164,8 @@ def test_a_table_of_csv_is_read_by_its_header_with_empty_cells_absent(tmp_path):
     assert (second.text, second.id, second.meta["level"]) == ("c\nd", "a.csv:4", "hard")
     for content, message in (("text\n", "no prompts"), ("text,a\nx\n", "line 2"), ("text\nx,y\n", "line 2")):
         path.write_text(content)
-        with pytest.raises(ValueError, match=rf"a\.csv: .*{message}"):
+        with pytest.raises(ValueError, match=rf"a\.csv.*{message}"):
             load_prompts(path)
     path.write_bytes(b"text\n\xff\n")
-    with pytest.raises(ValueError, match=r"a\.csv: .*utf-8"):
+    with pytest.raises(ValueError, match=r"a\.csv.*utf-8"):
         load_prompts(path)

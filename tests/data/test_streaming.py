@@ -57,10 +57,10 @@ def test_several_files_are_one_set(tmp_path):
 
 def test_every_row_is_checked_when_the_set_is_opened(tmp_path):
     path = lines(tmp_path, [{"text": "a"}, {"text": 3}])
-    with pytest.raises(ValueError, match=r"data.jsonl:2: 'text': got 3, expected a string"):
+    with pytest.raises(ValueError, match="data.jsonl:2.*'text'.*3"):
         load_stored(path)
     path = lines(tmp_path, [{"text": "a", "id": "x"}, {"text": "b"}, {"text": "c", "id": "x"}])
-    with pytest.raises(ValueError, match=r"data.jsonl:3: the id 'x' occurs before"):
+    with pytest.raises(ValueError, match="data.jsonl:3.*'x'"):
         load_stored(path)
 
 
@@ -104,7 +104,7 @@ def test_splits_join_stored_files_without_a_copy_and_refuse_an_overlap(tmp_path)
     text = lambda name: load_stored(tmp_path / name)  # noqa: E731
     for name in ("one.jsonl", "two.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": "same"}))
-    with pytest.raises(ValueError, match="two.jsonl: prompt 'two.jsonl:1' .'same'. is also in one.jsonl"):
+    with pytest.raises(ValueError, match="two.jsonl.*'two.jsonl:1' .'same'.*one.jsonl"):
         read_splits(text, ["one.jsonl"], "two.jsonl")
     assert joined([[Prompt("a")], [Prompt("b")]]) == [Prompt("a"), Prompt("b")]
 

@@ -37,9 +37,9 @@ def test_an_empty_thought_has_the_form_that_is_rewarded():
 @pytest.mark.parametrize(
     ("completions", "probability", "message"),
     [
-        (["5"], 0.5, "completion 0: got '5', expected a thought"),
-        (WRITTEN, 1.5, "got probability 1.5, expected 0 to 1"),
-        (WRITTEN, -0.1, "got probability -0.1, expected 0 to 1"),
+        (["5"], 0.5, "completion 0.*'5'"),
+        (WRITTEN, 1.5, "probability 1.5.*0.*1"),
+        (WRITTEN, -0.1, "probability -0.1.*0.*1"),
     ],
 )
 def test_what_has_no_thought_is_refused(completions, probability, message):

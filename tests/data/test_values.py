@@ -29,34 +29,34 @@ def nested(levels):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        (nested(100_000), "is nested too deeply; expected at most 32 levels"),
-        (nested(MAX_DEPTH + 1), r"'answer\[0\].*': is nested too deeply; expected at most 32 levels"),
-        (r'{"text": "a\ud800b"}', r"'text': has a lone surrogate \(U\+D800 at character 1\), half of a character"),
-        (r'{"text": "a", "meta": {"\udfff": 1}}', r"'meta, a key': has a lone surrogate \(U\+DFFF"),
-        ('{"text": "a", "answer": %s}' % ("9" * 5_000), "has a number of too many digits; write it as a string"),
-        ('{"text": "a", "answer": [%s]}' % (10**308 + 1), r"'answer\[0\]': got an integer of more than 308 digits"),
-        ('{"text": "a", "answer": NaN}', "has NaN, which is not JSON; write null or a string, or leave the key out"),
-        ('{"text": "a", "answer": -Infinity}', "has -Infinity, which is not JSON"),
-        ('{"text": "a", "answer": 1e999}', "'answer': got inf, expected a finite number"),
-        ('{"text": "a", "text": "b"}', 'has the key "text" twice; keep one of them'),
-        ('{"id": "1", "text": "a", "text": "b"}', 'has the key "text" twice'),
+        (nested(100_000), "32 levels"),
+        (nested(MAX_DEPTH + 1), r"'answer\[0\].*'.*32"),
+        (r'{"text": "a\ud800b"}', r"'text'.*U\+D800.*character 1"),
+        (r'{"text": "a", "meta": {"\udfff": 1}}', r"'meta, a key'.*U\+DFFF"),
+        ('{"text": "a", "answer": %s}' % ("9" * 5_000), "digits"),
+        ('{"text": "a", "answer": [%s]}' % (10**308 + 1), r"'answer\[0\]'.*308"),
+        ('{"text": "a", "answer": NaN}', "NaN.*JSON"),
+        ('{"text": "a", "answer": -Infinity}', "JSON"),
+        ('{"text": "a", "answer": 1e999}', "'answer'.*inf"),
+        ('{"text": "a", "text": "b"}', '"text".*twice'),
+        ('{"id": "1", "text": "a", "text": "b"}', '"text".*twice'),
         ('{"text": "a", "meta": {"x": 1, "y": 2, "x": 3}}', 'has the key "x" twice'),
-        (b'{"text": "B\xe4r"}', r"not UTF-8 text \(invalid continuation byte at byte 12\); save it as UTF-8"),
-        ('{"text": "a", "id": ""}', "'id': got \"\", expected 1 to 256 characters without control characters"),
-        (json.dumps({"text": "a", "id": "x" * (MAX_ID + 1)}), "'id': got .*…, expected 1 to 256 characters"),
-        ('{"text": "a", "id": true}', "'id': got true, expected a string or an integer"),
-        ('{"text": "a", "id": "x\\ny"}', "'id': got .*without control characters"),
-        ('{"text": "a", "image": "a\\u0000.png"}', r"'image': path: got \"a\\u0000.png\", expected a path without"),
-        ('{"text": "a", "image": "ftp://host/a.png"}', "'image': ftp://host/a.png is not a local file"),
-        ('{"text": "a", "image": "HTTP://host/a.png"}', "'image': HTTP://host/a.png is not a local file"),
-        (json.dumps({"text": "a", "video": ["f.png"] * (MAX_FRAME_FILES + 1)}), ".*got 20,001 frame files, .* 20,000"),
-        (json.dumps({"text": "a", "video": {"path": "a.mp4", "end": LONGEST + 1}}), ".*'end': got 1000001, expected"),
-        ('{"text": "a", "image": {"path": "a.png", "min_pixels": 100000000}}', ".*'min_pixels': .* 1 to 67,108,864"),
-        (json.dumps({"x" * 300: 1}), rf"has no 'text' \(keys: {'x' * 200}\)"),
+        (b'{"text": "B\xe4r"}', "UTF-8.*byte 12.*UTF-8"),
+        ('{"text": "a", "id": ""}', "'id'.*1.*256.*without"),
+        (json.dumps({"text": "a", "id": "x" * (MAX_ID + 1)}), "'id'.*1.*256"),
+        ('{"text": "a", "id": true}', "'id'.*true"),
+        ('{"text": "a", "id": "x\\ny"}', "'id'.*control"),
+        ('{"text": "a", "image": "a\\u0000.png"}', r"'image'.*path.*a\\u0000.png"),
+        ('{"text": "a", "image": "ftp://host/a.png"}', "'image'.*ftp://host/a.png"),
+        ('{"text": "a", "image": "HTTP://host/a.png"}', "'image'.*HTTP://host/a.png"),
+        (json.dumps({"text": "a", "video": ["f.png"] * (MAX_FRAME_FILES + 1)}), "20,001 frame.*20,000"),
+        (json.dumps({"text": "a", "video": {"path": "a.mp4", "end": LONGEST + 1}}), "'end'.*1000001"),
+        ('{"text": "a", "image": {"path": "a.png", "min_pixels": 100000000}}', "'min_pixels'.*1.*67,108,864"),
+        (json.dumps({"x" * 300: 1}), rf"'text' \(keys.*{'x' * 200}"),
     ],
 )
 def test_a_row_that_fails_only_later_is_refused_with_its_line_and_key(tmp_path, line, complaint):
-    with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {complaint}") as error:
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1.*{complaint}") as error:
         read(tmp_path, line)
     assert is_user_error(error.value) and "\n" not in str(error.value)
 
@@ -66,7 +66,7 @@ def test_the_limits_themselves_are_within(tmp_path):
     assert read(tmp_path, json.dumps(row))[0].id == "x" * MAX_ID
     assert read(tmp_path, nested(MAX_DEPTH))[0].answer != []
     assert text_of(b"a" * MAX_LINE) == "a" * MAX_LINE
-    with pytest.raises(ValueError, match=r"got a line of 16,777,217 bytes, expected at most 16,777,216"):
+    with pytest.raises(ValueError, match="line.*16,777,217.*16,777,216"):
         text_of(b"a" * (MAX_LINE + 1))
 
 
@@ -77,32 +77,32 @@ def test_marks_and_ends_of_lines_of_other_systems_are_no_part_of_a_row(tmp_path)
 
 def test_a_line_of_other_white_space_is_no_prompt(tmp_path):
     (tmp_path / "a.txt").write_text("a cat\n\u3000\n")
-    with pytest.raises(ValueError, match=r"a\.txt:2: has only white space; remove the line"):
+    with pytest.raises(ValueError, match=r"a\.txt:2"):
         load_prompts(tmp_path / "a.txt")
 
 
 def test_a_folder_is_no_file_of_prompts(tmp_path):
     (tmp_path / "a.jsonl").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"a\.jsonl: is no regular file"):
+    with pytest.raises(FileNotFoundError, match=r"a\.jsonl"):
         load_prompts(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ("a red fox", r"prompts: got one str, expected a list; write \[\.\.\.\] around it"),
-        ({"text": "a red fox"}, "prompts: got one dict, expected a list"),
-        (Prompt("a red fox"), "prompts: got one Prompt, expected a list"),
-        (3, "prompts: got one int, expected a list"),
-        ([{"text": "a"}, 3], r"prompts\[1\]: got a int, expected a string, a dict or a Prompt"),
-        ([{"text": "a", "id": "x"}, Prompt("b", "x")], r"prompts\[1\]: the id 'x' occurs at prompts\[0\] already"),
-        ([{"text": "a", 1: 2}], r"prompts\[0\]: got the key 1, expected a string"),
-        ([{"text": "a", "answer": float("nan")}], r"prompts\[0\]: 'answer': got nan, expected a finite number"),
-        (["a\ud800"], r"prompts\[0\]: 'text': has a lone surrogate"),
-        ([{"text": "a", "\ud800": 1}], r"prompts\[0\]: 'a key': has a lone surrogate"),
-        ([{"text": "a", "meta": {"\ud800": 1}}], r"prompts\[0\]: 'meta, a key': has a lone surrogate"),
-        ([Prompt("a", meta={"x": [float("inf")]})], r"prompts\[0\]: 'meta\.x\[0\]': got inf"),
-        ([Prompt("a", id="x" * 300)], r"prompts\[0\]: 'id': got .*…, expected 1 to 256 characters"),
+        ("a red fox", "prompts.*around"),
+        ({"text": "a red fox"}, "prompts.*dict"),
+        (Prompt("a red fox"), "prompts"),
+        (3, "prompts"),
+        ([{"text": "a"}, 3], r"prompts\[1\]"),
+        ([{"text": "a", "id": "x"}, Prompt("b", "x")], r"prompts\[1\].*'x'.*prompts\[0\]"),
+        ([{"text": "a", 1: 2}], r"prompts\[0\].*key 1"),
+        ([{"text": "a", "answer": float("nan")}], r"prompts\[0\].*'answer'.*nan"),
+        (["a\ud800"], r"prompts\[0\].*'text'"),
+        ([{"text": "a", "\ud800": 1}], r"prompts\[0\].*'a key'"),
+        ([{"text": "a", "meta": {"\ud800": 1}}], r"prompts\[0\].*'meta, a key'"),
+        ([Prompt("a", meta={"x": [float("inf")]})], r"prompts\[0\].*'meta\.x\[0\]'.*inf"),
+        ([Prompt("a", id="x" * 300)], r"prompts\[0\].*'id'.*1.*256"),
     ],
 )
 def test_rows_in_memory_are_checked_like_those_of_files(rows, complaint):
@@ -114,7 +114,7 @@ def test_rows_in_memory_are_checked_like_those_of_files(rows, complaint):
 def test_a_prompt_of_wrong_types_is_named():
     prompt = Prompt("a")
     object.__setattr__(prompt, "id", 3)  # what nobody checks outside of tests
-    with pytest.raises(ValueError, match=r"prompts\[0\]: 'id': got 3, expected a str"):
+    with pytest.raises(ValueError, match=r"prompts\[0\].*'id'.*3"):
         as_prompts([prompt])
 
 
@@ -139,7 +139,7 @@ def test_the_reason_of_a_library_is_one_line_of_300_characters():
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 100_000])
 def test_rows_of_python_that_are_nested_too_deeply_are_refused_by_their_place(levels):
-    with pytest.raises(ValueError, match=r"^prompts\[1\]: .*is nested too deeply; expected at most 32 levels$"):
+    with pytest.raises(ValueError, match=r"^prompts\[1\].*32"):
         as_prompts([{"text": "a"}, {"text": "a", "answer": inside(levels)}])
 
 

@@ -244,20 +244,20 @@ def test_every_kernel_of_the_table_runs_with_its_defaults(name):
 
 
 def test_a_kernel_of_the_other_process_is_refused():
-    with pytest.raises(ValueError, match="got a noise grid of a diffusion process, .* expected one of a flow process"):
+    with pytest.raises(ValueError, match="diffusion.*flow"):
         noise_table(kernel("flow_sde"), fine_ddim_grid(5))
-    with pytest.raises(ValueError, match="diffusion models take ddim"):
+    with pytest.raises(ValueError, match="ddim"):
         noise_table(kernel("ddim"), flow_grid(5))
 
 
 def test_unknown_kernels_and_predictions_are_refused_with_what_is_known():
-    with pytest.raises(ValueError, match="Did you mean 'flow_sde'"):
+    with pytest.raises(ValueError, match="'flow_sde'"):
         kernel("flow_sd(a=0.7)")
-    with pytest.raises(ValueError, match="has no parameter 'eta'"):
+    with pytest.raises(ValueError, match="'eta'"):
         kernel("flow_sde(eta=0.7)")
-    with pytest.raises(ValueError, match="'ddim' has no parameter 'prediction'"):
+    with pytest.raises(ValueError, match="'ddim'.*'prediction'"):
         kernel("ddim(prediction='v')")  # it is the network's
-    with pytest.raises(ValueError, match="got a network that predicts 'flow', expected epsilon, v or sample"):
+    with pytest.raises(ValueError, match="'flow'"):
         noise_table(kernel("ddim"), fine_ddim_grid(5))
 
 

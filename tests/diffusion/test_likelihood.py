@@ -122,15 +122,15 @@ def test_the_gradient_reaches_the_mean_and_not_the_sample():
 @pytest.mark.parametrize("text", NOISE_FREE)
 def test_a_step_without_noise_has_no_likelihood(text):
     transition = kernel(text)(*worked())
-    with pytest.raises(ValueError, match="deterministic step"):
+    with pytest.raises(ValueError, match="deterministic"):
         transition.log_prob(transition.mean)
-    with pytest.raises(ValueError, match="deterministic step"):
+    with pytest.raises(ValueError, match="deterministic"):
         flow_sde(*worked()).kl(transition)
 
 
 def test_one_deterministic_entry_is_enough_to_refuse_a_likelihood():
     mixed = Transition(real(0, 0)[:, None], real(0, 1)[:, None])
-    with pytest.raises(ValueError, match="log_prob: got a deterministic step"):
+    with pytest.raises(ValueError, match="log_prob"):
         mixed.log_prob(mixed.mean)
 
 
@@ -145,7 +145,7 @@ def test_the_last_step_of_cps_has_no_likelihood():
 @pytest.mark.parametrize("stds", [(0.0, 1.0), (1.0, 0.0)])
 def test_neither_side_of_a_divergence_may_be_deterministic(stds):
     one, other = (Transition(real(0)[:, None], real(std)[:, None]) for std in stds)
-    with pytest.raises(ValueError, match="kl: got a deterministic step"):
+    with pytest.raises(ValueError, match="kl.*deterministic"):
         one.kl(other)
 
 

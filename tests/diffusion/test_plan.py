@@ -161,24 +161,24 @@ def test_a_fraction_draws_all_steps_equally_often():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"stochastic": (), "trained": (), "branches": ()}, "one entry of stochastic, trained and branches per step"),
+        ({"stochastic": (), "trained": (), "branches": ()}, "stochastic.*trained.*branches"),
         ({"stochastic": (False,), "trained": (False,), "branches": (1,)}, "trains no step"),
-        ({"trained": (True, True)}, "one entry of stochastic, trained and branches per step"),
+        ({"trained": (True, True)}, "stochastic.*trained.*branches"),
         ({"trained": (False,) * 4}, "trains no step"),
-        ({"trained": (True, False, True, False)}, "trains step 2, which is deterministic"),
-        ({"branches": (2, 1, 2, 1)}, "branches at step 2, which is deterministic"),
-        ({"stochastic": (True,) * 4}, "draws noise in its last step"),
-        ({"roots": 0}, "roots, jump, branches and intervals of at least 1"),
-        ({"branches": (0, 2, 1, 1)}, "roots, jump, branches and intervals of at least 1"),
+        ({"trained": (True, False, True, False)}, "trains.*2"),
+        ({"branches": (2, 1, 2, 1)}, "branches.*step 2"),
+        ({"stochastic": (True,) * 4}, "last"),
+        ({"roots": 0}, "roots.*jump.*branches.*intervals.*1"),
+        ({"branches": (0, 2, 1, 1)}, "roots.*jump.*branches.*intervals.*1"),
         ({"sibling_scale": 0.0}, "sibling_scale > 0"),
-        ({"fraction": 0.4}, r"trains int\(2 \* 0.4\) steps of a row"),
+        ({"fraction": 0.4}, r"int\(2 \* 0.4\)"),
         ({"fraction": 1.5}, "raise fraction"),
         ({"fraction": 0.0}, "raise fraction"),
         ({"fraction": -1.0}, "raise fraction"),
-        ({"fraction": 0.5}, "splits after step 0"),
-        ({"jump": 2}, "exactly one stochastic step"),
-        ({"tail": "heun"}, "tail solver 'heun'; known: euler, dpmpp_2m"),
-        ({"tail_steps": 1}, "tail_steps of 0 or 2"),
+        ({"fraction": 0.5}, "step 0"),
+        ({"jump": 2}, "one stochastic"),
+        ({"tail": "heun"}, "'heun'.*dpmpp_2m"),
+        ({"tail_steps": 1}, "tail_steps.*0.*2"),
         ({"intervals": (2,)}, "begin with 1"),
         ({"intervals": (1, 2, 2)}, "distinct intervals"),
     ],
@@ -194,29 +194,29 @@ def test_plans_at_the_edge_of_what_is_possible_are_made(changes):
 
 
 def test_a_refused_plan_shows_its_arguments():
-    with pytest.raises(ValueError, match=r"trains no step.*trained=\(False, False, False, False\)"):
+    with pytest.raises(ValueError, match=r"trained=\(False.*False.*False.*False"):
         example(trained=(False,) * 4)
 
 
 @pytest.mark.parametrize(
     ("text", "steps", "group_size", "reason"),
     [
-        ("branch_tree", 20, 12, r"got group_size=12, expected 16; set group_size=16"),
-        ("branch_mix(factor=3)", 20, 16, "got group_size=16, expected 81"),
-        ("tree_window(children=2)", 3, 8, "got a window of 3 steps, expected 1 to 2"),
-        ("tree_window", 10, 16, "got group_size=16, expected 27"),
-        ("one_step_branch(roots=4)", 10, 6, "got group_size=6 with roots=4, expected a multiple of roots"),
-        ("branch_tree", 9, 16, r"got noise at steps \[9\], expected it within steps 0 to 7 of 9"),
-        ("every_step", 1, 4, "got steps=1, expected at least 2"),
-        ("sliding_window(size=10)", 10, 4, "got a window of 10 steps, expected 1 to 9"),
-        ("sliding_window(schedule='spiral')", 10, 4, "schedule of sliding_window: got 'spiral', expected one of"),
-        ("sliding_window(tail_ratio=0.0)", 10, 4, "tail_ratio of sliding_window: got 0.0, expected a number in"),
-        ("one_step_branch(draw='two')", 10, 4, "draw of one_step_branch: got 'two', expected one of one, all"),
-        ("one_step_branch(jump=10)", 10, 4, "leaves no step of 10"),
-        ("tree_window(r=1.0)", 10, 27, r"r of tree_window: got 1.0, expected a number in"),
-        ("random_subset(fraction=0.1)", 5, 4, r"trains int\(4 \* 0.1\) steps"),
-        ("branch_tre", 20, 16, "Did you mean 'branch_tree'"),
-        ("every_step(size=2)", 20, 16, "has no parameter 'size'"),
+        ("branch_tree", 20, 12, "group_size=12.*16.*group_size=16"),
+        ("branch_mix(factor=3)", 20, 16, "group_size=16.*81"),
+        ("tree_window(children=2)", 3, 8, "window.*3.*1.*2"),
+        ("tree_window", 10, 16, "group_size=16.*27"),
+        ("one_step_branch(roots=4)", 10, 6, "group_size=6.*roots=4"),
+        ("branch_tree", 9, 16, r"steps \[9\].*0.*7.*9"),
+        ("every_step", 1, 4, "steps=1.*2"),
+        ("sliding_window(size=10)", 10, 4, "window.*10.*1.*9"),
+        ("sliding_window(schedule='spiral')", 10, 4, "schedule.*sliding_window.*'spiral'"),
+        ("sliding_window(tail_ratio=0.0)", 10, 4, "tail_ratio.*sliding_window.*0.0"),
+        ("one_step_branch(draw='two')", 10, 4, "draw.*one_step_branch.*'two'"),
+        ("one_step_branch(jump=10)", 10, 4, "step.*10"),
+        ("tree_window(r=1.0)", 10, 27, "r.*tree_window.*1.0"),
+        ("random_subset(fraction=0.1)", 5, 4, r"int\(4 \* 0.1\)"),
+        ("branch_tre", 20, 16, "'branch_tree'"),
+        ("every_step(size=2)", 20, 16, "'size'"),
     ],
 )
 def test_planners_say_what_does_not_fit(text, steps, group_size, reason):
@@ -335,5 +335,5 @@ def test_the_window_of_a_tree_splits_at_each_of_its_steps():
 
 
 def test_a_plan_for_another_number_of_steps_is_refused():
-    with pytest.raises(ValueError, match=r"got a noise grid of 12 steps, expected the 20 of this plan"):
+    with pytest.raises(ValueError, match="grid.*12.*20"):
         one("every_step").grid(flow_grid(12))

@@ -168,18 +168,18 @@ def test_ddim_times_are_integers_and_levels_grow():
 def test_levels_that_do_not_fall_to_zero_are_refused():
     assert flow(torch.tensor([1.0, 0.0])).steps == 1
     for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.5, 0.1], [1.2, 0.5, 0.0], [1.0], [0.0]):
-        with pytest.raises(ValueError, match="expected at least two that decrease strictly from at most 1 to 0"):
+        with pytest.raises(ValueError, match="decrease.*1.*0"):
             flow(torch.tensor(levels))
 
 
 def test_impossible_grids_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match="got steps=0, expected at least 1"):
+    with pytest.raises(ValueError, match="steps=0.*1"):
         flow_grid(0)
-    with pytest.raises(ValueError, match="expected at most the 1000 timesteps"):
+    with pytest.raises(ValueError, match="1000 timesteps"):
         ddim_grid(stable_diffusion_alphas(), 1001)
-    with pytest.raises(ValueError, match="got spacing 'even', expected 'leading', 'trailing' or 'linspace'"):
+    with pytest.raises(ValueError, match="'even'.*'leading'.*'trailing'.*'linspace'"):
         ddim_grid(stable_diffusion_alphas(), 10, spacing="even")
-    with pytest.raises(ValueError, match="got a grid of a diffusion process, expected a flow"):
+    with pytest.raises(ValueError, match="diffusion.*flow"):
         ddim_grid(stable_diffusion_alphas(), 10).with_tail(2, 2)
 
 
@@ -195,13 +195,13 @@ def test_an_exploding_variance_becomes_a_share_of_noise_and_an_angle():
     assert grid.process == "diffusion" and grid.levels[-1] == 1 and grid.cap == 0.5
     assert variance_exploding_grid(torch.tensor([1.0, 0.0])).steps == 1
     for sigmas in ([1.0, 0.3], [0.0], [1.0, 1.0, 0.0], [1.0, 2.0, 0.0], [2.0, 1.0, 1.0, 0.0], [0.0, 0.0]):
-        with pytest.raises(ValueError, match="expected at least two that decrease strictly to 0"):
+        with pytest.raises(ValueError, match="decrease.*0"):
             variance_exploding_grid(torch.tensor(sigmas))
 
 
 def test_levels_in_geometric_progression_end_at_zero():
     assert exponential_sigmas(3, 0.5, 8.0).tolist() == pytest.approx([8, 2, 0.5, 0])
-    with pytest.raises(ValueError, match="got steps=0, expected at least 1"):
+    with pytest.raises(ValueError, match="steps=0.*1"):
         exponential_sigmas(0, 0.5, 8.0)
 
 
@@ -236,5 +236,5 @@ def test_a_grid_of_given_levels_has_no_shift_unless_it_is_told():
 
 def test_a_diffusion_grid_may_visit_every_timestep_and_no_more():
     assert ddim_grid(stable_diffusion_alphas(), 1000, spacing="linspace").times.tolist() == list(range(999, -1, -1))
-    with pytest.raises(ValueError, match="got steps=1001, expected at most the 1000 timesteps"):
+    with pytest.raises(ValueError, match="steps=1001.*1000"):
         ddim_grid(stable_diffusion_alphas(), 1001, spacing="linspace")

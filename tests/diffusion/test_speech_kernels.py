@@ -60,7 +60,7 @@ def test_the_gradient_reaches_the_std_too():
 
 
 def test_a_network_without_ln_sigma_cannot_draw():
-    with pytest.raises(ValueError, match="got 1 outputs for 1 latent channels, expected twice as many"):
+    with pytest.raises(ValueError, match="1 outputs.*1"):
         noise_table(kernel("drawn_velocity"), flow_grid(3))
 
 

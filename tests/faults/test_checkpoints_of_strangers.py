@@ -101,13 +101,13 @@ def test_the_payload_would_run(tmp_path, marker):
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "network.ckpt", "weights.pth", "model.pkl"])
 def test_weights_in_a_pickle_only_are_refused_with_the_way_out(network, marker, name):
     message = refusal(causal_lm.load, pickled(network, marker, name))
-    assert f"has its weights in {name} only, a pickle, which can contain code. Convert it there: python -c" in message
-    assert message.endswith("or read it all the same with --model.allow-pickle")
+    assert f"{name} only, a pickle" in message
+    assert "--model.allow-pickle" in message
 
 
 def test_even_where_pickles_are_allowed_code_in_one_is_not_run(network, marker):
     message = refusal(causal_lm.load, pickled(network, marker), ALLOWED)
-    assert message.startswith(f"no model could be read from '{network}': UnpicklingError: Weights only load failed")
+    assert f"'{network}': UnpicklingError" in message
 
 
 def test_an_honest_pickle_is_read_where_it_is_allowed_and_after_the_conversion(network):
@@ -135,7 +135,7 @@ def test_safetensors_beside_a_pickle_are_read_and_the_pickle_is_not(network, mar
 
 def test_the_run_s_saved_weights_are_checked_too(network, tmp_path, marker):
     saved = pickled(Path(causal_lm.tiny(tmp_path / "saved")), marker)
-    assert "a pickle, which can contain code" in refusal(causal_lm.load, network, Training(weights=saved))
+    assert "a pickle" in refusal(causal_lm.load, network, Training(weights=saved))
 
 
 @pytest.mark.parametrize("part", ["network", "vae", "text_encoder", "text_encoder_2"])
@@ -146,26 +146,26 @@ def test_every_part_of_a_pipeline_is_read_from_safetensors(kind, part, pipelines
     folder, part = copied(pipelines_of_diffusers[kind], tmp_path / "model"), part.replace("network", NETWORKS[kind])
     name = "pytorch_model.bin" if part.startswith("text") else "diffusion_pytorch_model.bin"
     pickled(folder / part, marker, name)
-    assert f"/{part}' has its weights in {name} only, a pickle" in refusal(kind.load, folder)
-    assert "no model could be read from" in refusal(kind.load, folder, ALLOWED)
+    assert f"{name} only, a pickle" in refusal(kind.load, folder)
+    assert "ValueError" in refusal(kind.load, folder, ALLOWED)
 
 
 def test_adapters_in_a_pickle_are_refused_with_the_conversion(tmp_path, marker):
     (tmp_path / "adapter_config.json").write_text("{}")
     torch.save({"weight": Payload(marker)}, tmp_path / "adapter_model.bin")
     message = refusal(read_adapters, tmp_path)
-    assert "has its weights in adapter_model.bin only" in message and "'adapter_model.safetensors'" in message
+    assert "adapter_model.bin only" in message and "'adapter_model.safetensors'" in message
     assert "allow" not in message
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", r"got a list, expected an object"),
+        ("[]", "list"),
         ("{", "not JSON"),
-        ('{"r": "8", "lora_alpha": 8, "target_modules": ["q"]}', "got rank 8, alpha 8 and targets"),
-        ('{"r": 8, "lora_alpha": 8, "target_modules": "q.*"}', "expected two numbers and a list of names"),
-        ('{"r": 8, "lora_alpha": 8, "target_modules": [3]}', "expected two numbers and a list of names"),
+        ('{"r": "8", "lora_alpha": 8, "target_modules": ["q"]}', "rank 8, alpha 8"),
+        ('{"r": 8, "lora_alpha": 8, "target_modules": "q.*"}', "targets"),
+        ('{"r": 8, "lora_alpha": 8, "target_modules": [3]}', "targets"),
     ],
 )
 def test_adapters_whose_settings_are_of_another_type_are_refused(tmp_path, content, message):
@@ -174,7 +174,7 @@ def test_adapters_whose_settings_are_of_another_type_are_refused(tmp_path, conte
     assert message in refusal(read_adapters, tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"12345678910")
     (tmp_path / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 8, "target_modules": ["q"]}')
-    assert "is not a safetensors file" in refusal(read_adapters, tmp_path)
+    assert "safetensors" in refusal(read_adapters, tmp_path)
 
 
 # ---- judges
@@ -184,8 +184,8 @@ def test_a_recognizer_in_a_pickle_is_refused(tmp_path, marker):
     from reward_models.speech.recognizer import recognizer
 
     folder = pickled(Path(whisper.tiny(tmp_path / "whisper")), marker)
-    assert "has its weights in pytorch_model.bin only, a pickle" in refusal(recognizer, str(folder))
-    assert "has its weights in pytorch_model.bin only, a pickle" in refusal(whisper.load, folder)
+    assert "pytorch_model.bin only, a pickle" in refusal(recognizer, str(folder))
+    assert "pytorch_model.bin only, a pickle" in refusal(whisper.load, folder)
 
 
 def test_an_encoder_of_voices_in_a_pickle_is_refused_unless_it_is_allowed(tmp_path, marker):
@@ -196,7 +196,7 @@ def test_an_encoder_of_voices_in_a_pickle_is_refused_unless_it_is_allowed(tmp_pa
     WavLMConfig().save_pretrained(tmp_path)
     torch.save({"weight": Payload(marker)}, tmp_path / "pytorch_model.bin")
     message = refusal(xvector_encoder, str(tmp_path))
-    assert message.endswith("or read it all the same with speaker_similarity(allow_pickle=True)")
+    assert "speaker_similarity(allow_pickle=True)" in message
 
 
 # ---- code and other files that a checkpoint names
@@ -217,20 +217,20 @@ def test_code_beside_a_model_is_not_run(network, marker):
     (network / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "Model"}))
     assert type(causal_lm.load(network).network).__name__ == "Qwen2ForCausalLM"
     (network / "config.json").write_text(json.dumps({**config, "model_type": "x"}))
-    assert f"no model could be read from '{network}': ValueError" in refusal(causal_lm.load, network)
-    assert f"no model could be read from '{network}': ValueError" in refusal(smolvlm.load, network)
+    assert f"'{network}': ValueError" in refusal(causal_lm.load, network)
+    assert f"'{network}': ValueError" in refusal(smolvlm.load, network)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("text_encoder", ["os", "abort"], "'text_encoder': got ['os', 'abort'], expected a class of diffusers or"),
-        ("text_encoder", ["evil", "Model"], "other code is not run"),
-        ("text_encoder", ["transformers", "a.b"], "other code is not run"),
-        ("text_encoder", ["transformers"], "other code is not run"),
-        ("text_encoder", [["transformers"], "CLIPTextModel"], "other code is not run"),
+        ("text_encoder", ["os", "abort"], "'text_encoder': got ['os', 'abort']"),
+        ("text_encoder", ["evil", "Model"], "text_encoder"),
+        ("text_encoder", ["transformers", "a.b"], "text_encoder"),
+        ("text_encoder", ["transformers"], "text_encoder"),
+        ("text_encoder", [["transformers"], "CLIPTextModel"], "text_encoder"),
         ("extra", ["evil", "Model"], "'extra': got ['evil', 'Model']"),
-        ("_class_name", ["evil", "Pipeline"], "its pipeline is code of the checkpoint (['evil', 'Pipeline'])"),
+        ("_class_name", ["evil", "Pipeline"], "['evil', 'Pipeline']"),
     ],
 )
 @pytest.mark.parametrize("kind", NETWORKS, ids=named)
@@ -247,7 +247,7 @@ def test_a_pipeline_of_other_classes_is_refused(kind, key, value, message, pipel
 def test_a_module_that_is_called_like_a_library_is_not_run(pipelines_of_diffusers, tmp_path, marker):
     folder = copied(pipelines_of_diffusers[sd3], tmp_path / "model")
     (folder / "text_encoder" / "transformers.py").write_text(MODULE.format(str(marker)))
-    assert "no model could be read from" in refusal(sd3.load, folder)
+    assert "ValueError" in refusal(sd3.load, folder)
 
 
 def test_a_folder_of_adapters_does_not_send_transformers_to_another_model(network, tmp_path, marker):
@@ -255,7 +255,7 @@ def test_a_folder_of_adapters_does_not_send_transformers_to_another_model(networ
     adapters = {"base_model_name_or_path": str(other), "peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}
     (network / "adapter_config.json").write_text(json.dumps(adapters))
     torch.save({"weight": Payload(marker)}, network / "adapter_model.bin")
-    assert "contains adapters (adapter_config.json), with which" in refusal(causal_lm.load, network)
+    assert "(adapter_config.json)" in refusal(causal_lm.load, network)
 
 
 @pytest.mark.parametrize(
@@ -265,12 +265,12 @@ def test_an_index_names_safetensors_of_its_folder_only(network, marker, shard):
     (network / "model.safetensors").rename(network.parent / "other.safetensors")
     torch.save({"weight": Payload(marker)}, network / "pytorch_model.bin")
     (network / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
-    assert "index.json: names the file " in refusal(causal_lm.load, network)
+    assert "index.json" in refusal(causal_lm.load, network)
 
 
 def test_a_shard_that_is_a_pickle_is_read_where_that_is_allowed_only(network):
     (network / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
-    assert "expected safetensors of this folder" in refusal(check_weights, str(network), "", False)
+    assert "safetensors" in refusal(check_weights, str(network), "", False)
     check_weights(str(network), "", True)
 
 

@@ -92,10 +92,10 @@ def test_its_failure_is_told_once_for_each_reason():
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (raises_at_times, r"reward 'bad' failed on a batch of 8 outputs .*OSError: server gone"),
-        (scores_nothing, r"reward 'bad' could not score any of the 8 outputs of round 0"),
-        (exits(0), r"reward 'bad' failed on a batch of 8 outputs .*SystemExit: 0"),
-        (lambda p, o: {n: 1.0 for n in range(len(o))}, r"reward 'bad': got a dict, expected one number per output"),
+        (raises_at_times, "'bad'.*8.*OSError"),
+        (scores_nothing, "'bad'.*8.*round 0"),
+        (exits(0), "'bad'.*8.*SystemExit"),
+        (lambda p, o: {n: 1.0 for n in range(len(o))}, "'bad'.*dict"),
     ],
 )
 def test_a_reward_with_weight_stops_the_run_and_is_named(reward, message, tmp_path):
@@ -115,7 +115,7 @@ def test_previews_without_weight_may_fail_too():
     assert math.isnan(metrics["reward/watched/mean"]) and math.isnan(metrics["reward/watched@half/std"])
     assert metrics["reward/watched/failed"] == metrics["reward/watched@half/failed"] == 8
     valid[:, 2] = False
-    with pytest.raises(RuntimeError, match="reward 'weighted@half' could not score any of the 8 outputs of round 3"):
+    with pytest.raises(RuntimeError, match="weighted@half.*8.*round 3"):
         reward_metrics(names, trained, scores, rows, 3)
 
 

@@ -269,5 +269,5 @@ def test_a_new_field_without_a_range_is_seen_and_one_that_changes_a_default_keep
         new: int = 0
 
     assert undeclared(Child) == ["new"]
-    with pytest.raises(ValueError, match=r"^count: got 3, expected a number in \[1, 2\]$"):
+    with pytest.raises(ValueError, match=r"count.*3.*\[1, 2\]"):
         check_ranges(Child(3))

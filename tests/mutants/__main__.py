@@ -1,6 +1,7 @@
 """Which one-line changes of the code no test sees: a seeded sample, each run against the fast tests that run its file.
 
-    python -m tests.mutants --seed 0 --count 200 --each 20 --report benchmarks/mutants.md
+    python -m tests.mutants --seed 0 --count 200 --report benchmarks/mutants.md
+    python -m tests.mutants --count 5 --only mmgrpo/objectives --tests tests/objectives
 
 Works in a copy of the repository in a temporary folder. Which test runs which line is recorded once
 (``build/mutants.json``), and again where tests or the code that they run have changed.
@@ -19,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -30,12 +30,12 @@ from typing import Any
 from tests import ROOT
 from tests.mutants.lines import FOLDERS
 from tests.mutants.operators import Mutant, mutants
-from tests.mutants.report import Verdict, equivalent, key, markdown
+from tests.mutants.report import Verdict, markdown
 
 CACHE = ROOT / "build" / "mutants.json"
 """What was recorded; ignored by git."""
 
-TABLES = {"tests/test_constants.py", "tests/test_defaults.py", "tests/test_docs.py"}
+TABLES = {"tests/test_defaults.py", "tests/test_docs.py"}
 TABLES |= {"tests/families/test_defaults_agree.py"}
 """They compare tables of all modules with the documentation."""
 
@@ -56,22 +56,13 @@ def modules() -> list[str]:
     return [path for path in paths if not LEFT_OUT.search(path)]
 
 
-def sample(seed: int, count: int, found: Sequence[Mutant], each: int = 0) -> list[Mutant]:
-    """``count`` lines drawn without replacement, and one mutant of each; then further ones of the folders that have
-    fewer than ``each``.
-    """
+def sample(seed: int, count: int, found: Sequence[Mutant]) -> list[Mutant]:
+    """``count`` lines drawn without replacement, and one mutant of each."""
     lines: dict[tuple[str, int], list[Mutant]] = {}
     for one in found:
         lines.setdefault((one.file, one.line), []).append(one)
     source = random.Random(seed)
-    order = source.sample(sorted(lines), len(lines))
-    drawn = Counter(Path(file).parent for file, _ in order[:count])
-    chosen = order[:count]
-    for file, line in order[count:]:
-        if drawn[Path(file).parent] < each:
-            drawn[Path(file).parent] += 1
-            chosen.append((file, line))
-    return [source.choice(lines[place]) for place in chosen]
+    return [source.choice(lines[place]) for place in source.sample(sorted(lines), min(count, len(lines)))]
 
 
 def digest(paths: Sequence[Path]) -> str:
@@ -92,8 +83,10 @@ def copied() -> Iterator[Path]:
         yield copy
 
 
-def seen(copy: Path) -> dict[str, Any]:
-    """Which test runs which lines: from the cache, but for test files that changed or that run code that changed."""
+def seen(copy: Path, under: str = "tests") -> dict[str, Any]:
+    """Which test below the folder ``under`` runs which lines: from the cache, but for test files that changed or that
+    run code that changed.
+    """
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     shared = [path for path in (ROOT / "tests").rglob("*.py") if path not in tests and "mutants" not in path.parts]
     code = {module: digest([ROOT / module]) for module in modules()} | {"tests": digest(shared)}
@@ -109,7 +102,7 @@ def seen(copy: Path) -> dict[str, Any]:
             return True
         return any(not stale.isdisjoint(test["lines"]) for test in entry["tests"].values())
 
-    if record := [file for file in now if changed(file)]:
+    if record := [file for file in now if file.startswith(under) and changed(file)]:
         print(f"recording which lines {len(record)} test files run", file=sys.stderr)
         written = copy / "lines.json"
         command = ["-m", "pytest", "-q", "-p", "tests.mutants.lines", "--lines-to", str(written), "-m", "not slow"]
@@ -263,8 +256,8 @@ class Worker:
 
 def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> list[Verdict]:
     """Every mutant's verdict; a test that also fails without a mutant kills nothing."""
-    verdicts = {one: Verdict(one, equivalent(one)) for one in chosen}
-    waiting, broken = [one for one in chosen if not verdicts[one].reason], set[str]()
+    verdicts = {one: Verdict(one) for one in chosen}
+    waiting, broken = list(chosen), set[str]()
     idle: Queue[Worker] = Queue()
     for worker in workers:
         idle.put(worker)
@@ -281,7 +274,7 @@ def judge(workers: Sequence[Worker], chosen: Sequence[Mutant], tests: Tests) -> 
                     killer, seconds = worker.killer(job, twice=number == 0)
                     spent += seconds
                     if killer:
-                        return Verdict(one, "", killer, spent)
+                        return Verdict(one, killer, spent)
             return Verdict(one, seconds=spent)
         finally:
             idle.put(worker)
@@ -305,14 +298,10 @@ def run(options: argparse.Namespace) -> list[Verdict]:
     with ExitStack() as stack:
         copies = [stack.enter_context(copied()) for _ in range(options.workers)]
         found = [one for file in files for one in mutants(file, (copies[0] / file).read_text(encoding="utf-8"))]
-        chosen = found if options.every else sample(options.seed, options.count, found, options.each)
+        chosen = found if options.every else sample(options.seed, options.count, found)
         if options.line:
             chosen = [one for one in found if f"{one.file}:{one.line}" == options.line]
-        if options.again:
-            verdicts = [Verdict.of(row) for row in json.loads(options.again.read_text())]
-            left = {key(one.mutant) for one in verdicts if not one.killer and not one.reason}
-            chosen = [one for one in found if key(one) in left]
-        known = seen(copies[0])
+        known = seen(copies[0], options.tests)
         tests = Tests(known)
         files = sorted({name.split("::")[0] for one in chosen for part in tests.of(one) for name in part})
         return judge([Worker(copy, files, known["modules"]) for copy in copies], chosen, tests)
@@ -322,26 +311,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--each", type=int, default=0, help="draw further lines until every folder has as many")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants that are tried at once")
     parser.add_argument("--only", default="", help="regular expression of the files that are changed")
+    parser.add_argument("--tests", default="tests", help="folder of the tests that are run")
     parser.add_argument("--every", action="store_true", help="try every mutant instead of a sample")
     parser.add_argument("--line", default="", help="try every mutant of a line: path:number")
-    parser.add_argument("--again", type=Path, default=None, help="try those that survived in such a file")
     parser.add_argument("--report", type=Path, default=None, help="write the table here")
-    parser.add_argument("--json", type=Path, default=None, help="write every verdict here")
-    parser.add_argument("--verdicts", type=Path, default=None, help="run nothing: count the verdicts of such a file")
     options = parser.parse_args()
-    verdicts = (
-        [Verdict.of(row) for row in json.loads(options.verdicts.read_text())] if options.verdicts else run(options)
-    )
-    drawn = f"SEED={options.seed} COUNT={options.count} EACH={options.each}"
-    text = markdown(verdicts, drawn)
+    text = markdown(run(options), f"SEED={options.seed} COUNT={options.count}")
     print(text)
     if options.report:
         options.report.write_text(text, encoding="utf-8")
-    if options.json:
-        options.json.write_text(json.dumps([verdict.row() for verdict in verdicts], indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,6 @@ class Mutant:
     end: int
     after: str
     before: str
-    context: str
-    """The stripped line, by which a list of equivalent mutants finds it again."""
     statement: int = 0
     """First line of the innermost statement."""
     called: bool = True
@@ -93,9 +91,8 @@ class Sites(ast.NodeVisitor):
     def append(self, kind: str, line: int, start: int, end: int, after: str) -> None:
         before = self.bytes[start:end].decode()
         if before != after:
-            context = self.lines[line - 1].decode().strip()
             place = (self.statement, self.depth > 0)
-            self.found.append(Mutant(self.file, line, kind, start, end, after, before, context, *place))
+            self.found.append(Mutant(self.file, line, kind, start, end, after, before, *place))
 
     def at(self, node: ast.AST, last: bool = False) -> int:
         line, column = (node.end_lineno, node.end_col_offset) if last else (node.lineno, node.col_offset)  # type: ignore[attr-defined]

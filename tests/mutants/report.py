@@ -4,59 +4,25 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from tests.mutants.operators import Mutant
-
-EQUIVALENT = Path(__file__).parent / "equivalent"
-"""One file of each folder of the code, named by its path with dots."""
-
-
-@cache
-def listed() -> dict[tuple[str, str, str], str]:
-    """Mutants that change nothing that a test could see, with the reasons: by file, line text and change."""
-    rows = [row for file in sorted(EQUIVALENT.glob("*.yaml")) for row in yaml.safe_load(file.read_text("utf-8"))]
-    return {(row["file"], row["line"].strip(), row["change"]): row["reason"] for row in rows}
-
-
-def key(mutant: Mutant) -> tuple[str, str, str]:
-    """What stays when lines are moved: file, text of the line, and change."""
-    return mutant.file, mutant.context, mutant.change
-
-
-def equivalent(mutant: Mutant) -> str:
-    """Why the mutant changes nothing, or nothing."""
-    return listed().get(key(mutant), "")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: equivalent (by the list), killed (by a test), or it survived."""
+    """What became of a mutant: killed (by a test), or it survived."""
 
     mutant: Mutant
-    reason: str = ""
     killer: str = ""
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        word = "equivalent" if self.reason else "killed" if self.killer else "SURVIVED"
+        word = "killed" if self.killer else "SURVIVED"
         one = self.mutant
         return f"{word} {self.seconds:.1f}s {one.file}:{one.line} [{one.kind}] {one.change}   {self.killer}"
-
-    def row(self) -> dict[str, Any]:
-        return {**asdict(self.mutant), "killer": self.killer, "seconds": round(self.seconds, 2)}
-
-    @staticmethod
-    def of(row: Mapping[str, Any]) -> Verdict:
-        """The verdict of a row, with what is listed as equivalent by now."""
-        mutant = Mutant(**{field.name: row[field.name] for field in fields(Mutant)})
-        return Verdict(mutant, equivalent(mutant), row["killer"], row["seconds"])
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -74,14 +40,13 @@ def folder(verdict: Verdict) -> str:
 
 
 def table(verdicts: Sequence[Verdict], what: str, of: Callable[[Verdict], str]) -> list[str]:
-    rows = [f"| {what} | mutants | equivalent | killed | survived | killed of those that differ |", "|---" * 6 + "|"]
+    rows = [f"| {what} | mutants | killed | survived | share that is killed |", "|---" * 5 + "|"]
     for name in [*sorted({of(verdict) for verdict in verdicts}), "all"]:
         members = [verdict for verdict in verdicts if name in (of(verdict), "all")]
-        same = sum(bool(verdict.reason) for verdict in members)
-        killed, trials = sum(bool(v.killer and not v.reason) for v in members), len(members) - same
+        killed, trials = sum(bool(verdict.killer) for verdict in members), len(members)
         low, high = wilson(killed, trials)
         share = f"{killed / trials:.1%} ({low:.0%} to {high:.0%})" if trials else "-"
-        rows.append(f"| {name} | {len(members)} | {same} | {killed} | {trials - killed} | {share} |")
+        rows.append(f"| {name} | {trials} | {killed} | {trials - killed} | {share} |")
     return rows
 
 
@@ -97,8 +62,8 @@ def machine() -> str:
 
 def markdown(verdicts: Sequence[Verdict], drawn: str) -> str:
     """The page ``benchmarks/mutants.md``; ``drawn``: how `make mutants` is told which lines to draw."""
-    survivors = [verdict.mutant for verdict in verdicts if not verdict.killer and not verdict.reason]
-    seconds = [verdict.seconds for verdict in verdicts if not verdict.reason]
+    survivors = [verdict.mutant for verdict in verdicts if not verdict.killer]
+    seconds = [verdict.seconds for verdict in verdicts]
     mean = sum(seconds) / max(1, len(seconds))
     parts = [
         "# One-line mutants",
@@ -107,11 +72,10 @@ def markdown(verdicts: Sequence[Verdict], drawn: str) -> str:
         "one small change is made in each (a comparison, a boundary, a constant, a default, a dropped operand, ...). A",
         "mutant is killed when a test fails that passes without it. Texts, annotations, error messages, logging and",
         "`mmgrpo/cli/bench/` (which measures speed) are left out, and so are the makers of random models for tests.",
-        "Mutants that change nothing that a test could see are listed with reasons in `tests/mutants/equivalent/`.",
+        "Some survivors change nothing that a test could see, such as a tolerance of rounding errors.",
         "",
         f"    make mutants {drawn}",
         "",
-        "Beyond COUNT, lines are drawn until every folder has EACH.",
         f"{machine()}; {mean:.1f} s per mutant on one of them. Intervals are Wilson's, 95 %.",
         "",
         *table(verdicts, "folder", folder),

@@ -83,23 +83,18 @@ def test_wilsons_interval_is_the_published_one():
     assert wilson(0, 0) == (0.0, 1.0)
 
 
-def test_equivalent_mutants_are_outside_of_the_share():
-    one = Mutant("mmgrpo/a.py", 1, "constant", 0, 1, "2", "1", "1")
-    page = markdown([Verdict(one, "no reason"), Verdict(one, killer="t"), Verdict(one), Verdict(one, killer="t")], "")
-    assert "| mmgrpo | 4 | 1 | 2 | 1 | 66.7% (21% to 94%) |" in page
+def test_the_share_that_is_killed_is_counted_by_folder():
+    one = Mutant("mmgrpo/a.py", 1, "constant", 0, 1, "2", "1")
+    page = markdown([Verdict(one, "t"), Verdict(one), Verdict(one, "t")], "")
+    assert "| mmgrpo | 3 | 2 | 1 | 66.7% (21% to 94%) |" in page
     assert page.count("`mmgrpo/a.py:1`") == 1
 
 
-def test_further_lines_are_drawn_of_the_folders_that_have_too_few():
-    found = [
-        Mutant(f"{room}/a.py", i, "constant", 0, 1, "2", "1", "1")
-        for room in "ab"
-        for i in range(3 + 97 * (room == "a"))
-    ]
-    drawn = sample(0, 20, found, each=3)
-    assert drawn[:20] == sample(0, 20, found)
-    assert sum(one.file == "b/a.py" for one in drawn) == 3 == len({one.line for one in drawn if one.file == "b/a.py"})
-    assert len({(one.file, one.line) for one in drawn}) == len(drawn) <= 23
+def test_one_mutant_is_drawn_of_every_line():
+    found = [Mutant("a.py", line, "constant", 0, 1, f"{value}", "1") for line in range(9) for value in (2, 3)]
+    drawn = sample(0, 4, found)
+    assert len({one.line for one in drawn}) == len(drawn) == 4 and len(sample(0, 20, found)) == 9
+    assert drawn == sample(0, 4, found)
 
 
 @pytest.mark.parametrize("source", ["def f():\n    x = 1", "async def f():\n    x = 1", "f = lambda: 1"])

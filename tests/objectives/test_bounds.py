@@ -50,7 +50,7 @@ def test_a_ratio_at_the_bound_before_the_clip_is_inside_of_it():
 def test_a_ceiling_at_the_upper_bound_is_allowed_and_one_below_is_not():
     at_bound = surrogates.dual_clip(math.log(2.0) * ONE, ZERO, -ONE, low=0.25, high=0.5, dual=1.5)
     assert at_bound.values.item() == pytest.approx(1.5) and flags(at_bound) == (False, True)
-    with pytest.raises(ValueError, match=r"ceiling of 1.49, expected at least 1 \+ high = 1.5"):
+    with pytest.raises(ValueError, match="ceiling.*1.49.*1.*1.5"):
         surrogates.dual_clip(ZERO, ZERO, -ONE, low=0.25, high=0.5, dual=1.49)
 
 

@@ -82,9 +82,9 @@ def test_terms_of_one_change_ask_for_one_score_and_terms_of_two_for_two():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("mask_patch", "algorithm.terms: change: there is no 'mask_patch'. Did you mean 'mask_patches'?"),
-        ("mask_patches(ratio=2)", "ratio of mask_patches: got 2.0, expected a number in \\(0, 1\\]"),
-        ("blank(ratio=0.5)", "'blank' has no parameter 'ratio'"),
+        ("mask_patch", "algorithm.terms.*change.*'mask_patch'.*'mask_patches'"),
+        ("mask_patches(ratio=2)", "ratio.*mask_patches.*2.0.*0, 1"),
+        ("blank(ratio=0.5)", "'blank'.*'ratio'"),
     ],
 )
 def test_a_change_that_does_not_exist_is_refused_before_the_run(change, message):

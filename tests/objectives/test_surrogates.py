@@ -88,7 +88,7 @@ def test_two_sided_clip_holds_the_ratio_at_its_ceiling():
 
 
 def test_a_ceiling_inside_the_band_is_refused():
-    with pytest.raises(ValueError, match="expected at least 1 \\+ high"):
+    with pytest.raises(ValueError, match=r"1 \+ high"):
         at(surrogates.dual_clip, 1.0, 1.0, dual=1.1)
 
 

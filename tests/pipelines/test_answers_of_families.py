@@ -76,7 +76,7 @@ def test_the_cost_is_that_of_the_first_round():
 
 
 def test_a_policy_of_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="sampling.policy: got 'other', expected one of transitions, matching"):
+    with pytest.raises(ValueError, match="sampling.policy.*other"):
         visual(policy="other").check()
     assert family("sd3").decisions(visual()) == "gaussian"
     assert family("sd3").decisions(visual(policy="matching")) == "matching"
@@ -150,7 +150,7 @@ def test_a_policy_of_options_records_them_and_its_family(tmp_path):
     assert (settings.family.name, model.family, model.path) == ("causal_lm", "causal_lm", path)
     assert (settings.config.seed, sampling.max_tokens, model.lora_rank) == (5, 3, 2)
     assert vlm.policy(path, device="cpu").settings.config.seed == 0
-    with pytest.raises(ValueError, match="family 'causal_lm' has no option 'max_token'.*max_tokens"):
+    with pytest.raises(ValueError, match="causal_lm.*max_token.*max_tokens"):
         vlm.policy(path, max_token=3)
 
 
@@ -216,7 +216,7 @@ def test_a_policy_of_noise_levels_keeps_its_reference_and_saves_its_network(word
 def test_a_reference_that_was_not_kept_is_an_error_and_one_that_was_is_kept_once():
     network = torch.nn.Linear(1, 1)
     copy = FrozenCopy(network)
-    with pytest.raises(ValueError, match="the untrained network was not copied"):
+    with pytest.raises(ValueError, match="untrained"):
         copy()
     copy.keep()
     first = copy.copies[0].weight.clone()
@@ -246,12 +246,12 @@ def test_a_folder_is_of_the_family_that_reads_what_it_declares(content, name, tm
 
 def test_a_folder_that_declares_nothing_or_something_else_is_named(tmp_path):
     assert architecture(str(tmp_path)) == ""
-    with pytest.raises(ValueError, match="declares no architecture, expected one that a family here reads"):
+    with pytest.raises(ValueError, match="architecture"):
         recognize(families(), str(tmp_path))
-    with pytest.raises(ValueError, match="'' declares no architecture"):
+    with pytest.raises(ValueError, match="''.*architecture"):
         recognize(families(), "")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="declares the architecture 'bert', expected"):
+    with pytest.raises(ValueError, match="'bert'"):
         recognize(families(), str(tmp_path))
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')  # counts first
     assert recognize(families(), str(tmp_path)) == "flux"
@@ -277,16 +277,16 @@ def test_a_hub_id_is_asked_for_its_files_in_turn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["nowhere", "a/b/c", "/a/b", "-a/b", "a/", ""])
 def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(path):
-    with pytest.raises(FileNotFoundError, match="there is no model folder|is no model folder"):
+    with pytest.raises(FileNotFoundError, match="model folder"):
         locate(path, "owner/example")
 
 
 def test_a_folder_needs_one_of_its_marks_and_a_hub_id_has_one_slash(tmp_path):
     assert locate("owner/name.v1", "a/b") == "owner/name.v1"
-    with pytest.raises(FileNotFoundError, match="got nothing, expected config.json"):
+    with pytest.raises(FileNotFoundError, match="config.json"):
         locate(tmp_path, "a/b")
     (tmp_path / "b.json").touch()
-    with pytest.raises(FileNotFoundError, match="got b.json, expected a.json or c.json; .* e.g. a/b"):
+    with pytest.raises(FileNotFoundError, match="b.json.*a.json.*c.json"):
         locate(tmp_path, "a/b", "a.json", "c.json")
     assert locate(tmp_path, "a/b", "a.json", "b.json") == str(tmp_path)
 
@@ -313,10 +313,10 @@ def test_a_network_is_read_whole_or_not_at_all(monkeypatch):
     assert Reads.asked == [("a/b", {"dtype": torch.float32, **flags})]
     read_network(Reads, "a/b", Training(weights="saved"))
     assert Reads.asked[1][0] == "saved" and Reads.asked[1][1]["subfolder"] == ""
-    with pytest.raises(FileNotFoundError, match="no model could be read from part/ of 'gone/away', .*: cannot be"):
+    with pytest.raises(FileNotFoundError, match="part/.*gone/away"):
         read_network(Reads, "gone/away", PLAIN, "part")
     monkeypatch.setattr(Reads, "missing", ["b", "a", "d", "c"])
-    with pytest.raises(ValueError, match=r"'a/b': the checkpoint lacks 4 weights, e.g. \['a', 'b', 'c'\]; download"):
+    with pytest.raises(ValueError, match=r"'a/b'.*4.*\['a', 'b', 'c'\]"):
         read_network(Reads, "a/b", PLAIN)
 
 
@@ -344,7 +344,7 @@ def test_the_fewest_pixels_may_be_the_most_and_no_more():
         config.model.min_pixels, config.model.max_pixels = fewest, most
         family("qwen_vl").check(config)
     config.model.min_pixels, config.model.max_pixels = 785, 784
-    with pytest.raises(ValueError, match="model.min_pixels: got 785, expected at most model.max_pixels=784"):
+    with pytest.raises(ValueError, match="model.min_pixels.*785.*model.max_pixels=784"):
         family("qwen_vl").check(config)
 
 
@@ -370,7 +370,7 @@ def test_a_model_of_words_needs_words_and_no_media():
 
     model = object.__new__(CausalLm)
     model.tokenizer = Plain()
-    with pytest.raises(ValueError, match=r"prompt 'a' \('x'\): got no tokens, expected at least one"):
+    with pytest.raises(ValueError, match="'a'"):
         model._ids(Prompt("x", "a"))
-    with pytest.raises(ValueError, match="got a medium of kind image, expected text only"):
+    with pytest.raises(ValueError, match="image"):
         model._ids(Prompt("", "a", turns=(Turn("user", (Media("image", "a.png"),)),)))

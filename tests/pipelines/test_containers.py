@@ -56,7 +56,7 @@ def test_a_container_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path, h
 
 def test_an_unknown_container_is_named_with_the_known_ones(tmp_path):
     (tmp_path / "a.mp4").write_text("#EXTM3U\nb.ts\n")
-    with pytest.raises(ValueError, match=r"begins as no known container \(aac, .*, mov, .*\); convert it"):
+    with pytest.raises(ValueError, match="aac, .*, mov"):
         container_format(str(tmp_path / "a.mp4"))
 
 
@@ -81,40 +81,40 @@ def test_larger_frames_are_not_decoded_to_learn_what_a_container_holds(tmp_path,
 
 def test_larger_frames_are_refused_by_their_header(mp4, monkeypatch):
     monkeypatch.setattr(frames, "MAX_FRAME_PIXELS", 64 * 48 - 1)
-    with pytest.raises(Unreadable, match=r"a\.mp4: got frames of 3,072 pixels, expected at most 3,071; scale the clip"):
+    with pytest.raises(Unreadable, match=r"a\.mp4.*frames"):
         decode(mp4, lambda total, fps: [0])
 
 
 def test_work_on_one_clip_is_bounded(mp4, monkeypatch):
     monkeypatch.setattr(frames, "MAX_DECODED_PIXELS", 8 * 64 * 48)
     assert len(decode(mp4, lambda total, fps: [7]).frames) == 1
-    with pytest.raises(Unreadable, match=r"needs more than 24,576 decoded pixels, the limit; cut the clip, or give it"):
+    with pytest.raises(Unreadable, match="24,576"):
         decode(mp4, lambda total, fps: [8])
 
 
 def test_the_selected_frames_of_a_clip_are_bounded(mp4, monkeypatch):
     monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * 64 * 48)
     assert len(decode(mp4, lambda total, fps: [0, 1, 1, 2]).frames) == 4
-    with pytest.raises(Unreadable, match="got 5 selected frames of 48 x 64 pixels, expected at most 12,288 pixels in"):
+    with pytest.raises(Unreadable, match="5.*48"):
         decode(mp4, lambda total, fps: [0, 1, 1, 2, 3])
 
 
 def test_the_largest_default_selection_in_full_hd_is_within_and_one_frame_more_is_not():
     check_selection(768, 1088, 1920)
-    with pytest.raises(Unreadable, match="got 769 selected frames"):
+    with pytest.raises(Unreadable, match="769"):
         check_selection(769, 1088, 1920)
 
 
 def test_packets_are_counted(monkeypatch):
     monkeypatch.setattr(containers, "MAX_PACKETS", 3)
     assert list(within_limit("abc")) == ["a", "b", "c"]
-    with pytest.raises(Unreadable, match="got more than 3 packets"):
+    with pytest.raises(Unreadable, match="3.*packets"):
         list(within_limit("abcd"))
 
 
 def test_a_clip_of_too_many_packets_is_refused(mp4, monkeypatch):
     monkeypatch.setattr(containers, "MAX_PACKETS", 15)
-    with pytest.raises(Unreadable, match=r"a\.mp4: got more than 15 packets, expected at most as many; cut it"):
+    with pytest.raises(Unreadable, match=r"a\.mp4.*15"):
         decode(mp4, lambda total, fps: [0])
 
 
@@ -126,10 +126,10 @@ def test_rates_and_channels_within_the_limits_are_those_of_sounds(rate, channels
 @pytest.mark.parametrize(
     ("rate", "channels", "complaint"),
     [
-        (audio.MAX_RATE + 1, 1, "got a rate of 192001 Hz, expected 1 to 192,000; resample it"),
-        (0, 1, "got a rate of 0 Hz"),
-        (16_000, audio.MAX_CHANNELS + 1, "got 17 channels, expected 1 to 16; mix it down"),
-        (16_000, 0, "got 0 channels"),
+        (audio.MAX_RATE + 1, 1, "rate.*192001"),
+        (0, 1, "rate of 0"),
+        (16_000, audio.MAX_CHANNELS + 1, "17.*1.*16"),
+        (16_000, 0, "0.*channels"),
     ],
 )
 def test_other_rates_and_channels_are_refused(rate, channels, complaint):
@@ -144,7 +144,7 @@ def test_a_sound_that_av_reads_has_the_same_limits(tmp_path):
         frame.sample_rate = 400_000
         container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    with pytest.raises(Unreadable, match=r"a\.mkv: got a rate of 400000 Hz"):
+    with pytest.raises(Unreadable, match=r"a\.mkv.*rate.*400000"):
         read_audio(Media("audio", str(tmp_path / "a.mkv")))
 
 
@@ -167,14 +167,14 @@ def test_the_selected_frames_in_files_are_bounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * height * width)
     assert len(read_video(clip).frames) == 4
     monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * height * width - 1)
-    with pytest.raises(Unreadable, match="got 4 selected frames"):
+    with pytest.raises(Unreadable, match="4.*selected"):
         read_video(clip)
 
 
 @pytest.mark.parametrize("wrong", [{"fps": 0}, {"min_frames": 0}, {"max_frames": 0}, {"frames": -1}])
 def test_a_selection_has_positive_numbers(wrong):
     assert frame_indices(8, 4.0, frames=0, fps=1e-9, min_frames=1, max_frames=1) == [0, 7]
-    with pytest.raises(ValueError, match="frames of a clip: got .*, expected positive numbers"):
+    with pytest.raises(ValueError, match="frames"):
         frame_indices(8, 4.0, **wrong)
     with pytest.raises(ValueError, match="source 0"):
         frame_indices(8, 0.0)

@@ -94,7 +94,7 @@ def test_the_oldest_encodings_in_memory_go_first_and_a_prompt_is_encoded_once_a_
     assert encoded[3:] == ["a"]
     cache.only([Prompt("dddd"), Prompt("dddd"), Prompt("e")])
     assert cache.kept == 4 and len(cache.memory) == 4
-    with pytest.raises(KeyError, match="prompt 'new' was not encoded before the text encoders were freed"):
+    with pytest.raises(KeyError, match="'new'.*encoded"):
         cache.rows([Prompt("new")])
 
 
@@ -150,22 +150,22 @@ def test_as_many_draws_as_noise_levels_and_no_more():
     sampling.policy, sampling.draws = "matching", 4
     check_sampling("sd3", "flow", sampling)
     sampling.draws = 5
-    with pytest.raises(ValueError, match="sampling.draws: got 5, expected at most sampling.steps=4"):
+    with pytest.raises(ValueError, match="sampling.draws.*5.*sampling.steps=4"):
         check_sampling("sd3", "flow", sampling)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("kernel", "flow_sde(a=0.7)", "sampling.kernel: got flow_sde.*, since 'sdxl' is a family of diffusion models"),
-        ("grid", "shifted_linspace(shift=2)", "sampling.grid: got shifted_linspace.*, expected checkpoint, since"),
-        ("policy", "matching", "sampling.policy: got matching, expected transitions, since"),
+        ("kernel", "flow_sde(a=0.7)", "sampling.kernel.*flow_sde.*'sdxl'"),
+        ("grid", "shifted_linspace(shift=2)", "sampling.grid.*shifted_linspace"),
+        ("policy", "matching", "sampling.policy.*matching"),
         (
             "plan",
             "sliding_window(tail='dpmpp_2m')",
-            "sampling.plan: got sliding_.*, expected it without tail",
+            "sampling.plan.*sliding_",
         ),
-        ("plan", "sliding_window(tail_ratio=0.5)", "sampling.plan: got sliding_.*, expected it without tail"),
+        ("plan", "sliding_window(tail_ratio=0.5)", "sampling.plan.*sliding_"),
     ],
 )
 def test_what_is_defined_for_flows_is_refused_for_diffusion(key, value, message):
@@ -180,16 +180,16 @@ def test_what_is_defined_for_flows_is_refused_for_diffusion(key, value, message)
 def test_names_of_blocks_are_checked_whatever_the_policy(key):
     sampling = config_class(family("sd3").sections)().sampling
     setattr(sampling, key, "nonsense")
-    with pytest.raises(ValueError, match=f"sampling.{key}: there is no 'nonsense'"):
+    with pytest.raises(ValueError, match=f"sampling.{key}.*nonsense"):
         check_sampling("sd3", "flow", sampling)
 
 
 def test_a_checkpoint_that_declares_nothing_or_what_is_read_is_not_refused(tmp_path):
     assert refuse_other_architectures("a", ("x",), str(tmp_path)) is None
     config = tmp_path / "config.json"
-    for declared, message in (("whisper", "take model.family=whisper"), ("bert", "expected x or y")):
+    for declared, message in (("whisper", "model.family=whisper"), ("bert", "x or y")):
         config.write_text(f'{{"model_type": "{declared}"}}')
-        with pytest.raises(ValueError, match=f"is a {declared}, which the family 'a' does not read; {message}"):
+        with pytest.raises(ValueError, match=f"{declared}.*'a'.*{message}"):
             refuse_other_architectures("a", ("x", "y"), str(tmp_path))
         assert refuse_other_architectures("a", ("x", declared), str(tmp_path)) is None
 
@@ -207,5 +207,5 @@ def test_what_is_read_whole_is_kept_and_the_rest_skipped_up_to_the_limit():
     assert usable == [prompts[0], prompts[2]]
     assert (skipped.id, skipped.file, skipped.reason) == ("1", "", "has too many words")
     config.data.skip_limit = 0.33
-    with pytest.raises(ValueError, match="the prompts: 1 of 3 cannot be read whole, more than data.skip_limit=0.33"):
+    with pytest.raises(ValueError, match="1.*3.*data.skip_limit=0.33"):
         read_whole(check, config, prompts)

@@ -38,7 +38,7 @@ def test_a_picture_is_written_into_the_folder_whatever_its_path(tmp_path, path, 
 
 @pytest.mark.parametrize("value", [{"bytes": "text", "path": "a.png"}, {"bytes": PNG, "path": 3}])
 def test_bytes_that_are_none_are_refused(tmp_path, value):
-    with pytest.raises(ValueError, match="'image': got bytes of type (str|bytes), expected those of a file, and its p"):
+    with pytest.raises(ValueError, match="image.*bytes.*(str|bytes)"):
         _as_files(value, "image", tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_medium_stays_and_what_no_prompt_reads_is_not_written(tmp_pat
 
 
 def test_a_missing_table_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none.parquet: there is no such prompt file \(working directory: /"):
+    with pytest.raises(FileNotFoundError, match="none.parquet"):
         load_prompts(tmp_path / "none.parquet")
 
 
@@ -115,7 +115,7 @@ def test_errors_of_datasets_name_the_source(monkeypatch):
         raise Wrapped("outer") from KeyError("inner")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(ValueError, match="hf:a/b:c@train: .*inner"):
+    with pytest.raises(ValueError, match="hf:a/b:c@train"):
         hub.files_of("hf:a/b:c@train")
 
 
@@ -128,5 +128,5 @@ def test_a_saved_table_is_its_own_split_or_any_where_it_has_none(tmp_path):
     for source in ("named@train", "plain@train", "plain@test", "several@train"):
         assert [one.text for one in load_prompts(f"hf:{tmp_path}/{source}")] == ["one", "two"]
     for source in ("named@test", "several@test"):
-        with pytest.raises(ValueError, match=f"{source}: there is no split 'test'"):
+        with pytest.raises(ValueError, match=f"{source}.*'test'"):
             load_prompts(f"hf:{tmp_path}/{source}")

@@ -52,7 +52,7 @@ CALLS = [
 
 def refused(package: str, extra: str, monkeypatch, call) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    with pytest.raises(ModuleNotFoundError, match=rf"'{package}' is not installed, .*\[{extra}\]'"):
+    with pytest.raises(ModuleNotFoundError, match=rf"'{package}'.*\[{extra}\]"):
         call()
 
 

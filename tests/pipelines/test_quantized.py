@@ -43,10 +43,10 @@ def test_it_needs_adapters_and_the_package_before_anything_is_loaded(name, how, 
         made = config_class(families()[name].sections)()
         return replace(made, model=replace(made.model, path="nowhere", quantize=how, **model))
 
-    with pytest.raises(ValueError, match=rf"model\.quantize: got {how} with model\.lora_rank=0"):
+    with pytest.raises(ValueError, match=rf"model\.quantize.*{how}.*model\.lora_rank=0"):
         family(name).check(config())
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    with pytest.raises(ValueError, match=rf"model\.quantize: '{how}' needs bitsandbytes"):
+    with pytest.raises(ValueError, match=rf"model\.quantize.*'{how}'"):
         family(name).check(config(lora_rank=2))
 
 

@@ -30,7 +30,7 @@ def network() -> nn.Module:
 
 
 def test_a_negative_rank_is_refused_and_none_trains_all_but_what_is_frozen():
-    with pytest.raises(ValueError, match="lora_rank: got -1, expected 0"):
+    with pytest.raises(ValueError, match="lora_rank.*-1.*0"):
         make_trainable(network(), Training(lora_rank=-1), ["q_proj"])
     made = network()
     made.requires_grad_(False)
@@ -60,11 +60,11 @@ def test_parts_are_frozen_in_evaluation_mode_and_missing_ones_are_left_out():
 
 
 def test_adapters_need_a_rank_and_targets_that_are_there():
-    with pytest.raises(ValueError, match="lora rank must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rank.*0"):
         lora.add_lora(network(), 0, 8.0, ["q_proj"], 0)
-    with pytest.raises(ValueError, match="lora targets: got none"):
+    with pytest.raises(ValueError, match="targets"):
         lora.check_targets(network(), [])
-    with pytest.raises(ValueError, match="no module's name ends in 'k_proj'. Did you mean 'body.q_proj'|tower.q_proj"):
+    with pytest.raises(ValueError, match="k_proj.*(body.q_proj|tower.q_proj)"):
         lora.check_targets(network(), ["q_proj", "k_proj"])
     assert lora.check_targets(network(), ["q_proj", "body.q_proj"]) is None
     with pytest.raises(ValueError) as error:  # only layers that can have adapters are proposed
@@ -84,22 +84,20 @@ def test_a_target_is_proposed_by_the_last_two_parts_of_a_name_without_numbers():
 
 def test_a_folder_of_adapters_is_whole_or_refused(tmp_path):
     assert not lora.has_adapters("") and not lora.has_adapters(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match="contains no adapters: adapter_config.json and adapter_model.safetensors missing"
-    ):
+    with pytest.raises(FileNotFoundError, match="adapter_config.json.*adapter_model.safetensors"):
         lora.read_adapters(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
     assert lora.has_adapters(tmp_path)
-    with pytest.raises(FileNotFoundError, match="contains no adapters: adapter_model.safetensors missing"):
+    with pytest.raises(FileNotFoundError, match="adapter_model.safetensors"):
         lora.read_adapters(tmp_path)
     save_file({"base_model.model.a.lora_A.weight": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="does not state rank, alpha and targets"):
+    with pytest.raises(ValueError, match="targets"):
         lora.read_adapters(tmp_path)
     config = {"r": 2, "lora_alpha": 4, "target_modules": ["a"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     weights, read = lora.read_adapters(tmp_path)
     assert weights.keys() == {"a.lora_A.weight"} and read == config
-    with pytest.raises(ValueError, match="lora_rank: got 3, expected 2, the rank of the adapters in"):
+    with pytest.raises(ValueError, match="lora_rank.*3.*2"):
         lora.continue_adapters(network(), tmp_path, 3)
 
 
@@ -111,7 +109,7 @@ def test_adapters_in_diffusers_format_carry_their_settings_in_the_file(tmp_path)
     weights, read = lora.read_adapters(tmp_path)
     assert weights.keys() == {"a.lora_A.weight"} and read == {"r": 2, "lora_alpha": 4, "target_modules": ["a"]}
     save_file({"transformer.a.lora_A.weight": torch.ones(2)}, file)
-    with pytest.raises(ValueError, match="does not state rank, alpha and targets"):
+    with pytest.raises(ValueError, match="targets"):
         lora.read_adapters(tmp_path)
 
 
@@ -132,7 +130,7 @@ def test_adapters_that_do_not_fit_are_refused(change):
     name, value = broken.popitem()
     if change == "unexpected":
         broken |= {name: value, name.replace("q_proj", "x_proj"): value}
-    with pytest.raises(ValueError, match="the adapters do not fit this network"):
+    with pytest.raises(ValueError, match="adapters"):
         lora.load_lora(LlamaModel(LlamaConfig(vocab_size=5, **sizes)), broken, config)
 
 
@@ -151,7 +149,7 @@ def test_a_cache_of_plain_keys_and_values_is_spread_and_another_is_refused():
     assert cache.layers[0].keys.shape[0] == 2  # the original is as it was
     spread.layers[0].keys.sum().backward()
     assert keys.grad.flatten().tolist() == [1, 1, 1, 2, 2, 2]
-    with pytest.raises(TypeError, match="got a cache layer of type object, expected DynamicLayer"):
+    with pytest.raises(TypeError, match="cache.*object.*DynamicLayer"):
         kv.spread_cache(SimpleNamespace(layers=[object()]), torch.tensor([0]))
 
 
@@ -178,13 +176,13 @@ def samples(*values: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("sound", "rate", "message"),
     [
-        (samples(0.5), 0, "got a rate of 0 Hz, expected 1 to 192,000"),
-        (np.zeros((0, 1), np.float32), 8, "has no samples"),
-        (samples(*[0.5] * 17), 8, r"got 2.1 s of sound, expected at most 2 s \(max_seconds\)"),
-        (samples(0.5, np.nan, np.inf), 8, "2 of its samples are NaN or infinite"),
-        (samples(0.5, -9.0), 8, r"got samples up to 9, expected samples in \[-1, 1\]"),
-        (np.array([[0.5, -0.5]], np.float32), 8, r"is silent \(its peak is 0, channels averaged\)"),
-        (samples(0.0, 0.0), 8, r"is silent \(its peak is 0\)"),
+        (samples(0.5), 0, "rate of 0.*192,000"),
+        (np.zeros((0, 1), np.float32), 8, "samples"),
+        (samples(*[0.5] * 17), 8, "2.1.*2.*max_seconds"),
+        (samples(0.5, np.nan, np.inf), 8, "2.*NaN"),
+        (samples(0.5, -9.0), 8, r"samples.*9.*\[-1, 1\]"),
+        (np.array([[0.5, -0.5]], np.float32), 8, "silent.*0.*averaged"),
+        (samples(0.0, 0.0), 8, "silent.*0"),
     ],
 )
 def test_a_sound_that_no_model_can_use_is_refused(sound, rate, message):
@@ -206,12 +204,12 @@ def test_a_video_without_sound_and_a_file_with_fewer_frames_than_it_says_are_ref
     from tests.cli.quick import write_video
 
     write_video(tmp_path / "still.mp4", 0)
-    with pytest.raises(audio.Unreadable, match="^has no sound"):
+    with pytest.raises(audio.Unreadable, match="sound"):
         audio._decode(str(tmp_path / "still.mp4"), 9.0)
     soundfile.write(tmp_path / "a.wav", np.full(80, 0.5), 8_000)
     read = soundfile.SoundFile.read
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda self, *given, **named: read(self, *given, **named)[:77])
-    with pytest.raises(audio.Unreadable, match="^is truncated; 3 of 80 frames are missing"):
+    with pytest.raises(audio.Unreadable, match="3.*80"):
         audio._decode(str(tmp_path / "a.wav"), 9.0)
 
 
@@ -221,9 +219,9 @@ def test_a_video_without_sound_and_a_file_with_fewer_frames_than_it_says_are_ref
 def test_a_network_of_durations_says_that_it_is_one(tmp_path):
     path = tmp_path / "config.json"
     for content, message in (
-        ({"classes": 3}, "got the family '', expected 'duration'"),
-        ({"family": "whisper"}, "got the family 'whisper', expected 'duration'"),
-        ({"family": "duration", "clases": 3}, "a duration network has no 'clases'. Did you mean 'classes'"),
+        ({"classes": 3}, "duration"),
+        ({"family": "whisper"}, "whisper.*duration"),
+        ({"family": "duration", "clases": 3}, "clases.*classes"),
     ):
         path.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=message):
@@ -246,18 +244,18 @@ def test_the_prefix_of_a_transcript_names_language_and_task_where_the_model_has_
     assert whisper.prefix_ids(Tokens(), True, "en", "transcribe") == (1, 2, 3, 4)
     assert whisper.prefix_ids(Tokens(), False, "en", "transcribe") == (1, 4)
     for language, task, refused in (("xx", "transcribe", "language xx"), ("en", "translate", "task translate")):
-        with pytest.raises(ValueError, match=f"got {refused}, expected en and transcribe"):
+        with pytest.raises(ValueError, match=f"{refused}.*en and transcribe"):
             whisper.prefix_ids(Tokens(), False, language, task)
     absent = (("xx", "transcribe", "<|xx|>"), ("en", "translate", "<|translate|>"), ("endoftext", "x", "<|endoftext|>"))
     for language, task, missing in absent:
-        with pytest.raises(ValueError, match="the tokenizer of this Whisper has no .*; choose another") as error:
+        with pytest.raises(ValueError, match="Whisper") as error:
             whisper.prefix_ids(Tokens(), True, language, task)
         assert missing in str(error.value)
 
 
 def test_a_scale_of_guidance_is_one_or_more():
     assert sizes.at_least_one("guidance", 1) == 1.0
-    with pytest.raises(ValueError, match="guidance: got 0.99, expected 1"):
+    with pytest.raises(ValueError, match="guidance.*0.99.*1"):
         sizes.at_least_one("guidance", 0.99)
 
 
@@ -312,7 +310,7 @@ def test_a_whisper_that_suppresses_nothing_of_its_own_suppresses_special_tokens_
     "smallest", [{"classes": 1}, *({name: 0} for name in ("frames_a_class", "frames_of_zero", "layers", "inner"))]
 )
 def test_a_duration_network_has_at_least_one_of_everything(smallest):
-    with pytest.raises(ValueError, match="duration network: got .*, expected at least 2 classes, sizes of at least 1"):
+    with pytest.raises(ValueError, match="duration network.*2 classes"):
         duration.Shape(**smallest)
     ones = {name: 1 for name in ("frames_a_class", "frames_of_zero", "layers", "heads", "inner")}
     assert duration.Shape(classes=2, width=2, **ones).seconds(0) > 0

@@ -67,9 +67,9 @@ def test_a_conversation_is_the_template_up_to_the_answer():
     assert conversation_ids(chat, Prompt("hi"), (), lambda _: parts) == [1, *letters("hi>")]
     messages = conversation.conversation(prompt, (), lambda _: [*parts, *parts])
     assert [one["role"] for one in messages] == ["system", "user"] and len(messages[1]["content"]) == 4
-    with pytest.raises(ValueError, match="prompt 'p': its text contains <a>, the placeholder of a medium"):
+    with pytest.raises(ValueError, match="'p'.*<a>"):
         conversation_ids(chat, Prompt("an <a>", "p"), ("<b>", "<a>"), lambda _: parts)
-    with pytest.raises(ValueError, match="tokenizer has no chat template; add chat_template.jinja"):
+    with pytest.raises(ValueError, match="chat_template.jinja"):
         conversation_ids(None, Prompt("hi"), (), lambda _: parts)
 
 
@@ -102,9 +102,9 @@ def test_a_prompt_is_as_long_as_the_limit_and_none_is_no_limit():
     prompts, rows = [Prompt("a", "a"), Prompt("b", "b")], [[1] * 3, [1] * 4]
     check_prompt_lengths(prompts, rows, 4, "fps")
     check_prompt_lengths(prompts, rows, 0, "fps")
-    with pytest.raises(ValueError, match="prompt 'a' has 3 tokens with its media, more than max_prompt_tokens=1"):
+    with pytest.raises(ValueError, match="'a'.*3.*max_prompt_tokens=1"):
         check_prompt_lengths(prompts, rows, 1, "fps")
-    with pytest.raises(ValueError, match=r"prompt 'b' has 4 tokens .* more than max_prompt_tokens=3; shorten it \(fps"):
+    with pytest.raises(ValueError, match="'b'.*4.*max_prompt_tokens=3"):
         check_prompt_lengths(prompts, rows, 3, "fps")
 
 

@@ -65,18 +65,18 @@ def test_a_diffusion_process_has_no_flow_matching_errors():
         def grid(self, steps: int) -> Grid:
             return Grid(torch.linspace(0.1, 1, steps + 1), torch.arange(steps), "diffusion", 0.5)
 
-    with pytest.raises(ValueError, match="got a network of a diffusion process, expected a flow"):
+    with pytest.raises(ValueError, match="diffusion.*flow"):
         FlowMatchingPolicy(Diffuses(), steps=3, evaluation_steps=3, forward_batch_size=4, draws=1, error="velocity")
 
 
 @pytest.mark.parametrize("top_p", [0.0, -0.5, 1.01])
 def test_a_share_of_the_probability_that_is_none_is_refused(top_p):
-    with pytest.raises(ValueError, match="got top_p .*, expected 0 < top_p <= 1"):
+    with pytest.raises(ValueError, match="top_p.*0 < top_p <= 1"):
         token_policy(top_p=top_p)
 
 
 def test_a_truncated_distribution_is_warned_of_and_a_whole_one_is_not():
-    with pytest.warns(UserWarning, match="top_p=0.9 samples from a truncated distribution"):
+    with pytest.warns(UserWarning, match="top_p=0.9"):
         token_policy(top_p=0.9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -86,10 +86,10 @@ def test_a_truncated_distribution_is_warned_of_and_a_whole_one_is_not():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"search": "greedy"}, "got search 'greedy', expected sample or beam"),
-        ({"search": "beam", "contrast": "shuffled_frames"}, "got contrast 'shuffled_frames' with search beam"),
-        ({"sampling_dtype": "float8"}, "got sampling_dtype 'float8', expected '' or one of"),
-        ({"temperature": -1.0}, "got temperature -1.0, expected above 0"),
+        ({"search": "greedy"}, "'greedy'"),
+        ({"search": "beam", "contrast": "shuffled_frames"}, "'shuffled_frames'.*beam"),
+        ({"sampling_dtype": "float8"}, "sampling_dtype 'float8'"),
+        ({"temperature": -1.0}, "temperature -1.0.*0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
@@ -140,7 +140,7 @@ def test_a_share_of_the_group_answers_about_shuffled_frames(fraction, group_size
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
 def test_a_share_of_no_samples_or_of_more_than_all_is_refused(fraction):
-    with pytest.raises(ValueError, match="shuffled_frames: got fraction .*, expected 0 < fraction <= 1"):
+    with pytest.raises(ValueError, match="shuffled_frames.*0.*1"):
         shuffled_frames(Prompt("what", "a"), 8, 3, fraction=fraction)
 
 

@@ -90,14 +90,14 @@ def test_other_prompts_of_the_batch_do_not_matter():
 
 def test_a_group_larger_than_all_completions_is_refused():
     policy = token_policy(max_tokens=1, search="beam")
-    with pytest.raises(ValueError, match="only 7 different completions, expected at least the 9 of a group"):
+    with pytest.raises(ValueError, match="7 different.*9"):
         rollout(policy, group_size=9)
 
 
 def test_what_a_beam_search_cannot_be_combined_with_is_said():
-    with pytest.raises(ValueError, match="got search 'greedy', expected sample or beam"):
+    with pytest.raises(ValueError, match="'greedy'"):
         token_policy(search="greedy")
-    with pytest.raises(ValueError, match="leave out one of them"):
+    with pytest.raises(ValueError, match="leave out"):
         token_policy(search="beam", contrast="shuffled_frames")
 
 

@@ -109,11 +109,9 @@ def test_a_choice_that_cannot_be_rendered_stops_the_run_and_is_told():
         raise OSError("the engine is out")
 
     made.model.render = broken
-    with pytest.raises(
-        RuntimeError, match=r"class \d of prompt '0' \('prompt 0'\) could not be rendered: OSError: the"
-    ):
+    with pytest.raises(RuntimeError, match=r"'0' \('prompt 0'\).*OSError: the"):
         rollout(made)
-    with pytest.raises(ValueError, match="expected above 0"):
+    with pytest.raises(ValueError, match="above 0"):
         policy(temperature=0.0)
 
 

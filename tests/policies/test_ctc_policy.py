@@ -205,13 +205,13 @@ def test_evaluation_takes_the_likeliest_label_of_every_frame_or_draws_at_its_tem
 
 
 def test_what_cannot_be_sampled_is_refused():
-    with pytest.raises(ValueError, match="got temperature 0.0, expected above 0"):
+    with pytest.raises(ValueError, match="temperature 0.0.*0"):
         policy(temperature=0.0)
-    with pytest.raises(ValueError, match="got search 'greedy', expected sample or beam"):
+    with pytest.raises(ValueError, match="'greedy'"):
         policy(search="greedy")
     short = CtcPolicy(Spelling(frames=1), search="beam")  # one frame: a, b, c or nothing
     assert len(rollout(short, group_size=4).outputs) == 12
-    with pytest.raises(ValueError, match="prompt '0': the beam search got 4 transcripts of 1 frames, expected the 5"):
+    with pytest.raises(ValueError, match="'0'.*4 transcripts.*1.*5"):
         rollout(short, group_size=5)
 
 
@@ -220,8 +220,8 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
     return [float(output.text[:1] in prompt.answer) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
-REFUSED = {"edge_grpo": "need entropy", "high_entropy": "need entropy", "tree_grpo": "algorithm.keys: got tree"}
-REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "under a changed prompt") | {"tw_grpo": "need divergence"}
+REFUSED = {"edge_grpo": "entropy", "high_entropy": "entropy", "tree_grpo": "algorithm.keys.*tree"}
+REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence"}
 """Presets that need what this policy has not."""
 
 

@@ -62,7 +62,7 @@ def test_every_placeholder_has_one_feature(counts, refused):
     ids, network = torch.tensor([[7, 7, 1], [2, 7, 1]]), nn.Identity()
     context = Context(ids, torch.ones_like(ids, dtype=torch.bool), ids[:, None], [None, None])
     if refused:
-        with pytest.raises(ValueError, match=f"prompt '{refused}': got . features of its media, expected"):
+        with pytest.raises(ValueError, match=f"'{refused}'"):
             policy._features(network, context, ["a", "b"])
     else:
         assert policy._features(network, context, ["a", "b"]) is features

@@ -158,10 +158,10 @@ def test_from_one_draw_to_one_of_every_step_is_possible_and_none_is_not():
         drawn = policy(draws=draws).rollout(Request(toy_prompts(1), [0], 2, seed=5))
         assert drawn.decisions.log_probs.shape == (2, draws)
         assert sorted(drawn.steps.step[0].tolist()) == sorted(set(drawn.steps.step[0].tolist()))
-    with pytest.raises(ValueError, match=r"draws must lie between 1 and sampling\.steps=6, got 0"):
+    with pytest.raises(ValueError, match=r"1.*sampling\.steps=6.*0"):
         policy(draws=0)
 
 
 def test_draws_beyond_the_steps_are_refused():
-    with pytest.raises(ValueError, match=r"draws must lie between 1 and sampling\.steps=6, got 7"):
+    with pytest.raises(ValueError, match=r"1.*sampling\.steps=6.*7"):
         policy(draws=7)

@@ -124,9 +124,9 @@ def test_tokens_that_the_policy_never_says_are_not_trained():
 
 
 def test_a_prompt_without_an_answer_is_named():
-    with pytest.raises(ValueError, match="prompt '7': got answer None, expected the text of a correct completion"):
+    with pytest.raises(ValueError, match="'7'.*None"):
         rollout(token_policy(reference_in_group=True), [Prompt("say a", "7")], group_size=2)
-    with pytest.raises(ValueError, match="raise data.group_size"):
+    with pytest.raises(ValueError, match="data.group_size"):
         rollout(token_policy(reference_in_group=True), PROMPTS, group_size=1)
 
 

@@ -103,9 +103,7 @@ def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path
 
 @pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: sorted(CATALOGUE.keys() - made_for(kind))))
 def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind, preset):
-    with pytest.raises(
-        ValueError, match=rf"preset '{preset}' is for .*; this policy's decisions are {kind}"
-    ) as refusal:
+    with pytest.raises(ValueError, match=f"'{preset}'.*{kind}") as refusal:
         refuse_preset(preset, kind)
     shown, _, rest = str(refusal.value).partition("presets: ")[2].partition("; ")
     assert len(made_for(kind)) > FEW and shown.split(", ") == made_for(kind)[:SHOWN]

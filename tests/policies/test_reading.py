@@ -150,5 +150,5 @@ def test_steps_with_the_term_raise_what_the_reader_reads(folder):
 
 def test_a_policy_without_a_reader_does_not_offer_the_score(folder):
     assert "read_log_probs" not in speech.policy(folder, vocoder="tones", device="cpu").provides
-    with pytest.raises(ValueError, match="model.reader: 'pipelines.speech.vocoders:Tones': got .* expected a Reader"):
+    with pytest.raises(ValueError, match="model.reader.*'pipelines.speech.vocoders:Tones'"):
         codec_speech.load(folder, vocoder="tones", reader="pipelines.speech.vocoders:Tones")

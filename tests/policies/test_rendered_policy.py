@@ -95,5 +95,5 @@ def test_a_completion_that_cannot_be_rendered_stops_the_run_and_is_told():
         raise OSError("the vocoder is out")
 
     policy = RenderedTokenPolicy(token_policy(), broken)
-    with pytest.raises(RuntimeError, match=r"\d tokens of prompt '0' \('say a'\) could not be rendered: OSError: the"):
+    with pytest.raises(RuntimeError, match=r"'0' \('say a'\).*OSError: the"):
         policy.rollout(REQUEST)

@@ -321,9 +321,9 @@ def test_a_saved_policy_is_an_ordinary_folder_with_equal_logits(tmp_path):
 
 
 def test_what_a_user_can_get_wrong_is_said():
-    with pytest.raises(ValueError, match="got temperature 0.0, expected above 0"):
+    with pytest.raises(ValueError, match="temperature 0.0.*0"):
         token_policy(temperature=0.0)
-    with pytest.raises(ValueError, match=r"prompt 'empty' .*got no tokens"):
+    with pytest.raises(ValueError, match="'empty'"):
         rollout(token_policy(), [Prompt("", "empty")])
 
 

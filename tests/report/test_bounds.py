@@ -45,7 +45,7 @@ def opened(content: bytes) -> Pil.Image:
 def test_a_text_has_at_most_the_bytes_that_its_reader_allows(tmp_path):
     (tmp_path / "a").write_text("four")
     assert read_text(tmp_path, "a", 4) == "four"
-    with pytest.raises(ValueError, match="a: got 4 bytes, expected at most 3; remove or shorten it"):
+    with pytest.raises(ValueError, match="a.*4 bytes.*3"):
         read_text(tmp_path, "a", 3)
 
 
@@ -60,7 +60,7 @@ def test_a_text_has_at_most_the_bytes_that_its_reader_allows(tmp_path):
 )
 def test_files_of_a_run_have_bounds_of_their_own(tmp_path, name, bound):
     sized(tmp_path / name, bound + 1)
-    with pytest.raises(ValueError, match=f"got {bound + 1:,} bytes, expected at most {bound:,}"):
+    with pytest.raises(ValueError, match=f"{bound + 1:,}.*{bound:,}"):
         write_report(tmp_path)
 
 
@@ -68,16 +68,16 @@ def test_json_has_32_levels_and_10_000_keys():
     assert parse_json("[" * 32 + "]" * 32, "a") and len(
         parse_json(json.dumps(dict.fromkeys(map(str, range(10_000)))), "a")
     )
-    with pytest.raises(ValueError, match="a: got more than 32 nested levels"):
+    with pytest.raises(ValueError, match="a.*32 nested"):
         parse_json("[" * 33 + "]" * 33, "a")
-    with pytest.raises(ValueError, match="a: got an object of 10,001 keys, expected at most 10,000"):
+    with pytest.raises(ValueError, match="a.*object.*10,001.*10,000"):
         parse_json(json.dumps([{}, dict.fromkeys(map(str, range(10_001)))]), "a")
 
 
 def test_a_fault_of_yaml_is_told_in_the_words_of_its_parser():
-    with pytest.raises(ValueError, match=r"a: not YAML \(expected ',' or '\]', but got '<stream end>'\); repair"):
+    with pytest.raises(ValueError, match="a.*YAML.*'<stream end>'"):
         parse_yaml("a: [1", Path("a"))
-    with pytest.raises(ValueError, match=r"a: not YAML \(it contains a merge key"):
+    with pytest.raises(ValueError, match="a.*YAML"):
         parse_yaml("a: {d: 1, <<: {b: 1}}", Path("a"))
 
 
@@ -113,9 +113,9 @@ def test_a_file_is_read_up_to_its_own_bound_and_that_of_the_page(tmp_path):
         (tmp_path / name).write_bytes(content)
     folder = MediaFolder(tmp_path, left=4)
     assert read_medium(folder, "a.png", [".png"], 4) == b"four" and folder.left == 0
-    with pytest.raises(Unavailable, match="b.png is left out: this page has 268,435,456 bytes of media already"):
+    with pytest.raises(Unavailable, match="b.png.*out.*268,435,456"):
         read_medium(folder, "b.png", [".png"], 4)
-    with pytest.raises(Unavailable, match="a.png is too large for this page: 4 bytes, at most 3"):
+    with pytest.raises(Unavailable, match="a.png.*4.*3"):
         read_medium(MediaFolder(tmp_path), "a.png", [".png"], 3)
     assert MediaFolder(tmp_path).left == 2**28
 
@@ -221,7 +221,7 @@ def test_a_group_may_have_1024_members_and_as_many_decisions_as_the_bound(tmp_pa
     monkeypatch.setattr(groups, "MAX_DECISIONS", 2048)
     assert len(read_group(folder, 0).members) == 1024
     monkeypatch.setattr(groups, "MAX_DECISIONS", 2047)
-    with pytest.raises(ValueError, match="got 2,048 decisions, expected 1 to 1,024 members, 2,047 decisions"):
+    with pytest.raises(ValueError, match="2,048 decisions.*1.*1,024.*2,047"):
         read_group(folder, 0)
 
 

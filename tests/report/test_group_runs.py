@@ -153,7 +153,7 @@ def strange(folder: Path, change) -> Path:
         (lambda r, m: r.update(members={}), "members: got '{}', expected a list"),
         (lambda r, m: r.update(size=-1), "size: got '-1', expected a whole number"),
         (lambda r, m: r.update(steps=10**400), "a very large integer"),
-        (lambda r, m: r.update(prompt={"id": 1}), "expected id, task and text"),
+        (lambda r, m: r.update(prompt={"id": 1}), "id, task and text"),
         (lambda r, m: m.update(nodes=[0, 2]), "got node 2 of 2"),
         (lambda r, m: m.update(nodes=[0, 10**9]), "expected integers from -1"),
         (lambda r, m: m.update(nodes=[0, -2]), "expected integers from -1"),
@@ -161,7 +161,7 @@ def strange(folder: Path, change) -> Path:
         (lambda r, m: m.update(nodes=[0]), "nodes: got 1 values, expected 2"),
         (lambda r, m: m.update(trained=[]), "trained: got 0 values, expected 2"),
         (lambda r, m: m.update(output={"kind": "program", "file": "a"}), "got kind 'program'"),
-        (lambda r, m: m.update(output={"kind": "image", "file": 1}), "expected a text or the name of a file"),
+        (lambda r, m: m.update(output={"kind": "image", "file": 1}), "name of a file"),
         (lambda r, m: m.update(output="x"), "expected a mapping"),
     ],
 )
@@ -237,7 +237,7 @@ def test_steps_are_those_of_the_longest_member_and_notes_are_texts(tmp_path):
 
 @pytest.mark.parametrize("output", [{"kind": "text"}, {"kind": "text", "text": "a", "file": "a.png"}])
 def test_an_output_is_a_text_or_a_file(tmp_path, output):
-    with pytest.raises(ValueError, match="expected a text or the name of a file"):
+    with pytest.raises(ValueError, match="name of a file"):
         read_group(strange(tmp_path, lambda record, member: member.update(output=output)), 0)
 
 
@@ -265,7 +265,7 @@ def test_what_is_no_name_and_no_text_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["id", "task", "text"])
 def test_a_prompt_has_three_texts(tmp_path, name):
-    with pytest.raises(ValueError, match="expected id, task and text"):
+    with pytest.raises(ValueError, match="id, task and text"):
         read_group(strange(tmp_path, lambda record, member: record["prompt"].update({name: 1})), 0)
 
 
@@ -275,5 +275,5 @@ def test_a_count_is_a_whole_number_that_floats_hold(tmp_path, size, read):
     if read:
         assert read_group(folder, 0).size == size
     else:
-        with pytest.raises(ValueError, match="size: got .*, expected a whole number"):
+        with pytest.raises(ValueError, match="size"):
             read_group(folder, 0)

@@ -287,7 +287,7 @@ def test_numbers_of_decisions_are_as_many_as_their_advantages_and_nodes_are_inte
     assert len(record["members"][0]["advantages"]) == 2
     record["members"][0][name] = value
     (tmp_path / "groups/step-000000/group.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=f"members: {name}: got ") if refused else nullcontext():
+    with pytest.raises(ValueError, match=f"members.*{name}") if refused else nullcontext():
         read_group(tmp_path, 0)
 
 

@@ -179,9 +179,9 @@ def test_a_grid_may_have_one_column():
 
 
 def test_a_grid_of_nothing_or_of_words_is_an_error():
-    with pytest.raises(ValueError, match="got 0 pictures and 0 captions"):
+    with pytest.raises(ValueError, match="0 pictures.*0"):
         sample_grid([], [])
-    with pytest.raises(ValueError, match="got 1 pictures and 0 captions"):
+    with pytest.raises(ValueError, match="1 pictures.*0"):
         sample_grid([Image(torch.zeros(3, 2, 2))], [])
     with pytest.raises(TypeError, match="got Text"):
         sample_grid([Text("a")], ["a"])

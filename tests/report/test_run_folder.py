@@ -33,7 +33,7 @@ def test_metrics_have_a_bound_of_rows_times_names(tmp_path, monkeypatch):
         if read:
             assert len(read_run(tmp_path).metrics) == 2
         else:
-            with pytest.raises(ValueError, match="got 2 rows and 3 names, expected at most 5 values"):
+            with pytest.raises(ValueError, match="2 rows.*3.*5"):
                 read_run(tmp_path)
 
 
@@ -42,7 +42,7 @@ def test_an_evaluation_has_a_bound_of_values(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "MAX_VALUES", 5)
     assert read_run(tmp_path).evaluation["before"]["b"]["n"] == 2
     monkeypatch.setattr(run_folder, "MAX_VALUES", 4)
-    with pytest.raises(ValueError, match="got 5 numbers, expected at most 4"):
+    with pytest.raises(ValueError, match="5 numbers.*4"):
         read_run(tmp_path)
 
 
@@ -84,8 +84,8 @@ def test_grids_have_headings_by_prompts_and_moments(tmp_path):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("[1]", r"metrics\.jsonl:3: got '\[1\]', expected an object"),
-        ('{"step": "x"}', "'step': got 'x'"),
+        ("[1]", r"metrics\.jsonl:3.*'\[1\]'"),
+        ('{"step": "x"}', "'step'.*'x'"),
         ("{}", "None"),
     ],
 )

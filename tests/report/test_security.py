@@ -240,40 +240,40 @@ def test_a_run_that_is_itself_behind_a_link_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"id": 3}, "'id': got '3', expected a str"),
-        ({"media": "a.jpg"}, "'media': got 'a.jpg', expected a list"),
-        ({"media": [3]}, "names that are not strings"),
-        ({"sound": None}, "names that are not strings"),
-        ({"aligned": [["other", "a", "b"]]}, r"\[kind, reference, hypothesis\]"),
-        ({"aligned": [["equal", "a"]]}, r"\[kind, reference, hypothesis\]"),
-        ({"boxes": {"gold": [[0, 0, 1, "x"]]}}, r"expected lists of \[left, top, right, bottom\]"),
-        ({"boxes": {"gold": [[0, 0, 1]]}}, r"expected lists of \[left, top, right, bottom\]"),
-        ({"boxes": {"gold": 3}}, r"expected lists of \[left, top, right, bottom\]"),
-        ({"boxes": [[0, 0, 1, 1]]}, r"expected lists of \[left, top, right, bottom\]"),
+        ({"id": 3}, "'id'.*'3'"),
+        ({"media": "a.jpg"}, "'media'.*'a.jpg'"),
+        ({"media": [3]}, "names"),
+        ({"sound": None}, "names"),
+        ({"aligned": [["other", "a", "b"]]}, "kind"),
+        ({"aligned": [["equal", "a"]]}, "kind"),
+        ({"boxes": {"gold": [[0, 0, 1, "x"]]}}, "left"),
+        ({"boxes": {"gold": [[0, 0, 1]]}}, "left"),
+        ({"boxes": {"gold": 3}}, "left"),
+        ({"boxes": [[0, 0, 1, 1]]}, "left"),
     ],
 )
 def test_a_row_of_another_form_is_an_error_that_names_its_line(tmp_path, fields, message):
     write_rows(tmp_path / "after.jsonl", row(), row(**fields))
-    with pytest.raises(ValueError, match=rf"after\.jsonl:2: .*{message}"):
+    with pytest.raises(ValueError, match=rf"after\.jsonl:2.*{message}"):
         completions_html(tmp_path)
 
 
 def test_a_line_that_is_not_json_is_an_error_that_names_it(tmp_path):
     (tmp_path / "after.jsonl").write_text(json.dumps(row()) + "\n[1]\n")
-    with pytest.raises(ValueError, match=r"after\.jsonl:2: got '\[1\]', expected an object"):
+    with pytest.raises(ValueError, match=r"after\.jsonl:2.*'\[1\]'"):
         completions_html(tmp_path)
     (tmp_path / "after.jsonl").write_text('{"id": ')
-    with pytest.raises(ValueError, match=r"after\.jsonl:1: not JSON"):
+    with pytest.raises(ValueError, match=r"after\.jsonl:1.*JSON"):
         completions_html(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.yaml", "[1]", r"config\.yaml: got '\[1\]', expected a mapping"),
-        ("summary.json", "[1]", r"summary\.json: got '\[1\]', expected a mapping"),
-        ("summary.json", '{"eval": "x"}', "summary.json: eval: got 'x', expected a mapping"),
-        ("summary.json", '{"rates": ["wer"]}', "summary.json: wer: got 'None', expected a mapping"),
+        ("config.yaml", "[1]", r"config\.yaml.*'\[1\]'"),
+        ("summary.json", "[1]", r"summary\.json.*'\[1\]'"),
+        ("summary.json", '{"eval": "x"}', "summary.json.*eval.*'x'"),
+        ("summary.json", '{"rates": ["wer"]}', "summary.json.*wer.*'None'"),
     ],
 )
 def test_a_file_of_another_form_is_an_error_that_names_it(tmp_path, name, content, message):
@@ -313,5 +313,5 @@ def test_folders_and_pipes_in_the_place_of_files_are_not_read(tmp_path):
 )
 def test_aligned_words_of_another_form_are_refused(tmp_path, position):
     write_rows(tmp_path / "after.jsonl", row(aligned=[position]))
-    with pytest.raises(ValueError, match="'aligned': got .*, expected .kind, reference, hypothesis"):
+    with pytest.raises(ValueError, match="'aligned'"):
         completions_html(tmp_path)

@@ -110,17 +110,17 @@ def test_many_prompts_are_resampled_in_slices_without_changing_what_is_meant():
 
 
 def test_what_is_no_list_of_finite_numbers_is_an_error():
-    with pytest.raises(ValueError, match=r"got shape \(0,\), expected one number per prompt"):
+    with pytest.raises(ValueError, match=r"shape \(0,\)"):
         bootstrap_mean([])
-    with pytest.raises(ValueError, match=r"got shape \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
         bootstrap_mean([[1.0, 2.0], [3.0, 4.0]])
-    with pytest.raises(ValueError, match=r"values \[1\] are not finite"):
+    with pytest.raises(ValueError, match=r"values \[1\]"):
         bootstrap_mean([1.0, math.nan])
     with pytest.raises(ValueError, match="at least 1"):
         bootstrap_mean([1.0], resamples=0)
-    with pytest.raises(ValueError, match="expected the same prompts"):
+    with pytest.raises(ValueError, match="same prompts"):
         paired_difference([1.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="got 2 ids and values of shape"):
+    with pytest.raises(ValueError, match="2 ids"):
         per_prompt(["a", "b"], [1.0])
 
 
@@ -139,7 +139,7 @@ def test_the_best_of_k_draws_is_the_mean_over_all_choices_of_k():
 def test_the_best_of_zeros_and_ones_is_pass_at_k():
     # 2 of 5 pass: 1 - C(3, 2) / C(5, 2) = 1 - 3 / 10
     assert best_of([0, 1, 0, 1, 0], 2) == pytest.approx(0.7)
-    with pytest.raises(ValueError, match="got k = 6, expected 1 to 5"):
+    with pytest.raises(ValueError, match="6.*1.*5"):
         best_of([0, 1, 0, 1, 0], 6)
 
 
@@ -168,11 +168,11 @@ def test_resamples_without_a_whole_are_left_out():
 
 def test_what_has_no_ratio_is_an_error():
     for parts, wholes in (([1.0], [0.0]), ([math.nan], [1.0]), ([1.0, 1.0], [2.0, -1.0])):
-        with pytest.raises(ValueError, match="wholes that are not negative and not all 0"):
+        with pytest.raises(ValueError, match="wholes.*0"):
             bootstrap_ratio(parts, wholes)
-    with pytest.raises(ValueError, match=r"got shapes \(2,\) and \(1,\), expected one part and one whole per prompt"):
+    with pytest.raises(ValueError, match=r"shapes \(2,\).*\(1,\)"):
         bootstrap_ratio([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="expected the same prompts"):
+    with pytest.raises(ValueError, match="same prompts"):
         paired_ratio_difference([1.0], [1.0, 2.0], [1.0, 2.0])
 
 
@@ -188,9 +188,9 @@ def test_one_resample_is_enough_and_wholes_may_be_parts_of_one():
 
 @pytest.mark.parametrize(("parts", "wholes"), [([math.nan, 1.0], [1.0, 1.0]), ([1.0, 1.0], [math.inf, 1.0])])
 def test_a_ratio_is_of_finite_numbers(parts, wholes):
-    with pytest.raises(ValueError, match="expected finite parts, and wholes"):
+    with pytest.raises(ValueError, match="finite"):
         bootstrap_ratio(parts, wholes)
-    with pytest.raises(ValueError, match=r"got shapes \(1, 2\) and \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"shapes \(1, 2\).*\(1, 2\)"):
         bootstrap_ratio([parts], [wholes])
 
 

@@ -159,5 +159,5 @@ def test_what_cannot_be_scored_is_nan_and_what_is_no_sound_an_error():
     assert all(math.isnan(value) for value in values)
     tiny, stereo = Audio(torch.ones(1, 1) / 2, 16_000), Audio(torch.rand(2, 40_000) - 0.5, 44_100)
     assert all(1 <= value <= 5 for value in distillmos([PROMPT] * 2, [tiny, stereo]))
-    with pytest.raises(TypeError, match="'distillmos' scores sounds: got an output of kind Text, expected Audio"):
+    with pytest.raises(TypeError, match="distillmos.*Text.*Audio"):
         distillmos([PROMPT], [Text("hello")])

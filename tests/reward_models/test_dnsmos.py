@@ -104,7 +104,7 @@ def test_a_part_of_the_opinion_is_the_score(monkeypatch):
     for part in ("sig", "bak", "ovrl"):
         assert dnsmos.dnsmos([Prompt("a", "a")], [sound], part=part) == [pytest.approx(scores[part])]
     assert dnsmos.dnsmos([Prompt("a", "a")], [sound]) == [pytest.approx(scores["ovrl"])]
-    with pytest.raises(ValueError, match="dnsmos: got part 'all', expected one of sig, bak, ovrl"):
+    with pytest.raises(ValueError, match="dnsmos.*part.*'all'"):
         dnsmos.dnsmos([], [], part="all")
 
 
@@ -122,7 +122,7 @@ def test_the_network_of_opinions_runs_on_one_thread_from_the_files_of_its_packag
     assert asked == [(str(tmp_path / "dnsmos_models" / "sig_bak_ovr.onnx"), options, cpu)]
     assert options.intra_op_num_threads == 1
     origin.origin = None
-    with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
+    with pytest.raises(FileNotFoundError, match="speechmos"):
         dnsmos._session.__wrapped__()
 
 
@@ -130,11 +130,11 @@ def test_dnsmos_without_files_on_disk_is_told(monkeypatch):
     monkeypatch.setattr(dnsmos, "import_library", lambda name: SimpleNamespace())
     for spec in (None, SimpleNamespace(origin=None)):
         monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name, spec=spec: spec)
-        with pytest.raises(FileNotFoundError, match="speechmos is installed without files on disk"):
+        with pytest.raises(FileNotFoundError, match="speechmos"):
             dnsmos._session.__wrapped__()
 
 
 def test_dnsmos_without_its_package_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "speechmos", None)
-    with pytest.raises(ModuleNotFoundError, match="rewards of sounds need the package 'speechmos'"):
+    with pytest.raises(ModuleNotFoundError, match="speechmos"):
         dnsmos._session.__wrapped__()

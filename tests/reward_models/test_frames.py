@@ -70,14 +70,14 @@ def test_a_frame_that_cannot_be_scored_makes_the_clip_invalid():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("frames(reward='jpeg_incompresibility')", "there is no 'jpeg_incompresibility'.*jpeg_incompressibility"),
-        ("frames(reward='ocr', reduce='median')", "reduce: got 'median', expected one of mean, min, max, first"),
+        ("frames(reward='jpeg_incompresibility')", "jpeg_incompresibility.*jpeg_incompressibility"),
+        ("frames(reward='ocr', reduce='median')", "reduce.*median"),
         *(
             (f"frames(reward='ocr', every={n})", f"every: got {n}, expected a whole number of at")
             for n in (0, True, 1.5)
         ),
-        ("frames(reward='ocr(weight=2)')", r"expected no weight in it; write frames\(weight=2.0"),
-        ("frames(reward='ocr', log_as='a b')", "log_as 'a b', expected letters"),
+        ("frames(reward='ocr(weight=2)')", r"frames\(weight=2.0"),
+        ("frames(reward='ocr', log_as='a b')", "log_as.*'a b'"),
     ],
 )
 def test_wrong_parameters_are_refused_before_a_run_starts(spec, message):
@@ -87,12 +87,12 @@ def test_wrong_parameters_are_refused_before_a_run_starts(spec, message):
 
 
 def test_a_picture_is_refused_with_what_to_do():
-    with pytest.raises(RuntimeError, match="got an output of kind Image, expected a Video; name the reward alone"):
+    with pytest.raises(RuntimeError, match="Image.*Video"):
         score_outputs([scorer("frames(reward='ocr')")], [ASKED], [Image(torch.zeros(3, 4, 4))])
 
 
 def test_two_lifted_rewards_have_names_of_their_own():
     first, second = "frames(reward='ocr', log_as='written')", "frames(reward='jpeg_compressibility', weight=0.5)"
     assert [(one.name, one.weight) for one in scorers([first, second])] == [("written", 1.0), ("frames", 0.5)]
-    with pytest.raises(ValueError, match="got 'frames' twice.*log_as"):
+    with pytest.raises(ValueError, match="frames.*log_as"):
         scorers(["frames(reward='ocr')", second])

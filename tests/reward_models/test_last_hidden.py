@@ -116,13 +116,13 @@ def test_weights_are_frozen_and_read_from_safetensors_only(folder, tmp_path):
     shutil.copytree(folder, place)
     torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"has its weights in pytorch_model.bin only, a pickle"):
+    with pytest.raises(ValueError, match="pytorch_model.bin"):
         last_hidden([Prompt("a")], [Text("b")], model=str(place))
 
 
 def test_what_it_cannot_look_at_is_refused(folder):
-    with pytest.raises(TypeError, match="got an output of kind Audio, expected Text or Image"):
+    with pytest.raises(TypeError, match="Audio.*Text.*Image"):
         last_hidden([Prompt("a")], [Audio(torch.zeros(1, 1), 16000)], model=folder)
     heard = Prompt("a", turns=(Turn("user", (Media("audio", "a.wav"), "a")),))
-    with pytest.raises(TypeError, match="got a prompt with audio, expected text and pictures only"):
+    with pytest.raises(TypeError, match="audio"):
         last_hidden([heard], [Text("a")], model=folder)

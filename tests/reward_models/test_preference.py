@@ -73,7 +73,7 @@ def test_the_last_token_is_no_padding_on_either_side():
     right, left = [1, 1, 0, 0], [0, 0, 1, 1]
     assert last_token(hidden, torch.tensor([right, left]).bool()).tolist() == [[1.0], [7.0]]
     assert last_token(hidden, torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]]).bool()).tolist() == [[3.0], [6.0]]
-    with pytest.raises(ValueError, match="got row 1 without a token"):
+    with pytest.raises(ValueError, match="row 1"):
         last_token(hidden, torch.tensor([right, [0] * 4]).bool())
 
 
@@ -130,9 +130,9 @@ def test_regression_fits_ratings_and_needs_them():
     model = train(rated, f"{HERE}:brightness", loss="regression", epochs=300, lr=0.05, weight_decay=0, hidden=4)
     raw = model(*model.features([Prompt("a")] * 2, [LIGHT, DARK], "cpu"))
     assert raw.tolist() == pytest.approx([4.0, 1.0], abs=0.05)
-    with pytest.raises(ValueError, match="got regression, but not every comparison has ratings"):
+    with pytest.raises(ValueError, match="regression"):
         train(PAIRS, f"{HERE}:brightness", loss="regression")
-    with pytest.raises(ValueError, match="loss: got 'hinge', expected one of bradley_terry"):
+    with pytest.raises(ValueError, match="loss.*hinge.*bradley_terry"):
         train(PAIRS, f"{HERE}:brightness", loss="hinge")
 
 
@@ -148,12 +148,12 @@ def test_embeddings_of_pictures_and_texts_are_joined_with_their_product(monkeypa
 )
 def test_features_are_a_row_for_each_output(made, shape, monkeypatch):
     monkeypatch.setattr(preference_module, "load_object", lambda name, what: lambda prompts, outputs, device: made)
-    with pytest.raises(ValueError, match=rf"features 'a:b': got {shape}, expected a tensor \[1, width\]"):
+    with pytest.raises(ValueError, match=rf"'a:b'.*{shape}.*\[1, width\]"):
         preference_module.frozen_features("a:b", {}, [Prompt("a")], [LIGHT], "cpu")
 
 
 def test_features_of_a_wrong_shape_are_refused():
-    with pytest.raises(ValueError, match=r"features '.*:wrong_shape': got \[6, 2, 2\], expected a tensor \[6, width\]"):
+    with pytest.raises(ValueError, match=r":wrong_shape.*\[6, 2, 2\].*\[6, width\]"):
         train(PAIRS, f"{HERE}:wrong_shape", epochs=1)
 
 
@@ -185,26 +185,26 @@ def test_the_tower_reads_the_order_of_words_and_pictures_of_any_size(folder):
     small, large = (scenes.picture(scenes.parse(a.text), 0, size) for size in (32, 64))
     scores = model(*model.features([a, b, a, Prompt("unknown words " * 20)], [small, small, large, small], "cpu"))
     assert len({round(float(score), 6) for score in scores}) == 4
-    with pytest.raises(TypeError, match="got an output of kind Text, expected an Image"):
+    with pytest.raises(TypeError, match="Text.*Image"):
         preference([a], [Text("a")], str(folder))
 
 
 def test_a_folder_that_is_no_head_is_named(folder):
     prompt, shown = [Prompt("a red circle")], [LIGHT]
-    with pytest.raises(FileNotFoundError, match="gone has no preference.json; expected a folder that"):
+    with pytest.raises(FileNotFoundError, match="preference.json"):
         preference(prompt, shown, str(folder / "gone"))
     (folder.parent / "bare").mkdir()
     (folder.parent / "bare" / "preference.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="bare has no model.safetensors; expected a folder that"):
+    with pytest.raises(FileNotFoundError, match="model.safetensors"):
         preference(prompt, shown, str(folder.parent / "bare"))
     description = json.loads((folder / "preference.json").read_text())
-    for change, message in (({"hidden": 7}, "does not fit the model"), ({"wide": 1}, "preference.json: .*wide")):
+    for change, message in (({"hidden": 7}, "fit"), ({"wide": 1}, "preference.json")):
         (folder / "preference.json").write_text(json.dumps(description | change))
         load.cache_clear()
         with pytest.raises(ValueError, match=message):
             preference(prompt, shown, str(folder))
     (folder / "preference.json").write_text("[]")
-    with pytest.raises(ValueError, match="preference.json: got a list, expected an object"):
+    with pytest.raises(ValueError, match="preference.json"):
         preference(prompt, shown, str(folder))
 
 

@@ -50,11 +50,11 @@ def test_one_group_is_one_head_that_the_majority_decides():
 
 
 def test_comparisons_without_users_and_more_groups_than_users_are_refused():
-    with pytest.raises(ValueError, match="1: got no user, expected who ranked the outputs"):
+    with pytest.raises(ValueError, match="1: .*user"):
         train_groups(PAIRS, 2, 1, f"{HERE}:brightness")
-    with pytest.raises(ValueError, match="got 6 groups and 5 users, expected no more groups"):
+    with pytest.raises(ValueError, match="6.*groups.*5"):
         train_groups(VOTES, 6, 1, f"{HERE}:brightness")
-    with pytest.raises(ValueError, match="got 'regression', expected one of bradley_terry"):
+    with pytest.raises(ValueError, match="regression.*bradley_terry"):
         train_groups(VOTES, 2, 1, f"{HERE}:brightness", loss="regression")
 
 

@@ -123,14 +123,14 @@ def test_a_sound_too_short_for_the_convolutions_is_nan_and_such_a_reference_an_e
     assert encoder.shortest == 164
     noise = voice(0.5).samples[0].numpy()
     assert np.isfinite(encoder.embed(noise[:164])).all()
-    with pytest.raises(ValueError, match=r"got a sound of 163 samples at 16000 Hz, expected at least 164 \(0\.010 s\)"):
+    with pytest.raises(ValueError, match="163.*16000"):
         encoder.embed(noise[:163])
     reference = saved(tmp_path / "a.wav", voice(0.5))
     enough, short = (Audio(voice(0.5).samples[:, :count], RATE) for count in (164, 163))
     values = speaker_similarity([PROMPT] * 2, [enough, short], reference=reference, encoder=checkpoint)
     assert math.isfinite(values[0]) and math.isnan(values[1])
     assert np.isfinite(reference_embedding(saved(tmp_path / "enough.wav", enough), checkpoint)).all()
-    with pytest.raises(ValueError, match=r"short\.wav': got 163 samples .* expected at least 164"):
+    with pytest.raises(ValueError, match=r"short\.wav.*163.*164"):
         reference_embedding(saved(tmp_path / "short.wav", short), checkpoint)
 
 
@@ -139,15 +139,15 @@ def test_a_checkpoint_is_loaded_once(checkpoint):
 
 
 def test_a_checkpoint_without_the_head_or_of_another_model_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"got a checkpoint without \d+ weights, .*expected one of WavLMForXVector"):
+    with pytest.raises(ValueError, match=r"\d+.*WavLMForXVector"):
         xvector_encoder(write(tmp_path / "plain", kind="WavLMModel"))
     transformers.BertConfig().save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match="got a model of type 'bert', expected wavlm with an x-vector head"):
+    with pytest.raises(ValueError, match="'bert'"):
         xvector_encoder(str(tmp_path / "bert"))
-    with pytest.raises(FileNotFoundError, match="there is no encoder 'nowhere'; expected a folder, a hub id like"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         xvector_encoder("nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty' could not be read, expected a folder or a hub id"):
+    with pytest.raises(FileNotFoundError, match="empty'"):
         xvector_encoder(str(tmp_path / "empty"))
 
 
@@ -162,7 +162,7 @@ def test_an_encoder_is_a_folder_or_a_hub_id(monkeypatch):
     with pytest.raises(Reached):
         xvector_encoder.__wrapped__("owner/name")
     for path in ("nowhere", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match=f"there is no encoder '{path}'"):
+        with pytest.raises(FileNotFoundError, match=f"'{path}'"):
             xvector_encoder.__wrapped__(path)
 
 
@@ -184,13 +184,13 @@ def test_a_checkpoint_in_half_precision_is_read_in_full(tmp_path):
 
 
 def test_weights_belong_to_the_default_encoder_only():
-    with pytest.raises(ValueError, match="got encoder='a/b' and weights='c.whl', expected one of them"):
+    with pytest.raises(ValueError, match="encoder='a/b.*weights='c.whl"):
         speaker_similarity([PROMPT], [voice(0.5)], reference="a.wav", encoder="a/b", weights="c.whl")
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'transformers': pip install -e '.*\[voice\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"transformers.*\[voice\]"):
         xvector_encoder(str(tmp_path / "any"))
 
 

@@ -73,7 +73,7 @@ def test_the_checkpoint_just_written_stays_even_if_its_step_is_lower(tmp_path):
     for step in (5, 6, 2):
         save(tmp_path, step)
     assert names(tmp_path) == ["step-000002", "step-000006"]
-    with pytest.raises(ValueError, match="keep must be at least 1"):
+    with pytest.raises(ValueError, match="keep.*1"):
         save(tmp_path, 7, keep=0)
 
 
@@ -103,7 +103,7 @@ def test_nothing_to_resume_from_is_none(tmp_path):
 
 def test_a_missing_checkpoint_is_an_error_that_lists_what_is_there(tmp_path):
     save(tmp_path, 3)
-    with pytest.raises(FileNotFoundError, match=r"no such checkpoint; .*contains: step-000003"):
+    with pytest.raises(FileNotFoundError, match="contains.*step-000003"):
         load_checkpoint(tmp_path / "step-000007")
 
 
@@ -165,24 +165,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(damage, tmp
 def test_without_an_intact_checkpoint_nothing_is_started_from_the_beginning(tmp_path):
     assert load_intact(tmp_path, "a") is None
     flip(save(tmp_path, 1, run="a") / "network.safetensors")
-    with pytest.raises(ValueError, match="no checkpoint is intact"):
+    with pytest.raises(ValueError, match="intact"):
         load_intact(tmp_path, "a")
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     save(tmp_path, 1, run="b")
-    with pytest.raises(ValueError, match="step-000001 is of run 'b', expected 'a'"):
+    with pytest.raises(ValueError, match="step-000001.*'b'.*'a'"):
         load_intact(tmp_path, "a")
 
 
 def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path, monkeypatch):
-    with pytest.raises(NotFinite, match="step-000001 is not written: network: 1 of 1 tensors are not finite, e.g. 'w'"):
+    with pytest.raises(NotFinite, match="step-000001.*written.*1.*1.*'w'"):
         save(tmp_path, 1, value=math.nan)
     assert names(tmp_path) == []
     monkeypatch.setattr(checkpoint, "refuse_tensors", lambda tensors, what: None)
     path = save(tmp_path, 2, value=math.inf)
     monkeypatch.undo()
-    with pytest.raises(NotFinite, match="network.safetensors cannot be used"):
+    with pytest.raises(NotFinite, match="network.safetensors"):
         load_checkpoint(path)
 
 
@@ -193,9 +193,7 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tmp_path):
     abandon_after(tmp_path, 2)
     assert names(tmp_path) == ["abandoned-step-000003", "step-000001", "step-000002"]
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000002"
-    with pytest.raises(
-        ValueError, match=r"got step 3, expected one of the checkpoints in .*: step-000001, step-000002"
-    ):
+    with pytest.raises(ValueError, match="step 3.*step-000001.*step-000002"):
         load_intact(tmp_path, "a", last=3)
 
 
@@ -206,7 +204,7 @@ def test_a_checkpoint_is_named_by_its_folder_or_its_step(name, step):
 
 @pytest.mark.parametrize("name", ["latest", "step-", "-3", "step-4x"])
 def test_any_other_name_of_a_checkpoint_is_refused(name):
-    with pytest.raises(ValueError, match="expected a checkpoint, e.g. step-000040"):
+    with pytest.raises(ValueError, match="step-000040"):
         step_of(name)
 
 
@@ -318,19 +316,19 @@ def test_an_optimizer_of_other_parameters_is_refused():
     optimizer = an_optimizer(network)
     train(network, optimizer, 1, seed=0)
     tensors, state = flatten_optimizer(optimizer)
-    with pytest.raises(ValueError, match=r"groups of \[2, 2\] parameters and this one of \[4\]"):
+    with pytest.raises(ValueError, match=r"\[2, 2\] parameters.*\[4\]"):
         restore_optimizer(torch.optim.AdamW(network.parameters()), tensors, state)
     wider = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    with pytest.raises(ValueError, match=r"'exp_avg' of shape \[4, 3\] for parameter 0 of shape \[5, 3\]"):
+    with pytest.raises(ValueError, match=r"'exp_avg'.*\[4, 3\].*0.*\[5, 3\]"):
         restore_optimizer(an_optimizer(wider), tensors, state)
 
 
 def test_a_network_of_other_parameters_is_refused_and_left_as_it_was():
     network = a_network()
     before = copy.deepcopy(trained_tensors(network))
-    with pytest.raises(ValueError, match=r"lacks 1 trainable parameters \['2.bias'\] and has 1 unknown ones \['x'\]"):
+    with pytest.raises(ValueError, match=r"1.*\['2.bias'\].*1.*\['x'\]"):
         restore_network(network, {"x" if n == "2.bias" else n: torch.zeros_like(t) for n, t in before.items()})
-    with pytest.raises(ValueError, match=r"'2.bias' has shape \[3\] in the checkpoint and \[2\]"):
+    with pytest.raises(ValueError, match=r"'2.bias'.*\[3\].*\[2\]"):
         restore_network(network, {n: torch.zeros(3) if n == "2.bias" else t + 1 for n, t in before.items()})
     assert all(before[name].equal(tensor) for name, tensor in trained_tensors(network).items())
 

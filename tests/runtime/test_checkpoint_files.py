@@ -80,7 +80,7 @@ def test_a_full_disk_is_told_with_the_size_of_the_checkpoint(number, tmp_path, m
     monkeypatch.setattr(checkpoint, "_write_tensors", full)
     mebibyte = torch.zeros(2**18)
     tensors = {"network": {"a": mebibyte, "b": mebibyte}, "optimizer": {"c": mebibyte}}
-    with pytest.raises(OSError, match=r"the disk is full: a checkpoint of 3\.0 MiB does not fit into"):
+    with pytest.raises(OSError, match=r"full.*3\.0 MiB"):
         save_checkpoint(tmp_path, 1, tensors, {})
 
 
@@ -94,13 +94,13 @@ def test_an_error_of_safetensors_that_is_not_the_disks_stays_what_it_is(tmp_path
 
 
 def test_a_state_with_a_nan_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON"):
         save_checkpoint(tmp_path, 1, TENSORS, {"loss": math.nan})
     assert names(tmp_path) == []
 
 
 def test_a_checkpoint_of_nowhere_is_told_as_one_that_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such checkpoint; .*nowhere contains: nothing"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load_checkpoint(tmp_path / "nowhere" / "step-000001")
     assert checkpoints(tmp_path / "nowhere") == []
 
@@ -137,6 +137,6 @@ def test_the_numbers_of_an_optimizer_are_kept_apart_from_its_tensors():
 
 def test_the_state_of_a_vector_of_another_length_is_refused_too():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
-    with pytest.raises(ValueError, match=r"'exp_avg' of shape \[4\] for parameter 0 of shape \[3\]"):
+    with pytest.raises(ValueError, match=r"'exp_avg'.*\[4\].*0.*\[3\]"):
         state = {"groups": optimizer.state_dict()["param_groups"], "numbers": {}}
         restore_optimizer(optimizer, {"0.exp_avg": torch.zeros(4)}, state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -27,26 +26,25 @@ from tests.cli.running import environment
     ],
 )
 def test_a_launcher_that_would_shard_is_refused_by_name(variable, name):
-    message = f"got {name} ({variable}), expected plain data parallel: every process would hold the whole model"
     for on in ("true", "True", "1"):
-        with pytest.raises(ValueError, match=re.escape(message)):
+        with pytest.raises(ValueError, match=rf"{name} \({variable}\)"):
             refuse_launcher({variable: on})
     refuse_launcher({variable: "false"})
 
 
 @pytest.mark.parametrize("precision", ["fp16", "FP16", "fp8"])
 def test_scaled_losses_are_refused(precision):
-    with pytest.raises(ValueError, match=f"got mixed_precision {precision.lower()}, expected no: losses would"):
+    with pytest.raises(ValueError, match=f"mixed_precision {precision.lower()}"):
         refuse_launcher({"ACCELERATE_MIXED_PRECISION": precision})
 
 
 def test_a_precision_without_effect_is_told():
-    with pytest.warns(UserWarning, match=r"mixed_precision bf16 .* has no effect; set model\.dtype"):
+    with pytest.warns(UserWarning, match=r"mixed_precision bf16.*model\.dtype"):
         refuse_launcher({"ACCELERATE_MIXED_PRECISION": "bf16"})
 
 
 def test_losses_that_would_be_divided_are_refused():
-    with pytest.raises(ValueError, match="got gradient_accumulation_steps 4, expected 1: losses would be divided"):
+    with pytest.raises(ValueError, match="gradient_accumulation_steps 4.*1"):
         refuse_launcher({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"})
 
 
@@ -68,8 +66,7 @@ def test_a_device_that_is_absent_is_refused_with_those_that_are_there(monkeypatc
     for name in ("auto", "cpu", "cuda", "cuda:1"):
         devices.check_available(name)
     for name in ("mps", "cuda:2", "xpu"):
-        message = f"model.device: got {name}, expected one of this machine's: auto, cpu, cuda:0, cuda:1"
-        with pytest.raises(ValueError, match=re.escape(message)):
+        with pytest.raises(ValueError, match=f"model.device.*{name}.*auto, cpu, cuda:0, cuda:1"):
             devices.check_available(name)
 
 
@@ -78,21 +75,21 @@ def test_a_gpu_that_is_absent_is_said_to_lack_torch_or_the_driver(built, words, 
     monkeypatch.setattr(devices, "available", lambda: ["cpu"])
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.version, "hip", None)
-    with pytest.raises(ValueError, match=f"model.device: got cuda:0, .*{words}"):
+    with pytest.raises(ValueError, match=f"model.device.*cuda:0.*{words}"):
         devices.check_available("cuda:0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_this_machine_lacks_is_no_silent_cpu():
     assert not any(name.startswith("cuda") for name in available())
-    with pytest.raises(ValueError, match="model.device: got cuda, expected one of this machine's: auto, cpu"):
+    with pytest.raises(ValueError, match="model.device.*cuda.*auto, cpu"):
         accelerator("cuda")
 
 
 def test_one_device_for_several_processes_is_refused(monkeypatch):
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0", "cuda:1"])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="got cuda:1, one device for 2 processes, expected cuda, of which each"):
+    with pytest.raises(ValueError, match="cuda:1.*2"):
         accelerator("cuda:1")
 
 
@@ -100,13 +97,13 @@ def test_a_device_other_than_that_of_the_process_is_refused(monkeypatch):
     """Accelerate keeps the first device of a process, whatever a later call asks for."""
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda:0"])
     assert accelerator("cpu").device.type == "cpu"
-    with pytest.raises(ValueError, match="got cuda:0, but this process computes on cpu already; start another process"):
+    with pytest.raises(ValueError, match="cuda:0"):
         accelerator("cuda:0")
 
 
 def test_several_processes_of_which_one_would_be_started_are_refused():
     asked = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(ValueError, match="several processes on the CPU.*start them with torchrun"):
+    with pytest.raises(ValueError, match="CPU.*torchrun"):
         refuse_launcher(asked)
     refuse_launcher({**asked, "WORLD_SIZE": "2"})  # torchrun
     refuse_launcher({**asked, "PMI_SIZE": "2"})  # mpirun

@@ -95,7 +95,7 @@ def test_shares_are_contiguous_and_cover_everything_once(monkeypatch):
 
 def test_what_cannot_be_shared_evenly_is_refused_with_the_numbers(monkeypatch):
     monkeypatch.setattr(Accelerator, "num_processes", 2)
-    with pytest.raises(ValueError, match="prompts a round must divide evenly among 2 processes, got 5; use a multiple"):
+    with pytest.raises(ValueError, match="among 2.*5"):
         RankSlice.of(5, Accelerator(cpu=True), "prompts a round")
 
 

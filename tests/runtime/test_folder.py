@@ -84,16 +84,16 @@ def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path):
     write(project, {"src/main.py", "config.yaml", "checkpoints/step-000001/state.json"})
     before = tree(tmp_path)
     for settings in (config(tmp_path), config(tmp_path, overwrite=True), config(tmp_path, resume=True)):
-        with pytest.raises(FileExistsError, match="demo already exists and is not the folder of a run"):
+        with pytest.raises(FileExistsError, match="demo.*folder of a run"):
             start(settings)
     assert tree(tmp_path) == before
     (tmp_path / "other").write_text("a file")
-    with pytest.raises(FileExistsError, match="other already exists"):
+    with pytest.raises(FileExistsError, match="other"):
         refuse_folder(replace(config(tmp_path, overwrite=True), name="other"))
 
 
 def test_going_back_in_a_run_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="--resume-from step-000040: .*demo contains no run; check --name"):
+    with pytest.raises(FileNotFoundError, match="--resume-from step-000040.*--name"):
         start(config(tmp_path, resume_from="step-000040"))
     assert list(tmp_path.iterdir()) == []
 
@@ -132,7 +132,7 @@ def test_a_run_folder_that_is_a_link_is_not_replaced(tmp_path):
     a_run(tmp_path / "real")
     (tmp_path / "demo").symlink_to(tmp_path / "real" / "demo", target_is_directory=True)
     before = tree(tmp_path / "real")
-    with pytest.raises(ValueError, match="is a link, which --overwrite does not replace"):
+    with pytest.raises(ValueError, match="--overwrite"):
         start(config(tmp_path, overwrite=True))
     assert tree(tmp_path / "real") == before
 
@@ -160,22 +160,22 @@ def test_a_second_replacement_before_the_first_checkpoint_loses_neither_run(tmp_
 def test_a_run_is_resumed_with_its_settings_and_inputs_only(tmp_path):
     identity = start(config(tmp_path, steps=4))
     assert start(config(tmp_path, steps=9, resume=True, keep=5)).run == identity.run
-    with pytest.raises(ValueError, match=r"other settings of seed \(the run has seed=0, now it is 3\)"):
+    with pytest.raises(ValueError, match="seed=0.*3"):
         start(config(tmp_path, steps=4, resume=True, seed=3))
-    with pytest.raises(ValueError, match="the prompts of 'train' changed since the run started"):
+    with pytest.raises(ValueError, match="'train'"):
         start(config(tmp_path, resume=True), {**INPUTS, "train": "u"})
-    with pytest.raises(ValueError, match="the prompts of 'heldout' changed"):
+    with pytest.raises(ValueError, match="'heldout'"):
         start(config(tmp_path, resume=True), {**INPUTS, "heldout": "h"})
-    with pytest.raises(ValueError, match=r"the model \(model.path, or the policy\) changed since the run started"):
+    with pytest.raises(ValueError, match="model.path"):
         start(config(tmp_path, resume=True), {**INPUTS, "network": "m"})
-    with pytest.raises(FileExistsError, match="already contains a run; continue it with --resume"):
+    with pytest.raises(FileExistsError, match="--resume"):
         start(config(tmp_path))
 
 
 def test_a_start_that_was_cut_off_before_the_configuration_was_written_is_resumed(tmp_path):
     identity = start(config(tmp_path))
     (tmp_path / "demo" / "config.yaml").unlink()
-    with pytest.raises(ValueError, match="run.json has another fingerprint"):
+    with pytest.raises(ValueError, match="run.json"):
         start(config(tmp_path, seed=1, resume=True))
     assert start(config(tmp_path, resume=True)).run == identity.run
     assert (tmp_path / "demo" / "config.yaml").is_file()
@@ -189,7 +189,7 @@ def test_what_may_change_on_resume_is_stated_and_recorded(tmp_path):
     start(lower)
     (entry,) = Identity.read(tmp_path / "demo").resumed
     assert entry["changed"]["optim.lr"] == [1e-4, 1e-5] and entry["changed"]["optim.max_grad_norm"] == [1.0, 0.5]
-    with pytest.raises(ValueError, match=r"other settings of optim.beta1"):
+    with pytest.raises(ValueError, match="optim.beta1"):
         start(config(tmp_path, resume=True, optim=Optim(beta1=0.5)))
 
 
@@ -199,7 +199,7 @@ def test_the_number_of_steps_cannot_change_where_it_decides_the_learning_rates(d
 
     start(config(tmp_path, steps=4, optim=Optim(decay=decay)))
     start(config(tmp_path, steps=4, optim=Optim(decay=decay), resume=True))
-    with pytest.raises(ValueError, match=f"--steps: got 8, expected 4 as the run has: with optim.decay={decay}"):
+    with pytest.raises(ValueError, match=f"--steps.*8.*4.*optim.decay={decay}"):
         start(config(tmp_path, steps=8, optim=Optim(decay=decay), resume=True))
 
 
@@ -207,7 +207,7 @@ def test_a_configuration_that_was_edited_is_refused_on_resume(tmp_path):
     start(config(tmp_path))
     path = tmp_path / "demo" / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
-    with pytest.raises(ValueError, match="run.json has another fingerprint of it"):
+    with pytest.raises(ValueError, match="run.json"):
         start(config(tmp_path, seed=1, resume=True))
 
 
@@ -216,14 +216,14 @@ def test_a_damaged_marker_is_an_error_that_names_it(content, tmp_path):
     start(config(tmp_path))
     (tmp_path / "demo" / "run.json").write_text(content)
     for settings in (config(tmp_path, resume=True), config(tmp_path, overwrite=True)):
-        with pytest.raises(ValueError, match=r"demo/run.json is damaged"):
+        with pytest.raises(ValueError, match="demo/run.json"):
             start(settings)
 
 
 def test_a_run_that_has_other_settings_is_refused_before_a_model_is_loaded(tmp_path):
     start(config(tmp_path))
     refuse_folder(config(tmp_path, resume=True))
-    with pytest.raises(ValueError, match="has other settings of seed"):
+    with pytest.raises(ValueError, match="seed"):
         refuse_folder(config(tmp_path, resume=True, seed=7))
 
 

@@ -140,7 +140,7 @@ def test_draws_are_joined_with_all_that_they_have():
 def test_a_rank_works_on_its_part_of_what_divides_evenly(on_both):
     parts = on_both(lambda rank: distributed.RankSlice.of(6, rank, "prompts"))
     assert [(part.start, part.stop) for part in parts] == [(0, 3), (3, 6)]
-    with pytest.raises(ValueError, match="prompts must divide evenly among 2 processes, got 5; use a multiple of 2"):
+    with pytest.raises(ValueError, match="2.*5.*multiple.*2"):
         on_both(lambda rank: distributed.RankSlice.of(5, rank, "prompts"))
 
 

@@ -64,12 +64,12 @@ def test_a_whole_last_line_that_lacks_only_its_end_is_kept(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
-    [("{broken", "not JSON"), ('{"loss": 1}', 'an integer "step"'), ("3", "got 3, expected an object")],
+    [("{broken", "not JSON"), ('{"loss": 1}', 'an integer "step"'), ("3", "3.*object")],
 )
 def test_a_broken_line_before_the_last_is_an_error_with_its_place(tmp_path, line, complaint):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    with pytest.raises(ValueError, match=rf"metrics\.jsonl:2: .*{complaint}"):
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl:2.*{complaint}"):
         read_metrics(path)
 
 
@@ -119,7 +119,7 @@ def test_lines_of_another_run_are_refused(tmp_path):
         log.write(1, {})
     assert read_metrics(log.path) == [{"step": 1, "run": "a"}]
     MetricsLog(tmp_path, run="a").close(), MetricsLog(tmp_path).close()
-    with pytest.raises(ValueError, match="got lines of run a, expected b as the folder; move it away"):
+    with pytest.raises(ValueError, match="run a.*b"):
         MetricsLog(tmp_path, run="b")
 
 

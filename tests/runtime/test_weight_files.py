@@ -17,7 +17,7 @@ def test_names_of_files_are_all_texts():
 
 def test_an_index_is_an_object_in_json():
     assert parse_object(b'{"a": 1}', Path("index.json")) == {"a": 1}
-    for content, complaint in (("[]", "index.json: got a list, expected an object"), ("{", "index.json: not JSON")):
+    for content, complaint in (("[]", "index.json.*list"), ("{", "index.json.*JSON")):
         with pytest.raises(ValueError, match=complaint):
             parse_object(content, Path("index.json"))
 
@@ -27,7 +27,7 @@ def test_weights_in_a_pickle_alone_are_read_only_where_that_is_allowed(name, tmp
     check_weight_files(tmp_path / "nowhere", False, "")
     check_weight_files(tmp_path, False, "")
     (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=rf"has its weights in {name} only, .*; or read it all the same with --x$"):
+    with pytest.raises(ValueError, match=f"{name}.*--x"):
         check_weight_files(tmp_path, False, "--x")
     check_weight_files(tmp_path, True, "--x")
     (tmp_path / "model.safetensors").touch()
@@ -37,7 +37,7 @@ def test_weights_in_a_pickle_alone_are_read_only_where_that_is_allowed(name, tmp
 def test_the_first_of_several_pickles_is_named_with_its_conversion(tmp_path):
     for name in ("b.bin", "a.pt"):
         (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=r"in a\.pt only, .*load\('a\.pt', .*, 'model\.safetensors'.*\)\"$"):
+    with pytest.raises(ValueError, match=r"a\.pt.*load\('a\.pt'.*'model\.safetensors'"):
         check_weight_files(tmp_path, False, "")
     assert "'adapter_model.safetensors'" in str(pickled(tmp_path / "adapter_model.bin", ""))
 
@@ -69,5 +69,5 @@ def test_an_index_names_weights_of_its_own_folder(names, plain, allowed, tmp_pat
         if fine:
             check_weight_files(tmp_path, allow_pickle, "")
         else:
-            with pytest.raises(ValueError, match=r"index\.json: names the file .*, expected safetensors of this fold"):
+            with pytest.raises(ValueError, match=r"index\.json"):
                 check_weight_files(tmp_path, allow_pickle, "")

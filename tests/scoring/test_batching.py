@@ -125,7 +125,7 @@ def test_a_reward_that_is_not_loaded_has_no_values_and_no_outputs_need_none():
         reward.ready = ready
         return await reward.score([], [])
 
-    with pytest.raises(Unready, match="reward 'length' is not loaded yet"):
+    with pytest.raises(Unready, match="'length'"):
         asyncio.run(ask(batches("length", length), False))
     assert asyncio.run(ask(batches("length", length), True)) == []
     batches("length", length).close()  # before anything is loaded
@@ -173,7 +173,7 @@ class Sent:
 def test_a_body_is_read_to_its_limit_whatever_is_announced(announced):
     request: Any = Sent(announced, b"12345678")
     assert asyncio.run(limited(request, 8)) == b"12345678"
-    with pytest.raises(TooLarge, match="got a body of more than 7 bytes"):
+    with pytest.raises(TooLarge, match="7 bytes"):
         asyncio.run(limited(request, 7))
 
 
@@ -201,7 +201,7 @@ def test_a_server_listens_where_it_is_told_and_says_little(drain, limit):
     assert server.socket.family == socket.AF_INET
     assert server.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
     socket.create_connection(("127.0.0.1", server.port), 60).close()  # before it runs
-    with pytest.raises(OSError, match=rf"--host 127\.0\.0\.1 --port {server.port}: .*; choose another port"):
+    with pytest.raises(OSError, match=rf"--host 127\.0\.0\.1 --port {server.port}"):
         Running(application({}), "127.0.0.1", server.port, drain)
     server.socket.close()
 

@@ -52,7 +52,7 @@ def test_statistics_are_over_the_decisions_of_a_row(of, values):
 
 
 def test_a_policy_without_entropies_is_an_error_that_says_so():
-    with pytest.raises(ValueError, match=r"records no entropy \(its fields: none\)"):
+    with pytest.raises(ValueError, match="entropy.*none"):
         decision_statistic(*ROWS, of="entropy_mean", rollout=Decisions(**{**decisions.plain(NUMBERS), "fields": {}}))
 
 
@@ -85,9 +85,7 @@ def test_a_function_of_python_may_read_them_too():
 
 def test_without_a_rollout_the_reward_is_left_out_with_one_warning(monkeypatch):
     monkeypatch.setattr(decisions, "_warned", set())
-    with pytest.warns(
-        UserWarning, match="'decision_statistic' reads the decisions of a rollout and is left out"
-    ) as said:
+    with pytest.warns(UserWarning, match="'decision_statistic'") as said:
         for _ in range(2):
             scores = score_outputs(
                 [scorer("decision_statistic"), scorer("exact")], [Prompt("a", answer="a")] * 3, [Text("a")] * 3
@@ -96,7 +94,7 @@ def test_without_a_rollout_the_reward_is_left_out_with_one_warning(monkeypatch):
 
 
 def test_the_rollout_is_no_parameter_of_a_recipe():
-    with pytest.raises(ValueError, match="has no parameter 'rollout'"):
+    with pytest.raises(ValueError, match="'rollout'"):
         scorer("decision_statistic(rollout=1)")
 
 
@@ -118,7 +116,7 @@ def test_a_run_trains_on_it_and_its_evaluation_goes_on(tmp_path, monkeypatch):
         cursor=0, number=0, seed=0, accelerator=Accelerator(cpu=True),
     )  # fmt: skip
     torch.testing.assert_close(found.reward_scores.values[:, 0], found.rollouts[0].decisions.log_probs[:, 0].detach())
-    with pytest.warns(UserWarning, match="is left out where there are none"):
+    with pytest.warns(UserWarning, match="left out"):
         made.fit()
 
 
@@ -128,6 +126,6 @@ def test_outputs_that_come_without_decisions_are_left_out():
     def reads(prompts, outputs, rollout):
         pytest.fail("it is called")
 
-    with pytest.warns(UserWarning, match="reward 'greedy' reads .* is left out where there are none"):
+    with pytest.warns(UserWarning, match="'greedy'"):
         scores = begin_scoring([Scorer("greedy", reads, reads_rollout=True)], *ROWS)()
     assert not scores.valid.any()

@@ -77,7 +77,7 @@ def test_a_client_in_any_language_may_send_json_with_base64():
 
 def test_what_is_not_base64_is_refused_and_not_passed_over():
     medium = base64.b64encode(png(np.zeros((2, 2, 3), np.uint8))).decode()
-    with pytest.raises(Malformed, match="got a text that is not base64"):
+    with pytest.raises(Malformed, match="base64"):
         read(JSON, json.dumps(body(image=f"{medium[:8]}!{medium[8:]}")).encode(), LIMITS)
 
 
@@ -92,7 +92,7 @@ def test_sound_may_be_flac():
     soundfile.write(stream, steps, 8000, format="FLAC", subtype="PCM_16")
     (audio,) = read(FRAMES, frames(body(audio=1, rate=8000), stream.getvalue()), LIMITS).outputs
     assert torch.equal(audio.samples, torch.from_numpy(steps.T.copy()) / 32768)
-    with pytest.raises(Malformed, match=r"outputs\[0\].audio: got a FLAC of 8000 Hz, expected the rate, 16000"):
+    with pytest.raises(Malformed, match=r"outputs\[0\].audio.*FLAC.*8000.*16000"):
         read(FRAMES, frames(body(audio=1, rate=16000), stream.getvalue()), LIMITS)
     with pytest.raises(Malformed, match="damaged FLAC"):
         read(FRAMES, frames(body(audio=1, rate=8000), b"fLaC" + b"\0" * 60), LIMITS)
@@ -120,19 +120,19 @@ def test_media_of_prompts_are_sent_from_memory_and_never_read_from_files():
     assert torch.equal(prompt.media[0].source.pixels, inside.media[0].source.pixels)
     assert prompt.media[0].options == {"max_pixels": 64} and prompt.turns[0].parts[1] == "is this"
     file = Prompt("what", "p1", turns=(Turn("user", (Media("image", "/etc/passwd"), "is this")),))
-    with pytest.raises(ValueError, match="prompt 'p1': got the file /etc/passwd, which a server cannot read"):
+    with pytest.raises(ValueError, match="'p1'.*/etc/passwd"):
         write("r", [file], [Text("a")], ["0"])
     (prompt,) = read(FRAMES, write("r", [file], [Text("a")], ["0"], media=False), LIMITS).prompts
     assert prompt.turns == (Turn("user", ("is this",)),)
     forged = body()
     forged["prompts"][0]["turns"] = [{"role": "user", "parts": [{"kind": "image", "source": "/etc/passwd"}]}]
-    with pytest.raises(Malformed, match="source: got '/etc/passwd'"):
+    with pytest.raises(Malformed, match="source.*'/etc/passwd'"):
         read(FRAMES, frames(forged), LIMITS)
 
 
 @pytest.mark.parametrize("answer", [(1, 2), {1: "a"}, torch.zeros(1), np.float32(1), b"x", {"a": {"b": {3}}}])
 def test_what_json_would_change_is_refused(answer):
-    with pytest.raises(ValueError, match="prompt 'p': answer: got a "):
+    with pytest.raises(ValueError, match="'p'.*answer"):
         write("r", [Prompt("a", "p", answer)], [Text("b")], ["0"])
 
 
@@ -232,11 +232,11 @@ def test_a_picture_that_is_too_large_is_refused_before_it_is_decompressed():
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     # The header of a picture of so many pixels, and none of them.
-    for side, words in ((6000, "got 6000 x 6000 pixels, expected at most 16,777,216"), (30000, "900000000 pixels")):
+    for side, words in ((6000, "6000 x 6000.*16,777,216"), (30000, "900000000")):
         bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
         with pytest.raises(TooLarge, match=words):
             read(FRAMES, frames(body(image=1), bomb + chunk(b"IDAT", b"") + chunk(b"IEND", b"")), LIMITS)
-    with pytest.raises(TooLarge, match="got 3 x 2 pixels, expected at most 5"):
+    with pytest.raises(TooLarge, match="3 x 2 pixels.*5"):
         read(FRAMES, frames(body(image=1), save({"": torch.zeros(3, 2, 3)})), Limits(pixels=5))
 
 
@@ -245,9 +245,9 @@ def test_one_medium_that_is_sent_once_and_named_often_is_counted_as_often():
     several["outputs"] = [{"id": str(i), "prompt": 0, "image": 1} for i in range(3)]
     medium = png(np.zeros((2, 2, 3), np.uint8))  # 48 bytes as floats
     assert len(read(FRAMES, frames(several, medium), Limits(decoded=144)).outputs) == 3
-    with pytest.raises(TooLarge, match=r"outputs\[2\].image: got over 143 bytes of decoded media"):
+    with pytest.raises(TooLarge, match=r"outputs\[2\].image.*over 143"):
         read(FRAMES, frames(several, medium), Limits(decoded=143))
-    with pytest.raises(TooLarge, match="outputs: got 3, expected at most 2 in one request"):
+    with pytest.raises(TooLarge, match="outputs.*3.*2"):
         read(FRAMES, frames(several, medium), Limits(outputs=2))
 
 
@@ -326,15 +326,15 @@ def test_a_sound_that_grows_when_it_is_unpacked_is_read_up_to_the_limit():
     soundfile.write(stream, np.zeros((1000, 2), np.int16), 8000, format="FLAC", subtype="PCM_16")
     request = frames(body(audio=1, rate=8000), stream.getvalue())
     assert read(FRAMES, request, Limits(decoded=8000)).outputs[0].samples.shape == (2, 1000)
-    with pytest.raises(TooLarge, match="got over 7,999 bytes of decoded media"):
+    with pytest.raises(TooLarge, match="over 7,999"):
         read(FRAMES, request, Limits(decoded=7999))
 
 
 def test_frames_of_an_impossible_length_are_told():
     for content in (b"\0\0\0", (5).to_bytes(8, "big") + b"1234"):
-        with pytest.raises(Malformed, match=f"a frame: got {len(content)} bytes, expected its length in 8 bytes"):
+        with pytest.raises(Malformed, match=f"frame.*{len(content)}.*8"):
             read(FRAMES, content, LIMITS)
-    with pytest.raises(Malformed, match="got an empty body, expected frames"):
+    with pytest.raises(Malformed, match="empty body"):
         read(FRAMES, b"", LIMITS)
 
 
@@ -342,7 +342,7 @@ def test_a_medium_is_a_text_in_json_and_a_number_in_frames():
     for content_type, medium in ((JSON, 1), (FRAMES, "AAAA")):
         content = json.dumps(body(image=medium)).encode()
         request = content if content_type == JSON else len(content).to_bytes(8, "big") + content
-        with pytest.raises(Malformed, match=f"image: got '{medium}'"):
+        with pytest.raises(Malformed, match=f"image.*'{medium}'"):
             read(content_type, request, LIMITS)
 
 

@@ -138,7 +138,7 @@ def test_a_server_that_dies_stops_the_run_with_a_checkpoint_from_which_it_goes_o
         run.steps = 2
         run._train()
     run.steps = 5
-    failed = r"reward 'reward' failed on a batch of 4 .* does not answer .* for 0.05 s"
+    failed = r"'reward'.*0.05 s"
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=failed):
         clock_of_pauses(patch)  # a first try that takes longer than the patience is not told
         run.fit()
@@ -159,13 +159,13 @@ def test_errors_are_those_of_the_first_reward_and_held_out_ones_are_only_told():
         raise ValueError("no")
 
     prompts, outputs = [Prompt("a")], [Text("b")]
-    with pytest.raises(RuntimeError, match="reward 'first' failed on a batch of 1 outputs"):
+    with pytest.raises(RuntimeError, match="'first'.*batch.*1"):
         score_outputs([Scorer("first", fails, elsewhere=True), Scorer("second", fails)], prompts, outputs)
-    with pytest.warns(UserWarning, match="reward 'held_out' has weight 0 and could not score"):
+    with pytest.warns(UserWarning, match="'held_out'.*0"):
         scores = score_outputs([Scorer("held_out", fails, 0.0, elsewhere=True)], prompts, outputs)
     assert not scores.valid.any()
     for values in ([1.0, 2.0], "1"):
-        with pytest.raises(ValueError, match="reward 'r': got"):
+        with pytest.raises(ValueError, match="reward 'r'"):
             score_outputs([Scorer("r", lambda p, o, values=values: values, elsewhere=True)], prompts, outputs)
 
 

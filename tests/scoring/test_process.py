@@ -101,16 +101,16 @@ def test_own_modules_are_found_as_in_the_run(folder):
 @pytest.mark.parametrize(
     ("text", "body", "message"),
     [
-        ("own:lenth", OWN, r"rewards: module 'own' has no 'lenth'\. Did you mean 'length'\? Known: "),
+        ("own:lenth", OWN, r"rewards.*'own'.*'lenth'.*'length'\?"),
         (
             "own:state(scal=2)",
             OWN,
-            r"rewards: 'own:state' has no parameter 'scal'\. Did you mean 'scale'\? Known: ",
+            r"rewards.*'own:state'.*'scal'.*'scale'\?",
         ),
-        ("own:length", "import nothing_like_it", r"own\.py cannot be imported: No module named 'nothing_like_it'"),
-        ("own:length", "1 / 0", r"rewards: 'own:length' cannot be loaded: ZeroDivisionError: division by zero"),
-        ("own:length", "import sys; sys.exit(0)", r"rewards: 'own:length' cannot be loaded: SystemExit: 0"),
-        ("own:length", "import os; os._exit(0)", r"rewards: 'own:length': its process exited with status 0"),
+        ("own:length", "import nothing_like_it", r"own\.py.*imported.*'nothing_like_it'"),
+        ("own:length", "1 / 0", "rewards.*'own:length'.*ZeroDivisionError: division by zero"),
+        ("own:length", "import sys; sys.exit(0)", "rewards.*'own:length'.*SystemExit: 0"),
+        ("own:length", "import os; os._exit(0)", "rewards.*'own:length'.*status 0"),
     ],
 )
 def test_what_cannot_be_loaded_is_an_error_before_the_run_starts(text, body, message, folder):
@@ -133,7 +133,7 @@ def test_after_its_end_the_next_batch_starts_another(folder):
     reward = scorer("own:dies")
     assert isinstance(reward.fn, RewardProcess)
     assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
-    with pytest.raises(RewardFailure, match=r"^its process exited with status 7; "):
+    with pytest.raises(RewardFailure, match="status 7"):
         reward.fn(PROMPTS, [Text("die"), Text("")])
     assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
     os.killpg(reward.fn._process.pid, signal.SIGKILL)  # between two batches
@@ -148,7 +148,7 @@ def test_what_cannot_be_sent_ends_no_process(folder):
     for _ in range(3000):
         nested = [nested]
     for answer in (object(), nested):
-        with pytest.raises(RewardFailure, match="cannot be sent to its process"):
+        with pytest.raises(RewardFailure, match="sent"):
             reward.fn([Prompt("", answer=answer)], OUTPUTS[:1])
     assert reward.fn(PROMPTS, OUTPUTS) == [1, 2] and reward.fn._process.pid == before
 
@@ -169,20 +169,20 @@ def noise(prompts, outputs):
 def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder):
     (folder / "noisy.py").write_text(NOISE)
     reward = scorer("noisy:noise")
-    with pytest.raises(RewardFailure, match=r"got an answer (that is no message|of \d+ bytes)|its process exited"):
+    with pytest.raises(RewardFailure, match="answer|exited"):
         reward.fn(PROMPTS[:1], [Text(kind)])
 
 
 def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
     reward = scorer("own:texts")
-    with pytest.raises(RuntimeError, match=r"'texts' .* AttributeError: .*'txt' \(.*own\.py:2, in .*\)$") as e:
+    with pytest.raises(RuntimeError, match=r"'texts'.*AttributeError.*'txt'.*own\.py:2") as e:
         score_outputs([reward], PROMPTS, OUTPUTS)
     assert e.value.__cause__ is not None and "own.py" in str(e.value.__cause__.__cause__)
-    with pytest.raises(RewardFailure, match=r"cannot be sent to its process: got a set .* process=False"):
+    with pytest.raises(RewardFailure, match="process=False"):
         reward.fn([Prompt("", meta={"labels": {1}})] * 2, OUTPUTS)
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return 'ab'\n")
-    with pytest.raises(WrongValues, match="got a str, expected one number per output"):
+    with pytest.raises(WrongValues, match="str.*number"):
         scorer("own:texts").fn(PROMPTS, OUTPUTS)
 
 

@@ -59,7 +59,7 @@ def test_a_value_that_is_no_finite_number_is_invalid_and_means_nothing(failure):
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_another_number_of_values_than_outputs_stops_the_run_by_name(count):
-    with pytest.raises(ValueError, match=f"reward 'few': got {count} values, expected one for each of the 3 outputs"):
+    with pytest.raises(ValueError, match=f"'few'.*{count}.*3"):
         score_outputs([Scorer("length", length), Scorer("few", lambda p, o: [0.0] * count)], PROMPTS, OUTPUTS)
 
 
@@ -67,15 +67,13 @@ def test_a_reward_that_raises_is_named_with_the_first_prompt_and_the_reason():
     def broken(prompts, outputs):
         raise OSError("server gone")
 
-    with pytest.raises(
-        RuntimeError, match=r"reward 'far' failed .* 3 outputs .*'one'.*OSError: server gone"
-    ) as failure:
+    with pytest.raises(RuntimeError, match="'far'.*3.*'one'.*OSError: server gone") as failure:
         score_outputs([Scorer("far", broken)], PROMPTS, OUTPUTS)
     assert isinstance(failure.value.__cause__, OSError)
 
 
 def test_values_that_are_no_numbers_are_named_too():
-    with pytest.raises(ValueError, match=r"reward 'words': got 'good' \(a str\) for output 0, expected a real number"):
+    with pytest.raises(ValueError, match="'words'.*'good'.*0"):
         score_outputs([Scorer("words", lambda p, o: ["good", "bad", "good"])], PROMPTS, OUTPUTS)
 
 
@@ -111,10 +109,10 @@ def test_a_reward_without_weight_may_fail_and_one_with_a_weight_may_not():
     def failing(prompts, outputs):
         raise OSError("a server of its own")
 
-    with pytest.warns(UserWarning, match="reward 'logged' has weight 0 and could not score a batch of 3 outputs"):
+    with pytest.warns(UserWarning, match="'logged'.*0.*batch.*3"):
         found = score_outputs([Scorer("logged", failing, 0.0), Scorer("length", length)], PROMPTS, OUTPUTS)
     assert found.valid.tolist() == [[False, True]] * 3 and found.values.tolist() == [[0, 1], [0, 2], [0, 3]]
-    with pytest.raises(RuntimeError, match="reward 'trained' failed"):
+    with pytest.raises(RuntimeError, match="'trained'"):
         score_outputs([Scorer("trained", failing, -0.5)], PROMPTS, OUTPUTS)
 
 
@@ -205,7 +203,7 @@ def test_a_device_that_was_set_before_is_set_afterwards_and_none_is_set_where_no
     "value", [np.complex64(1), np.str_("1"), np.array([1.0]), np.array("1"), torch.tensor([1.0]), "1", 1j]
 )
 def test_what_is_no_real_number_is_refused_also_where_python_would_convert_it(value):
-    with pytest.raises(ValueError, match=r"for output 1, expected a real number"):
+    with pytest.raises(ValueError, match="output 1"):
         score_outputs([Scorer("odd", lambda p, o: [0.5, value, 1.0])], PROMPTS, OUTPUTS)
 
 
@@ -256,7 +254,7 @@ def test_a_trusted_reward_that_changes_what_it_is_given_is_an_error():
         return [1.0]
 
     picture = Image(torch.zeros(3, 1, 1))
-    with pytest.raises(RewardFailure, match="it changed its outputs in place"):
+    with pytest.raises(RewardFailure, match="in place"):
         call_reward(changes, PROMPTS[:1], [picture], True)
     assert call_reward(changes, PROMPTS[:1], [Image(torch.zeros(3, 1, 1))]) == [1.0]
 
@@ -265,7 +263,7 @@ def test_a_failure_without_prompts_is_told_without_one():
     def broken(prompts, outputs):
         raise OSError("gone")
 
-    with pytest.raises(RuntimeError, match="reward 'far' failed on a batch of 0 outputs: OSError: gone"):
+    with pytest.raises(RuntimeError, match="'far'.*batch.*0.*OSError: gone"):
         score_outputs([Scorer("far", broken)], [], [])
 
 
@@ -303,7 +301,7 @@ def test_kernels_are_as_deterministic_afterwards_as_before(flags):
     ],
 )
 def test_an_array_holds_one_real_number_for_each_output(values):
-    with pytest.raises(ValueError, match=r"expected one real number for each of the 3 outputs: shape \[3\]"):
+    with pytest.raises(ValueError, match=r"3.*shape \[3\]"):
         score_outputs([Scorer("odd", lambda p, o: values)], PROMPTS, OUTPUTS)
     mixed = np.array([1, True, 0.5], dtype=object)
     assert score_outputs([Scorer("odd", lambda p, o: mixed)], PROMPTS, OUTPUTS).values[:, 0].tolist() == [1, 1, 0.5]
@@ -337,5 +335,5 @@ def test_an_error_of_a_reward_names_the_line_of_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for process in (False, True):
         made = scorer(f"broken:first(process={process})")
-        with pytest.raises(RuntimeError, match=r"reward 'first' failed.*lenght.*broken\.py:6, in measure\)"):
+        with pytest.raises(RuntimeError, match=r"'first'.*lenght.*broken\.py:6"):
             score_outputs([made], [Prompt("?")], [Text("a")])

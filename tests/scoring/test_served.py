@@ -91,9 +91,9 @@ def test_an_abstention_is_none_and_only_of_an_output_without_a_value():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"6": 1.0}, "values of other outputs"),
-        ({"0": "1"}, "values that are no numbers"),
-        ({"0": True}, "values that are no numbers"),
+        ({"6": 1.0}, "other outputs"),
+        ({"0": "1"}, "numbers"),
+        ({"0": True}, "numbers"),
     ],
 )
 def test_other_answers_are_refused(changes, words):
@@ -110,7 +110,7 @@ def test_an_endless_answer_is_not_read_to_its_end():
             yield 100_000 * b" "
 
     answering = client(lambda request: httpx.Response(200, content=endless()))
-    with pytest.raises(RewardFailure, match="got an answer of more than"):
+    with pytest.raises(RewardFailure, match="more than"):
         answering(PROMPTS, TEXTS_OF_MANY_LENGTHS)
     assert len(read) < 20
 
@@ -150,7 +150,7 @@ def test_what_will_not_pass_is_an_error_at_once(status):
         tries.append(1)
         return httpx.Response(status, json={"error": "ValueError: a bad text"}, headers={"Location": "http://b"})
 
-    with pytest.raises(RewardFailure, match=f"http://a answers {status}: ValueError: a bad text"):
+    with pytest.raises(RewardFailure, match=f"http://a.*{status}.*ValueError: a bad text"):
         client(refuse)(PROMPTS, TEXTS_OF_MANY_LENGTHS)
     assert tries == [1]
 
@@ -163,7 +163,7 @@ def test_patience_ends_and_a_server_that_was_lost_is_not_waited_for_again(capsys
         return values(request) if up else httpx.Response(503)
 
     lost = client(answer, patience=0.05)
-    with pytest.raises(RewardFailure, match=r"http://a answers 503 \(no reason\), for 0.05 s; start its server again"):
+    with pytest.raises(RewardFailure, match="http://a.*503.*0.05"):
         lost(PROMPTS, TEXTS_OF_MANY_LENGTHS)
     tries.clear()
     with pytest.raises(RewardFailure):
@@ -241,27 +241,27 @@ def test_a_run_that_could_not_score_does_not_start(tmp_path):
     with serving(batches("length", length, timeout=30.0), token=token.read_text().strip()) as server:
         here = url(server)
         check(reward="length", url=here, token_file=str(token), timeout=31)
-        with pytest.raises(ValueError, match=rf"got timeout 30, expected more than the 30 s after which {here}"):
+        with pytest.raises(ValueError, match=f"timeout 30.*30.*{here}"):
             check(reward="length", url=here, token_file=str(token), timeout=30)
-        with pytest.raises(ValueError, match=f"{here} has no reward 'size', only length"):
+        with pytest.raises(ValueError, match=f"{here}.*'size'"):
             check(reward="size", url=here, token_file=str(token))
-        with pytest.raises(RewardFailure, match=f"{here} answers 401: got a wrong token or none"):
+        with pytest.raises(RewardFailure, match=f"{here}.*401"):
             check(reward="length", url=here)
     with pytest.raises(RewardFailure, match="does not answer"):
         check(reward="length", url=here, patience=0, timeout=32)
-    with pytest.raises(ValueError, match="token_file: there is no file"):
+    with pytest.raises(ValueError, match="token_file"):
         check(reward="length", url=here, token_file=str(tmp_path / "gone"))
     for wrong in ("127.0.0.1:8700", "ftp://a", "http://", []):
-        with pytest.raises(ValueError, match="expected http://HOST:PORT or a list of such"):
+        with pytest.raises(ValueError, match="http://HOST:PORT"):
             check(reward="length", url=wrong)
-    with pytest.raises(ValueError, match="got process, which is for the reward of the server"):
+    with pytest.raises(ValueError, match="process"):
         scorer(f"served(reward='length', url={here!r}, process=True)")
 
 
 def test_what_the_server_refuses_is_an_error_that_names_the_reward():
     with serving(batches("length", length), limits=Limits(body=10)) as server:
         reward = scorer(f"served(reward='length', url={url(server)!r})")
-        with pytest.raises(RuntimeError, match=r"reward 'length' failed on a batch of 6 outputs .* answers 413"):
+        with pytest.raises(RuntimeError, match="'length'.*batch.*6.*413"):
             score_outputs([reward], PROMPTS, TEXTS_OF_MANY_LENGTHS)
 
 

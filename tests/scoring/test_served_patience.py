@@ -52,7 +52,7 @@ def test_another_server_is_tried_at_once_and_the_run_is_told_when_all_have_faile
 
 def test_no_pause_begins_that_would_outlast_the_patience(slept):
     for patience, pauses in ((3.5, [0.5, 1]), (3.6, [0.5, 1, 2])):  # the next would be of 2 s, of 4 s
-        with pytest.raises(RewardFailure, match=rf"for {patience} s; start its server again"):
+        with pytest.raises(RewardFailure, match=f" {patience} s"):
             client(refusing(99), pause=0.5, patience=patience)(PROMPTS, TEXTS_OF_MANY_LENGTHS)
         assert slept == pauses
         slept.clear()
@@ -127,20 +127,20 @@ def test_a_connection_has_five_seconds_and_an_answer_its_time(timeout, read):
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"timeout": 0}, {"timeout": math.nan}, {"patience": -1}])
 def test_settings_without_a_meaning_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected a positive batch and timeout, and a patience of at least 0"):
+    with pytest.raises(ValueError, match="batch.*timeout.*patience.*0"):
         client(values, **wrong)
     client(values, batch=1, patience=0)
 
 
 @pytest.mark.parametrize("urls", [("http://a", "a"), ("http://a", "http:///b"), ("http://a", "ftp://b")])
 def test_every_url_is_one(urls):
-    with pytest.raises(ValueError, match="expected http://HOST:PORT or a list of such"):
+    with pytest.raises(ValueError, match="http://HOST:PORT"):
         client(values, urls)
 
 
 @pytest.mark.parametrize("url", [3, None, ["http://a", 3], ("http://a",)])
 def test_urls_are_texts(url):
-    with pytest.raises(ValueError, match="expected a text or a list of texts"):
+    with pytest.raises(ValueError, match="text or a list"):
         module._urls(url)
 
 
@@ -187,7 +187,7 @@ def test_a_request_that_cannot_be_sent_is_not_tried_again(error, slept):
     def broken(request: httpx.Request) -> httpx.Response:
         raise error("a newline in the token")
 
-    with pytest.raises(RewardFailure, match="the request cannot be sent .*; check the token and the url"):
+    with pytest.raises(RewardFailure, match="token and the url"):
         client(broken)(PROMPTS, TEXTS_OF_MANY_LENGTHS)
     assert slept == []
 
@@ -201,7 +201,7 @@ def test_an_answer_may_be_as_long_as_its_values_allow(monkeypatch):
         if fits:
             assert one(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
         else:
-            with pytest.raises(RewardFailure, match="got an answer of more than 600 bytes, or too slowly"):
+            with pytest.raises(RewardFailure, match="600 bytes"):
                 one(PROMPTS, TEXTS_OF_MANY_LENGTHS)
 
 

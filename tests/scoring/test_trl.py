@@ -38,12 +38,12 @@ def test_its_prompts_are_texts(module):
 
 
 def test_its_columns_are_no_parameters(module):
-    with pytest.raises(ValueError, match="'written_for_trl:right_length' has no parameter 'words'"):
+    with pytest.raises(ValueError, match="'written_for_trl:right_length'.*'words'"):
         scorer(f"{module}:right_length(words=3, process=False)")
 
 
 def test_another_form_is_an_error(module):
-    with pytest.raises(ValueError, match="expected a function of prompts and outputs"):
+    with pytest.raises(ValueError, match="prompts and outputs"):
         scorer(f"{module}:neither(process=False)")
 
 

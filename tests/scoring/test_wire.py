@@ -161,7 +161,7 @@ def test_views_of_one_picture_are_sent_as_what_they_show():
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, 1j, lambda: 0, Prompt("", meta={"deep": [object()]})])
 def test_what_no_message_can_hold_is_named(value):
-    with pytest.raises(TypeError, match=r"got a \w+ in a prompt or an output, which no message can hold"):
+    with pytest.raises(TypeError, match="no message"):
         list(frames([value]))
 
 

@@ -129,7 +129,7 @@ def test_threads_and_kernels_are_those_of_the_run(world, monkeypatch):
 
 def test_after_its_end_the_next_batch_starts_another_and_its_group_is_killed(world):
     reward = length()
-    with pytest.raises(RewardFailure, match=r"^its process exited with status 7; a reward returns numbers"):
+    with pytest.raises(RewardFailure, match="status 7"):
         reward(PROMPTS, [Text("exit")])
     assert world.killed == [(NOBODY, signal.SIGKILL)]
     assert reward(PROMPTS, OUTPUTS) == [1, 2] and len(world.started) == 2
@@ -165,7 +165,7 @@ def test_how_a_process_ended_is_told(status, words, world):
 def test_a_reward_that_takes_too_long_is_ended(world):
     reward = length()
     reward._timeout = 0.2
-    with pytest.raises(RewardFailure, match=r"no answer within 0\.2 s, and its process was ended; .* timeout=1"):
+    with pytest.raises(RewardFailure, match=r"0\.2.*timeout=1"):
         reward(PROMPTS, [Text("sleep")])
     assert not reward._alive and world.killed
 
@@ -175,23 +175,23 @@ def test_errors_of_a_batch_leave_the_process_as_it_is(world):
     with pytest.raises(RewardFailure, match="KeyError: 'lost'") as caught:
         reward(PROMPTS, [Text("raise")])
     assert "own.py" in str(caught.value.__cause__) and str(caught.value.__cause__).startswith("\nTraceback")
-    with pytest.raises(WrongValues, match="got a str, expected one number per output"):
+    with pytest.raises(WrongValues, match="str.*number"):
         reward(PROMPTS, [Text("text")])
     assert reward(PROMPTS, OUTPUTS) == [1, 2] and len(world.started) == 1
 
 
 def test_what_cannot_be_sent_and_what_cannot_be_loaded_is_told(world):
     reward = length()
-    with pytest.raises(RewardFailure, match=r"cannot be sent to its process: got a set .* process=False"):
+    with pytest.raises(RewardFailure, match="process=False"):
         reward([Prompt("", meta={"labels": {1}})], OUTPUTS[:1])
     assert reward._alive and reward(PROMPTS, OUTPUTS) == [1, 2]
     assert len(world.started) == 1, "the process saw nothing of it, and goes on"
-    with pytest.raises(ValueError, match=r"^rewards: 'own:length' has no parameter 'scal'"):
+    with pytest.raises(ValueError, match="^rewards.*'own:length'.*'scal'"):
         length(scal=1)
-    with pytest.raises(ValueError, match=r"^rewards: module 'own' has no 'lenth'"):
+    with pytest.raises(ValueError, match="^rewards.*'own'.*'lenth'"):
         RewardProcess("own:lenth", "own:lenth", {}, "cpu", 30.0)
     Path("ends.py").write_text("import os\nos._exit(3)\n")
-    with pytest.raises(ValueError, match=r"^rewards: 'ends:length': its process exited with status 3"):
+    with pytest.raises(ValueError, match="^rewards.*'ends:length'.*status 3"):
         RewardProcess("ends:length", "ends:length", {}, "cpu", 30.0)
 
 
@@ -205,7 +205,7 @@ def test_an_answer_has_a_length_and_no_more_is_read(world):
     budget = [5 + 8 + 5]  # two frames of 5 bytes, the first with the 8 of its length
     assert reward._receive(until, budget) == b"12345" and budget == [5]
     theirs.sendall((6).to_bytes(8, "big") + b"123456")
-    with pytest.raises(RewardFailure, match="got an answer of 6 bytes from its process, expected at most 5"):
+    with pytest.raises(RewardFailure, match="answer.*6.*5"):
         reward._receive(until, budget)
     theirs.close()
     with pytest.raises(ConnectionResetError):

@@ -68,12 +68,12 @@ def test_films_survive_json():
     ],
 )
 def test_a_sentence_of_another_world_is_refused_with_an_example(sentence):
-    with pytest.raises(ValueError, match="expected a sentence such as 'a red circle moves left'"):
+    with pytest.raises(ValueError, match="'a red circle moves left'"):
         parse(sentence)
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'several'.*order"):
+    with pytest.raises(ValueError, match="'several'.*order"):
         films.films("several")
 
 
@@ -219,18 +219,18 @@ def test_pixels_that_are_no_numbers_cannot_be_scored(name):
 @pytest.mark.parametrize("name", REWARDS)
 def test_what_is_not_such_a_clip_is_refused(name):
     asked = [prompt(parse("a red circle moves left"))]
-    with pytest.raises(TypeError, match="got an output of kind Image, expected a Video"):
+    with pytest.raises(TypeError, match="Image.*Video"):
         REWARDS[name](asked, [Image(torch.zeros(3, 16, 16))])
-    with pytest.raises(ValueError, match=r"got a clip of shape \(8, 3, 16, 16\), expected \(4, 3, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"shape \(8.*3.*16.*16.*4.*3.*16.*16"):
         REWARDS[name](asked, [Video(torch.zeros(8, 3, 16, 16), 2.0)])
-    with pytest.raises(ValueError, match="got 1 prompts and 0 outputs"):
+    with pytest.raises(ValueError, match="1 prompts.*0"):
         REWARDS[name](asked, [])
 
 
 @pytest.mark.parametrize("answer", [None, 3, []])
 def test_a_prompt_without_a_film_is_refused(answer):
     asked = replace(prompt(parse("a red circle moves left")), answer=answer)
-    with pytest.raises(ValueError, match=r"a red circle moves left.*no film.*jsonl"):
+    with pytest.raises(ValueError, match="no film.*jsonl"):
         film_score([asked], [Video(torch.zeros(FRAMES, 3, 16, 16), 2.0)])
 
 

@@ -72,7 +72,7 @@ def test_a_sentence_of_another_world_is_refused_with_an_example(sentence):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'several'.*relation"):
+    with pytest.raises(ValueError, match="'several'.*relation"):
         scenes.scenes("several")
 
 
@@ -111,7 +111,7 @@ def test_a_larger_picture_is_the_same_one_in_finer_detail(size):
 
 @pytest.mark.parametrize("size", [0, 16, 48])
 def test_a_size_that_is_no_multiple_is_refused(size):
-    with pytest.raises(ValueError, match=f"got {size} pixels, expected a multiple of 32"):
+    with pytest.raises(ValueError, match=f"{size}.*multiple.*32"):
         render(ONE, 0, size)
 
 
@@ -231,19 +231,19 @@ def test_pixels_that_are_no_numbers_cannot_be_scored(name):
 @pytest.mark.parametrize("name", REWARDS)
 def test_what_is_not_a_picture_is_refused(name):
     asked = [prompt(parse("a red circle on the left"))]
-    with pytest.raises(TypeError, match="got an output of kind Text, expected an Image"):
+    with pytest.raises(TypeError, match="Text.*Image"):
         REWARDS[name](asked, [Text("a red circle")])
     for shape in ((3, 48, 48), (3, 32, 64), (3, 0, 0)):
-        with pytest.raises(ValueError, match=r"got a picture of shape \(.*, expected \(3, size, size\) .* of 32"):
+        with pytest.raises(ValueError, match="3.*size.*32"):
             REWARDS[name](asked, [Image(torch.zeros(shape))])
-    with pytest.raises(ValueError, match="got 1 prompts and 0 outputs"):
+    with pytest.raises(ValueError, match="1 prompts.*0"):
         REWARDS[name](asked, [])
 
 
 @pytest.mark.parametrize("answer", [None, 3, {}])
 def test_a_prompt_without_a_scene_is_refused(answer):
     asked = replace(prompt(parse("a red circle on the left")), answer=answer)
-    with pytest.raises(ValueError, match=r"a red circle on the left.*no scene.*jsonl"):
+    with pytest.raises(ValueError, match="no scene.*jsonl"):
         scene_all([asked], [Image(torch.zeros(3, 32, 32))])
 
 
@@ -279,7 +279,7 @@ def test_the_base_model_knows_every_word_of_the_prompts():
     words = WordEncoder.load(ASSETS / "base" / "words")
     texts = [p.text for name in SPLITS for p in load_prompts(ASSETS / f"{name}.jsonl")]
     assert (words.tokenize(texts) != 0).any(1).all()
-    with pytest.raises(ValueError, match="the vocabulary lacks 'elephant'"):
+    with pytest.raises(ValueError, match="'elephant'"):
         words.tokenize(["a red elephant"])
 
 

@@ -93,10 +93,10 @@ def test_folders_of_runs_and_runs_are_found_once_each(words_folder, tmp_path):
 
 def test_a_folder_without_runs_is_an_error_unless_it_is_the_default(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"empty' is not a run folder and contains none: no run\.json"):
+    with pytest.raises(FileNotFoundError, match=r"empty'.*run\.json"):
         opened(tmp_path / "empty")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="'runs' is not a run folder"):
+    with pytest.raises(FileNotFoundError, match="'runs'"):
         open_all(Args(runs=["runs"]), "cpu")
     assert open_all(Args(), "cpu").runs == {}
 
@@ -113,7 +113,7 @@ def test_a_damaged_run_among_others_is_left_out_and_one_that_is_named_is_an_erro
     both = opened(folder.parent)
     assert list(both.runs) == ["first"] and "damaged" not in both.pairs
     assert list(both.left_out) == ["damaged"] and "config.yaml" in both.left_out["damaged"]
-    with pytest.raises(ValueError, match=r"damaged' cannot be opened: .*config\.yaml"):
+    with pytest.raises(ValueError, match=r"damaged'.*opened.*config\.yaml"):
         opened(damaged)
     (damaged / "config.yaml").unlink()
     assert list(opened(folder.parent).left_out) == ["damaged"]
@@ -180,9 +180,9 @@ def test_names_and_sides_that_are_not_open_load_nothing(folder):
     found = opened(folder)
     with pytest.raises(KeyError):
         found.policy(str(folder), BEFORE)
-    with pytest.raises(ValueError, match="got the side 'after', expected before"):
+    with pytest.raises(ValueError, match="'after'"):
         found.policy("first", AFTER)
-    with pytest.raises(ValueError, match="got the side '../x', expected before"):
+    with pytest.raises(ValueError, match="side '../x'"):
         found.policy("first", "../x")
     assert not found.loaded
 
@@ -193,7 +193,7 @@ def test_names_and_sides_that_are_not_open_load_nothing(folder):
 )
 def test_a_pair_without_a_family_or_a_base_is_refused(tmp_path, options, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="expected --before and --family, and --after"):
+    with pytest.raises(ValueError, match="--before.*--family.*--after"):
         open_all(Args(**options), "cpu")
 
 
@@ -202,7 +202,7 @@ def test_a_pair_has_the_rewards_that_are_named_and_others_have_their_own(words_f
     args = Args(before=str(words_folder), family="sd3", rewards=["jpeg_compressibility"])
     pair = open_all(args, "cpu").pairs[NAMED]
     assert list(pair.config.rewards) == ["jpeg_compressibility"] and pair.sides == (BEFORE,)
-    with pytest.raises(ValueError, match="--rewards are those of --before and --after"):
+    with pytest.raises(ValueError, match="--rewards.*--before.*--after"):
         open_all(Args(rewards=["jpeg_compressibility"]), "cpu")
 
 

@@ -58,14 +58,14 @@ def declared_png(folder: Path, side: int) -> str:
 
 def test_sizes_are_limited_before_anything_is_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(rewards_media, "read_output", lambda file: pytest.fail("it was decoded"))
-    with pytest.raises(Unreadable, match=r"^big\.png: got 5000 x 5000 pixels, expected at most 16,777,216"):
+    with pytest.raises(Unreadable, match=r"^big\.png.*5000 x 5000.*16,777,216"):
         rewards_media.read_upload(declared_png(tmp_path, 5000), "")
     (tmp_path / "a.txt").write_bytes(b"x" * 80_001)
-    with pytest.raises(Unreadable, match=r"^a\.txt: got a file of 80,001 bytes"):
+    with pytest.raises(Unreadable, match=r"^a\.txt.*file.*80,001"):
         rewards_media.read_upload(str(tmp_path / "a.txt"), "")
-    with pytest.raises(ValueError, match="the text: got 20,001 characters"):
+    with pytest.raises(ValueError, match="text.*20,001"):
         rewards_media.read_upload(None, "x" * 20_001)
-    with pytest.raises(ValueError, match="the prompt: got 20,001 characters"):
+    with pytest.raises(ValueError, match="prompt.*20,001"):
         scoring.prompt_of("x" * 20_001, "", "")
     with pytest.raises(ValueError, match="nested too deeply"):
         scoring.prompt_of("", "[" * 20_000, "")
@@ -126,13 +126,13 @@ def test_a_picture_of_the_largest_size_and_a_text_of_the_largest_length_are_read
     monkeypatch.setattr(rewards_media, "MAX_PIXELS", 24 * 32)
     assert rewards_media.read_upload(picture, "").pixels.shape == (3, 24, 32)
     monkeypatch.setattr(rewards_media, "MAX_PIXELS", 24 * 32 - 1)
-    with pytest.raises(Unreadable, match=r"^a\.png: got 32 x 24 pixels, expected at most 767; scale it down"):
+    with pytest.raises(Unreadable, match=r"^a\.png.*32 x 24.*767"):
         rewards_media.read_upload(picture, "")
     words = tmp_path / "a.txt"
     words.write_text("\N{GRINNING FACE}" * 20_000)
     assert rewards_media.read_upload(str(words), "") == Text("\N{GRINNING FACE}" * 20_000)
     words.write_text("x" * 20_001)
-    with pytest.raises(Unreadable, match=r"^a\.txt: got 20,001 characters, expected at most 20,000; shorten it"):
+    with pytest.raises(Unreadable, match=r"^a\.txt.*20,001.*20,000"):
         rewards_media.read_upload(str(words), "")
 
 

@@ -24,7 +24,7 @@ def score(name, output, answer="", prompt="how many?"):
 
 @pytest.mark.parametrize("name", ["os:system", "scene_score(weight=2)", "scene_scor", "", "served(reward='x')"])
 def test_only_names_of_the_table_are_rewards(name):
-    with pytest.raises(ValueError, match="no reward of the list"):
+    with pytest.raises(ValueError, match="reward of the list"):
         scoring.known(["scene_score", name])
 
 
@@ -141,7 +141,7 @@ def test_a_stronger_attack_changes_more(attack):
 def test_strengths_are_told_in_their_own_units():
     assert scoring.describe("jpeg", 1) == f"JPEG of quality {STRENGTHS['jpeg']:.0f}"
     assert scoring.describe("jpeg", 4) == "JPEG of quality 2" and "0.3" in scoring.describe("noise", 2)
-    with pytest.raises(ValueError, match="strength: got 5"):
+    with pytest.raises(ValueError, match="strength.*5"):
         scoring.absolute("blur", 5)
 
 
@@ -159,12 +159,12 @@ def test_texts_are_padded_and_prompts_swapped():
             "padding",
             PICTURE,
             "",
-            "padding attacks texts; for this upload choose blur, noise, jpeg, texture, prompt_swap",
+            "padding.*prompt_swap",
         ),
-        ("blur", SOUND, "", "blur attacks pictures and clips; for this upload choose prompt_swap"),
-        ("prompt_swap", PICTURE, " ", "got no other prompt"),
-        ("prompt_swap", PICTURE, "a", "got no other prompt"),
-        ("melt", PICTURE, "", "got the attack 'melt'"),
+        ("blur", SOUND, "", "pictures.*prompt_swap"),
+        ("prompt_swap", PICTURE, " ", "other prompt"),
+        ("prompt_swap", PICTURE, "a", "other prompt"),
+        ("melt", PICTURE, "", "'melt'"),
     ],
 )
 def test_an_attack_that_does_not_apply_is_an_error(attack, output, other, message):
@@ -251,9 +251,9 @@ def test_a_scale_is_the_range_and_what_the_number_is():
 
 def test_rewards_are_chosen_once_each_and_at_least_one():
     assert scoring.known(["exact", "format", "exact"]) == ["exact", "format"]
-    with pytest.raises(ValueError, match="got no reward; choose one or several"):
+    with pytest.raises(ValueError, match="no reward"):
         scoring.known([])
-    with pytest.raises(ValueError, match=f"got '{'x' * 80}', which is"):
+    with pytest.raises(ValueError, match=f"'{'x' * 80}'.*which"):
         scoring.known(["x" * 81])
     assert scoring.prompt_of("a", "[3]", "count") == Prompt("a", "upload", [3], "count")
 
@@ -278,11 +278,11 @@ def test_attacks_that_apply_to_an_output_and_what_they_do():
     assert [scoring.absolute("jpeg", strength) for strength in (0.25, 1, 4)] == [40, 10, 2.5]
     assert [scoring.absolute("blur", strength) for strength in (0.25, 1, 4)] == [0.25, 1, 4]
     for strength in (0.2, 4.1):
-        with pytest.raises(ValueError, match=f"strength: got {strength}, expected 0.25 to 4"):
+        with pytest.raises(ValueError, match=f"strength.*{strength}.*0.25.*4"):
             scoring.absolute("blur", strength)
-    with pytest.raises(ValueError, match=f"got the attack '{'x' * 80}', expected one of blur"):
+    with pytest.raises(ValueError, match=f"attack '{'x' * 80}'"):
         scoring.attacked("x" * 81, 1, Prompt("a"), PICTURE, "")
-    with pytest.raises(ValueError, match="the other prompt: got 20,001 characters"):
+    with pytest.raises(ValueError, match="prompt.*20,001"):
         scoring.attacked("prompt_swap", 1, Prompt("a"), PICTURE, "x" * 20_001)
 
 

@@ -165,7 +165,7 @@ def test_a_run_is_looked_at_once_and_at_most_eight_are(tmp_path):
     shelf = runs.Shelf(many)
     assert shelf.chosen(["1", "0", "1"]) == {"1": tmp_path / "1", "0": tmp_path / "0"} and shelf.chosen(None) == {}
     assert list(shelf.chosen(list(many.runs)[:8])) == list(many.runs)[:8]
-    for names, words in ((list(many.runs), "got 9 runs, expected at most 8"), (["x" * 81], f"the run '{'x' * 80}',")):
+    for names, words in ((list(many.runs), "9 runs.*8"), (["x" * 81], f"'{'x' * 80}'")):
         with pytest.raises(gr.Error, match=words) as caught:
             shelf.chosen(names)
         assert not caught.value.print_exception

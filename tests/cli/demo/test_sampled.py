@@ -48,9 +48,9 @@ def test_examples_are_spaced_evenly_over_the_held_out_prompts(there: int, offere
     assert examples.get("p", "") is None and examples.of("p") is examples.of("p")
     if there:
         assert examples.get("p", "0") == Prompt("q0", "0")
-    with pytest.raises(ValueError, match=rf"example: got 'x', expected one of the {len(offered)} examples"):
+    with pytest.raises(ValueError, match=f"example.*'x'.*{len(offered)}"):
         examples.get("p", "x")
-    with pytest.raises(ValueError, match="model: got 'q', expected one of p; choose one"):
+    with pytest.raises(ValueError, match="model.*'q'"):
         examples.of("q")
 
 
@@ -98,7 +98,7 @@ def test_a_model_has_its_own_temperature_again_after_a_question():
 
 def test_the_longest_text():
     assert sampled.check_text("x" * MAX_TEXT, "a") == "x" * MAX_TEXT
-    with pytest.raises(ValueError, match="a: got 4,001 characters, expected at most 4,000; shorten it"):
+    with pytest.raises(ValueError, match="a.*4,001 characters.*4,000"):
         sampled.check_text("x" * (MAX_TEXT + 1), "a")
 
 
@@ -307,7 +307,7 @@ def test_numbers_outside_of_the_sliders_are_refused(changes: dict[str, Any]):
     def asked(**numbers: Any):
         return list(ask(found, Examples(found), "p", "", None, "q", "", "", "resized", **numbers))
 
-    with pytest.raises(ValueError, match="expected 1 to 16 answers at 0 to 2 with a seed from 0 to 4,294,967,295"):
+    with pytest.raises(ValueError, match="1.*16 answers.*0.*2.*0.*4,294,967,295"):
         asked(**values | changes)
     for numbers in ({"count": 16, "temperature": 2.0, "seed": 2**32 - 1}, {"count": 1, "temperature": 0.0, "seed": 0}):
         asked(**numbers)

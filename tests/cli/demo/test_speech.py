@@ -124,7 +124,7 @@ def test_sounds_beyond_the_limits_are_refused_by_name_before_a_model_is_loaded(t
     pair = told.pair("one", "whisper", [])
     found, _ = told.opened(pair)
     (text := tmp_path / "text.wav").write_text("no sound")
-    with pytest.raises(Unreadable, match="31.0 s of sound, expected at most 30 s"):
+    with pytest.raises(Unreadable, match="31.0.*30"):
         heard(found, file=write(tmp_path / "long.wav", 31))
     with pytest.raises(gr.Error) as error, speech.one_line_errors(str(text)):
         read_upload(pair, str(text))

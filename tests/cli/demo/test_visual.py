@@ -87,9 +87,7 @@ def test_a_reward_of_rollouts_and_one_without_values_fail():
     assert failures["decides"] == "it is defined for training rollouts only" and "2" in failures["short"]
 
 
-@pytest.mark.parametrize(
-    ("seed", "count", "message"), [(-1, 2, "the seed: got -1"), (1, 0, "samples: got 0"), (1, 99, "99")]
-)
+@pytest.mark.parametrize(("seed", "count", "message"), [(-1, 2, "seed.*-1"), (1, 0, "samples: got 0"), (1, 99, "99")])
 def test_numbers_out_of_range_are_errors(seed, count, message):
     with pytest.raises(ValueError, match=message):
         next(draw_sides(painters(), "a", Prompt("a"), seed, count))
@@ -111,7 +109,7 @@ def test_small_pictures_are_enlarged_by_a_whole_factor_and_clips_play():
     clip = shown(Video(torch.rand(3, 3, 16, 16), 5.0))
     with av.open(io.BytesIO(clip.clip), "r") as container:
         assert sum(1 for _ in container.decode(video=0)) == 3
-    with pytest.raises(TypeError, match="expected a picture or a clip"):
+    with pytest.raises(TypeError, match="expected"):
         shown(SimpleNamespace())  # type: ignore[arg-type]
 
 
@@ -146,7 +144,7 @@ def test_batches_are_no_larger_than_those_of_an_evaluation():
     assert [tuple(request.slots) for request in requests(opened, BEFORE)] == [(0, 1), (2, 3), (4,)]
 
 
-@pytest.mark.parametrize(("text", "message"), [("  ", "the prompt is empty"), ("a" * 2001, "got 2,001 characters")])
+@pytest.mark.parametrize(("text", "message"), [("  ", "the prompt is empty"), ("a" * 2001, "2,001 characters")])
 def test_a_prompt_is_neither_empty_nor_endless(text, message):
     with pytest.raises(ValueError, match=message):
         prompt_of(pair_of("sd3"), text)
@@ -155,9 +153,9 @@ def test_a_prompt_is_neither_empty_nor_endless(text, message):
 def test_a_picture_goes_where_a_family_takes_one(tmp_path):
     file = tmp_path / "a.png"
     Pil.new("RGB", (4, 2), "red").save(file)
-    with pytest.raises(ValueError, match="'sd3' draws from words alone; remove the picture"):
+    with pytest.raises(ValueError, match="'sd3'"):
         prompt_of(pair_of("sd3"), "a wall", str(file))
-    with pytest.raises(ValueError, match="'wan_i2v' starts from a picture: upload one"):
+    with pytest.raises(ValueError, match="'wan_i2v'"):
         prompt_of(pair_of("wan_i2v"), "a wall")
     for name in ("wan_i2v", "flux_kontext"):
         prompt = prompt_of(pair_of(name), "a wall", str(file))

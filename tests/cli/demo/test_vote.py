@@ -100,7 +100,7 @@ def test_what_is_no_sound_is_an_error_of_the_evaluation(tmp_path):
     (tmp_path / "votes.jsonl").write_text(json.dumps(row))
     (tmp_path / "a.wav").write_bytes(b"RIFF????WAVE")
     (one,) = read_benchmark(f"votes:{tmp_path / 'votes.jsonl'}").comparisons
-    with pytest.raises(ValueError, match=r"votes\.jsonl: row 1: left: cannot be read as a wav file.*readable audio"):
+    with pytest.raises(ValueError, match=r"votes\.jsonl.*1.*left.*readable audio"):
         one.outputs()
 
 
@@ -171,8 +171,8 @@ def test_votes_can_lie_in_folders_that_there_are_not_yet(tmp_path):
 @pytest.mark.parametrize(
     "name, choice, message",
     [
-        ("votes.csv", TIE, "got a file of .csv, expected .jsonl"),
-        ("v.jsonl", "best", "got the vote 'best', expected one"),
+        ("votes.csv", TIE, "csv.*jsonl"),
+        ("v.jsonl", "best", "'best'"),
     ],
 )
 def test_what_the_evaluation_would_not_read_is_not_written(name, choice, message, tmp_path):
@@ -242,7 +242,7 @@ def test_a_line_without_its_end_counts_as_a_vote(tmp_path, monkeypatch):
     add(file, 1)
     assert len(file.read_text().splitlines()) == 2
     file.write_text('{"a": 1}\n{"a": 2}')
-    with pytest.raises(ValueError, match="got 2 votes, which is the most"):
+    with pytest.raises(ValueError, match="2 votes"):
         add(file, 2)
 
 

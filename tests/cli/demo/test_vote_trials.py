@@ -101,7 +101,7 @@ def test_a_typed_prompt_is_a_text_and_never_a_file():
     texts, sounds = [trials.Question(Prompt("a"))], [trials.Question(sound)]
     assert trials.chosen(texts, pair(), "0", "/etc/passwd")[0].prompt == Prompt("/etc/passwd", id="typed")
     for one, several in ((pair(modality="speech"), sounds), (pair(modality="vlm"), texts)):
-        with pytest.raises(ValueError, match="prompts of this pair are more than a text"):
+        with pytest.raises(ValueError, match="more than a text"):
             trials.chosen(several, one, "0", "/etc/passwd")
 
 
@@ -111,9 +111,9 @@ def test_prompts_are_named_by_their_place_in_the_list():
     some = trials.chosen(several, pair(), trials.ANY, " ")
     assert len({one.prompt.text for one in some}) == trials.TRIES
     for place in ("20", "-1", "../x", "٣٣"):
-        with pytest.raises(ValueError, match="expected one of the list"):
+        with pytest.raises(ValueError, match="list"):
             trials.chosen(several, pair(), place, "")
-    with pytest.raises(ValueError, match="no held-out prompt of 'a' can be read here"):
+    with pytest.raises(ValueError, match="held-out.*'a'"):
         trials.chosen([], pair(), trials.ANY, "")
 
 
@@ -189,9 +189,9 @@ def test_an_unknown_pair_opens_nothing(wired):
     page, _ = wired
     (choose,), (draw,) = functions(page, "choose"), functions(page, "draw")
     for name in ("../a", "b", None):
-        with pytest.raises(gr.Error, match="a pair that is not open"):
+        with pytest.raises(gr.Error, match="not open"):
             choose.fn(name)
-        with pytest.raises(gr.Error, match="a pair that is not open"):
+        with pytest.raises(gr.Error, match="not open"):
             next(draw.fn(name, trials.ANY, ""))
     prompts, typed, counts, *_ = choose.fn("a")
     assert prompts["value"] == trials.ANY, "the prompt that was chosen before may be none of these"

@@ -192,14 +192,14 @@ def test_what_is_tried_is_what_was_typed_or_chosen_or_some_of_all():
         and len(chosen(several[:3], one, ANY, "")) == 3
     )
     for place in ("9", "-1", "x"):
-        with pytest.raises(ValueError, match=f"got the prompt '{place}', expected one of the list"):
+        with pytest.raises(ValueError, match=f"'{place}'"):
             chosen(several, one, place, "")
-    with pytest.raises(ValueError, match="no held-out prompt of 'p' can be read here"):
+    with pytest.raises(ValueError, match="held-out.*'p'"):
         chosen([], one, ANY, "")
     picture = Question(Prompt("q", turns=(Turn("user", (Media("image", "a.png"),)),)))
     kept = Question(Prompt("q"), (Text("a"), Text("b")))
     for several_, of in (([picture], one), ([*several, kept], one), (several, pair("p", "qwen_vl", []))):
-        with pytest.raises(ValueError, match="prompts of this pair are more than a text"):
+        with pytest.raises(ValueError, match="more than a text"):
             chosen(several_, of, ANY, "a")
 
 
@@ -243,7 +243,7 @@ def test_a_part_of_a_line_is_removed_and_a_whole_one_ended(left: str, whole: int
         **{"vote_type": TIE, "left": {"text": "a"}, "right": {"text": "b"}, "about": [{"text": "c"}]},
     }
     monkeypatch.setattr(vote_store, "MAX_VOTES", len(rows))
-    with pytest.raises(ValueError, match=rf"v\.jsonl: got {len(rows)} votes, which is the most"):
+    with pytest.raises(ValueError, match=rf"v\.jsonl.*{len(rows)}"):
         append_vote(file, {"vote_type": TIE}, {})
 
 
@@ -265,8 +265,8 @@ def test_media_lie_beside_the_votes_without_loss(tmp_path):
 
 def test_a_file_of_votes_has_its_suffix_and_a_vote_is_one_of_four(tmp_path: Path):
     for name, got in (("v.txt", ".txt"), ("v", "no suffix")):
-        with pytest.raises(ValueError, match=f"got a file of {got}, expected .jsonl"):
+        with pytest.raises(ValueError, match=f"{got}"):
             append_vote(tmp_path / name, {"vote_type": TIE}, {})
-    with pytest.raises(ValueError, match="got the vote 'maybe', expected one of leftvote"):
+    with pytest.raises(ValueError, match="'maybe'"):
         append_vote(tmp_path / "v.jsonl", {"vote_type": "maybe"}, {})
     assert not (tmp_path / "v.jsonl").exists() and vote_store.MAX_VOTES == 5_000

@@ -24,7 +24,7 @@ def samples(*values: float) -> np.ndarray:
 def test_silence_and_another_scale_begin_at_their_limits():
     assert audio._validate(samples(1.01e-4), 1, 2.0).samples.numel() == 1
     assert audio._validate(samples(2.0, -2.0), 1, 2.0).samples.tolist() == [[1.0, -1.0]]
-    for value, reason in ((0.99e-4, "is silent"), (-2.01, r"got samples up to 2.01, expected samples in")):
+    for value, reason in ((0.99e-4, "is silent"), (-2.01, "samples.*2.01")):
         with pytest.raises(Unreadable, match=reason):
             audio._validate(samples(value), 1, 2.0)
 
@@ -33,7 +33,7 @@ def test_a_sound_in_memory_is_as_long_as_it_may_be_and_keeps_its_channels_mean()
     stereo = Audio(torch.tensor([[0.5, 0.25], [0.0, 0.25]]), 2)
     heard = read_audio(Media("audio", stereo), max_seconds=1.0)
     assert heard.samples.tolist() == [[0.25, 0.25]] and heard.rate == 2
-    with pytest.raises(Unreadable, match="a sound in memory: got 1.0 s of sound, expected at most 0.9 s"):
+    with pytest.raises(Unreadable, match="1.0.*0.9"):
         read_audio(Media("audio", stereo), max_seconds=0.9)
 
 
@@ -51,11 +51,11 @@ def clip(seconds: float, rate: int = 100, **options: Any) -> Media:
 def test_a_prompts_clip_is_as_long_as_the_model_hears():
     prompt = Prompt("", "p")
     assert clip_samples(prompt, clip(2.0), 100, 2.0).tolist() == [0.5] * 200
-    with pytest.raises(ValueError, match=r"prompt 'p': its clip has 2.0 s, more than model.seconds=1.99; shorten it"):
+    with pytest.raises(ValueError, match="'p'.*2.0.*model.seconds=1.99"):
         clip_samples(prompt, clip(2.0), 100, 1.99)
-    with pytest.raises(ValueError, match="its clip has 29.0 s, more than model.seconds=2"):  # heard, and too long
+    with pytest.raises(ValueError, match="29.0.*model.seconds=2"):  # heard, and too long
         clip_samples(prompt, clip(29.0), 100, 2.0)
-    with pytest.raises(Unreadable, match="prompt 'p': a sound in memory: got 31.0 s of sound, expected at most 30 s"):
+    with pytest.raises(Unreadable, match="'p'.*31.0.*30"):
         clip_samples(prompt, clip(31.0), 100, 2.0)
     assert len(clip_samples(prompt, clip(31.0), 100, 31.0)) == 3100
     hidden = clip_samples(prompt, clip(0.1, mask="center"), 100, 2.0)
@@ -88,7 +88,7 @@ def test_soundfile_reads_what_begins_as_its_formats_and_av_the_rest(head, by_sou
     (tmp_path / "a.raw").write_bytes(head + bytes(20))
     asked = []
     monkeypatch.setattr(soundfile, "SoundFile", lambda file: asked.append(file))
-    with pytest.raises(Unreadable, match="cannot be read as a sound by soundfile"):
+    with pytest.raises(Unreadable, match="soundfile"):
         read_audio(Media("audio", str(tmp_path / "a.raw")))
     assert bool(asked) == by_soundfile
 
@@ -126,7 +126,7 @@ def test_a_millisecond_more_than_the_model_hears_is_rounding_and_is_left_out():
         assert len(clip_samples(prompt, sound, 1000, 30.0)) == 10 * taken
     for seconds, written in ((30.006, "30.01"), (30.04, "30.04"), (31.0, "31.0")):
         sound = Media("audio", Audio(torch.full((1, round(seconds * 1000)), 0.5), 1000))
-        with pytest.raises(Unreadable, match=f"got {written} s of sound, expected at most 30 s"):
+        with pytest.raises(Unreadable, match=f"{written}.*30"):
             read_audio(sound)
 
 
@@ -173,8 +173,8 @@ def test_the_limit_is_that_of_the_part_and_a_part_behind_the_end_is_refused(kind
     medium = lambda **options: Media("audio", recordings[kind], options)  # noqa: E731
     assert read_audio(medium(start=0.5), max_seconds=0.5).samples.shape == (1, 4_000)
     for options in ({"start": 0.4}, {"end": 0.6}, {}):
-        with pytest.raises(Unreadable, match=r"(0\.6|1\.0) s of sound, expected at most 0.5 s"):
+        with pytest.raises(Unreadable, match=r"(0\.6|1\.0).*0.5"):
             read_audio(medium(**options), max_seconds=0.5)
     for options in ({"start": 1.0}, {"start": 0.5, "end": 1.2}, {"end": 1.1}):
-        with pytest.raises(Unreadable, match=r"has 1\.0+ s, and its part is"):
+        with pytest.raises(Unreadable, match=r"1\.0+"):
             read_audio(medium(**options), max_seconds=2.0)

@@ -83,7 +83,7 @@ def test_a_vocoder_that_fails_stops_the_run_and_names_the_prompt(folder, monkeyp
         raise ValueError("no voice")
 
     monkeypatch.setattr(made, "render", fails)
-    with pytest.raises(RuntimeError, match=r"of prompt '0' \('one 2'\) could not be rendered: ValueError: no voice"):
+    with pytest.raises(RuntimeError, match="'0'.*2.*ValueError"):
         made.rollout(Request(PROMPTS, [0, 1], 2, seed=0))
 
 
@@ -110,7 +110,7 @@ def test_the_prompt_is_the_chat_template_around_the_instruction_and_the_beginnin
     ],
 )
 def test_a_text_with_marks_of_the_model_or_without_words_is_refused(folder, text, got):
-    with pytest.raises(ValueError, match=f"prompt '7': got {re.escape(got)}.*, expected the words to be spoken"):
+    with pytest.raises(ValueError, match=f"'7'.*{re.escape(got)}"):
         loaded(folder, begin="<|sos|>").encode([Prompt(text, "7")])
 
 
@@ -127,11 +127,11 @@ def test_padding_is_the_tokenizers_or_an_end(folder):
 
 
 def test_a_checkpoint_that_cannot_speak_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"has no <\|speech_0\|>, expected a language model over speech tokens"):
+    with pytest.raises(ValueError, match=r"<\|speech_0\|>"):
         loaded(folder, speech_token="<|speech_{}|>")
-    with pytest.raises(ValueError, match="model.end: the vocabulary of .* has no token '<end>'"):
+    with pytest.raises(ValueError, match="model.end.*<end>"):
         loaded(folder, end="<end>")
-    with pytest.raises(ValueError, match="got one of 64 tokens, expected the 65 of"):
+    with pytest.raises(ValueError, match="64.*65"):
         loaded(codec_speech.tiny(tmp_path / "many", codes=65))
     assert loaded(folder, end="<|s_31|>").end_ids == {loaded(folder).tokenizer.convert_tokens_to_ids("<|s_31|>")}
 
@@ -141,14 +141,14 @@ def test_a_model_of_another_type_is_named_with_its_family(tmp_path):
 
     config = config_class(family("codec_speech").sections)()
     config.model.path, config.model.family = whisper.tiny(tmp_path / "w"), "codec_speech"
-    with pytest.raises(ValueError, match="is a model of type 'whisper', .* set model.family to whisper"):
+    with pytest.raises(ValueError, match="whisper.*model.family"):
         family("codec_speech").policy(config, "cpu")
 
 
 def test_codes_with_a_gap_are_refused(folder, tmp_path):
     tokenizer = loaded(folder).tokenizer
     tokenizer.add_tokens(["<|s_40|>"])
-    with pytest.raises(ValueError, match=r"got 33 tokens <\|s_\{\}\|> up to 40 in the vocabulary of 'x'"):
+    with pytest.raises(ValueError, match=r"33.*<\|s_\{\}\|>.*'x'"):
         codec_speech.code_table(tokenizer, "<|s_{}|>", "x")
 
 
@@ -192,15 +192,15 @@ def test_a_codec_of_several_codebooks_is_refused(tmp_path):
         config = DacConfig(**sizes, n_codebooks=books, codebook_size=16, hidden_size=8)
         DacModel(config).save_pretrained(tmp_path / str(books))
     assert vocoders.vocoder("codec", str(tmp_path / "1")).size() == 16
-    with pytest.raises(ValueError, match="got a codec of 2 codebooks, expected one"):
+    with pytest.raises(ValueError, match="codec.*2"):
         vocoders.vocoder("codec", str(tmp_path / "2"))
 
 
 def test_a_vocoder_of_ones_own_is_named_by_its_module():
     assert isinstance(vocoders.vocoder("pipelines.speech.vocoders:Tones"), vocoders.Tones)
-    with pytest.raises(ValueError, match="got a function, expected a Vocoder, a class of one"):
+    with pytest.raises(ValueError, match="function.*Vocoder"):
         vocoders.vocoder("tests.tones:heard")
-    with pytest.raises(ValueError, match="there is no 'tone'. Did you mean 'tones'?"):
+    with pytest.raises(ValueError, match="'tone'.*tones"):
         vocoders.vocoder("tone")
 
 

@@ -165,18 +165,18 @@ def test_a_checkpoint_may_lack_the_mask_of_its_pretraining_and_nothing_else(fold
     masked = ctc.load(without(folders["wav2vec2"], tmp_path / "a", "masked_spec_embed"))
     clip = whole.encode(HEARD[0])
     assert torch.equal(whole.logits(whole.network, clip), masked.logits(masked.network, clip))
-    with pytest.raises(ValueError, match=r"lacks 1 weights, e.g. \['lm_head.weight'\]"):
+    with pytest.raises(ValueError, match=r"1.*\['lm_head.weight'\]"):
         ctc.load(without(folders["wav2vec2"], tmp_path / "b", "lm_head.weight"))
 
 
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
-        (Prompt("write it down", "7"), "prompt '7': got media of kind nothing, expected one sound"),
-        (shown(7, PICTURE), "got media of kind image, expected one sound"),
-        (shown(7, hum(0), "what is said ?"), "got the text 'what is said [?]', expected none, since a CTC recognizer"),
-        (shown(7, hum(0, 0.05)), "prompt '7': its clip of 0.050 s is too short, expected at least 0.1 s"),
-        (shown(7, hum(0, 3.0)), "prompt '7': its clip has 3.0 s, more than model.seconds=2"),
+        (Prompt("write it down", "7"), "'7'"),
+        (shown(7, PICTURE), "image"),
+        (shown(7, hum(0), "what is said ?"), "what is said [?].*CTC"),
+        (shown(7, hum(0, 0.05)), "'7'.*0.050.*0.1"),
+        (shown(7, hum(0, 3.0)), "'7'.*3.0.*model.seconds=2"),
     ],
 )
 def test_what_is_no_clip_is_refused(prompt, reason, folders):
@@ -193,12 +193,12 @@ def test_the_shortest_clip_has_a_frame(kind, folders):
 def test_a_checkpoint_names_its_family_and_one_of_another_kind_is_refused(folders, tmp_path):
     for kind, folder in folders.items():
         assert speech.policy(folder).settings.family.name == "ctc", kind
-    with pytest.raises(ValueError, match="of type 'wavlm', which family 'whisper' does not read; .* to ctc"):
+    with pytest.raises(ValueError, match="wavlm.*whisper"):
         speech.policy(folders["wavlm"], family="whisper")
     other = whisper.tiny(tmp_path)
-    with pytest.raises(ValueError, match="of type 'whisper', which family 'ctc' does not read; .* to whisper"):
+    with pytest.raises(ValueError, match="whisper.*'ctc'"):
         speech.policy(other, family="ctc")
-    with pytest.raises(ValueError, match="got a model of type 'whisper', expected one that transformers lists as CTC"):
+    with pytest.raises(ValueError, match="whisper.*CTC"):
         ctc.load(other)
 
 
@@ -216,7 +216,7 @@ def test_settings_reach_the_policy_and_a_round_costs_a_pass_per_clip(folders):
         "3 clips read to sample, 6 forward and backward",
     )
     assert told.groups == 3
-    with pytest.raises(ValueError, match="model.path: family 'ctc' has no embedded model"):
+    with pytest.raises(ValueError, match="model.path.*'ctc'"):
         family("ctc").check(config)
 
 
@@ -224,7 +224,7 @@ def test_the_answer_of_a_row_is_no_member_of_a_group(folders):
     config = config_class(family("ctc").sections)()
     config = replace(config, data=replace(config.data, reference_in_group=True))
     config = replace(config, model=replace(config.model, path=folders["wavlm"]))
-    with pytest.raises(ValueError, match="data.reference_in_group: got true, expected false with family 'ctc'"):
+    with pytest.raises(ValueError, match="data.reference_in_group.*true.*'ctc'"):
         family("ctc").policy(config, "cpu")
 
 

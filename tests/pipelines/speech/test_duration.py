@@ -46,7 +46,7 @@ def test_the_papers_classes_are_a_tenth_of_a_second_apart_and_reach_half_a_minut
 def test_a_shape_that_cannot_be_is_refused(sizes):
     with pytest.raises(
         ValueError,
-        match="expected at least 2 classes, sizes of at least 1, and a width that is a multiple of 2 x heads",
+        match="classes.*width.*heads",
     ):
         Shape(**sizes)
 
@@ -76,7 +76,7 @@ def test_pretraining_teaches_the_pace_it_is_given():
     probabilities = network(encode(SENTENCES, network.shape.alphabet)).softmax(1)
     mean = (probabilities * torch.arange(24)).sum(1)
     assert (mean - torch.tensor([5.8, 7.5, 2.3])).abs().max() < 1.0
-    with pytest.raises(ValueError, match="got pace=0, .* expected pace > 0"):
+    with pytest.raises(ValueError, match="pace=0.*0"):
         duration.pretrain(network, SENTENCES, pace=0)
 
 
@@ -115,14 +115,14 @@ def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_pat
     assert again.shape == loaded.shape
     with torch.no_grad():
         assert torch.equal(*(one.logits(one.network, PROMPTS) for one in (loaded, again)))
-    with pytest.raises(ValueError, match="the untrained network was not copied"), again.reference():
+    with pytest.raises(ValueError, match="untrained"), again.reference():
         pass
     config = tmp_path / "saved" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "layer": 2}))
-    with pytest.raises(ValueError, match="a duration network has no 'layer'. Did you mean 'layers'"):
+    with pytest.raises(ValueError, match="layer.*layers"):
         duration.load(tmp_path / "saved", renderer_name="tests.speaking:hummer")
     config.unlink()
-    with pytest.raises(FileNotFoundError, match=r"is no folder of a duration network: config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         duration.load(tmp_path / "saved")
 
 
@@ -171,21 +171,21 @@ def test_a_rendering_lasts_as_long_as_asked_and_is_speech_to_its_end(seconds):
 
 def test_what_no_engine_can_say_is_told():
     voice = hummer()
-    with pytest.raises(ValueError, match="returned silence for ''"):
+    with pytest.raises(ValueError, match="silence.*''"):
         voice.render(Prompt(""), 1.0)
-    with pytest.raises(ValueError, match="got a duration of 0 seconds, expected more than 0"):
+    with pytest.raises(ValueError, match="duration of 0"):
         voice.render(PROMPTS[0], 0.0)
-    with pytest.raises(ValueError, match="there is no 'espeek'. Did you mean 'espeak'"):
+    with pytest.raises(ValueError, match="espeek.*espeak"):
         renderer("espeek")
-    with pytest.raises(ValueError, match=r"model\.renderer: 'no_such_module:voice' needs the module 'no_such_module'"):
+    with pytest.raises(ValueError, match=r"model\.renderer.*no_such_module:voice.*no_such_module"):
         renderer("no_such_module:voice")
-    with pytest.raises(ValueError, match="module 'tests.speaking' has no 'hummmer'. Did you mean 'hummer'"):
+    with pytest.raises(ValueError, match="tests.speaking.*hummmer.*hummer"):
         renderer("tests.speaking:hummmer")
 
 
 def test_an_engine_that_is_not_there_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda program: None)
-    with pytest.raises(FileNotFoundError, match=r"apt install espeak-ng .* --model.renderer hibari"):
+    with pytest.raises(FileNotFoundError, match="espeak-ng .* --model.renderer hibari"):
         renderer("espeak")
 
 

@@ -88,12 +88,12 @@ def test_a_network_is_written_into_a_new_folder_and_over_an_old_one(tmp_path):
 def test_a_size_of_another_type_is_refused(name, value, kind, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"family": "duration", name: value}))
-    with pytest.raises(ValueError, match=f"config.json: {name}: got '{value}', expected {kind}"):
+    with pytest.raises(ValueError, match=f"config.json.*{name}.*'{value}'"):
         duration.read_shape(path)
 
 
 def test_a_width_is_a_multiple_of_twice_the_heads_and_there_is_a_head():
-    with pytest.raises(ValueError, match="expected at least 2 classes, sizes of at least 1"):
+    with pytest.raises(ValueError, match="2 classes"):
         Shape(heads=0)
     assert Shape(width=12, heads=6).width == 12
 
@@ -123,7 +123,7 @@ def test_pretraining_by_default_takes_64_pieces_a_step_at_a_rate_of_a_thousandth
 @pytest.mark.parametrize("wrong", [{"pace": 0}, {"spread": -0.1}, {"texts": []}])
 def test_pretraining_needs_a_pace_a_spread_and_texts(wrong):
     given = {"pace": 10, "spread": 0.0, "texts": ["a"], "steps": 0, **wrong}
-    with pytest.raises(ValueError, match="expected pace > 0, spread >= 0 and at least one text"):
+    with pytest.raises(ValueError, match="pace.*0"):
         duration.pretrain(duration.create(SMALL, 0), **given)
     assert math.isnan(duration.pretrain(duration.create(SMALL, 0), ["a"], pace=10, spread=0, steps=0))
 

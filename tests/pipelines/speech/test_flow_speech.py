@@ -73,13 +73,13 @@ def test_a_checkpoint_in_the_published_layout_is_read_whatever_its_name_and_extr
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "vocab.txt").unlink(), "got \\['model.safetensors'\\] and no vocab.txt, expected one"),
-        (lambda f: (f / "model.safetensors").rename(f / "model.pt"), "got no safetensors and a vocab.txt"),
-        (lambda f: (f / "vocab.txt").write_text("a\nb\n"), "vocab.txt: got 2 lines, expected 71, one per row"),
-        (lambda f: save_file({"a": torch.zeros(1)}, f / "model.safetensors"), "expected a checkpoint of F5-TTS"),
+        (lambda f: (f / "vocab.txt").unlink(), r"\['model.safetensors'\].*vocab.txt"),
+        (lambda f: (f / "model.safetensors").rename(f / "model.pt"), "vocab.txt"),
+        (lambda f: (f / "vocab.txt").write_text("a\nb\n"), "vocab.txt.*2.*71"),
+        (lambda f: save_file({"a": torch.zeros(1)}, f / "model.safetensors"), "F5-TTS"),
         (lambda f: drop(f, "norm_out.linear.bias"), "norm_out.linear.bias"),
-        (lambda f: drop(f, "rotary_embed.inv_freq"), "has no 'rotary_embed.inv_freq', expected the layout"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"nothing"), "no model could be read from"),
+        (lambda f: drop(f, "rotary_embed.inv_freq"), "rotary_embed.inv_freq"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"nothing"), "model"),
     ],
 )
 def test_a_checkpoint_that_is_none_is_named(tmp_path, change, message):
@@ -100,9 +100,7 @@ def test_another_familys_checkpoint_is_an_error_that_names_the_family(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     config = config_class(FAMILY.sections)()
     config.model.path = str(tmp_path)
-    with pytest.raises(
-        ValueError, match="is a whisper, which the family 'flow_speech' does not read; take model.family="
-    ):
+    with pytest.raises(ValueError, match="flow_speech.*model.family="):
         FAMILY.policy(config, "cpu")
 
 
@@ -144,17 +142,17 @@ def test_a_quiet_reference_is_amplified_and_its_speech_made_quieter(folder):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (Prompt("", "a"), "prompt 'a' has no text"),
-        (Prompt("日本", "a"), "got the characters \\['日', '本'\\], which the checkpoint's vocab.txt lacks"),
+        (Prompt("", "a"), "'a'"),
+        (Prompt("日本", "a"), r"\['日', '本'\].*vocab.txt"),
         (
             Prompt("hi", "a", meta={"reference_text": "la"}),
-            "got 0 clips and the reference_text 'la.', expected one clip",
+            "0.*reference_text.*'la.'",
         ),
-        (replace(spoken("hi"), meta={}), "got 1 clips and the reference_text '', expected one clip and its transcript"),
-        (Prompt("hi", "a", meta={"seconds": 30}), "got 0.0 s of reference and 30.0 s of speech, .* model.seconds=2"),
-        (spoken("hi", seconds=1.9), "got 1.9 s of reference and 1.6 s of speech"),
-        (Prompt("hi", "a", meta={"seconds": "2"}), "seconds: got '2', expected a positive number"),
-        (Prompt("hi", "a", meta={"seconds": -1}), "seconds: got -1, expected a positive number"),
+        (replace(spoken("hi"), meta={}), "1.*reference_text"),
+        (Prompt("hi", "a", meta={"seconds": 30}), "0.0.*30.0.*model.seconds=2"),
+        (spoken("hi", seconds=1.9), "1.9.*1.6"),
+        (Prompt("hi", "a", meta={"seconds": "2"}), "seconds.*'2'"),
+        (Prompt("hi", "a", meta={"seconds": -1}), "seconds.*-1"),
     ],
 )
 def test_a_row_that_cannot_be_spoken_is_named(folder, prompt, message):
@@ -170,16 +168,16 @@ def test_what_a_row_may_state_is_as_long_as_the_model_speaks_and_not_longer(fold
     assert model.utterance(Prompt("hi", "a", meta={"seconds": most * frame}))[2] == most
     assert model.utterance(Prompt("hi", "a", meta={"seconds": frame}))[2] == 1
     for seconds in ((most + 1) * frame, frame / 3):
-        with pytest.raises(ValueError, match="expected some speech and at most model.seconds=1 s together"):
+        with pytest.raises(ValueError, match="model.seconds=1"):
             model.check(Prompt("hi", "a", meta={"seconds": seconds}))
     two = replace(spoken("hi"), turns=(Turn("user", spoken("hi").media * 2),))
-    with pytest.raises(ValueError, match="got 2 clips and the reference_text 'la la.', expected one"):
+    with pytest.raises(ValueError, match="2.*reference_text.*la la."):
         model.check(two)
 
 
 @pytest.mark.parametrize("seconds", [True, "1", -0.1, 3600.5, float("nan")])
 def test_seconds_are_a_number_of_at_most_an_hour(seconds):
-    with pytest.raises(ValueError, match="prompt 'a': seconds: got .*, expected a positive number, or no such key"):
+    with pytest.raises(ValueError, match="'a'.*seconds"):
         seconds_of(Prompt("hi", "a", meta={"seconds": seconds}))
     assert [seconds_of(Prompt("", "", meta={"seconds": one})) for one in (0, 2, 3600)] == [0, 2, 3600]
     assert seconds_of(Prompt("hi", "a")) == 0
@@ -380,11 +378,11 @@ def test_adapters_are_saved_as_peft_reads_them(folder, tmp_path):
             "velocity",
             "drawn_velocity",
             "transitions",
-            "got drawn_velocity with model.head=velocity, expected drawn_vel",
+            "model.head=velocity",
         ),
-        ("drawn", "flow_sde(a=0.7)", "transitions", "got flow_sde\\(a=0.7\\) with model.head=drawn"),
-        ("drawn", "drawn_velocity", "matching", "sampling.policy: got matching with model.head=drawn"),
-        ("velocity", "ddim", "transitions", "expected flow_sde or"),
+        ("drawn", "flow_sde(a=0.7)", "transitions", "model.head=drawn"),
+        ("drawn", "drawn_velocity", "matching", "model.head=drawn"),
+        ("velocity", "ddim", "transitions", "flow_sde"),
         ("velocity", "flow_sde(a=0.7)", "transitions", ""),
         ("drawn", "drawn_velocity", "transitions", ""),
     ],

@@ -75,7 +75,7 @@ def test_the_sound_of_silence_is_silent():
 def test_a_vocoder_of_ones_own_is_named_by_its_module():
     assert isinstance(vocoder(f"{__name__}:Silent", FORM), Silent)
     assert vocoder("griffin_lim", MelFormat(mels=16)) == GriffinLim(MelFormat(mels=16))
-    with pytest.raises(ValueError, match="there is no 'vocos', expected griffin_lim, or package.module:Class"):
+    with pytest.raises(ValueError, match="vocos.*griffin_lim.*package.module:Class"):
         vocoder("vocos", FORM)
     with pytest.raises(ValueError, match=r"model\.vocoder"):
         vocoder(f"{__name__}:tone", FORM)

@@ -172,30 +172,28 @@ def test_any_rate_and_number_of_channels_is_heard(loaded):
 
 def test_what_cannot_be_heard_is_refused_by_the_name_of_its_prompt(loaded, folder):
     assert loaded.encode([asked("most", hum(0, 30.0))]).ids.shape[1] > 750
-    with pytest.raises(ValueError, match=r"prompt 'more': .* got 30\.1 s of sound, expected at most 30 s"):
+    with pytest.raises(ValueError, match=r"'more'.*30\.1.*30"):
         loaded.encode([asked("more", hum(0, 30.1))])
-    with pytest.raises(ValueError, match=r"prompt 'long': its clip has 3\.3 s, more than model\.seconds=2"):
+    with pytest.raises(ValueError, match=r"'long'.*3\.3.*model\.seconds=2"):
         qwen_audio.load(folder, seconds=2).encode([LONG])
-    with pytest.raises(ValueError, match="seconds: got 31"):
+    with pytest.raises(ValueError, match="seconds.*31"):
         qwen_audio.load(folder, seconds=31)
-    with pytest.raises(ValueError, match="prompt 'short': its clip of 320 samples is too short"):
+    with pytest.raises(ValueError, match="short.*320"):
         loaded.encode([asked("short", hum(0, 0.02))])
-    with pytest.raises(ValueError, match="prompt 'seen': got a medium of kind image, expected audio"):
+    with pytest.raises(ValueError, match="'seen'.*image"):
         loaded.encode([asked("seen", Media("image", Image(torch.zeros(3, 4, 4))))])
-    with pytest.raises(
-        ValueError, match=r"prompt 'forged': its text contains <\|AUDIO\|>, the placeholder of a medium"
-    ):
+    with pytest.raises(ValueError, match=r"forged.*<\|AUDIO\|>"):
         loaded.encode([asked("forged", hum(0), "what is <|AUDIO|> ?")])
 
 
 def test_places_without_features_and_clips_without_places_are_errors(loaded, folder):
     short = dataclasses.replace(loaded)
     short.features = lambda network, context: [rows[:-1] for rows in loaded.features(network, context)]  # type: ignore
-    with pytest.raises(ValueError, match=r"prompt 'one': got 24 features of its media, expected 25"):
+    with pytest.raises(ValueError, match="'one'.*24.*25"):
         rollout(TokenPolicy(short, max_tokens=2), [ONE])
     deaf = qwen_audio.load(folder)
     deaf.tokenizer.chat_template = "{% for message in messages %}{{ message['role'] }}{% endfor %}"
-    with pytest.raises(ValueError, match="prompt 'two': got 0 placeholders .*, expected 2, one per clip"):
+    with pytest.raises(ValueError, match="'two'.*0.*2"):
         deaf.encode([TWO])
 
 
@@ -345,7 +343,7 @@ def test_a_long_recording_is_read_in_windows_of_30_s_whose_features_follow_each_
     policy = TokenPolicy(model, max_tokens=4)
     made = rollout(policy, [long, ONE])
     torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="expected at most 60 s"):
+    with pytest.raises(ValueError, match="60 s"):
         model.encode([asked("longer", hum(0, 61.0), "what ?")])
-    with pytest.raises(ValueError, match="model.seconds=30|expected at most 30 s"):
+    with pytest.raises(ValueError, match="model.seconds=30|30 s"):
         qwen_audio.load(folder).encode([long])

@@ -61,7 +61,7 @@ def test_what_is_packed_repeats_what_was_before_it():
     assert rob_northen.crc16(b"123456789") == 0xBB3D  # the check value of CRC-16/ARC
     checksum = rob_northen.crc16(b"abracadabra")
     assert rob_northen.unpack(packed(11, abracadabra(), checksum)) == b"abracadabra"
-    with pytest.raises(ValueError, match="got 11 bytes with the checksum"):
+    with pytest.raises(ValueError, match="11.*checksum"):
         rob_northen.unpack(packed(11, abracadabra(), checksum + 1))
     with pytest.raises(ValueError, match="expected b'RNC"):
         rob_northen.unpack(b"RNC\2" + bytes(20))
@@ -125,5 +125,5 @@ def test_the_table_names_the_files():
     for number, start, size in entries:
         table += struct.pack("<H", number) + start.to_bytes(3, "little") + size.to_bytes(3, "little")
     assert script.read_files(table, disk) == {7: b"first", 8: b"second", 9: b"third"}
-    with pytest.raises(SystemExit, match="has 27 bytes, expected 28"):
+    with pytest.raises(SystemExit, match="27.*28"):
         script.read_files(table[:-1], disk)

@@ -98,11 +98,11 @@ def test_opus_bytes_are_the_same_each_time_and_sound_alike(tmp_path):
 
 
 def test_too_few_or_equal_sentences_are_refused():
-    with pytest.raises(SystemExit, match="got 3 sentences, and 5 distinct ones of 5 in all files, expected"):
+    with pytest.raises(SystemExit, match="3.*sentences.*5"):
         script.split_sentences(["a", "b", "c"], ["d"], ["e"], 0)
     many = [str(number) for number in range(200)]
     for files in ((["a"] * 200, [], []), (many, ["7"], []), (many, [], ["7"])):
-        with pytest.raises(SystemExit, match=f"distinct ones of {sum(map(len, files))} in all files"):
+        with pytest.raises(SystemExit, match=f"of {sum(map(len, files))} in"):
             script.split_sentences(*files, 0)
 
 

@@ -121,10 +121,10 @@ def test_words_are_encoded_once_and_what_the_model_cannot_make_is_refused(folder
     model.encode([Prompt("rain", "0"), Prompt("rain", "1", meta={"seconds": 0.2})])
     assert len(model.encodings.memory) == 1
     for seconds in (0, 0.6, "long", True, None):
-        with pytest.raises(ValueError, match="prompt 'a': seconds: got .* above 0 of at most 0.512, the longest sound"):
+        with pytest.raises(ValueError, match="'a'.*seconds"):
             model.check(Prompt("rain", "a", meta={"seconds": seconds}))
     for read in (model.check, lambda prompt: model.encode([prompt])):
-        with pytest.raises(ValueError, match="has 151 tokens, expected at most 128, which T5 reads"):
+        with pytest.raises(ValueError, match="151.*128.*T5"):
             read(Prompt("a" * 149, "a"))
     with pytest.raises(ValueError, match="model.seconds"):
         load(stable_audio, folder, seconds=2.0)
@@ -149,17 +149,17 @@ def test_saved_adapters_have_the_names_of_diffusers(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prediction_type": "epsilon"}, "prediction_type: got epsilon, expected v_prediction"),
-        ({"_class_name": "EDMEulerScheduler"}, "got EDMEulerScheduler, expected CosineDPMSolverMultistepScheduler"),
-        ({"sigma_data": 0.5}, "sigma_data: got 0.5, expected 1.0"),
-        ({"_class_name": None}, "_class_name: got None, expected CosineDPMSolverMultistepScheduler"),
-        ({"sigma_schedule": "karras"}, "sigma_schedule: got karras, expected exponential"),
-        ({"final_sigmas_type": "sigma_min"}, "final_sigmas_type: got sigma_min, expected zero"),
-        ({"sigma_min": 0}, "got sigma_min=0 and sigma_max=500, expected 0 < sigma_min < sigma_max"),
-        ({"sigma_min": 500}, "got sigma_min=500 and sigma_max=500, expected 0 < sigma_min < sigma_max"),
-        ({"sigma_min": "low"}, "got sigma_min=low and sigma_max=500"),
-        ({"sigma_max": None}, "got sigma_min=0.3 and sigma_max=None"),
-        ({"sigma_max": float("inf")}, "got sigma_min=0.3 and sigma_max=inf"),
+        ({"prediction_type": "epsilon"}, "prediction_type.*epsilon.*v_prediction"),
+        ({"_class_name": "EDMEulerScheduler"}, "EDMEulerScheduler.*CosineDPMSolverMultistepScheduler"),
+        ({"sigma_data": 0.5}, "sigma_data.*0.5.*1.0"),
+        ({"_class_name": None}, "_class_name.*None.*CosineDPMSolverMultistepScheduler"),
+        ({"sigma_schedule": "karras"}, "sigma_schedule.*karras"),
+        ({"final_sigmas_type": "sigma_min"}, "final_sigmas_type.*sigma_min"),
+        ({"sigma_min": 0}, "sigma_min=0.*sigma_max=500.*sigma_min"),
+        ({"sigma_min": 500}, "sigma_min=500.*sigma_max=500.*sigma_min"),
+        ({"sigma_min": "low"}, "sigma_min=low.*sigma_max=500"),
+        ({"sigma_max": None}, "sigma_min=0.3.*sigma_max=None"),
+        ({"sigma_max": float("inf")}, "sigma_min=0.3.*sigma_max=inf"),
     ],
 )
 def test_a_scheduler_of_another_process_is_refused(change, message, tmp_path):
@@ -171,7 +171,7 @@ def test_a_scheduler_of_another_process_is_refused(change, message, tmp_path):
 
 
 def test_a_scheduler_that_leaves_its_levels_to_diffusers_has_those_of_stable_audio(tmp_path):
-    with pytest.raises(ValueError, match="_class_name: got None, expected CosineDPMSolverMultistepScheduler"):
+    with pytest.raises(ValueError, match="_class_name.*None.*CosineDPMSolverMultistepScheduler"):
         stable_audio.read_sigmas(str(tmp_path))
     (tmp_path / "scheduler").mkdir()
     file = tmp_path / "scheduler" / "scheduler_config.json"
@@ -186,13 +186,13 @@ def test_seconds_are_a_number_of_at_most_the_longest_sound(seconds, monkeypatch)
     monkeypatch.setattr(stable_audio.StableAudio, "longest", 47.0)
     model = object.__new__(stable_audio.StableAudio)
     model.seconds = 47.0
-    with pytest.raises(ValueError, match="prompt 'a': seconds: got .*, expected a number above 0 of at most 47"):
+    with pytest.raises(ValueError, match="'a'.*seconds"):
         model.seconds_of(Prompt("", "a", meta={"seconds": seconds}))
     assert [model.seconds_of(Prompt("", "a", meta=meta)) for meta in ({}, {"seconds": 1})] == [47.0, 1.0]
 
 
 def test_a_scale_of_guidance_below_one_is_refused(folder):
-    with pytest.raises(ValueError, match="model.guidance: got 0.9, expected at least 1, which is none"):
+    with pytest.raises(ValueError, match="model.guidance.*0.9.*1"):
         load(stable_audio, folder, guidance=0.9)
 
 

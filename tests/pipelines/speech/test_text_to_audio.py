@@ -63,7 +63,7 @@ def test_columns_are_named_and_a_missing_file_is_told(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"words": "Rain", "caption": "unused"}\n')
     [prompt] = load_captions(tmp_path / "a.jsonl", {"text": "words"})
     assert prompt.text == "Rain"
-    with pytest.raises(FileNotFoundError, match=r"none.jsonl: there is no such .*\(working directory: /"):
+    with pytest.raises(FileNotFoundError, match="none.jsonl"):
         load_captions(tmp_path / "none.jsonl")
     (tmp_path / "a.csv").write_text("audiocap_id,ytid,caption,seconds\n,,Rain,\n,x,Wind,1\n7,y,Hail,\n")
     rain, wind, hail = load_captions(str(tmp_path / "a.csv"))
@@ -77,16 +77,16 @@ def test_columns_are_named_and_a_missing_file_is_told(tmp_path):
         (
             "a.csv",
             "youtube_id,text\nx,Rain\n",
-            r"a\.csv: got the columns \['youtube_id', 'text'\], expected .* 'caption'",
+            r"a\.csv.*\['youtube_id', 'text'\].*caption",
         ),
-        ("a.csv", "ytid,caption\nx\n", r"a\.csv:2: got another number of cells than the header has"),
-        ("a.csv", "ytid,caption\nx,Rain,loud\n", r"a\.csv:2: got another number of cells"),
-        ("a.csv", "ytid,caption,seconds\nx,Rain,long\n", r"a\.csv:2: seconds: got 'long', expected a number"),
-        ("a.csv", "ytid,caption\nx,Rain\nx,Wind\n", r"a\.csv:3: the id 'x' occurs at .*a\.csv:2 already"),
-        ("a.csv", "ytid,caption\n", "has no captions"),
-        ("a.csv", 'ytid,caption\nx,"Rain\n', r"a\.csv: after line 1: unexpected end of data; correct the quotes"),
-        ("a.jsonl", '{"caption": 3}\n', r"a\.jsonl:1: .*text"),
-        ("a.jsonl", "no object\n", r"a\.jsonl:1: "),
+        ("a.csv", "ytid,caption\nx\n", r"a\.csv:2"),
+        ("a.csv", "ytid,caption\nx,Rain,loud\n", r"a\.csv:2"),
+        ("a.csv", "ytid,caption,seconds\nx,Rain,long\n", r"a\.csv:2.*seconds.*'long'"),
+        ("a.csv", "ytid,caption\nx,Rain\nx,Wind\n", r"a\.csv:3.*'x'.*a\.csv:2"),
+        ("a.csv", "ytid,caption\n", "captions"),
+        ("a.csv", 'ytid,caption\nx,"Rain\n', r"a\.csv.*line 1"),
+        ("a.jsonl", '{"caption": 3}\n', r"a\.jsonl:1"),
+        ("a.jsonl", "no object\n", r"a\.jsonl:1"),
     ],
 )
 def test_a_row_that_is_no_caption_is_an_error_that_names_it(name, content, message, tmp_path):
@@ -103,7 +103,7 @@ def test_the_embedded_captions_are_read_and_share_none():
 
 def test_media_are_refused_and_what_the_model_does_not_take_is_skipped():
     clip = Media("audio", Audio(torch.zeros(1, 9), 8))
-    with pytest.raises(ValueError, match="got 1 media, expected words only"):
+    with pytest.raises(ValueError, match="1 media"):
         SOUNDS.readable(config(), [Prompt("rain", "0", turns=(Turn("user", (clip, "rain")),))], "a file")
 
     class Model:

@@ -44,15 +44,15 @@ def test_a_row_of_ljspeech_may_lack_its_normalized_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("meta.lst", b"a|b|c.wav|d|e|f\n", r"meta.lst:1: got 6 columns \(a\|b\|c.wav\|d\|e\|f\), expected id"),
-        ("metadata.csv", b"a|b|c|d\n", r"metadata.csv:1: got 4 columns"),
-        ("metadata.csv", b"a| |c\n", r"metadata.csv:1: got 3 columns"),
-        ("meta.lst", b"a|b|c\n", r"meta.lst:1: got 3 columns \(a\|b\|c\), expected id\|reference_text\|clip\|text"),
-        ("meta.lst", b"a|b|c.wav|d\n\na||c.wav|d\n", r"meta.lst:3: got 4 columns"),
-        ("meta.lst", b"a|b|c.wav|d\na|b|c.wav|e\n", r"meta.lst:2: the id 'a' occurs at .*meta.lst:1 already"),
-        ("meta.lst", b"\n", "has no rows; expected id"),
-        ("metadata.csv", b"a\n", r"metadata.csv:1: got 1 columns \(a\), expected id\|text\|text as it is spoken"),
-        ("metadata.csv", b"\xff|b\n", r"metadata.csv:1: not UTF-8 text"),
+        ("meta.lst", b"a|b|c.wav|d|e|f\n", r"meta.lst:1.*6.*a\|b\|c.wav\|d\|e\|f"),
+        ("metadata.csv", b"a|b|c|d\n", "metadata.csv:1.*4"),
+        ("metadata.csv", b"a| |c\n", "metadata.csv:1.*3"),
+        ("meta.lst", b"a|b|c\n", r"meta.lst:1.*3.*a\|b\|c"),
+        ("meta.lst", b"a|b|c.wav|d\n\na||c.wav|d\n", "meta.lst:3.*4"),
+        ("meta.lst", b"a|b|c.wav|d\na|b|c.wav|e\n", "meta.lst:2.*'a'.*meta.lst:1"),
+        ("meta.lst", b"\n", "rows"),
+        ("metadata.csv", b"a\n", r"metadata.csv:1.*1.*id\|text\|text"),
+        ("metadata.csv", b"\xff|b\n", "metadata.csv:1.*UTF-8"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path, name, content, message):
@@ -65,10 +65,10 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, name, content, message):
 def test_columns_of_a_list_have_no_names(tmp_path, family):
     (tmp_path / "meta.lst").write_text("a|b|c.wav|d\n")
     named = ["--model.family", family, "--model.path", "x", "--data.columns", "words=text"]
-    with pytest.raises(ValueError, match="data.columns: '.*meta.lst' is a list whose columns have no names"):
+    with pytest.raises(ValueError, match="data.columns.*meta.lst"):
         families()[family].read(read(named, ""), str(tmp_path / "meta.lst"))
 
 
 def test_a_missing_list_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.lst: there is no such file"):
+    with pytest.raises(FileNotFoundError, match="nowhere.lst"):
         read_voices(str(tmp_path / "nowhere.lst"))

@@ -186,14 +186,14 @@ def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
     family = whisper.load(folder, seconds=2)
     slow, fast = (family.encode([clip(1, rate=rate)]).media[0] for rate in (8_000, 44_100))
     assert slow.shape == fast.shape == (80, 3000)
-    with pytest.raises(ValueError, match=r"prompt '5': its clip has 3\.0 s, more than model\.seconds=2"):
+    with pytest.raises(ValueError, match=r"'5'.*3\.0.*model\.seconds=2"):
         family.encode([clip(5, seconds=3)])
     picture = Media("image", Image(torch.zeros(3, 4, 4)))
-    with pytest.raises(ValueError, match="prompt 'p': got media of kind image, expected one sound"):
+    with pytest.raises(ValueError, match="'p'.*image"):
         family.encode([Prompt("", "p", turns=(Turn("user", (picture,)),))])
-    with pytest.raises(ValueError, match=r"prompt 'q': got the text 'what \?', expected none"):
+    with pytest.raises(ValueError, match=r"'q'.*what \?"):
         family.encode([Prompt("what ?", "q", turns=(Turn("user", (*clip(1).media, "what ?")),))])
-    with pytest.raises(ValueError, match="seconds: got 31"):
+    with pytest.raises(ValueError, match="seconds.*31"):
         whisper.load(folder, seconds=31)
 
 
@@ -206,14 +206,14 @@ def test_a_transcript_is_spelled_with_a_space_before_it_and_its_end_behind(folde
 
 
 def test_checkpointing_is_refused_before_anything_is_read():
-    with pytest.raises(ValueError, match="gradient_checkpointing: got True, expected False, since family 'whisper'"):
+    with pytest.raises(ValueError, match="gradient_checkpointing.*True.*False"):
         whisper.load("nowhere", Training(gradient_checkpointing=True))
 
 
 def test_an_extractor_of_another_rate_is_no_whispers(folder):
     family = whisper.load(folder)
     family.extractor.sampling_rate = 8_000
-    with pytest.raises(ValueError, match="sampling rate of 8000"):
+    with pytest.raises(ValueError, match="8000"):
         family.encode([clip(1)])
 
 
@@ -287,15 +287,15 @@ def test_a_row_chooses_its_language_and_task(folders):
     [
         ("multilingual", {"meta": {"language": "chines"}}, "chines.*chinese"),
         ("multilingual", {"meta": {"language": "fr"}}, "fr"),
-        ("multilingual", {"meta": {"language": 5}}, "language: got 5"),
+        ("multilingual", {"meta": {"language": 5}}, "language.*5"),
         ("multilingual", {"task": "translat"}, "translat.*translate"),
-        ("english", {"meta": {"language": "zh"}}, "language zh.*English-only"),
-        ("english", {"task": "translate"}, "task translate.*English-only"),
+        ("english", {"meta": {"language": "zh"}}, "zh.*English-only"),
+        ("english", {"task": "translate"}, "translate.*English-only"),
     ],
 )
 def test_a_language_or_task_that_the_model_lacks_is_an_error_of_its_row(kind, row, named, folders):
     family = whisper.load(folders[kind], seconds=4)
-    with pytest.raises(ValueError, match=rf"prompt '7': .*{named}"):
+    with pytest.raises(ValueError, match=f"'7'.*{named}"):
         family.encode([replace(clip(7), **row)])
 
 
@@ -398,9 +398,9 @@ def test_rows_without_a_language_have_that_of_the_model_by_which_rewards_compare
 
 @pytest.mark.parametrize(("row", "named"), [({"language": "englsh"}, "englsh.*english"), ({"task": "math"}, "math")])
 def test_an_unknown_language_or_task_is_an_error_of_its_row_when_rows_are_read(row, named, folders, tmp_path):
-    with pytest.raises(ValueError, match=f"prompt '1': .*{named}"):
+    with pytest.raises(ValueError, match=f"'1'.*{named}"):
         family("whisper").read(whisper_config(folders["multilingual"]), rows_of(tmp_path, {}, row))
-    with pytest.raises(ValueError, match="model.language: .*klingon"):
+    with pytest.raises(ValueError, match="model.language"):
         family("whisper").read(whisper_config(folders["multilingual"], "klingon"), rows_of(tmp_path, {}))
 
 
@@ -408,7 +408,7 @@ def test_an_unknown_language_or_task_is_an_error_of_its_row_when_rows_are_read(r
 def test_transcripts_longer_than_the_decoder_has_positions_are_refused_before_it_is_loaded(kind, most, folders):
     """64 positions, of which the prompt takes two or four."""
     family("whisper").check(whisper_config(folders[kind], max_tokens=most))
-    with pytest.raises(ValueError, match=f"sampling.max_tokens: got {most + 1}, expected at most {most}"):
+    with pytest.raises(ValueError, match=f"sampling.max_tokens.*{most + 1}.*{most}"):
         family("whisper").check(whisper_config(folders[kind], max_tokens=most + 1))
     model = whisper.load(folders[kind], seconds=4)
     model.end_ids = frozenset()
@@ -443,13 +443,13 @@ def test_a_long_recording_is_read_in_windows_of_30_s(folder):
     changed[:, 30 * RATE :] *= 0.1
     other = replace(long, turns=(Turn("user", (Media("audio", Audio(changed, RATE)),)),))
     assert not torch.equal(model.encode([other]).media[0][1], context.media[1][1])  # the end is read
-    with pytest.raises(ValueError, match="expected at most 60 s"):
+    with pytest.raises(ValueError, match="60 s"):
         model.encode([clip(0, 61.0)])
 
 
 @pytest.mark.parametrize(("seconds", "windows"), [(20.0, 2), (30.0, 0), (31.0, 1), (31.0, 2)])
 def test_windows_are_of_30_s(seconds, windows, folder):
-    with pytest.raises(ValueError, match="windows: got|seconds: got"):
+    with pytest.raises(ValueError, match="windows|seconds"):
         whisper.load(folder, seconds=seconds, windows=windows)
 
 

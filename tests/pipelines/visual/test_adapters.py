@@ -91,7 +91,7 @@ def test_saved_adapters_go_on_bit_for_bit(folder, tmp_path, dtype):
     saved = {name: p for name, p in model.network.named_parameters() if p.requires_grad}
     assert trained.keys() == saved.keys()
     assert all(torch.equal(trained[name], saved[name]) for name in saved)
-    with pytest.raises(ValueError, match=r"lora_rank: got 4, expected 2, the rank of the adapters in .*, or 0"):
+    with pytest.raises(ValueError, match="lora_rank.*4"):
         ours(folder, weights=tmp_path, lora_rank=4)
     with pytest.raises(FileNotFoundError, match="elsewhere"):
         ours(folder, weights=tmp_path / "elsewhere")
@@ -100,12 +100,12 @@ def test_saved_adapters_go_on_bit_for_bit(folder, tmp_path, dtype):
 def test_adapters_of_another_network_are_refused(folder, words_folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_targets=["attn2.to_q"])  # dual attention, which the other lacks
     model.save(tmp_path, model.network)
-    with pytest.raises(ValueError, match=r"no module's name ends in 'attn2.to_q'"):
+    with pytest.raises(ValueError, match="attn2.to_q"):
         ours(words_folder, weights=tmp_path)
 
 
 def test_a_target_that_no_module_has_is_an_error(words_folder):
-    with pytest.raises(ValueError, match=r"'attn.to_qq'.*Did you mean 'attn.to_q'"):
+    with pytest.raises(ValueError, match="attn.to_qq.*attn.to_q"):
         ours(words_folder, lora_rank=2, lora_targets=["attn.to_k", "attn.to_qq"])
 
 

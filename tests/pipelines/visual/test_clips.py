@@ -212,7 +212,7 @@ def test_a_grid_of_very_many_clips_shows_the_first_and_stays_within_what_webp_ca
 
 
 def test_a_picture_among_clips_is_an_error():
-    with pytest.raises(TypeError, match="got Image, expected a Video among clips"):
+    with pytest.raises(TypeError, match="Image.*Video"):
         clips.frames_of(Image(torch.zeros(3, 8, 8)))
 
 

@@ -70,7 +70,7 @@ def test_a_vae_that_overflows_in_half_precision_is_found(folders, name):
                 parameter.mul_(1e6)
     assert filmed(model).isfinite().all()
     model.limit_memory(MemoryOptions(vae_dtype="float16"), name)
-    with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN or infinite"):
+    with pytest.raises(ValueError, match="VAE.*float16.*NaN"):
         filmed(model)
 
 
@@ -84,7 +84,7 @@ def test_the_text_encoders_can_be_freed(tmp_path, name):
     assert parts["text_encoder"] is None and parts.get("text_encoder_2") is None and parts["vae"] is not None
     after = model.encode(prompts)
     assert all(torch.equal(*pair) for pair in zip(before.tensors, after.tensors, strict=True))
-    with pytest.raises(KeyError, match="was not encoded before the text encoders were freed"):
+    with pytest.raises(KeyError, match="encoded"):
         model.encode([pictured("another", 9) if name.endswith("i2v") else Prompt("another")])
 
 
@@ -99,6 +99,6 @@ def test_the_text_encoders_can_be_freed(tmp_path, name):
 )
 def test_another_family_names_the_one_to_take(tmp_path, declared, name):
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": declared}))
-    with pytest.raises(ValueError, match=f"which the family 'sd3' does not read; take model.family={name}$"):
+    with pytest.raises(ValueError, match=f"'sd3'.*model.family={name}"):
         families()["sd3"].refuse_other_architectures(str(tmp_path))
     families()[name].refuse_other_architectures(str(tmp_path))

@@ -140,7 +140,7 @@ def test_a_negative_prompt_keeps_the_picture_and_a_row_s_own_comes_first():
         negative = negative_of(replace(prompt, meta=meta), default)
         assert negative.text == text and len(negative.media) == 1
     assert negative_of(replace(prompt, meta={"negative_prompt": ""}), "b").text == ""
-    with pytest.raises(ValueError, match="prompt '7': negative_prompt: got 3"):
+    with pytest.raises(ValueError, match="'7'.*negative_prompt.*3"):
         negative_of(replace(prompt, meta={"negative_prompt": 3}))
 
 
@@ -158,7 +158,7 @@ def test_forgotten_encoders_are_no_longer_in_memory(folder):
 
 def test_a_prompt_is_never_cut(folder):
     long = Prompt("a " * 60)
-    with pytest.raises(ValueError, match=r"has \d+ tokens, expected at most 48, which T5 reads; shorten it"):
+    with pytest.raises(ValueError, match=r"\d+.*48.*T5"):
         ours(folder).encode([long])
 
 
@@ -171,7 +171,7 @@ def test_a_run_skips_prompts_that_would_be_cut_and_says_so(folder):
     usable, skipped = family.accept(config, policy, [*fine, Prompt("a " * 60, "long")])
     assert [prompt.id for prompt in usable] == [prompt.id for prompt in fine]
     assert [(one.id, "which T5 reads" in one.reason) for one in skipped] == [("long", True)]
-    with pytest.raises(ValueError, match="2 of 20 cannot be read whole, more than data.skip_limit=0.05"):
+    with pytest.raises(ValueError, match="2.*20.*data.skip_limit=0.05"):
         family.accept(config, policy, [*fine[:18], Prompt("a " * 60, "x"), Prompt("b " * 60, "y")])
 
 
@@ -183,7 +183,7 @@ def test_the_given_picture_is_the_prompts_one_picture(tmp_path):
     for media, expected in ((Media("image", str(tmp_path / "x.png")), (10, 20, 30)), (picture(1.0), (255, 255, 255))):
         assert given_picture(with_media("a", media), "wan").getpixel((0, 0)) == expected
     for got, wrong in WRONG.items():
-        with pytest.raises(ValueError, match=rf"\(id '7'\): got media {got}, expected one picture, .* family 'wan'"):
+        with pytest.raises(ValueError, match=f"'7'.*{got}.*'wan'"):
             given_picture(with_media("a", *wrong), "wan")
 
 
@@ -198,7 +198,7 @@ WRONG = {
 @pytest.mark.parametrize("required", [False, True])
 @pytest.mark.parametrize("got", ["image, image", "audio"])
 def test_other_media_than_one_picture_are_refused_even_where_none_is_required(got, required):
-    with pytest.raises(ValueError, match=f"^f.jsonl: prompt '7': got media {got}, expected one picture"):
+    with pytest.raises(ValueError, match=f"f.jsonl.*'7'.*{got}"):
         check_pictures([with_media("a", *WRONG[got])], "wan", required, "f.jsonl", 0.5)
 
 
@@ -213,9 +213,9 @@ def test_rows_with_unreadable_pictures_are_skipped_and_rows_without_are_an_error
     missing = with_media("b", Media("image", str(tmp_path / "none.png")))
     usable, skipped = check_pictures([*rows, missing], "wan", True, "f.jsonl", 0.05)
     assert usable == rows and [one.id for one in skipped] == ["7"]
-    with pytest.raises(ValueError, match="f.jsonl: 1 of 20 prompts have a picture that cannot be read"):
+    with pytest.raises(ValueError, match="f.jsonl.*1.*20"):
         check_pictures([*rows, missing], "wan", True, "f.jsonl", 0.04)
-    with pytest.raises(ValueError, match="prompt '': got media none, expected one picture"):
+    with pytest.raises(ValueError, match="'': .*media none"):
         check_pictures([*rows, Prompt("c")], "wan", True, "f.jsonl", 0.5)
     assert check_pictures([*rows, Prompt("c")], "wan", False, "f.jsonl", 0.5)[0] == [*rows, Prompt("c")]
 
@@ -241,7 +241,7 @@ def test_rows_with_and_without_a_picture_are_predicted_apart_in_their_order(give
 
 def test_a_family_of_words_takes_no_pictures():
     family = families()["sd3"]
-    with pytest.raises(ValueError, match="got 1 media, expected words only, since this model takes no pictures"):
+    with pytest.raises(ValueError, match="1 media"):
         family.readable(config_class(family.sections)(), [with_media("a", picture(0.5))], "f.jsonl")
 
 
@@ -252,9 +252,7 @@ def test_a_checkpoint_of_another_family_is_named_with_the_family_to_take(folder)
     family = families()["flux"]
     config = config_class(family.sections)()
     config.model = replace(config.model, path=str(folder))
-    with pytest.raises(
-        ValueError, match="is a StableDiffusion3Pipeline, which the family 'flux' does not .*family=sd3"
-    ):
+    with pytest.raises(ValueError, match="StableDiffusion3Pipeline.*'flux'.*family=sd3"):
         family.policy(config, "cpu")
 
 
@@ -272,7 +270,7 @@ def test_a_checkpoint_of_another_family_is_named_with_the_family_to_take(folder)
 )
 def test_the_nearest_size_is_a_multiple_within_the_limit(size, unit, most, nearest):
     assert nearest_multiple(size, unit, most) == nearest
-    with pytest.raises(ValueError, match=f"width: got {size} pixels.*at most {most}; the nearest is {nearest}$"):
+    with pytest.raises(ValueError, match=f"width.*{size}.*{nearest}"):
         latent_size(unit, size, unit=unit, factor=8, default=4, most=most)
 
 
@@ -283,7 +281,7 @@ def test_a_size_of_zero_is_the_default_of_each_side():
 
 @pytest.mark.parametrize(("frames", "nearest"), [(2, 1), (4, 5), (7, 9), (0, 1), (-3, 1)])
 def test_the_nearest_number_of_frames_is_one_more_than_a_multiple(frames, nearest):
-    with pytest.raises(ValueError, match=f"frames: got {frames}, .* multiple of 4, .*; the nearest is {nearest}$"):
+    with pytest.raises(ValueError, match=f"frames.*{frames}.*{nearest}"):
         latent_frames(frames, 4)
 
 
@@ -292,7 +290,7 @@ def test_the_largest_size_and_the_longest_clip_are_possible():
     assert latent_frames(13, 4, most=4) == 4
     most = 2**30  # where no network says less
     assert latent_frames(4 * most - 3, 4) == most
-    with pytest.raises(ValueError, match=f"frames: got {4 * most + 1}, expected at most {4 * most - 3}, which is also"):
+    with pytest.raises(ValueError, match=f"frames.*{4 * most + 1}.*{4 * most - 3}"):
         latent_frames(4 * most + 1, 4)
 
 
@@ -307,9 +305,9 @@ def test_a_vae_that_overflows_is_named_with_its_precision(folder):
     model = ours(folder)
     refuse_overflow(torch.ones(2), model.architecture.pipeline)
     model.architecture.pipeline.vae.half()
-    with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN or infinite .*float32"):
+    with pytest.raises(ValueError, match="VAE.*float16.*NaN"):
         refuse_overflow(torch.tensor([0.0, math.inf]), model.architecture.pipeline)
-    with pytest.raises(ValueError, match=r"the VAE \(float32\) makes"):  # of a small model, which has none
+    with pytest.raises(ValueError, match="VAE.*float32"):  # of a small model, which has none
         refuse_overflow(torch.tensor([0.0, math.nan]), None)
 
 

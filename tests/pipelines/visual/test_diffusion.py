@@ -251,7 +251,7 @@ def test_a_vae_that_overflows_half_precision_is_found_and_named(folder):
         assert all(bool(picture.pixels.isfinite().all()) for picture in model.decode(latents))
     model.limit_memory(SdxlOptions(vae_dtype="float16"), "the test")
     assert all(bool(parameter.isfinite().all()) for parameter in vae.parameters())
-    with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN.*vae_dtype=float32"):
+    with pytest.raises(ValueError, match="VAE.*float16.*NaN"):
         model.decode(latents)
 
 

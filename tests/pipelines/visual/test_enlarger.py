@@ -57,7 +57,7 @@ def test_by_default_sides_are_doubled_by_32_channels():
 def test_half_an_enlarger_is_no_enlarger(name, tmp_path):
     enlarger().save(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{name} is missing"):
+    with pytest.raises(FileNotFoundError, match=name):
         Enlarger.load(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_a_model_with_an_enlarger_draws_and_saves_larger_pictures(words_folder, 
         expected = [((picture + 1) / 2).clamp(0, 1) for picture in enlarger()(x)]
     for shown, wanted in zip(large.decode(x), expected, strict=True):
         torch.testing.assert_close(shown.pixels, wanted)
-    with pytest.raises(ValueError, match="height: got 36 pixels, expected a multiple of 8"):
+    with pytest.raises(ValueError, match="height.*36.*8"):
         sd3.load(folder, height=36)
     large.save(tmp_path / "saved", large.network)
     again = sd3.load(tmp_path / "saved")

@@ -117,9 +117,9 @@ def brightness(prompts: Any, outputs: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "asked", "match"),
     [
-        ("sd3", {"evaluation_height": 21, "evaluation_width": 16}, r"sampling\.evaluation_height: got 21 pixels"),
-        ("wan", {"evaluation_frames": 6}, r"sampling\.evaluation_frames: got 6"),
-        ("ltx_i2v", {"evaluation_frames": 1}, r"sampling\.evaluation_frames: got 1"),
+        ("sd3", {"evaluation_height": 21, "evaluation_width": 16}, r"sampling\.evaluation_height.*21"),
+        ("wan", {"evaluation_frames": 6}, r"sampling\.evaluation_frames.*6"),
+        ("ltx_i2v", {"evaluation_frames": 1}, r"sampling\.evaluation_frames.*1"),
     ],
 )
 def test_a_size_that_the_model_cannot_make_is_named_by_its_setting(name, asked, match, tiny):
@@ -128,14 +128,14 @@ def test_a_size_that_the_model_cannot_make_is_named_by_its_setting(name, asked, 
 
 
 def test_frames_of_a_family_of_images_are_refused():
-    with pytest.raises(ValueError, match=r"sampling\.evaluation_frames: got 5"):
+    with pytest.raises(ValueError, match=r"sampling\.evaluation_frames.*5"):
         family("sd3").check(config_of("sd3", "", {}, {"evaluation_frames": 5}))
 
 
 def test_guidance_that_a_distilled_checkpoint_does_not_take_is_refused(tmp_path):
     folder = str(flux2_klein.tiny(tmp_path, distilled=True))
     for setting in ("evaluation_guidance", "rollout_guidance"):
-        with pytest.raises(ValueError, match=rf"sampling\.{setting}: got 4.0.*distilled"):
+        with pytest.raises(ValueError, match=rf"sampling\.{setting}.*4.0"):
             policy_of("flux2_klein", folder, {"guidance": 1.0}, {setting: 4.0})
 
 

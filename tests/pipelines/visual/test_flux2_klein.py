@@ -113,7 +113,7 @@ def test_a_distilled_model_takes_no_guidance(distilled):
     start = noise(model)
     end = model.architecture.denormalized(draw(model, model.network, start))
     torch.testing.assert_close(end, theirs(pipeline(distilled), start, PROMPTS, guidance_scale=4.0), atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="guidance: got 4.0, expected 1, since .* is distilled"):
+    with pytest.raises(ValueError, match="guidance.*4.0.*1"):
         ours(distilled)
 
 
@@ -161,15 +161,15 @@ def test_saved_adapters_give_diffusers_the_same_picture(base, pipe, tmp_path):
 def test_what_the_model_cannot_do_is_refused(base):
     model = ours(base)
     model.encode([Prompt("a" * 44)])  # 4 tokens of the chat template
-    with pytest.raises(ValueError, match="has 49 tokens, expected at most 48, which Qwen 3"):
+    with pytest.raises(ValueError, match="49.*48.*Qwen"):
         model.encode([Prompt("a" * 45)])
-    with pytest.raises(ValueError, match="height: got 18 pixels, expected a multiple of 4.*nearest is 16"):
+    with pytest.raises(ValueError, match="height.*18.*16"):
         ours(base, height=18)
-    with pytest.raises(ValueError, match="guidance: got 0.5"):
+    with pytest.raises(ValueError, match="guidance.*0.5"):
         ours(base, guidance=0.5)
-    with pytest.raises(ValueError, match="got media video, expected one picture"):
+    with pytest.raises(ValueError, match="media video"):
         model.encode(SEEN[1:2])
-    with pytest.raises(ValueError, match="is a Flux2KleinPipeline, .*take model.family=flux2_klein"):
+    with pytest.raises(ValueError, match="Flux2KleinPipeline.*model.family=flux2_klein"):
         FAMILIES["flux"].refuse_other_architectures(str(base))
     parts = (model.architecture.pipeline.vae, model.architecture.pipeline.text_encoder)
     assert not any(parameter.requires_grad for part in parts for parameter in part.parameters())

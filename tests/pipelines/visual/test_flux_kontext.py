@@ -163,11 +163,11 @@ def test_a_tree_over_edits_scores_as_it_sampled(folder):
 
 def test_what_the_model_cannot_do_is_refused(folder):
     model = ours(folder)
-    with pytest.raises(ValueError, match="got media video, expected one picture"):
+    with pytest.raises(ValueError, match="media video"):
         model.encode(SEEN[1:2])
-    with pytest.raises(ValueError, match="has 50 tokens, expected at most 48, which T5 reads"):
+    with pytest.raises(ValueError, match="50.*48.*T5"):
         model.encode([Prompt("a" * 48)])
-    with pytest.raises(ValueError, match="width: got 22 pixels, expected a multiple of 4.*nearest is 24"):
+    with pytest.raises(ValueError, match="width.*22.*24"):
         ours(folder, width=22)
-    with pytest.raises(ValueError, match="is a FluxKontextPipeline, .*take model.family=flux_kontext"):
+    with pytest.raises(ValueError, match="FluxKontextPipeline.*model.family=flux_kontext"):
         FAMILIES["flux"].refuse_other_architectures(str(folder))

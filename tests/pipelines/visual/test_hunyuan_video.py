@@ -114,7 +114,7 @@ def test_a_tokenizer_that_does_not_fit_the_template_is_refused(tmp_path):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(copy / "tokenizer", bos_token=None)
     tokenizer.backend_tokenizer.post_processor = None
     tokenizer.save_pretrained(copy / "tokenizer")
-    with pytest.raises(ValueError, match=r"tokenizer: reads the template before a prompt as 94 tokens, expected 95"):
+    with pytest.raises(ValueError, match="tokenizer.*94.*95"):
         ours(copy)
 
 
@@ -152,10 +152,10 @@ def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"height": 24}, "height: got 24 pixels, expected a multiple of 16, .* the nearest is 32"),
-        ({"width": 8}, "width: got 8 pixels, expected a multiple of 16, .* the nearest is 16"),
-        ({"frames": 24}, "frames: got 24, expected 1 more than a multiple of 4, .* the nearest is 25"),
-        ({"true_cfg_scale": 0.5}, "true_cfg_scale: got 0.5, expected 1"),
+        ({"height": 24}, "height.*24.*32"),
+        ({"width": 8}, "width.*8.*16"),
+        ({"frames": 24}, "frames.*24.*25"),
+        ({"true_cfg_scale": 0.5}, "true_cfg_scale.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
@@ -172,10 +172,10 @@ def test_the_clips_of_the_model_itself_are_the_default(folder):
 def test_a_prompt_that_llama_would_not_read_to_its_end_is_refused(folder):
     model = ours(folder)
     model.encode([Prompt("a" + " b" * 19)])  # 39 tokens and the end of the turn
-    with pytest.raises(ValueError, match=r"has 137 tokens, expected at most 135, which Llama \(with the 95 of its"):
+    with pytest.raises(ValueError, match="137.*135.*Llama"):
         model.encode([Prompt("a" + " b" * 20)])
 
 
 def test_media_are_refused(folder):
-    with pytest.raises(ValueError, match="this model takes no pictures"):
+    with pytest.raises(ValueError, match="1 media"):
         ours(folder).encode([shown(0, PICTURE, "a")])

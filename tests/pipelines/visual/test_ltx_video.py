@@ -132,10 +132,10 @@ def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"height": 80}, "height: got 80 pixels, expected a multiple of 32, .* the nearest is 64"),
-        ({"width": 8}, "width: got 8 pixels, expected a multiple of 32, .* the nearest is 32"),
-        ({"frames": 24}, "frames: got 24, expected 1 more than a multiple of 4, .* the nearest is 25"),
-        ({"guidance": 0.5}, "guidance: got 0.5, expected 1"),
+        ({"height": 80}, "height.*80.*64"),
+        ({"width": 8}, "width.*8.*32"),
+        ({"frames": 24}, "frames.*24.*25"),
+        ({"guidance": 0.5}, "guidance.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
@@ -151,12 +151,12 @@ def test_the_clips_of_the_pipeline_are_the_default(folder):
 def test_a_prompt_that_t5_would_not_read_to_its_end_is_refused(folder):
     model = ours(folder)
     model.encode([Prompt("b" * 46)])  # with the start of a word and the end of the text
-    with pytest.raises(ValueError, match="has 49 tokens, expected at most 48, which T5 reads"):
+    with pytest.raises(ValueError, match="49.*48.*T5"):
         model.encode([Prompt("b" * 47)])
 
 
 def test_media_are_refused(folder):
-    with pytest.raises(ValueError, match="this model takes no pictures"):
+    with pytest.raises(ValueError, match="1 media"):
         ours(folder).encode([shown(0, PICTURE, "a")])
 
 

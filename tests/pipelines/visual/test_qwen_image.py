@@ -114,21 +114,21 @@ def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
     model = ours(folder)
     words = 48 - 5  # bytes; <|im_end|>, newline, <|im_start|>, assistant and newline follow
     assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
-    with pytest.raises(ValueError, match=r"has 83 tokens, expected at most 82, which Qwen2.5-VL \(34 of them an"):
+    with pytest.raises(ValueError, match="83.*82.*Qwen2.5-VL"):
         model.encode([Prompt("x" * (words + 1))])
     assert qwen_image.check_text_tokens(1024, 1024) is None
-    with pytest.raises(ValueError, match="max_sequence_length: got 1025, expected at most 1024"):
+    with pytest.raises(ValueError, match="max_sequence_length.*1025.*1024"):
         qwen_image.load(folder, max_sequence_length=1025)
 
 
 @pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (1, 4)])
 def test_a_size_between_two_tokens_is_refused_with_the_nearest(folder, size, nearest):
-    with pytest.raises(ValueError, match=rf"height: got {size} pixels, .* multiple of 4, .* nearest is {nearest}$"):
+    with pytest.raises(ValueError, match=f"height.*{size}.*{nearest}"):
         qwen_image.load(folder, height=size)
 
 
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
-    with pytest.raises(ValueError, match="is a QwenImagePipeline, .* 'flux' does not read; .*model.family=qwen_image"):
+    with pytest.raises(ValueError, match="QwenImagePipeline.*'flux'.*model.family=qwen_image"):
         FAMILIES["flux"].refuse_other_architectures(str(folder))
 
 

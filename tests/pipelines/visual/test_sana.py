@@ -100,14 +100,14 @@ def test_a_checkpoint_with_the_euler_scheduler_keeps_its_levels(tmp_path):
 def test_a_scheduler_of_a_diffusion_is_refused(tmp_path):
     folder = sana.tiny(tmp_path)
     DPMSolverMultistepScheduler().save_pretrained(folder / "scheduler")
-    with pytest.raises(ValueError, match="got prediction_type epsilon and use_flow_sigmas False, expected"):
+    with pytest.raises(ValueError, match="prediction_type.*use_flow_sigmas.*False"):
         ours(folder)
 
 
 @pytest.mark.parametrize(("prediction", "flow"), [("epsilon", True), ("flow_prediction", False), (None, None)])
 def test_a_solver_that_is_not_wholly_of_a_flow_is_refused(prediction, flow):
     scheduler = SimpleNamespace(config={"prediction_type": prediction, "use_flow_sigmas": flow, "flow_shift": 3.0})
-    with pytest.raises(ValueError, match=f"of 'there': got prediction_type {prediction} and use_flow_sigmas {flow}, "):
+    with pytest.raises(ValueError, match=f"there.*prediction_type.*{prediction}"):
         sana.euler(scheduler, "there")
 
 
@@ -127,18 +127,18 @@ def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
 def test_a_prompt_longer_than_gemma_reads_is_refused(folder):
     model = ours(folder)
     model.encode([Prompt("a" * 46)])
-    with pytest.raises(ValueError, match=r"prompt 'aaa.*has \d+ tokens, expected at most \d+, which Gemma \(instr"):
+    with pytest.raises(ValueError, match=r"\d+.*Gemma"):
         model.encode([Prompt("a" * 47)])
 
 
 def test_bad_sizes_media_and_checkpoints_are_refused(folder):
-    with pytest.raises(ValueError, match="height: got 18 pixels, expected a multiple of 4.*nearest is 16"):
+    with pytest.raises(ValueError, match="height.*18.*16"):
         sana.load(folder, height=18)
-    with pytest.raises(ValueError, match="guidance: got 0.5"):
+    with pytest.raises(ValueError, match="guidance.*0.5"):
         sana.load(folder, guidance=0.5)
-    with pytest.raises(ValueError, match="this model takes no pictures"):
+    with pytest.raises(ValueError, match="1 media"):
         ours(folder).encode(SEEN[:1])
-    with pytest.raises(ValueError, match="is a SanaPipeline, .*take model.family=sana"):
+    with pytest.raises(ValueError, match="SanaPipeline.*model.family=sana"):
         FAMILIES["flux"].refuse_other_architectures(str(folder))
     assert sana.load(folder).latent_shape() == (4, 4, 4)
 

@@ -73,7 +73,7 @@ def test_the_last_level_above_zero_is_that_of_diffusers_and_not_of_an_even_grid(
     expected = torch.tensor([1.0, 2.25 / 2.5, 1.5 / 2.0, 0.75 / 1.5, 0.0])
     torch.testing.assert_close(model.grid(4).levels, expected, atol=1e-7, rtol=0)
     model.levels = "shifted_linspac"
-    with pytest.raises(ValueError, match="Did you mean 'shifted_linspace'"):
+    with pytest.raises(ValueError, match="shifted_linspace"):
         model.grid(4)
 
 
@@ -228,22 +228,22 @@ def test_decoding_in_parts_decodes_the_same(folder):
 
 def test_a_folder_that_is_no_model_says_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"got notes.txt, expected model_index.json or words"):
+    with pytest.raises(FileNotFoundError, match="notes.txt.*model_index.json"):
         ours(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no model folder './nowhere'"):
+    with pytest.raises(FileNotFoundError, match="./nowhere"):
         ours("./nowhere")
 
 
 def test_sizes_and_settings_that_cannot_be_are_errors(folder):
     # The transformer of the tiny model is made for 8 x 8 latents, of 2 x 2 pixels each.
     assert sd3.load(folder).shape == (16, 8, 8)
-    with pytest.raises(ValueError, match="height: got 18 pixels, expected a multiple of 4, at most 64"):
+    with pytest.raises(ValueError, match="height.*18"):
         sd3.load(folder, height=18, width=16)
-    with pytest.raises(ValueError, match="width: got 68 pixels, expected a multiple of 4, at most 64"):
+    with pytest.raises(ValueError, match="width.*68"):
         sd3.load(folder, height=16, width=68)
-    with pytest.raises(ValueError, match="guidance: got 0.5, expected 1 .no guidance. or more"):
+    with pytest.raises(ValueError, match="guidance.*0.5.*1"):
         ours(folder, guidance=0.5)
-    with pytest.raises(ValueError, match=r"no 'bfloat'.*'bfloat16'"):
+    with pytest.raises(ValueError, match="bfloat.*bfloat16"):
         ours(folder, dtype="bfloat")
 
 
@@ -259,7 +259,7 @@ def test_levels_that_rise_are_refused(tmp_path):
     folder = sd3.tiny_words(tmp_path)
     file = folder / "scheduler" / "scheduler_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"invert_sigmas": True}))
-    with pytest.raises(ValueError, match="scheduler_config.json .*invert_sigmas: got True"):
+    with pytest.raises(ValueError, match="scheduler_config.json.*invert_sigmas.*True"):
         ours(folder).grid(4)
 
 
@@ -271,20 +271,20 @@ def test_a_transformer_that_lacks_weights_is_refused(tmp_path):
     weights = load_file(file)
     del weights["proj_out.bias"]
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"proj_out.bias"):
+    with pytest.raises(ValueError, match="proj_out.bias"):
         ours(folder)
 
 
 def test_families_are_named_and_a_wrong_name_says_the_nearest():
     assert module("sd3") is sd3
     assert all(module(name).load and module(name).tiny for name in families())
-    with pytest.raises(ValueError, match=r"no 'sd4'.*Did you mean 'sd3'"):
+    with pytest.raises(ValueError, match="'sd4'.*'sd3'"):
         module("sd4")
 
 
 def test_a_missing_library_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[visual\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"\[visual\]"):
         ours(folder)
 
 

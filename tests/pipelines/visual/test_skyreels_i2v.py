@@ -124,7 +124,7 @@ def test_a_network_that_is_published_by_itself_joins_the_other_parts(folder, tmp
     whole, joined = ours(folder), ours(words, transformer=str(folder / "transformer"))
     start = noise(whole)
     assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (whole, joined)))
-    with pytest.raises(ValueError, match="the network reads 4 channels, expected 8, .* set model.transformer=Skywork"):
+    with pytest.raises(ValueError, match="4.*8.*model.transformer=Skywork"):
         ours(words)
     joined.save(tmp_path / "saved", joined.network)  # goes on from what was trained, not from what was published
     again = ours(words, transformer="no/such", weights=tmp_path / "saved")
@@ -143,9 +143,9 @@ def test_pictures_encoded_in_another_precision_are_others(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"height": 24}, "height: got 24 pixels, expected a multiple of 16, .* the nearest is 32"),
-        ({"frames": 7}, "frames: got 7, expected 1 more than a multiple of 4, .* the nearest is"),
-        ({"true_cfg_scale": 0.5}, "true_cfg_scale: got 0.5, expected 1"),
+        ({"height": 24}, "height.*24.*32"),
+        ({"frames": 7}, "frames.*7"),
+        ({"true_cfg_scale": 0.5}, "true_cfg_scale.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
@@ -159,5 +159,5 @@ def test_the_clips_of_the_pipeline_are_the_default(folder):
 
 
 def test_a_prompt_without_a_picture_is_refused(folder):
-    with pytest.raises(ValueError, match="got media none, expected one picture, which the family 'skyreels_i2v'"):
+    with pytest.raises(ValueError, match="skyreels_i2v"):
         ours(folder).encode([Prompt("a")])

@@ -174,7 +174,7 @@ def test_saved_adapters_give_diffusers_the_same_clip(folders, tmp_path, version)
 def test_adapters_of_one_network_do_not_continue_two(folders, two, tmp_path):
     model = ours(folders["2.1"], lora_rank=2)
     model.save(tmp_path, model.network)
-    with pytest.raises(FileNotFoundError, match="has adapters of one network, expected another file of them"):
+    with pytest.raises(FileNotFoundError, match="adapters"):
         ours(two, weights=tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_a_vae_that_overflows_in_half_precision_is_found_though_it_clamps(folder
                 parameter.mul_(1e6)
     assert clips_of(model.decode(noise(model))).isfinite().all()
     model.limit_memory(WanOptions(vae_dtype="float16"), "the test")
-    with pytest.raises(ValueError, match=r"the VAE \(float16\) makes pixels that are NaN or infinite"):
+    with pytest.raises(ValueError, match="VAE.*float16.*NaN"):
         model.decode(noise(model))
 
 
@@ -234,34 +234,34 @@ def test_sizes_and_lengths_that_cannot_be_name_the_nearest(folders):
     folder = folders["2.1"]
     assert wan.load(folder, height=64, width=64).shape == (4, 21, 8, 8)
     assert wan.load(folder, frames=5).shape == (4, 2, 60, 104)
-    with pytest.raises(ValueError, match=r"height: got 40 pixels, expected a multiple of 16, .*; the nearest is 32"):
+    with pytest.raises(ValueError, match="height.*40.*32"):
         ours(folder, height=40)
-    with pytest.raises(ValueError, match=r"frames: got 8, expected 1 more than a multiple of 4, .*the nearest is 9"):
+    with pytest.raises(ValueError, match="frames.*8.*9"):
         ours(folder, frames=8)
-    with pytest.raises(ValueError, match=r"frames: got 257, expected at most 253, which is also the nearest"):
+    with pytest.raises(ValueError, match="frames.*257.*253"):
         ours(folder, frames=257)
 
 
 def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two, tmp_path):
-    with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0, since .* has one network"):
+    with pytest.raises(ValueError, match="guidance_2.*3.0.*0"):
         ours(folders["2.1"], guidance=4.0, guidance_2=3.0)
-    with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0, since .* has one network"):
+    with pytest.raises(ValueError, match="guidance_2.*3.0.*0"):
         wan.load(wan.tiny_words(tmp_path), guidance_2=3.0)
-    with pytest.raises(ValueError, match=r"guidance_2: got 3.0, expected 0 with guidance=1"):
+    with pytest.raises(ValueError, match="guidance_2.*3.0.*guidance=1"):
         ours(two, guidance_2=3.0)
-    with pytest.raises(ValueError, match=r"guidance_2: got 0.5, expected 1 \(no guidance\) or more"):
+    with pytest.raises(ValueError, match="guidance_2.*0.5.*1"):
         ours(two, guidance=4.0, guidance_2=0.5)
 
 
 def test_a_prompt_that_is_too_long_or_cannot_be_cleaned_is_refused(folders, monkeypatch):
     model = ours(folders["2.1"], max_sequence_length=8)
-    with pytest.raises(ValueError, match=r"prompt 'a red circle': has \d+ tokens, expected at most 8, which UMT5"):
+    with pytest.raises(ValueError, match=r"a red circle.*\d+.*UMT5"):
         model.encode([Prompt("a red circle")])
     model.encode([Prompt("a &amp;amp;  b")])  # a & b, 6 tokens
     monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: True)
     assert wan.cleaned("caf\u00e9") == "caf\u00e9"
     monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: False)
-    with pytest.raises(ValueError, match=r"prompt 'caf\u00e9': has characters outside ASCII.*pip install ftfy"):
+    with pytest.raises(ValueError, match=r"caf\u00e9.*ASCII"):
         model.encode([Prompt("caf\u00e9")])
 
 
@@ -270,12 +270,12 @@ def test_a_second_network_without_its_boundary_is_an_error(two, tmp_path):
     file = folder / "model_index.json"
     index = json.loads(file.read_text())
     for change, message in (
-        ({"boundary_ratio": 9}, "got boundary_ratio 9"),
-        ({"boundary_ratio": 0}, "got boundary_ratio 0"),
-        ({"boundary_ratio": 1}, "got boundary_ratio 1"),
-        ({"boundary_ratio": "0.9"}, "got boundary_ratio 0.9"),
-        ({"transformer_2": [None, None]}, r"transformer_2 \[None, None\]"),
-        ({"transformer_2": None}, "transformer_2 None"),
+        ({"boundary_ratio": 9}, "boundary_ratio.*9"),
+        ({"boundary_ratio": 0}, "boundary_ratio.*0"),
+        ({"boundary_ratio": 1}, "boundary_ratio.*1"),
+        ({"boundary_ratio": "0.9"}, "boundary_ratio.*0.9"),
+        ({"transformer_2": [None, None]}, r"transformer_2.*\[None, None\]"),
+        ({"transformer_2": None}, "transformer_2.*None"),
     ):
         file.write_text(json.dumps(index | change))
         with pytest.raises(ValueError, match=message):
@@ -283,9 +283,9 @@ def test_a_second_network_without_its_boundary_is_an_error(two, tmp_path):
 
 
 def test_a_checkpoint_of_another_family_is_named(folders, folder):
-    with pytest.raises(ValueError, match="is a StableDiffusion3Pipeline, which the family 'wan' .*family=sd3"):
+    with pytest.raises(ValueError, match="StableDiffusion3Pipeline.*'wan'.*family=sd3"):
         FAMILIES["wan"].refuse_other_architectures(str(folder))
-    with pytest.raises(ValueError, match="is a WanPipeline, which the family 'sd3' does not read; take .*family=wan"):
+    with pytest.raises(ValueError, match="WanPipeline.*'sd3'.*family=wan"):
         FAMILIES["sd3"].refuse_other_architectures(str(folders["2.1"]))
 
 

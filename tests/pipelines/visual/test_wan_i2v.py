@@ -157,7 +157,7 @@ def test_a_condition_in_channels_of_its_own_is_untouched(folders, version):
 
 def test_a_prompt_has_one_picture(folders):
     model = ours(folders["2.1"], True)
-    with pytest.raises(ValueError, match="got media none, expected one picture, which the family 'wan_i2v'"):
+    with pytest.raises(ValueError, match="wan_i2v"):
         model.encode([Prompt("a red circle")])
 
 
@@ -169,20 +169,20 @@ def test_the_encoders_can_be_freed(folders):
     pipeline = model.architecture.pipeline
     assert pipeline.text_encoder is None and pipeline.image_encoder is None
     assert torch.equal(draw(model, model.network, start, PICTURED), before)
-    with pytest.raises(KeyError, match="was not encoded before the text encoders were freed"):
+    with pytest.raises(KeyError, match="encoded"):
         model.encode([pictured("a red circle", 9)])
 
 
 def test_models_that_take_something_else_are_named(folders, tmp_path):
     from_words = wan.tiny(tmp_path / "words")
-    with pytest.raises(ValueError, match="makes clips from words only, expected one that takes a picture; take family"):
+    with pytest.raises(ValueError, match="family"):
         ours(from_words, True)
     ends = shutil.copytree(folders["2.1"], tmp_path / "ends")
     file = ends / "transformer" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pos_embed_seq_len": 514}))
-    with pytest.raises(ValueError, match="takes the last frame of a clip beside the first, expected the first only"):
+    with pytest.raises(ValueError, match="last frame"):
         ours(ends, True)
-    with pytest.raises(ValueError, match="is a WanImageToVideoPipeline, which .*'wan' does not read; .*=wan_i2v"):
+    with pytest.raises(ValueError, match="WanImageToVideoPipeline.*'wan'.*=wan_i2v"):
         FAMILIES["wan"].refuse_other_architectures(str(folders["2.1"]))
 
 
@@ -207,10 +207,10 @@ def test_a_network_with_a_picture_s_tokens_trains_the_attention_to_them(folders)
 
 
 def test_settings_that_cannot_be_are_errors(folders):
-    with pytest.raises(ValueError, match="max_sequence_length: got 256, expected 512, the only number"):
+    with pytest.raises(ValueError, match="max_sequence_length.*256.*512"):
         ours(folders["2.1"], True, max_sequence_length=256)
     assert ours(folders["2.2-14B"], True, max_sequence_length=256).latent_shape()[1] == 3
-    with pytest.raises(ValueError, match="frames: got 1, of which the first is given, expected more; the nearest is 5"):
+    with pytest.raises(ValueError, match="frames.*1.*5"):
         ours(folders["2.2-5B"], True, frames=1)
 
 
@@ -223,7 +223,7 @@ def test_every_part_is_read_from_safetensors(folders, tmp_path, version, part):
     [file] = (folder / part).glob("*.safetensors")
     name = "pytorch_model.bin" if part.endswith("encoder") else "diffusion_pytorch_model.bin"
     file.rename(folder / part / name)
-    with pytest.raises(ValueError, match=f"/{part}' has its weights in {name} only, a pickle"):
+    with pytest.raises(ValueError, match=f"/{part}.*{name}"):
         ours(folder, True)
 
 
@@ -234,7 +234,7 @@ def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
     assert all((again / file).read_bytes() == (one / file).read_bytes() for file in files)
     assert not any((other / file).read_bytes() == (one / file).read_bytes() for file in files)
     assert sum(file.stat().st_size for file in one.rglob("*")) < 1.5e6
-    with pytest.raises(ValueError, match="version: got '2.3', expected 2.1"):
+    with pytest.raises(ValueError, match="version.*'2.3'.*2.1"):
         wan_i2v.tiny(tmp_path, version="2.3")
 
 

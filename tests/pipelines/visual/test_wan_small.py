@@ -85,13 +85,13 @@ def test_a_saved_model_films_the_same(small, tmp_path, options):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"frames": 0}, "expected positive numbers frames, height, width, fps, whole ones except for fps"),
-        ({"frames": 5.5}, "expected positive numbers"),
-        ({"fps": float("inf")}, "expected positive numbers"),
-        ({"width": True}, "expected positive numbers"),
-        ({"seconds": 3}, "expected positive numbers"),
-        ({"height": 10}, "height: got 10 pixels, expected a multiple of 4, at most 256; the nearest is 8"),
-        ({"frames": 65}, "frames: got 65, expected at most 64"),
+        ({"frames": 0}, "frames, height, width, fps"),
+        ({"frames": 5.5}, "frames, height, width, fps"),
+        ({"fps": float("inf")}, "frames, height, width, fps"),
+        ({"width": True}, "frames, height, width, fps"),
+        ({"seconds": 3}, "frames, height, width, fps"),
+        ({"height": 10}, "height.*10.*8"),
+        ({"frames": 65}, "frames.*65.*64"),
     ],
 )
 def test_a_form_that_cannot_be_is_refused(small, tmp_path, change, message):
@@ -105,10 +105,10 @@ def test_a_form_that_cannot_be_is_refused(small, tmp_path, change, message):
 def test_a_folder_without_its_form_and_prompts_with_media_are_refused(small, tmp_path):
     folder = shutil.copytree(small, tmp_path / "model")
     (folder / "video.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no video.json, which states frames, height, width and fps"):
+    with pytest.raises(FileNotFoundError, match="video.json"):
         load(wan, folder)
-    with pytest.raises(ValueError, match="guidance: got 0.5, expected 1"):
+    with pytest.raises(ValueError, match="guidance.*0.5.*1"):
         load(wan, small, guidance=0.5)
     film = Media("video", Video(torch.zeros(2, 3, 4, 4), 1.0))
-    with pytest.raises(ValueError, match="got 1 media, expected words only, since this model takes no pictures"):
+    with pytest.raises(ValueError, match="1 media"):
         load(wan, small).encode([Prompt("red", turns=(Turn("user", (film,)),))])

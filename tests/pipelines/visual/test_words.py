@@ -56,14 +56,12 @@ def test_words_are_lower_cased_and_parted_from_punctuation():
 
 
 def test_an_unknown_word_names_itself_its_prompt_and_the_known_ones():
-    with pytest.raises(
-        ValueError, match=r"prompt 'a red cub': the vocabulary lacks 'cub'.*'cube'\? Known: ,, a, cube, red, sphere"
-    ):
+    with pytest.raises(ValueError, match="a red cub.*'cub'.*'cube'"):
         words().tokenize(["a cube", "a red cub"])
 
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut():
-    with pytest.raises(ValueError, match="got 6 words and punctuation marks, expected at most 5"):
+    with pytest.raises(ValueError, match="6.*punctuation.*5"):
         words().tokenize(["a a a a a a"])
 
 
@@ -97,7 +95,7 @@ def test_a_word_encoder_is_saved_and_read_exactly(tmp_path):
 def test_half_a_word_encoder_is_none(name, tmp_path):
     words().save(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+    with pytest.raises(FileNotFoundError, match=name):
         WordEncoder.load(tmp_path)
 
 
@@ -109,7 +107,7 @@ def test_a_word_encoder_has_16_places_and_vectors_of_128_numbers_by_default():
 
 
 def test_a_vocabulary_holds_single_different_words():
-    with pytest.raises(ValueError, match="got 'ice cream', expected one"):
+    with pytest.raises(ValueError, match="ice cream"):
         WordEncoder(["ice cream"])
-    with pytest.raises(ValueError, match="got duplicates .red., expected distinct words"):
+    with pytest.raises(ValueError, match="duplicates"):
         WordEncoder(["red", "a", "red"])

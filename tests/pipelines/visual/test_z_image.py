@@ -104,7 +104,7 @@ def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
     model = ours(folder)
     words = 48 - 8  # bytes, and 8 tokens of the chat template
     assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
-    with pytest.raises(ValueError, match="has 49 tokens, expected at most 48, which Qwen3"):
+    with pytest.raises(ValueError, match="49.*48.*Qwen3"):
         model.encode([Prompt("x" * (words + 1))])
 
 
@@ -113,7 +113,7 @@ def test_a_prompt_may_not_be_longer_than_the_network_has_positions(folder):
     longest = model.encode([Prompt("x" * 984)])
     assert int(longest.tensors[1].sum()) == 992  # and 8 tokens of the chat template
     assert bool(model.predict(model.network, noise(model, 1), torch.ones(1), longest).isfinite().all())
-    with pytest.raises(ValueError, match="max_sequence_length: got 993, expected at most 992"):
+    with pytest.raises(ValueError, match="max_sequence_length.*993.*992"):
         z_image.load(folder, height=16, width=16, max_sequence_length=993)
 
 
@@ -123,20 +123,20 @@ def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(
     for positions, most in ((994, 992), (993, 960)):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"axes_lens": [positions, 512, 256]}))
         assert z_image.load(copy, max_sequence_length=most).latent_shape() == (4, 512, 512)
-        with pytest.raises(ValueError, match=f"got {most + 1}, expected at most {most}"):
+        with pytest.raises(ValueError, match=f"{most + 1}.*{most}"):
             z_image.load(copy, max_sequence_length=most + 1)
-    with pytest.raises(ValueError, match="at most 1024"):  # 4 pixels a token on the shorter axis
+    with pytest.raises(ValueError, match="1024"):  # 4 pixels a token on the shorter axis
         z_image.load(copy, height=1028)
 
 
 @pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (2052, 2048)])
 def test_a_size_that_the_network_cannot_do_is_refused_with_the_nearest(folder, size, nearest):
-    with pytest.raises(ValueError, match=rf"width: got {size} pixels, .* multiple of 4, .* nearest is {nearest}$"):
+    with pytest.raises(ValueError, match=f"width.*{size}.*{nearest}"):
         z_image.load(folder, height=16, width=size, max_sequence_length=48)
 
 
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
-    with pytest.raises(ValueError, match="is a ZImagePipeline, .* 'qwen_image' does not read; .*model.family=z_image"):
+    with pytest.raises(ValueError, match="ZImagePipeline.*qwen_image.*model.family=z_image"):
         FAMILIES["qwen_image"].refuse_other_architectures(str(folder))
 
 

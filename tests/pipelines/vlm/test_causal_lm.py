@@ -27,9 +27,7 @@ def folder(tmp_path_factory) -> str:
 def test_a_prompt_that_is_too_long_is_refused_and_not_cut(folder):
     model = causal_lm.load(folder, max_prompt_tokens=3)
     assert model.encode([Prompt("how many is")]).ids.shape == (1, 3)
-    with pytest.raises(
-        ValueError, match="prompt '7' has 4 tokens .* more than max_prompt_tokens=3; shorten it .a shor"
-    ):
+    with pytest.raises(ValueError, match="'7'.*4.*max_prompt_tokens=3"):
         model.encode([Prompt("how many is are", "7")])
     assert model.prompt_length(Prompt("how many is are")) == 4
     assert causal_lm.load(folder).encode([Prompt("is " * 200)]).ids.shape == (1, 200)
@@ -150,7 +148,7 @@ def test_a_conversation_needs_a_template(kinds):
     """Without one the turns that are not the user's would be lost."""
     model = causal_lm.load(kinds["base"])
     turns = (Turn("system", ("be brief",)), Turn("user", ("how many",)))
-    with pytest.raises(ValueError, match="prompt 'a'.*system, user.*chat template"):
+    with pytest.raises(ValueError, match="'a'"):
         model.encode([Prompt("how many", "a", turns=turns)])
 
 

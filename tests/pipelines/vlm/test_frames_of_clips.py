@@ -50,7 +50,7 @@ def test_a_frame_at_an_unknown_time_is_none_of_the_clip(mp4):
 def test_a_clip_of_no_stated_rate_is_refused(stated, guessed, mp4, monkeypatch):
     stream = SimpleNamespace(average_rate=stated, guessed_rate=guessed)
     monkeypatch.setattr(frames, "_video_of", lambda container: stream)
-    with pytest.raises(frames.Unreadable, match=r"a\.mp4: states no frames per second; encode it again"):
+    with pytest.raises(frames.Unreadable, match=r"a\.mp4"):
         frames.decode(mp4, lambda count, fps: [0])
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_index_is_done_without(indexed, mp4, monkeypatch):
     monkeypatch.setattr(frames, "_frames", fails_once)
     if not indexed:
         monkeypatch.setattr(frames, "INDEXED", ())
-        with pytest.raises(frames.NotDecoded, match="frame 3 of 16 cannot be decoded"):
+        with pytest.raises(frames.NotDecoded, match="frame 3.*16"):
             frames._decode(mp4, lambda total, fps: [3])
         assert asked == [False]
     else:
@@ -110,7 +110,7 @@ def test_the_loader_decides_on_an_architecture_that_no_family_names(tmp_path):
     assert (
         replace(FAMILIES["qwen_vl"], name="mine").refuse_other_architectures(str(tmp_path)) is None
     )  # one's own knows
-    with pytest.raises(ValueError, match="of type 'smolvlm', which family 'qwen_vl' does not read; set .* to smolvlm"):
+    with pytest.raises(ValueError, match="smolvlm.*qwen_vl"):
         FAMILIES["qwen_vl"].refuse_other_architectures(str(tmp_path))
 
 
@@ -121,7 +121,7 @@ def test_limits_of_pixels_may_be_equal_and_not_the_other_way_round():
         config.model.min_pixels, config.model.max_pixels = low, high
         FAMILIES["qwen_vl"].check(config)
     config.model.min_pixels, config.model.max_pixels = 6, 5
-    with pytest.raises(ValueError, match="model.min_pixels: got 6, expected at most model.max_pixels=5"):
+    with pytest.raises(ValueError, match="model.min_pixels.*6.*model.max_pixels=5"):
         FAMILIES["qwen_vl"].check(config)
 
 
@@ -168,7 +168,7 @@ def test_a_clip_of_a_generic_model_is_so_many_pictures_of_a_size(limits, options
     assert [one.size for one in pictures] == [size] * count
     picture = Media("image", Image(torch.zeros(3, 16, 24)), options)
     assert [one.size for one in model._pictures(picture, Prompt("", "a"))] == [size]
-    with pytest.raises(ValueError, match="prompt 'a': got a medium of kind audio, expected image or video"):
+    with pytest.raises(ValueError, match="'a'.*audio"):
         model._pictures(Media("audio", "a.wav"), Prompt("", "a"))
 
 
@@ -223,7 +223,7 @@ def test_prompts_are_in_memory_unless_they_are_streamed(tmp_path):
 
 
 def test_options_of_a_policy_have_ranges():
-    with pytest.raises(ValueError, match="policy of 'nowhere'.*temperature"):
+    with pytest.raises(ValueError, match="nowhere"):
         vlm.policy("nowhere", family="qwen_vl", temperature=0.0)
 
 

@@ -86,7 +86,7 @@ def test_a_size_within_its_limits_is_only_rounded(before, limits, after):
 
 @pytest.mark.parametrize(("low", "high"), [(0, 5), (-1, 5), (6, 5)])
 def test_limits_that_leave_no_size_are_refused(low, high):
-    with pytest.raises(ValueError, match=f"got min_pixels={low} and max_pixels={high}, expected 0 < min"):
+    with pytest.raises(ValueError, match=f"min_pixels={low}.*max_pixels={high}.*0"):
         smart_resize(10, 10, 28, low, high)
 
 

@@ -148,7 +148,7 @@ def test_features_are_those_of_the_library(family):
 def test_the_limit_on_pixels_is_a_square_of_whole_tiles(folder, family):
     # 31 * 31 = 961 <= 1023 holds one tile of 16 a side, 32 * 32 = 1024 two.
     assert [smolvlm.edge_within(pixels, 16) for pixels in (256, 1023, 1024, 5000)] == [16, 16, 32, 64]
-    with pytest.raises(ValueError, match="max_pixels: got 255, expected at least one tile of 16 x 16 = 256 pixels"):
+    with pytest.raises(ValueError, match="max_pixels.*255"):
         smolvlm.load(folder, max_pixels=255)
     assert smolvlm.load(folder, max_pixels=256).encode([asked(image(32, 32))]).seen == [((16, 16),)]
     assert family.encode([asked(image(32, 32, max_pixels=300))]).seen == [((16, 16),)]
@@ -156,18 +156,18 @@ def test_the_limit_on_pixels_is_a_square_of_whole_tiles(folder, family):
 
 
 def test_what_smolvlm_cannot_do_is_said(folder, family, tmp_path):
-    with pytest.raises(ValueError, match="prompt 'small': min_pixels has no effect"):
+    with pytest.raises(ValueError, match="small.*min_pixels"):
         family.encode([asked(image(8, 8, min_pixels=4), id="small")])
-    with pytest.raises(ValueError, match="prompt 'loud': got a medium of kind audio, expected image or video"):
+    with pytest.raises(ValueError, match="'loud'.*audio"):
         family.encode([asked(Media("audio", "a.wav"), id="loud")])
-    with pytest.raises(ValueError, match=r"got a model of type 'qwen2_5_vl', expected smolvlm or idefics3"):
+    with pytest.raises(ValueError, match="qwen2_5_vl.*idefics3"):
         smolvlm.load(qwen_vl.tiny(tmp_path))
 
 
 def test_a_template_without_places_for_pictures_is_an_error(family):
     made = dataclasses.replace(family, tokenizer=bytes_tokenizer())
     made.tokenizer.chat_template = "{{ messages[0]['content'][0]['type'] }}"
-    with pytest.raises(ValueError, match="prompt 'p': got 0 placeholders .*, expected 1, one per picture and frame"):
+    with pytest.raises(ValueError, match="'p'.*0.*1"):
         made.encode([asked(image(8, 8), id="p")])
 
 
@@ -199,7 +199,7 @@ def test_a_template_kept_in_a_file_of_the_processor_is_found(tmp_path):
     template = source / "chat_template.jinja"
     text = template.read_text()
     template.unlink()
-    with pytest.raises(ValueError, match="tokenizer has no chat template"):
+    with pytest.raises(ValueError, match="chat template"):
         smolvlm.load(source).encode([asked("what")])
     (source / "chat_template.json").write_text(json.dumps({"chat_template": text}))
     assert len(smolvlm.load(source).encode([asked("what")]).ids[0]) > 0

@@ -105,7 +105,7 @@ def test_a_broken_picture_is_nan_and_the_others_are_not(published):
     values = clip_score(PROMPTS, images, weights=folder, scale="cosine")
     assert math.isnan(values[1]) and values[2:] == pytest.approx(whole[2:], abs=1e-6)
     assert math.isnan(clip_score(PROMPTS[:1], images[1:2], weights=folder)[0])
-    with pytest.raises(TypeError, match="clip_score: got an output of kind Text"):
+    with pytest.raises(TypeError, match="clip_score.*Text"):
         clip_score([Prompt("a")], [Text("a")], weights=folder)
 
 
@@ -114,7 +114,7 @@ def test_half_precision_is_close_and_features_have_32_bits(published):
     full = torch.tensor(clip_score(PROMPTS, pictures(), weights=folder, scale="cosine"))
     half = torch.tensor(clip_score(PROMPTS, pictures(), weights=folder, scale="cosine", dtype="bfloat16"))
     assert 1e-6 < (full - half).abs().max() < 0.05
-    with pytest.raises(ValueError, match="clip_score: dtype: got 'int8', expected one of float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match="clip_score.*dtype.*'int8'"):
         clip_score(PROMPTS, pictures(), weights=folder, dtype="int8")
 
 
@@ -150,20 +150,18 @@ def test_siglip_is_stretched_and_reads_64_tokens(tmp_path):
 def test_a_processor_that_the_model_does_not_fit_is_refused(published):
     with open(f"{published[0]}/preprocessor_config.json", "w") as file:
         json.dump({"size": {"shortest_edge": 24}, "crop_size": 21}, file)
-    with pytest.raises(
-        ValueError, match=r"preprocessor_config.json: got a size of 24 and a crop of \[21\], expected 21"
-    ):
+    with pytest.raises(ValueError, match=r"preprocessor_config.json.*size.*\[21\]"):
         clip_score(PROMPTS, pictures(), weights=published[0])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("text_projection.weight"), "missing: text_projection.weight"),
+        (lambda tensors: tensors.pop("text_projection.weight"), "missing.*text_projection.weight"),
         (lambda tensors: tensors.update(more=torch.ones(1)), "unexpected: more"),
         (
             lambda tensors: tensors.update({"visual_projection.weight": torch.ones(32, 3)}),
-            r"\[32, 3\] instead of \[32, 64\]",
+            r"\[32, 3\].*\[32, 64\]",
         ),
     ],
 )
@@ -171,28 +169,28 @@ def test_what_is_wrong_with_a_checkpoint_is_named(published, change, message):
     tensors = load_file(f"{published[0]}/model.safetensors")
     change(tensors)
     save_file(tensors, f"{published[0]}/model.safetensors")
-    with pytest.raises(ValueError, match=f"pickscore: .*model.safetensors does not fit the model.*{message}"):
+    with pytest.raises(ValueError, match=f"pickscore.*model.safetensors.*{message}"):
         pickscore(PROMPTS, pictures(), weights=published[0])
 
 
 def test_a_truncated_checkpoint_and_a_foreign_one_are_named(published, tmp_path):
     content = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[:1000])
-    with pytest.raises(ValueError, match=r"pickscore: .*model.safetensors.*(damaged|download it again)"):
+    with pytest.raises(ValueError, match="pickscore.*model.safetensors"):
         pickscore(PROMPTS, pictures(), weights=str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match=r"clip_score: .*got a model of type 'bert', expected clip or siglip"):
+    with pytest.raises(ValueError, match="clip_score.*'bert'"):
         clip_score(PROMPTS, pictures(), weights=str(tmp_path))
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"clip_score: .*config.json is no JSON"):
+    with pytest.raises(ValueError, match="clip_score.*config.json.*JSON"):
         clip_score(PROMPTS, pictures(), weights=str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (clip_score, "clip_score: scale: got 'loud', expected one of clipscore, cosine, percent"),
-        (pickscore, "pickscore: scale: got 'loud', expected one of logit, over26, cosine"),
+        (clip_score, "clip_score.*scale.*'loud'"),
+        (pickscore, "pickscore.*scale.*'loud'"),
     ],
 )
 def test_unknown_scales_are_named(reward, message):
@@ -217,5 +215,5 @@ def test_embeddings_are_the_image_features(published):
     )
     images[2] = Image(torch.full((3, 4, 4), float("inf")))
     assert embed(images, folder).isnan().all(-1).tolist() == [False, False, True, False, False]
-    with pytest.raises(ValueError, match="embed: got 1 pictures, none of which is finite"):
+    with pytest.raises(ValueError, match="embed.*1"):
         embed(images[2:3], folder)

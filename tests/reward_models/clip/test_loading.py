@@ -116,7 +116,7 @@ def test_a_processor_does_what_its_file_says(kind, facts, expected):
     ],
 )
 def test_a_crop_of_another_size_than_the_model_reads_is_refused(facts):
-    with pytest.raises(ValueError, match=f"f: got a size of .* and a crop of .*, expected {SIZE} for both"):
+    with pytest.raises(ValueError, match=f"f.*size.*{SIZE}"):
         described(facts, SIZE, "clip", "f")
 
 
@@ -141,7 +141,7 @@ def test_open_clip_says_it_in_its_configuration(kind, facts, expected, tmp_path)
 @pytest.mark.parametrize("facts", [{"resize_mode": "longest"}, {"interpolation": "nearest"}])
 def test_preprocessing_that_is_not_known_is_refused(facts, tmp_path):
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"preprocess_cfg": facts}))
-    with pytest.raises(ValueError, match="expected shortest or squash, and bicubic or bilinear"):
+    with pytest.raises(ValueError, match="shortest"):
         transform_of(str(tmp_path), "r", SIZE, "clip")
 
 
@@ -151,7 +151,7 @@ def test_a_file_beside_the_weights_is_an_object_or_not_there(tmp_path):
     assert beside(str(tmp_path), "other.json", "r") is None
     assert beside(str(tmp_path / "facts.json"), "facts.json", "r") is None, "the weights are that file"
     (tmp_path / "facts.json").write_text("[1]")
-    with pytest.raises(ValueError, match="r: .*facts.json: got a list, expected a JSON object"):
+    with pytest.raises(ValueError, match="r.*facts.json.*JSON"):
         beside(str(tmp_path), "facts.json", "r")
 
 
@@ -159,7 +159,7 @@ def test_texts_are_padded_and_cut_to_the_context(tmp_path):
     tokenize = tokenizer_of(tokenizer_folder(tmp_path), 6, "r")
     assert tokenize(["a", "a long text"]).tolist() == [letters("a", 6), letters("a long text", 6)]
     (tmp_path / "weights.pt").touch()
-    with pytest.raises(FileNotFoundError, match="there is no tokenizer in .*weights.pt .it is a file"):
+    with pytest.raises(FileNotFoundError, match="weights.pt"):
         tokenizer_of(str(tmp_path / "weights.pt"), 6, "r")
 
 
@@ -207,13 +207,13 @@ def test_what_the_configuration_of_open_clip_says_comes_first():
 @pytest.mark.parametrize(
     ("width", "others", "message"),
     [
-        (100, {}, "got a vision tower of width 100, expected a multiple of 64"),
-        (64, {"visual_projection.weight": ()}, "has no weights visual_projection.weight, expected a CLIP model"),
-        (64, {"vision_model.embeddings.patch_embedding.weight": (64, 3)}, "has no weights .*patch_embedding.weight"),
+        (100, {}, "vision.*100.*64"),
+        (64, {"visual_projection.weight": ()}, "visual_projection.weight.*CLIP"),
+        (64, {"vision_model.embeddings.patch_embedding.weight": (64, 3)}, "patch_embedding.weight"),
     ],
 )
 def test_tensors_of_another_architecture_are_named(width, others, message):
-    with pytest.raises(ValueError, match=f"r: f:? {message}"):
+    with pytest.raises(ValueError, match=f"r.*{message}"):
         clip_config(shapes(width, **others), Path("f"), "r")
 
 
@@ -236,6 +236,6 @@ def test_the_activation_of_a_single_file_is_as_it_is_said(tmp_path):
     (tmp_path / "other.safetensors").unlink()
     torch.save(in_open_clip_names(wide()), tmp_path / "other.pt")
     for read in (load.load_model, load_towers.__wrapped__):
-        with pytest.raises(ValueError, match=r"other.pt only, a pickle.*r\(allow_pickle=True\)"):
+        with pytest.raises(ValueError, match=r"other.pt.*r\(allow_pickle=True"):
             read(str(tmp_path), "r", file="other.pt")
         assert read(str(tmp_path), "r", file="other.pt", allow_pickle=True) is not None

@@ -114,7 +114,7 @@ def test_other_preprocessing_is_that_of_the_configuration(folder):
     assert pixels.shape == (3, SIZE, SIZE) and pixels.min() < -0.5 and (pixels + 2).min() >= 0
     (folder / "open_clip_config.json").write_text(json.dumps({**CONFIG, "preprocess_cfg": {"resize_mode": "longest"}}))
     load_towers.cache_clear()
-    with pytest.raises(ValueError, match="got resize_mode 'longest'.*expected shortest or squash"):
+    with pytest.raises(ValueError, match="resize_mode.*longest"):
         load_towers(str(folder), "test")
 
 
@@ -179,28 +179,28 @@ def test_hpsv2_is_the_cosine_of_the_published_file(tmp_path, version):
 
 def test_hpsv2_reads_pickles_only_where_they_are_allowed(tmp_path):
     weights = published(tmp_path, "HPS_v2.1_compressed.pt", in_open_clip_names(wide()))
-    with pytest.raises(ValueError, match=r"HPS_v2.1_compressed.pt only, a pickle.*hpsv2\(allow_pickle=True\)"):
+    with pytest.raises(ValueError, match=r"HPS_v2.1_compressed.pt.*hpsv2\(allow_pickle=True"):
         hpsv2(PROMPTS, pictures(), weights=weights)
-    with pytest.raises(ValueError, match="version: got '3', expected one of '2.0', '2.1'"):
+    with pytest.raises(ValueError, match="version.*'3'.*'2.0'"):
         hpsv2(PROMPTS, pictures(), version="3")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("visual.ln_post.weight"), "missing: vision_model.post_layernorm.weight"),
+        (lambda tensors: tensors.pop("visual.ln_post.weight"), "missing.*vision_model.post_layernorm.weight"),
         (lambda tensors: tensors.update(extra=torch.ones(1)), "unexpected: extra"),
         (
             lambda tensors: tensors.update({"transformer.resblocks.1.attn.in_proj_weight": torch.ones(192, 63)}),
-            r"wrong shape: .*layers.1.self_attn.k_proj.weight \[64, 63\] instead of \[64, 64\]",
+            r"layers.1.self_attn.k_proj.weight.*\[64, 63\].*\[64, 64\]",
         ),
         (
             lambda tensors: tensors.update({"visual.conv1.weight": torch.ones(64, 3, 7)}),
-            r"\[64, 3, 7\] instead of \[64, 3, 7, 7\]",
+            r"\[64, 3, 7\].*\[64, 3, 7, 7\]",
         ),
         (
             lambda tensors: tensors.pop("visual.conv1.weight"),
-            "no weights vision_model.embeddings.patch_embedding.weight",
+            "vision_model.embeddings.patch_embedding.weight",
         ),
     ],
     ids=["missing", "unexpected", "size", "dimension", "no patches"],
@@ -217,19 +217,19 @@ def test_a_truncated_file_is_named(tmp_path):
     save_file(in_open_clip_names(wide()), tmp_path / "HPS_v2.1_compressed.safetensors")
     content = (tmp_path / "HPS_v2.1_compressed.safetensors").read_bytes()
     (tmp_path / "HPS_v2.1_compressed.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"hpsv2: .*HPS_v2.1_compressed.safetensors.*(damaged|download it again)"):
+    with pytest.raises(ValueError, match="hpsv2.*HPS_v2.1_compressed.safetensors"):
         hpsv2(PROMPTS, pictures(), weights=str(tmp_path))
 
 
 def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
     save_file(in_open_clip_names(wide()), tmp_path / "HPS_v2.1_compressed.safetensors")
-    with pytest.raises(FileNotFoundError, match=r"clip_score: there is no tokenizer in .*tokenizer="):
+    with pytest.raises(FileNotFoundError, match="clip_score.*tokenizer="):
         clip_score(PROMPTS, pictures(), weights=str(tmp_path / "HPS_v2.1_compressed.safetensors"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("open_clip") is not None, reason="open_clip is installed")
 def test_without_the_package_its_models_name_the_extra():
-    with pytest.raises(ModuleNotFoundError, match=r"open_clip:ViT-B-32/openai.*pip install -e '.*\[clip\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"open_clip:ViT-B-32/openai.*\[clip\]"):
         clip_score(PROMPTS, pictures(), weights="open_clip:ViT-B-32/openai")
 
 
@@ -239,7 +239,7 @@ def test_the_package_gives_what_renamed_keys_give(folder):
     open_clip.add_model_config(folder / "tiny-clip.json")
     towers = load_towers(f"open_clip:tiny-clip/{folder / 'open_clip_model.safetensors'}", "clip_score")
     assert torch.allclose(towers.images(pictures()), GOLDEN["crop_features"], atol=1e-5)
-    with pytest.raises(ValueError, match="expected ARCHITECTURE/TAG"):
+    with pytest.raises(ValueError, match="ARCHITECTURE/TAG"):
         load_towers("open_clip:tiny-clip", "clip_score")
 
 
@@ -292,13 +292,13 @@ def test_a_model_of_the_package_is_loaded_by_the_package(name, asked, size, monk
 
 def test_an_architecture_needs_a_tag(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", SimpleNamespace())
-    with pytest.raises(ValueError, match="got 'open_clip:ViT-B-32', expected ARCHITECTURE/TAG"):
+    with pytest.raises(ValueError, match="open_clip:ViT-B-32.*ARCHITECTURE/TAG"):
         packaged_towers("ViT-B-32", "clip_score", torch.float32, "cpu")
 
 
 def test_the_first_file_that_is_there_and_allowed_is_taken(tmp_path):
     names = ("a.pt", "b.safetensors", "c.pt")
-    with pytest.raises(FileNotFoundError, match="has no file c.pt"):
+    with pytest.raises(FileNotFoundError, match="c.pt"):
         first_file(str(tmp_path), names, "mine", True)
     (tmp_path / "c.pt").touch()
     assert first_file(str(tmp_path), names, "mine", False).name == "c.pt"  # whose reader refuses it

@@ -127,11 +127,11 @@ def test_a_clip_has_at_most_64_frames(tmp_path):
 def test_a_clip_that_cannot_be_read_is_an_error(tmp_path):
     pytest.importorskip("av")
     (tmp_path / "torn.mp4").write_bytes(b"no clip")
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone.mp4"):
+    with pytest.raises(FileNotFoundError, match="gone.mp4"):
         read_clip(tmp_path / "gone.mp4")
-    with pytest.raises(OSError, match=r"torn.mp4 cannot be decoded"):
+    with pytest.raises(OSError, match="torn.mp4"):
         read_clip(tmp_path / "torn.mp4")
-    with pytest.raises(OSError, match="a clip cannot be decoded"):
+    with pytest.raises(OSError, match="decoded"):
         read_clip(b"no clip")
 
 
@@ -167,7 +167,7 @@ def test_a_clip_without_a_frame_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(av, "open", lambda *_: Container(2))
     (tmp_path / "empty.mp4").touch()
     for source, name in ((tmp_path / "empty.mp4", "empty.mp4"), (b"clip", "a clip")):
-        with pytest.raises(OSError, match=f"{name} has no frame"):
+        with pytest.raises(OSError, match=f"{name}.*frame"):
             read_clip(source)
 
 
@@ -177,7 +177,7 @@ def compared(*texts: str, ranks=FIRST, **others) -> Comparison:
 
 def test_a_comparison_is_of_two_outputs_with_a_rank_each():
     for texts, ranks in ((("a",), (0.0,)), (("a", "b"), (0.0,)), (("a", "b"), (0.0, 1.0, 2.0)), ((), ())):
-        with pytest.raises(ValueError, match=f"row 3: got {len(texts)} outputs and {len(ranks)} ranks, expected two"):
+        with pytest.raises(ValueError, match=f"row 3.*{len(texts)}.*{len(ranks)}"):
             compared(*texts, ranks=ranks)
     assert compared("a", "b").outputs() == [Text("a"), Text("b")]
 
@@ -217,7 +217,7 @@ def test_a_stored_output_is_decoded_by_its_kind(kind, made, tmp_path):
     assert isinstance(stored.load(), made)
     two = Comparison(Prompt("a"), (stored, Text("b")), FIRST, "row 3")
     assert isinstance(two.outputs()[0], made) and two.outputs()[1] == Text("b")
-    with pytest.raises(ValueError, match=f"row 3: left: .*; expected a readable {kind}"):
+    with pytest.raises(ValueError, match=f"row 3.*left.*{kind}"):
         Stored(kind, b"torn", "row 3: left").load()
 
 

@@ -129,7 +129,7 @@ def test_videogen_has_four_dimensions(folder):
     assert result(f"videogen:{file}")["headline"] == 1
     darker = result(f"videogen(dimension='VQ'):{file}")
     assert darker["without_ties"]["wrong"] == 0 and darker["headline"] == pytest.approx(1 / 3)
-    with pytest.raises(ValueError, match="got dimension 'XQ', expected VQ, MQ, TA or Overall"):
+    with pytest.raises(ValueError, match="dimension.*'XQ'.*VQ"):
         read_benchmark(f"videogen(dimension='XQ'):{file}")
 
 

@@ -83,7 +83,7 @@ def test_best_of_two_of_three():
     assert selection.best_of(scores, gold, 2) == pytest.approx(11 / 3)
     assert selection.best_of(-scores, gold, 2) == pytest.approx(1 / 3)
     assert selection.regret(-scores, gold, 2) == pytest.approx(10 / 3) and selection.regret(scores, gold, 3) == 0
-    with pytest.raises(ValueError, match="got n = 4, expected 1 to 3"):
+    with pytest.raises(ValueError, match="n = 4"):
         selection.best_of(scores, gold, 4)
 
 

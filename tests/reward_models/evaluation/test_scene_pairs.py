@@ -88,7 +88,7 @@ def test_both_files_and_the_sheet_of_examples_are_written(tmp_path, monkeypatch)
 def test_a_file_of_ones_own_is_read_and_checked(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text(json.dumps(ROWS["heldout"][0]) + "\n" + json.dumps(ROWS["heldout"][1] | {"left": {"seed": 1}}))
-    with pytest.raises(ValueError, match=r"mine.jsonl: row 2: got a picture without 'scene', expected scene, seed"):
+    with pytest.raises(ValueError, match="mine.jsonl.*row 2.*scene"):
         read_benchmark(f"scenes:{file}")
 
 

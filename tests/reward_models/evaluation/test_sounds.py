@@ -35,12 +35,12 @@ def test_sixteen_bits_become_numbers_from_minus_one_to_one(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (written(np.zeros(6, np.uint8), width=1), "got 6 samples of 8 bits, expected 6 of 16"),
-        (written(np.zeros(6, np.uint8), width=3), "got 6 samples of 24 bits, expected 2 of 16"),
-        (written(np.zeros(0, "<i2")), "got 0 samples of 16 bits, expected 0 of 16"),
-        (written(np.zeros(6, "<i2"))[:-4], "got 4 samples of 16 bits, expected 6 of 16"),
-        (b"RIFF", "cannot be read as a wav file"),
-        (b"no sound at all", "cannot be read as a wav file"),
+        (written(np.zeros(6, np.uint8), width=1), "6.*8.*16"),
+        (written(np.zeros(6, np.uint8), width=3), "6.*24"),
+        (written(np.zeros(0, "<i2")), "0.*16"),
+        (written(np.zeros(6, "<i2"))[:-4], "4.*16.*6"),
+        (b"RIFF", "wav"),
+        (b"no sound at all", "wav"),
     ],
 )
 def test_another_or_a_damaged_file_is_an_error(content, message):

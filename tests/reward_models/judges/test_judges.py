@@ -70,7 +70,7 @@ def test_a_number_is_mapped_to_zero_to_one_and_the_judge_sees_prompt_and_output(
 def test_an_answer_that_cannot_be_read_is_asked_for_once_more_and_then_nan(judged, monkeypatch):
     monkeypatch.setattr(question, "_warned", set())
     fake = judged(lambda text: "Score: 3" if "rich" in text else "I would rather not.")
-    with pytest.warns(UserWarning, match="1 of 2 answers cannot be read .* 'I would rather not.'"):
+    with pytest.warns(UserWarning, match="1.*2.*I would rather not."):
         assert pointwise.judge_score(prompts(2), outputs("rich", "poor"), judge="") == [0.5, NAN]
     assert len(fake.asked) == 3 and fake.asked[2].parts[:-1] == fake.asked[1].parts
     assert "Score: <number>" in fake.asked[2].parts[-1]
@@ -91,7 +91,7 @@ def test_pixels_that_are_not_finite_are_nan_and_are_not_shown(judged):
 def test_a_range_goes_from_less_to_more(reward):
     given = {"criteria": ["light"]} if reward == "judge_rubric" else {}
     for low, high in ((1, 1), (2, 1)):
-        with pytest.raises(ValueError, match=f"{reward}: got the range {low} to {high}, expected low < high"):
+        with pytest.raises(ValueError, match=f"{reward}.*{low}.*{high}"):
             getattr(pointwise, reward)([], [], judge="", low=low, high=high, **given)
 
 
@@ -99,7 +99,7 @@ def test_a_range_goes_from_less_to_more(reward):
     "criteria", [[], {}, {"a": 0}, {"a": -1}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, {"a": 1, "b": 0}]
 )
 def test_criteria_are_names_or_have_positive_weights(criteria):
-    with pytest.raises(ValueError, match="judge_rubric: criteria: got .*, expected names, or names with positive"):
+    with pytest.raises(ValueError, match="judge_rubric.*criteria"):
         pointwise.judge_rubric([], [], judge="", criteria=criteria)
 
 
@@ -160,15 +160,15 @@ def test_the_published_wording_may_be_given_as_a_file(judged, tmp_path):
     unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5", question=long)
     assert fake.asked[1].parts[-1] == "Rate Describe it." + "!" * 300, "longer than the name of a file"
     for wrong in ("Rate it.", "Rate it." * 50):
-        with pytest.raises(ValueError, match="expected a text with {prompt}"):
+        with pytest.raises(ValueError, match="{prompt}"):
             unified.unified_reward(prompts(1), [RED], judge="", question=wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "v3"}, {"mode": "think"}, {"axis": "beauty"}, {"axis": "Style"}])
 def test_modes_and_axes_that_there_are_not_are_refused(wrong):
-    with pytest.raises(ValueError, match="unified_reward: got mode=.* and axis=.*, expected v2 or v1.5, and mean, al"):
+    with pytest.raises(ValueError, match="unified_reward.*mode=.*axis="):
         unified.unified_reward([], [], judge="", **wrong)
-    with pytest.raises(ValueError, match="unified_reward_pairs: mode: got 'v2', expected think or flex"):
+    with pytest.raises(ValueError, match="unified_reward_pairs.*mode.*'v2'"):
         unified.unified_reward_pairs([], [], judge="", mode="v2")
 
 
@@ -241,10 +241,10 @@ def test_win_rates_of_any_reward():
     assert one.fn(prompts(4), [*grey[:3], BROKEN]) == pytest.approx([0, 1, 0.5, math.nan], nan_ok=True)
     close = scorer(brightness[:-1] + ", margin=0.41)")
     assert close.fn(prompts(4), grey) == pytest.approx([1 / 3, 2 / 3, 0.5, 0.5])
-    with pytest.raises(ValueError, match="expected no weight in it"):
+    with pytest.raises(ValueError, match="weight"):
         scorer("win_rate(reward='jpeg_compressibility(weight=2)')")
     for margin in (-0.5, math.nan):
-        with pytest.raises(ValueError, match="win_rate: margin: got .*, expected a number that is not negative"):
+        with pytest.raises(ValueError, match="win_rate.*margin"):
             pairwise.check_win_rate("jpeg_compressibility", margin)
     quarters = [Image(torch.full((3, 8, 8), level / 4)) for level in (0, 1, 3)]
     assert scorer(brightness[:-1] + ", margin=0.25)").fn(prompts(3), quarters) == [0.25, 0.25, 1.0], "a margin is a tie"
@@ -295,7 +295,7 @@ def test_a_clip_is_shown_as_eight_frames_over_its_length_and_a_sound_is_refused(
     frames = torch.arange(15.0).div(14)[:, None, None, None].expand(15, 3, 2, 2)
     shown: Any = parts_of(Video(frames, 8.0), "Output", "r")
     assert [round(part.pixels[0, 0, 0].item() * 14) for part in shown[1:]] == [0, 2, 4, 6, 8, 10, 12, 14]
-    with pytest.raises(TypeError, match="expected a Text, Image or Video"):
+    with pytest.raises(TypeError, match="Text.*Image.*Video"):
         parts_of(Audio(torch.zeros(1, 8), 8), "Output", "r")
 
 
@@ -313,11 +313,11 @@ def test_a_short_clip_is_shown_whole_and_one_without_frames_or_with_a_broken_one
 def test_a_wrong_judge_is_an_error_before_the_run_starts():
     for name in judges.REWARDS.keys() - {"win_rate"}:
         given = ", criteria=['light']" if name == "judge_rubric" else ""
-        with pytest.raises(ValueError, match="judge: there is no 'gpt'"):
+        with pytest.raises(ValueError, match="judge.*'gpt'"):
             scorer(f"{name}(judge='gpt(model=1)'{given})")
-    with pytest.raises(ValueError, match="rewards: there is no 'tusk'"):
+    with pytest.raises(ValueError, match="rewards.*'tusk'"):
         scorer("win_rate(reward='tusk')")
-    with pytest.raises(ValueError, match="no variable NO_KEY"):
+    with pytest.raises(ValueError, match="NO_KEY"):
         check_judge('chat(url="http://127.0.0.1:1/v1", model="m", key="NO_KEY")')
     check_judge('vlm(model="nobody/nothing")')
 
@@ -340,7 +340,7 @@ def test_each_picture_is_shown_before_what_is_asked_of_it(judged):
 )
 def test_what_is_no_picture_is_refused_with_what_to_do(reward, judged):
     judged(lambda text: None)
-    with pytest.raises(TypeError, match=f"{reward.__name__}: got an output of kind Text, expected an Image; for clips"):
+    with pytest.raises(TypeError, match=f"{reward.__name__}.*Text.*Image"):
         reward(prompts(1), outputs("a"), judge="")
 
 
@@ -361,10 +361,10 @@ def test_a_number_beyond_its_range_is_none(number, judged):
 def test_of_a_reward_one_is_warned_once(judged, monkeypatch):
     monkeypatch.setattr(question, "_warned", set())
     judged(lambda text: "no")
-    with pytest.warns(UserWarning, match="1 of 1 answers cannot be read"):
+    with pytest.warns(UserWarning, match="1 of 1 answers"):
         pointwise.judge_score(prompts(1), [RED], judge="")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pointwise.judge_score(prompts(1), [RED], judge="")
-    with pytest.warns(UserWarning, match="1 of 1 answers cannot be read"):
+    with pytest.warns(UserWarning, match="1 of 1 answers"):
         pointwise.judge_score(prompts(1), [RED], judge="", label="Mark")

@@ -49,7 +49,7 @@ def test_a_picture_is_worth_one_where_the_assessor_finds_it_normal():
 
 def test_a_broken_picture_is_not_shown_and_an_answer_that_was_cut_off_is_no_score():
     cut = {"choices": [{"message": {"content": NORMAL}, "finish_reason": "length"}]}
-    with pytest.warns(UserWarning, match="answers cannot be read"):
+    with pytest.warns(UserWarning, match="answers"):
         values, asked = assessed([cut], [Image(torch.full((3, 8, 8), math.nan)), PICTURE])
     assert [*map(math.isnan, values)] == [True, True] and len(asked) == 2 and "prompt 1" in asked[0]
 
@@ -57,15 +57,15 @@ def test_a_broken_picture_is_not_shown_and_an_answer_that_was_cut_off_is_no_scor
 def test_one_kind_of_artifact_may_be_asked_for():
     assert assessed([NORMAL, HAND], label="Abnormal Human Anatomy")[0] == [1, 0]
     assert assessed([NORMAL, HAND], label="L2: Abnormal Animal Anatomy")[0] == [1, 1]
-    with pytest.raises(ValueError, match="label: got 'Hands', expected one of Irrational Element"):
+    with pytest.raises(ValueError, match="label.*Hands.*Irrational"):
         assessed([NORMAL], label="Hands")
 
 
 def test_labels_that_cannot_be_read_are_no_score_and_the_published_question_may_be_given():
-    with pytest.warns(UserWarning, match="answers cannot be read"):
+    with pytest.warns(UserWarning, match="answers"):
         values, asked = assessed(["It looks fine."], question="Rate {prompt}")
     assert math.isnan(values[0]) and len(asked) == 2 and "Rate prompt 0" in asked[0]
-    with pytest.raises(ValueError, match="magic_assessor: question: got 'no place'"):
+    with pytest.raises(ValueError, match="magic_assessor.*question.*no place"):
         assessed([NORMAL], question="no place")
 
 
@@ -79,9 +79,9 @@ def test_thought_and_labels_are_compared_by_a_judge_where_there_are_labels():
     outputs = [Text(HAND), Text("no labels"), Text(NORMAL)]
     values, asked = assessed(["Score: 0", "Score: 1"], outputs, "thought_agrees")
     assert values == [0, 0, 1] and len(asked) == 2 and "Six fingers" in asked[0]
-    with pytest.raises(TypeError, match="thought_agrees: got an output of kind Image, expected a Text"):
+    with pytest.raises(TypeError, match="thought_agrees.*Image.*Text"):
         assessed(["Score: 1"], [PICTURE], "thought_agrees")
-    with pytest.warns(UserWarning, match="answers cannot be read"):
+    with pytest.warns(UserWarning, match="answers"):
         values, _ = assessed(["Score: 0.5"], [Text(NORMAL)], "thought_agrees")
     assert math.isnan(values[0])
 

@@ -69,9 +69,9 @@ def test_a_batch_without_a_picture_that_can_be_scored_is_not_classified(three_cl
 
 
 def test_prompts_without_text_and_outputs_that_are_no_picture_are_errors(three_classes):
-    with pytest.raises(ValueError, match="conse: prompt '3' has no text"):
+    with pytest.raises(ValueError, match="conse.*'3'"):
         conse([Prompt(" ", "3")], [BROKEN])
-    with pytest.raises(TypeError, match="conse_z: got an output of kind Text"):
+    with pytest.raises(TypeError, match="conse_z.*Text"):
         conse_z([Prompt("both", "0")], [Text("hello")])
 
 

@@ -59,7 +59,7 @@ def test_colours_are_those_of_the_surest_objects():
     assert modes([clause("cup", color="red")], [blue]) == (0, 0, 0.5)  # the number is right
     assert modes([clause("cup", color="red")], [blue, sure]) == (1, 0, 0.0)  # flow_grpo: 1 - 1 / 1 = 0, and 0
     assert modes([clause("cup", 2, color="red")], [red, blue]) == (0, 0, 0.75)  # 1 and 1 - 1 / 2
-    with pytest.raises(ValueError, match="asks for the colour 'red', and the detector tells none of a 'cup'"):
+    with pytest.raises(ValueError, match="'red'.*'cup'"):
         modes([clause("cup", color="red")], seen("cup"))
 
 
@@ -173,31 +173,31 @@ def test_a_detector_is_not_asked_where_there_is_no_picture_to_show():
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ({}, r"meta\.include: got \[\], expected a list of clauses"),
-        ({"include": "cup"}, r"meta\.include\[0\]: got 'c', expected"),
-        ({"include": 3}, r"meta\.include: got 3, expected a list of clauses"),
-        ({"include": [clause("a")], "exclude": 3}, r"meta\.exclude: got 3, expected a list of clauses"),
-        ({"include": [{"count": 1}]}, r"meta\.include\[0\]: got \{'count': 1\}, expected"),
-        ({"include": [clause("cup", 0)]}, r"meta\.include\[0\]: count: got 0, expected a whole number of at least 1"),
-        ({"include": [clause("cup", True)]}, r"count: got True"),
-        ({"include": [clause("cup", position=["left of", 0])]}, r"position: got \['left of', 0\], .*an earlier clause"),
-        ({"include": [clause("a"), clause("b", position=["near", 0])]}, r"include\[1\]: position: got \['near', 0\]"),
+        ({}, r"meta\.include.*\[\]"),
+        ({"include": "cup"}, r"meta\.include\[0\].*'c'"),
+        ({"include": 3}, r"meta\.include.*3"),
+        ({"include": [clause("a")], "exclude": 3}, r"meta\.exclude.*3"),
+        ({"include": [{"count": 1}]}, r"meta\.include\[0\].*1\}"),
+        ({"include": [clause("cup", 0)]}, r"meta\.include\[0\].*count"),
+        ({"include": [clause("cup", True)]}, "count.*True"),
+        ({"include": [clause("cup", position=["left of", 0])]}, r"position.*\['left of', 0\]"),
+        ({"include": [clause("a"), clause("b", position=["near", 0])]}, r"include\[1\].*position.*\['near', 0\]"),
         *(
             ({"include": [clause("a"), clause("b"), clause("c", position=wrong)]}, r"include\[2\]: position: got ")
             for wrong in (3, ["left of"], ["left of", 0, 1], ["left of", -1], ["left of", True], ["left of", 2])
         ),
-        ({"include": [clause("a"), clause(3)]}, r"meta\.include\[1\]: got \{'class': 3, 'count': 1\}, expected"),
-        ({"include": [clause("a")], "exclude": [clause("a", 1.5)]}, r"meta\.exclude\[0\]: count: got 1\.5"),
+        ({"include": [clause("a"), clause(3)]}, r"meta\.include\[1\].*3.*count"),
+        ({"include": [clause("a")], "exclude": [clause("a", 1.5)]}, r"meta\.exclude\[0\].*count.*1\.5"),
     ],
 )
 def test_a_malformed_clause_is_named(meta, message, cups):
-    with pytest.raises(ValueError, match=rf"geneval: prompt '7' \('a cup'\): .*{message}"):
+    with pytest.raises(ValueError, match=f"geneval.*'7'.*{message}"):
         geneval([Prompt("a cup", "7", meta=meta)], [Image(torch.zeros(3, 8, 8))], "any:thing")
 
 
 def test_an_answer_that_is_no_scene_has_no_clauses_and_clauses_come_before_a_scene(cups):
     picture = [Image(torch.zeros(3, 8, 8))]
-    with pytest.raises(ValueError, match=r"meta\.include: got \[\], expected a list of clauses"):
+    with pytest.raises(ValueError, match=r"meta\.include.*\[\]"):
         geneval([Prompt("a cup", "7", answer={"cups": 2})], picture, "any:thing")
     scene = scenes.parse("a red circle").to_json()
     own = Prompt("two cups", "0", answer=scene, meta={"include": [clause("cup", 2, position=None)]})
@@ -212,11 +212,11 @@ def test_one_threshold_is_that_of_all_prompts(cups):
 
 def test_wrong_modes_outputs_and_detectors_are_errors(cups):
     row = Prompt("two cups", "0", meta={"include": [clause("cup", 2)]})
-    with pytest.raises(ValueError, match="geneval: got mode 'lax', expected one of official, strict, flow_grpo"):
+    with pytest.raises(ValueError, match="geneval.*mode.*'lax'"):
         geneval([row], [Image(torch.zeros(3, 8, 8))], "any:thing", mode="lax")
-    with pytest.raises(TypeError, match="geneval: got an output of kind Text"):
+    with pytest.raises(TypeError, match="geneval.*Text"):
         geneval([row], [Text("two cups")], "any:thing")
-    with pytest.raises(ValueError, match=r"rewards: 'geneval': .*detector"):
+    with pytest.raises(ValueError, match="rewards.*geneval"):
         scorer("geneval")
 
 
@@ -279,7 +279,7 @@ def test_what_has_no_clear_shape_or_colour_is_nothing(monkeypatch):
 def test_a_picture_that_the_detector_of_scenes_cannot_read_is_an_error():
     row = scenes.prompt(scenes.parse("a red circle"))
     for size in ((32, 64), (48, 48), (1, 1)):
-        with pytest.raises(ValueError, match=f"got a picture of {size[1]} x {size[0]} pixels, expected a square one"):
+        with pytest.raises(ValueError, match=f"{size[1]}.*{size[0]}"):
             geneval_lite([row], [Image(torch.zeros(3, *size))])
 
 

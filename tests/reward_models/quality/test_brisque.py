@@ -89,7 +89,7 @@ def test_what_cannot_be_scored_is_nan_and_what_is_no_picture_an_error():
     broken.pixels[0, 3, 3] = math.nan
     assert all(math.isnan(value) for value in brisque([PROMPT] * 7, [*flat, *tiny, broken]))
     assert math.isfinite(brisque([PROMPT], [image(texture(16))])[0]), "the smallest picture"
-    with pytest.raises(TypeError, match=r'brisque: got an output of kind Text.*name frames\(reward="brisque"\)'):
+    with pytest.raises(TypeError, match=r'brisque.*Text.*frames\(reward="brisque'):
         brisque([PROMPT], [Text("hello")])
 
 

@@ -54,7 +54,7 @@ def test_a_threshold_makes_a_gate(monkeypatch):
     values = nsfw([PROMPT] * 4, [image(clock()), image(clock()), broken, image(clock())], threshold=0.5)
     assert values[:2] + values[3:] == [1.0, 0.0, 0.0] and math.isnan(values[2])
     for wrong in (0, -0.1, 1.5):
-        with pytest.raises(ValueError, match=r"nsfw: got threshold .*, expected a probability in \(0, 1\]"):
+        with pytest.raises(ValueError, match=r"nsfw.*threshold.*1\]"):
             nsfw([PROMPT], [image(clock())], threshold=wrong)
 
 
@@ -87,5 +87,5 @@ def test_harmless_pictures_are_harmless_alone_and_together():
     assert all(0.9 < value <= 1 for value in together[:3])
     assert together == pytest.approx([nsfw([PROMPT], [output])[0] for output in outputs], abs=1e-5)
     assert nsfw([PROMPT], outputs[:1], threshold=0.2) == [1.0]
-    with pytest.raises(TypeError, match="nsfw: got an output of kind Text"):
+    with pytest.raises(TypeError, match="nsfw.*Text"):
         nsfw([PROMPT], [Text("hello")])

@@ -155,35 +155,35 @@ def test_a_choice_may_be_named_by_its_own_text():
 @pytest.mark.parametrize(
     ("task", "gold", "expected"),
     [
-        ("exact", None, "a text or number"),
-        ("exact", [], "a text or number"),
+        ("exact", None, "text"),
+        ("exact", [], "text"),
         ("exact", ["red", " "], "non-empty texts"),
-        ("classification", "", "a non-empty text"),
+        ("classification", "", "non-empty"),
         ("choice", "AB", "one letter"),
-        ("choices", ",", "comma-separated letters"),
-        ("choices", [], "comma-separated letters"),
-        ("choices", "A,red", "comma-separated letters"),
+        ("choices", ",", "letters"),
+        ("choices", [], "letters"),
+        ("choices", "A,red", "letters"),
         ("yes_no", "perhaps", "yes or no"),
         ("yes_no", None, "yes or no"),
-        ("numeric", "three", "one finite number"),
-        ("numeric", float("nan"), "one finite number"),
-        ("numeric", True, "one finite number"),
-        ("relative_accuracy", 0, "a number other than 0"),
-        ("count_fuzzy", 0, "a positive count"),
-        ("jaccard", ";", "semicolon-separated labels"),
-        ("edit", 3.5j, "a non-empty text"),
+        ("numeric", "three", "number"),
+        ("numeric", float("nan"), "number"),
+        ("numeric", True, "number"),
+        ("relative_accuracy", 0, "other than 0"),
+        ("count_fuzzy", 0, "count"),
+        ("jaccard", ";", "labels"),
+        ("edit", 3.5j, "non-empty"),
     ],
 )
 def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold, expected):
-    with pytest.raises(ValueError, match=rf"prompt '7' \('a question'\): got answer .*, expected {expected}"):
+    with pytest.raises(ValueError, match=f"'7'.*answer.*{expected}"):
         value(task, "3", gold)
 
 
 def test_parameters_that_cannot_be_used_are_errors_that_name_them():
-    with pytest.raises(ValueError, match=r"got meta\.tolerance 'wide', expected one finite number"):
+    with pytest.raises(ValueError, match=r"meta\.tolerance.*'wide'"):
         value("numeric", "3", 3, tolerance="wide")
-    with pytest.raises(ValueError, match=r"got meta\.tolerance -1, expected a non-negative number"):
+    with pytest.raises(ValueError, match=r"meta\.tolerance.*-1"):
         value("numeric", "3", 3, tolerance=-1)
     for options in ("red", ["red", 3]):
-        with pytest.raises(ValueError, match=r"got meta\.options .*red.*, expected a list of texts"):
+        with pytest.raises(ValueError, match=r"meta\.options"):
             value("choice", "A", "A", options=options)

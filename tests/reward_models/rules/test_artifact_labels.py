@@ -87,7 +87,7 @@ def test_the_truth_may_be_a_text_and_must_be_labels():
     assert value(NORMAL, MappingProxyType(NORMAL)) == 15
     assert value(flawed(object=True), str(flawed(object=True))) == 15
     for wrong in (None, "cat", {"Whether Normal": 1}):
-        with pytest.raises(ValueError, match=r"artifact_labels: prompt '': got the answer .*MagicMirror's labels"):
+        with pytest.raises(ValueError, match="artifact_labels.*''"):
             value(NORMAL, wrong)
 
 

@@ -71,7 +71,7 @@ def test_a_box_without_area_covers_nothing_and_is_worth_nothing(flat):
     assert [value(task, list(flat), GOLD, **row) for task in ("box_iou", "box_giou", "box_gui_g1", "point_in_box")] == [
         0
     ] * 4
-    with pytest.raises(ValueError, match=r"prompt '7'.*expected \[x1, y1, x2, y2\] with x1 < x2 and y1 < y2"):
+    with pytest.raises(ValueError, match=r"'7'.*\[x1, y1, x2, y2\].*x1"):
         value("box_iou", GOLD, list(flat))
 
 
@@ -212,7 +212,7 @@ def test_the_text_of_an_action_is_half_right_at_least(kind):
         assert value("gui_r1", json.dumps({"action": kind, "input_text": text}), gold) == right
     assert value("gui_r1", json.dumps({"action": kind}), gold | {"input_text": "."}) == 0  # no word on either side
     assert value("gui_r1", json.dumps({"action": "open", "input_text": "dog"}), gold | {"action": "open"}) == 1
-    with pytest.raises(ValueError, match=f'prompt .7.*expected a non-empty "input_text" for "{kind}"'):
+    with pytest.raises(ValueError, match=f".7.*input_text.*{kind}"):
         value("gui_r1", "", {"action": kind})
 
 
@@ -249,22 +249,22 @@ def test_actions_without_a_place_are_their_kind_and_what_is_typed():
 @pytest.mark.parametrize(
     ("task", "gold", "meta", "message"),
     [
-        ("box_iou", [1, 2, 1, 4], {}, r"got answer \[1, 2, 1, 4\], expected \[x1, y1, x2, y2\] with x1 < x2"),
-        ("box_giou", "nowhere", {}, "got answer 'nowhere', expected"),
-        ("box_iou", None, {}, "got answer None, expected"),
-        ("box_iou", GOLD, {"coordinates": "resize"}, r"expected one of absolute, .*\(did you mean 'resized'\?\)"),
-        ("box_iou", GOLD, {"coordinates": "relative_1000"}, r"got meta\.size None, expected \[height, width\]"),
+        ("box_iou", [1, 2, 1, 4], {}, r"answer.*\[1, 2, 1, 4\].*\[x1, y1, x2, y2\]"),
+        ("box_giou", "nowhere", {}, "answer.*nowhere"),
+        ("box_iou", None, {}, "answer.*None"),
+        ("box_iou", GOLD, {"coordinates": "resize"}, "resized"),
+        ("box_iou", GOLD, {"coordinates": "relative_1000"}, r"meta\.size.*None.*\[height, width\]"),
         (
             "box_iou",
             GOLD,
             {"coordinates": "resized", "size": [9, 9]},
-            r"needs the size of medium 0 .*got 0 sizes in Text\.seen, expected at least 1",
+            r"0.*Text\.seen.*1",
         ),
-        ("box_gui_g1", GOLD, {}, r"got meta\.size None"),
-        ("ui_r1", {"action": "click"}, {}, r'expected "box": \[x1, y1, x2, y2\] for a click'),
-        ("gui_r1", {"action": "click"}, {}, r'expected "box": .* for a click'),
-        ("gui_r1", {"action": "type"}, {}, 'expected a non-empty "input_text"'),
-        ("ui_r1", "click", {}, r'expected \{"action"'),
+        ("box_gui_g1", GOLD, {}, r"meta\.size.*None"),
+        ("ui_r1", {"action": "click"}, {}, r"box.*\[x1, y1, x2, y2\]"),
+        ("gui_r1", {"action": "click"}, {}, "box"),
+        ("gui_r1", {"action": "type"}, {}, "input_text"),
+        ("ui_r1", "click", {}, '"action"'),
     ],
 )
 def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, meta, message):
@@ -299,7 +299,7 @@ def test_a_click_is_near_within_a_seventh_of_the_screen(answer, expected):
 
 def test_an_action_without_a_place_is_right_by_its_name():
     assert value("ton", '{"action": "back"}', {"action": "back"}) == 2
-    with pytest.raises(ValueError, match=r"prompt '.*expected \"position\": \[x, y\] for a click"):
+    with pytest.raises(ValueError, match=r"position.*\[x, y\]"):
         value("ton", "{}", {"action": "click", "box": [1, 2, 3, 4]})
 
 
@@ -309,5 +309,5 @@ def test_small_targets_weigh_as_much_as_their_rows_say():
     for answer in ("[100, 100, 200, 200]", "[110, 100, 220, 190]", "nothing"):
         plain = value("box_gui_g1", answer, gold, size=size)
         assert value("box_gui_g1", answer, gold, size=size, rate=2) == 2 * plain
-    with pytest.raises(ValueError, match=r"got meta\.rate 0, expected a positive number"):
+    with pytest.raises(ValueError, match=r"meta\.rate.*0"):
         value("box_gui_g1", "[1, 2, 3, 4]", gold, size=size, rate=0)

@@ -104,7 +104,7 @@ def test_the_longest_list_is_matched():
 def test_thresholds_are_in_order():
     for reward in ("box_precision", "box_recall"):
         for low, high in ((0.9, 0.5), (-0.1, 0.5), (0.5, 1.1)):
-            with pytest.raises(ValueError, match=rf"got {low} and {high}, expected 0 <= low <= high <= 1"):
+            with pytest.raises(ValueError, match=f"{low}.*{high}"):
                 values(f"{reward}(low={low}, high={high})", [CAT])
         assert values(f"{reward}(low=0, high=1)", [CAT, DOG]) == 1
     assert values("box_precision(low=0, high=1)", [NARROW]) == pytest.approx(0.6)

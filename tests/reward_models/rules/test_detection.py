@@ -218,8 +218,8 @@ def test_judging_prints_nothing_and_is_fast(capfd):
 @pytest.mark.parametrize("gold", [None, "none", [[0, 0, 10, 10]], [{"bbox_2d": [0, 0, 0, 0], "label": "cat"}]])
 def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(gold):
     for task in ("detection_ap", "detection_od_length", "detection_weighted"):
-        with pytest.raises(ValueError, match=r'prompt \'7\'.*expected a list of \{"bbox_2d"'):
+        with pytest.raises(ValueError, match=r'7.*\{"bbox_2d'):
             value(task, "[]", gold)
     for boxes in (None, "none", [[0, 0, 0, 0]]):
-        with pytest.raises(ValueError, match=r'prompt \'7\'.*expected a list of \{"bbox_2d"'):
+        with pytest.raises(ValueError, match=r'7.*\{"bbox_2d'):
             value("detection_visual_rft", "[]", boxes)

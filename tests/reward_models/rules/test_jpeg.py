@@ -29,5 +29,5 @@ def test_what_is_no_picture_is_an_error_and_what_is_no_number_nan():
     broken = torch.zeros(3, 8, 8)
     broken[0, 0, 0] = math.inf
     assert math.isnan(jpeg_incompressibility([Prompt("a")], [Image(broken)])[0])
-    with pytest.raises(TypeError, match="jpeg rewards: got an output of kind Text, expected an Image"):
+    with pytest.raises(TypeError, match="Text.*Image"):
         jpeg_compressibility([Prompt("a")], [Text("a")])

@@ -160,7 +160,7 @@ def test_pictures_are_alike_by_the_phases_of_their_waves():
     moved[:, 0] = 1
     assert cw_ssim(edge, moved) > 0.95 > PICTURE > cw_ssim(edge, edge.T)
     assert cw_ssim(one[:3, :5], other[:3, :5]) <= 1
-    with pytest.raises(ValueError, match="expected equal sizes"):
+    with pytest.raises(ValueError, match="equal"):
         cw_ssim(one, other[:10])
 
 
@@ -173,5 +173,5 @@ def test_pictures_are_compared_at_the_size_of_the_reference():
 
 @pytest.mark.parametrize("task", ["latex_structure", "latex_picture"])
 def test_a_gold_answer_without_a_table_is_an_error(task):
-    with pytest.raises(ValueError, match=r"prompt '7'.*expected LaTeX with a tabular environment"):
+    with pytest.raises(ValueError, match="'7'.*LaTeX"):
         value(task, TABLE, gold="no table")

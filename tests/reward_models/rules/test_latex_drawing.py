@@ -200,7 +200,7 @@ def test_what_is_too_wide_to_draw_is_worth_nothing_or_an_error():
     wide, narrow = (tabular(" & ".join([letter * 200] * 3), "ccc") for letter in "Wi")
     assert drawn(" & ".join(["W" * 200] * 3), "ccc") is None
     assert picture_value(wide, narrow) == 0
-    with pytest.raises(ValueError, match=r"prompt '7'.*expected a table that can be drawn: it is too wide or too high"):
+    with pytest.raises(ValueError, match="'7'"):
         picture_value(narrow, wide)
 
 

@@ -216,5 +216,5 @@ def test_mixed_questions_are_compared_as_their_gold_answer_allows(answer, gold, 
 
 
 def test_a_gold_answer_that_is_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"prompt '7' .*got answer None, expected a non-empty text"):
+    with pytest.raises(ValueError, match="'7'.*answer.*None"):
         value("5", None)

@@ -60,5 +60,5 @@ def test_the_three_parts_of_alphamaze_have_the_sum_of_the_paper():
 
 @pytest.mark.parametrize("gold", ["", "up", ["<|up|>"], "<|forward|>", 3])
 def test_a_gold_way_that_is_none_is_an_error(gold):
-    with pytest.raises(ValueError, match=r"prompt '7'.*expected moves such as"):
+    with pytest.raises(ValueError, match="'7'"):
         TASKS["maze"](WAY, Prompt("a maze", "7", answer=gold), Text(WAY))

@@ -23,7 +23,7 @@ def test_two_connectives_are_enough():
     assert values("reasoning_words", FALSE, *texts) == [0, 0.5, 0.5, 1, 0]
     assert values("reasoning_words(enough=1)", FALSE, *texts) == [0, 1, 1, 1, 0]
     assert values("reasoning_words", FALSE, "enthusiastic firsthand seconds headfirst") == [0]
-    with pytest.raises(ValueError, match="enough: got 0"):
+    with pytest.raises(ValueError, match="enough.*0"):
         values("reasoning_words(enough=0)", FALSE, "x")
 
 
@@ -44,7 +44,7 @@ def test_an_entity_is_named_by_its_words():
     named = "<think>It is no french park.</think><answer>no</answer>"
     assert values("entity_named", FALSE, named, "the Frenchman", "") == [1, 0, 0]
     assert values("entity_named", TRUE, "<answer>no</answer>", "<answer>yes</answer>") == [1, 0]
-    with pytest.raises(ValueError, match=r"prompt '7'.*got meta\.entity 3, expected a text"):
+    with pytest.raises(ValueError, match=r"'7'.*meta\.entity.*3"):
         values("entity_named", Prompt("a", "7", answer="yes", task="yes_no", meta={"entity": 3}), "x")
 
 

@@ -66,7 +66,7 @@ def test_products_are_of_floats_on_the_cpu():
 
 
 def test_vectors_are_one_per_text():
-    with pytest.raises(ValueError, match=r"embed '.*:short': got shape \[1, 2\], expected \[2, width\]"):
+    with pytest.raises(ValueError, match=r":short.*shape.*\[1, 2\]"):
         regularized_relevance([Prompt("a")], [Text("a")], f"{HERE}:short")
-    with pytest.raises(ValueError, match=r"embed '.*:flat': got shape \[2\], expected \[2, width\]"):
+    with pytest.raises(ValueError, match=r":flat.*shape.*\[2\]"):
         regularized_relevance([Prompt("a")], [Text("a")], f"{HERE}:flat")

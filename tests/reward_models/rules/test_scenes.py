@@ -44,7 +44,7 @@ def square(top: int = 10, left: int = 10, paint: np.ndarray = RED) -> np.ndarray
 
 @pytest.mark.parametrize("answer", [None, 3, "a red circle", {"place": "top"}])
 def test_a_prompt_without_a_scene_is_an_error(answer):
-    with pytest.raises(ValueError, match="prompt 'a' has no scene as its answer; make such prompts"):
+    with pytest.raises(ValueError, match="'a'"):
         scene_score([Prompt("a", "0", answer)], [Image(torch.ones(3, 32, 32))])
 
 

@@ -63,7 +63,7 @@ def test_normalizing_twice_changes_nothing(normal):
 
 
 def test_an_unknown_rule_is_told():
-    with pytest.raises(ValueError, match="normal: .*'englisch'.*'english'"):
+    with pytest.raises(ValueError, match="normal.*englisch.*english"):
         value("neg_wer", "a", normal="englisch")
 
 
@@ -96,7 +96,7 @@ def test_a_corpus_rate_is_not_the_mean_of_the_sentences():
 
 
 def test_a_corpus_without_words_or_with_a_missing_hypothesis_is_refused():
-    with pytest.raises(ValueError, match="corpus error rate: got 2 references without words"):
+    with pytest.raises(ValueError, match="2 references"):
         corpus_wer(["", "..."], ["a", "b"])
     with pytest.raises(ValueError, match="zip"):
         corpus_wer(["a", "b"], ["a"])
@@ -192,7 +192,7 @@ def test_the_blend_weighs_characters_and_words():
     # "abcd ef" for "abcd xy": WER 1/2, CER 2/7
     assert value("cer_wer_blend", "abcd ef", "abcd xy", normal="raw") == pytest.approx(0.6 * 5 / 7 + 0.4 / 2)
     assert value("cer_wer_blend", "abcd ef", "abcd xy", normal="raw", cer=0) == 0.5
-    with pytest.raises(ValueError, match="cer_wer_blend: got cer 2, expected a weight from 0 to 1"):
+    with pytest.raises(ValueError, match="cer_wer_blend.*cer"):
         value("cer_wer_blend", "a", "a", cer=2)
 
 
@@ -258,9 +258,7 @@ def test_keywords_where_none_is_spoken():
     assert value("keywords", "yes yes", "yes yes", {"keywords": ["yes"]}) == 1
     assert value("keywords", "yes", "yes yes", {"keywords": ["yes"]}) == (1 + 0.5) / 2
     for meta in ({}, {"keywords": "Oslo"}, {"keywords": ["..."]}):
-        with pytest.raises(
-            ValueError, match=r"prompt '7' .* got meta.keywords .*, expected a list of words or phrases"
-        ):
+        with pytest.raises(ValueError, match="'7'.*meta.keywords"):
             value("keywords", "a", "b", meta)
 
 
@@ -351,10 +349,10 @@ def test_corpus_scores_are_not_means():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bleu("a", ""), "expected non-empty texts"),
-        (lambda: bleu("a", "a", tokenize="13b"), "there is no tokenizer '13b'. Did you mean '13a'"),
-        (lambda: translation.corpus_bleu([], []), "got 0 references and 0 hypotheses"),
-        (lambda: translation.corpus_chrf(["a"], []), "got 1 references and 0 hypotheses"),
+        (lambda: bleu("a", ""), "non-empty"),
+        (lambda: bleu("a", "a", tokenize="13b"), "'13b'.*'13a'"),
+        (lambda: translation.corpus_bleu([], []), "0 references"),
+        (lambda: translation.corpus_chrf(["a"], []), "1 references.*0 hypotheses"),
     ],
 )
 def test_scores_that_cannot_be_computed_are_errors(call, message):
@@ -372,9 +370,9 @@ def test_each_is_known_by_name_and_wants_texts_and_transcripts(name):
     assert len(reward(prompts, [Text("hello there"), Text("so long")])) == 2
     good, bad = reward(prompts, [Text("hello there"), Text("so long my dear friend")])
     assert good > bad
-    with pytest.raises(TypeError, match=f"'{name}' scores texts: got an output of kind Image, expected Text"):
+    with pytest.raises(TypeError, match=f"'{name}'.*Image.*Text"):
         reward(prompts[:1], [Image(torch.zeros(3, 2, 2))])
-    with pytest.raises(ValueError, match="prompt '1' .* got answer None, expected"):
+    with pytest.raises(ValueError, match="'1'.*answer.*None"):
         reward([Prompt("", "1")], [Text("a")])
     with pytest.raises(ValueError, match="zip"):
         reward(prompts, [Text("a")])
@@ -390,5 +388,5 @@ def test_each_is_known_by_name_and_wants_texts_and_transcripts(name):
 )
 def test_a_missing_package_is_named(monkeypatch, library, call):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[speech\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"\[speech\]"):
         call()

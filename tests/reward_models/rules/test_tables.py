@@ -102,7 +102,7 @@ def test_what_is_no_table_or_too_large_is_worth_nothing(answer):
 
 
 def test_a_gold_answer_without_a_table_is_an_error():
-    with pytest.raises(ValueError, match=r"prompt '7'.*expected HTML with a <table>"):
+    with pytest.raises(ValueError, match="'7'.*HTML.*<table>"):
         teds(TABLE, "no table")
-    with pytest.raises(ValueError, match=r"got meta\.teds 'structur', expected one of full, structure \(did you mean"):
+    with pytest.raises(ValueError, match=r"meta\.teds.*structur"):
         teds(TABLE, teds="structur")

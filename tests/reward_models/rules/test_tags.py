@@ -258,9 +258,9 @@ def test_places_of_answers_other_than_in_their_tag(place, text, answer):
 
 
 def test_an_unknown_style_and_what_is_no_text_are_errors():
-    with pytest.raises(RuntimeError, match=r"format: there is no style 'think_anwer'\. Did you mean 'think_answer'"):
+    with pytest.raises(RuntimeError, match="format.*think_anwer.*think_answer"):
         score_outputs([scorer("format(style='think_anwer')")], [PLAIN], [Text("")])
     import torch
 
-    with pytest.raises(RuntimeError, match="'format' scores texts: got an output of kind Image, expected Text"):
+    with pytest.raises(RuntimeError, match="format.*Image.*Text"):
         score_outputs([scorer("format")], [PLAIN], [Image(torch.zeros(3, 2, 2))])

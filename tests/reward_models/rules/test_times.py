@@ -125,17 +125,17 @@ def test_tracking_is_the_mean_over_exactly_the_frames_there_are():
 @pytest.mark.parametrize(
     ("task", "gold", "meta", "message"),
     [
-        ("temporal_iou", [8, 2], {}, r"got answer \[8, 2\], expected \[start, end\] with start < end"),
-        ("temporal_iou", [2, 2], {}, "with start < end"),
-        ("temporal_iou", None, {}, "with start < end"),
-        ("temporal_time_r1", [2, 8], {}, r"got meta\.duration None, expected one finite number"),
-        ("temporal_time_r1", [2, 8], {"duration": 0}, r"got meta\.duration 0, expected the duration"),
-        ("temporal_multi", [[8, 2]], {}, r"expected a list of \[start, end\]"),
-        ("temporal_multi", None, {}, r"expected a list of \[start, end\]"),
-        ("tracking_iou", [], {}, "expected a list of one"),
-        ("tracking_iou", 3, {}, "expected a list of one"),
-        ("tracking_iou", [[0, 0, 1, 1], [0, 0, 0, 0]], {}, "expected a list of one"),
-        ("tracking_iou", [[0, 0, 0, 0]], {}, "expected a list of one"),
+        ("temporal_iou", [8, 2], {}, r"answer.*\[8, 2\].*\[start, end\]"),
+        ("temporal_iou", [2, 2], {}, "start < end"),
+        ("temporal_iou", None, {}, "start < end"),
+        ("temporal_time_r1", [2, 8], {}, r"meta\.duration.*None"),
+        ("temporal_time_r1", [2, 8], {"duration": 0}, r"meta\.duration.*0"),
+        ("temporal_multi", [[8, 2]], {}, r"\[start, end\]"),
+        ("temporal_multi", None, {}, r"\[start, end\]"),
+        ("tracking_iou", [], {}, "list of one"),
+        ("tracking_iou", 3, {}, "list of one"),
+        ("tracking_iou", [[0, 0, 1, 1], [0, 0, 0, 0]], {}, "list of one"),
+        ("tracking_iou", [[0, 0, 0, 0]], {}, "list of one"),
     ],
 )
 def test_rows_that_cannot_be_scored_are_errors_that_name_the_prompt(task, gold, meta, message):

@@ -63,9 +63,9 @@ def test_2048_tokens_are_compared(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"bmas: weights: .* has no file tokenizer\.json"):
+    with pytest.raises(FileNotFoundError, match=r"bmas.*weights.*tokenizer\.json"):
         scorer(f"bmas(model='{tmp_path}')").fn([Prompt("a", answer="b")], [Text("c")])
     folder = tmp_path / "other"
     folder.mkdir()
-    with pytest.raises(ValueError, match=r"bmas: model: model\.safetensors of .* has no tensor that ends with"):
+    with pytest.raises(ValueError, match=r"bmas.*model.*model\.safetensors"):
         scorer(f"bmas(model='{saved(folder, key='lm_head.weight')}')").fn([Prompt("a", answer="b")], [Text("c")])

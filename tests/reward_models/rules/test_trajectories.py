@@ -151,5 +151,5 @@ def test_the_longest_way_is_read():
     + [("affordance", BOX | other) for other in ({"width": 0}, {"height": 0}, {"x": 2}, {"y": 2})],
 )
 def test_a_gold_answer_that_cannot_be_used_is_an_error_that_names_the_prompt(task, gold):
-    with pytest.raises(ValueError, match=r"prompt '7'.*got answer .*fractions of the picture"):
+    with pytest.raises(ValueError, match="'7'.*answer"):
         value(task, "[]", gold)

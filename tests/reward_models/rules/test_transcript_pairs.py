@@ -295,7 +295,7 @@ def test_the_rule_is_that_of_the_language_else_of_the_letters(language, referenc
 
 @pytest.mark.parametrize(("reference", "fitting"), [("今天天气很好", "characters"), ("नमस्ते दुनिया", "basic")])
 def test_the_english_rule_is_refused_for_other_letters_by_row(reference, fitting):
-    with pytest.raises(ValueError, match=f"prompt '7': normal='english'.*normal='{fitting}'"):
+    with pytest.raises(ValueError, match=f"'7'.*normal='english.*normal='{fitting}"):
         value("one_minus_wer", reference, reference, normal="english")
 
 

@@ -70,9 +70,7 @@ def test_limits_of_hallucinations(reference, hypothesis, parameters, hallucinate
 
 def test_every_keyword_is_a_text():
     for words in (["Oslo", 3], ["Oslo", "..."]):
-        with pytest.raises(
-            ValueError, match=r"prompt '7' .* got meta.keywords .*, expected a list of words or phrases"
-        ):
+        with pytest.raises(ValueError, match="'7'.*meta.keywords"):
             value("keywords", "a", "b", {"keywords": words})
 
 
@@ -106,7 +104,7 @@ def test_words_are_shown_as_they_are_compared_and_only_of_texts():
 )
 def test_the_module_that_is_missing_is_in_the_error(monkeypatch, library, call):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.*\[speech\]'") as caught:
+    with pytest.raises(ModuleNotFoundError, match=r"\[speech\]") as caught:
         call()
     assert caught.value.name == library
 
@@ -145,7 +143,7 @@ def test_a_corpus_is_split_into_words_as_it_is_asked():
 
 @pytest.mark.parametrize(("references", "hypotheses"), [([], []), ([["a"]], []), ([["a"], []], ["a", "b"])])
 def test_a_corpus_needs_a_reference_for_each_hypothesis(references, hypotheses):
-    with pytest.raises(ValueError, match=f"got {len(hypotheses)} hypotheses and {len(references)} lists"):
+    with pytest.raises(ValueError, match=f"{len(hypotheses)}.*{len(references)}"):
         translation.corpus_interval("bleu", references, hypotheses)
 
 

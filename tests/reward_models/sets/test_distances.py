@@ -32,7 +32,7 @@ def test_the_frechet_distance_of_numbers():
     # sample deviations 2 and sqrt(2)
     assert frechet_distance(rows(0, 2, 4), rows(0, 2), ddof=1) == pytest.approx(1 + (2 - math.sqrt(2)) ** 2)
     assert frechet_distance(rows(0, 2, 4), rows(4, 0, 2)) == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="expected more than ddof=1"):
+    with pytest.raises(ValueError, match="ddof=1"):
         frechet_distance(rows(0), rows(0, 2), ddof=1)
 
 

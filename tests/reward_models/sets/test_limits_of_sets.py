@@ -58,7 +58,7 @@ def test_a_set_has_more_rows_than_are_subtracted():
     assert frechet_distance(two, two, ddof=1) == 0
     for pair in ((two, one), (one, two)):
         assert frechet_distance(*pair) == pytest.approx(1)
-        with pytest.raises(ValueError, match=r"rows, expected more than ddof=1"):
+        with pytest.raises(ValueError, match="ddof=1"):
             frechet_distance(*pair, ddof=1)
 
 
@@ -106,7 +106,7 @@ def three_ones(things):
 
 def test_texts_and_outputs_are_as_wide_as_the_map(tmp_path):
     neural_map.save_map(neural_map.network(2, 3, 2), tmp_path / "map.safetensors")
-    with pytest.raises(ValueError, match=r"got texts \[1, 3\] and outputs \[1, 3\], expected .* of the width 2"):
+    with pytest.raises(ValueError, match=r"\[1, 3\].*2"):
         where = f"{HERE}:three_ones"
         neural_map.transported([Prompt("a")], [Text("a")], str(tmp_path / "map.safetensors"), where, where)
 
@@ -116,7 +116,7 @@ def loudness(outputs):
 
 
 def test_a_folder_of_exemplars_holds_other_files_too(tmp_path):
-    with pytest.raises(ValueError, match="got 0 rows, expected a folder of at least two pictures or sounds"):
+    with pytest.raises(ValueError, match="0 rows"):
         rewards._exemplars(str(tmp_path), f"{HERE}:loudness", "cpu")
     rewards._exemplars.cache_clear()
     for level in (0, 255):
@@ -146,9 +146,9 @@ def test_the_fields_of_a_policy_without_entropies_are_named():
     more = {"origin": torch.zeros(1, dtype=torch.long), "keys": {"prompt": torch.zeros(1, dtype=torch.long)}}
     fields = {"noise": torch.ones(1, 1), "cost": torch.ones(1, 1)}
     given = Decisions(log_probs=torch.full((1, 1), -2.0), **made, **more, fields=fields)
-    with pytest.raises(ValueError, match=r"records no entropy \(its fields: cost, noise\)"):
+    with pytest.raises(ValueError, match="entropy.*cost, noise"):
         rollout.decision_statistic([Prompt("")], [Text("")], of="entropy_mean", rollout=given)
-    with pytest.raises(ValueError, match="got of='mean', expected one of log_prob_mean"):
+    with pytest.raises(ValueError, match="of='mean.*log_prob_mean"):
         rollout.decision_statistic([Prompt("")], [Text("")], of="mean", rollout=given)
     assert rollout.decision_statistic([Prompt("")], [Text("")], rollout=given) == [-2]
 
@@ -171,13 +171,13 @@ def test_a_song_has_more_windows_than_are_subtracted_and_all_of_them_are_finite(
 
 @pytest.mark.parametrize(("name", "got"), [("a_list", "list"), ("too_few", r"\[1, 1\]")])
 def test_what_is_no_embedding_is_named(name, got):
-    with pytest.raises(ValueError, match=rf"vendi: embed: {HERE}:{name} returned {got}, expected a tensor"):
+    with pytest.raises(ValueError, match=f"vendi.*embed.*{HERE}:{name}"):
         rewards.vendi([Prompt("a")] * 2, [Text("a")] * 2, embed=f"{HERE}:{name}")
 
 
 def test_parameters_of_an_embedding_are_checked_by_name():
     embeddings.check_embed(f"{HERE}:lengths(factor=2)")
-    with pytest.raises(ValueError, match="has no parameter 'facto'. Did you mean 'factor'"):
+    with pytest.raises(ValueError, match="facto.*factor"):
         embeddings.check_embed(f"{HERE}:lengths(factor=2, facto=1)")
 
 
@@ -192,7 +192,7 @@ def test_texts_are_embedded_by_the_one_that_reads_them(monkeypatch, tmp_path):
     assert found == pytest.approx([8, 8])
     (tmp_path / "none.txt").write_text("\n")
     monkeypatch.setattr(rewards, "embedded_texts", None)  # an embedding need not take nothing
-    with pytest.raises(ValueError, match=r"none.txt: got 0 rows, expected a folder of at least two"):
+    with pytest.raises(ValueError, match="none.txt.*0"):
         rewards._exemplars(str(tmp_path / "none.txt"), spec, "cpu")
 
 
@@ -205,7 +205,7 @@ def test_changes_between_half_a_hundredth_and_fifteen_are_right():
     values = motion.frame_change([Prompt("")] * 6, clips)
     assert values == pytest.approx([0.5, 1, 1, 1, (1 / 3 - 0.24) / (1 / 3 - 0.15), 0], abs=1e-5)
     for least, most in ((0, 0.1), (0.1, 0.1), (0.1, 0.34)):
-        with pytest.raises(ValueError, match="expected 0 < least < most < 1/3"):
+        with pytest.raises(ValueError, match="0.*1/3"):
             motion.frame_change([], [], least, most)
     assert motion.frame_change([Prompt("")], [levels(0, 0.1)], 0.01, 0.33) == [1]
     two, three = motion.frame_smoothness([Prompt("")] * 2, [levels(0, 0.5), levels(0, 0.5, 0)])
@@ -234,7 +234,7 @@ def whole_outputs(outputs):
 @pytest.mark.parametrize(("epsilon", "exponent"), [(0, 0.9), (-1, 0.9), (0.1, 0), (0.1, 1.1)])
 def test_a_plan_needs_a_temperature_and_a_relaxation(epsilon, exponent):
     given = [Prompt("")], [Text("")], f"{HERE}:whole_prompts", f"{HERE}:whole_outputs"
-    with pytest.raises(ValueError, match=f"got epsilon={epsilon} and exponent={exponent}, expected a positive one"):
+    with pytest.raises(ValueError, match=f"epsilon={epsilon}.*exponent={exponent}"):
         rewards.transport(*given, epsilon=epsilon, exponent=exponent)
     # costs 0, 1 - 1/sqrt(2), 1 and again, scaled to [0, 1]
     cosine = torch.tensor([[1.0, 0.5**0.5], [0.0, 0.5**0.5]], dtype=torch.float64)
@@ -247,14 +247,14 @@ def test_a_plan_needs_a_temperature_and_a_relaxation(epsilon, exponent):
 def test_windows_have_a_length():
     rewards.check_frechet(window=0.1)
     for window in (0, -1, math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"window: got {window}, expected a number of seconds above 0"):
+        with pytest.raises(ValueError, match=f"window.*{window}.*0"):
             rewards.check_frechet(window=window)
     rewards.check_frechet(over="output")
-    with pytest.raises(ValueError, match="expected prompt or call"):
+    with pytest.raises(ValueError, match="prompt or call"):
         rewards.check_frechet(over="song")
-    with pytest.raises(ValueError, match="leave_one_out, shared or contrast"):
+    with pytest.raises(ValueError, match="leave_one_out"):
         rewards.check_frechet(credit="own")
-    with pytest.raises(ValueError, match="expected package.module:function"):
+    with pytest.raises(ValueError, match="package.module:function"):
         rewards.check_frechet(embed="none")
 
 
@@ -278,10 +278,10 @@ def test_sets_are_large_enough_for_what_is_measured(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"rows": torch.ones(2, 1)}, r"got {'rows': \[2, 1\]}, expected one tensor embeddings"),
-        ({"embeddings": torch.ones(2)}, r"got {'embeddings': \[2\]}, expected one tensor embeddings"),
-        ({"embeddings": torch.ones(1, 1)}, "got 1 rows, expected a folder of at least two"),
-        ({"embeddings": torch.tensor([[1.0], [math.nan]])}, "got 2 rows, expected a folder of at least two"),
+        ({"rows": torch.ones(2, 1)}, r"\[2, 1\]"),
+        ({"embeddings": torch.ones(2)}, r"\[2\]"),
+        ({"embeddings": torch.ones(1, 1)}, "1 rows"),
+        ({"embeddings": torch.tensor([[1.0], [math.nan]])}, "2 rows"),
     ],
 )
 def test_exemplars_are_two_finite_rows(tmp_path, tensors, message):
@@ -362,14 +362,14 @@ def test_defaults_of_the_map():
     for side in (0, 1):
         clouds = [texts.clone(), outputs.clone()]
         clouds[side][0, 0] = math.nan
-        with pytest.raises(ValueError, match="expected finite embeddings of one width"):
+        with pytest.raises(ValueError, match="finite"):
             neural_map.train_map(*clouds, steps=1)
 
 
 def test_what_is_no_map_is_named(tmp_path):
     for number, tensors in enumerate(({"weight": torch.ones(2, 2)}, {"0.weight": torch.ones(2)})):
         save_file(tensors, file := tmp_path / f"{number}.safetensors")
-        with pytest.raises(ValueError, match=r"got \['.*weight'\], expected a map of save_map"):
+        with pytest.raises(ValueError, match=r"\['.*weight'\].*save_map"):
             neural_map._map(str(file))
 
 

@@ -42,9 +42,9 @@ def test_what_cannot_be_compared_is_nan_or_an_error():
     assert score(frame_smoothness, broken, levels(0, 1)) == [NAN, NAN]
     assert score(frame_change, broken, levels(0)) == [NAN, NAN]
     for function in (frame_smoothness, frame_change):
-        with pytest.raises(TypeError, match=f"{function.__name__}: got an output of kind Image, expected a Video"):
+        with pytest.raises(TypeError, match=f"{function.__name__}.*Image.*Video"):
             score(function, Image(torch.zeros(3, 2, 2)))
-    with pytest.raises(ValueError, match="expected 0 < least < most < 1/3"):
+    with pytest.raises(ValueError, match="0.*1/3"):
         score(frame_change, least=0.2, most=0.1)
 
 

@@ -80,7 +80,7 @@ def test_leaving_out_the_outlier_brings_a_set_nearer_to_its_exemplars(exemplars)
     )
     one_prompt = rewards.frechet(prompts("aab"), texts("0", "2", "4"), exemplars, embed=NUMBERS, over="prompt")
     assert one_prompt[2:] == approx(NAN)
-    with pytest.raises(ValueError, match="1 numbers a row and .* 2, expected exemplars with the same embedding"):
+    with pytest.raises(ValueError, match="exemplars"):
         rewards.frechet(prompts("aa"), texts("0 1", "1 0"), exemplars, embed=NUMBERS)
 
 
@@ -101,7 +101,7 @@ def test_exemplars_may_be_a_folder_of_pictures(tmp_path):
     assert found[2] == min(found) and found[2] < 0
     (tmp_path / "200.png").unlink()
     rewards._exemplars.cache_clear()
-    with pytest.raises(ValueError, match="got 1 rows, expected a folder of at least two pictures"):
+    with pytest.raises(ValueError, match="1 rows"):
         rewards.frechet(prompts("abc"), grey, str(tmp_path))
 
 
@@ -114,7 +114,7 @@ def test_the_default_embedding_is_the_colour_of_each_cell():
     assert layout([clip])[0, 1] == 0.0
     broken = layout([Image(torch.full((3, 8, 8), NAN))])
     assert not broken[:, :-1].isfinite().any()
-    with pytest.raises(TypeError, match="got an output of kind Text, expected an Image or Video"):
+    with pytest.raises(TypeError, match="Text.*Image.*Video"):
         layout([Text("")])
 
 
@@ -140,9 +140,9 @@ def test_transport_weighs_what_fits():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("vendi(over='batch')", "expected prompt or call"),
-        ("vendi(credit='own')", "leave_one_out, shared or contrast"),
-        ("vendi(embed='layout')", "embed: got 'layout', expected package.module:function"),
+        ("vendi(over='batch')", "prompt or call"),
+        ("vendi(credit='own')", "leave_one_out"),
+        ("vendi(embed='layout')", "embed.*layout.*package.module:function"),
     ],
 )
 def test_wrong_parameters_are_refused_before_a_run(spec, message):
@@ -155,7 +155,7 @@ def one_number(outputs):
 
 
 def test_an_embedding_of_another_shape_is_an_error():
-    with pytest.raises(ValueError, match=r"one_number returned \[2\], expected a tensor of shape \[2, D\]"):
+    with pytest.raises(ValueError, match=r"one_number.*\[2\].*\[2, D\]"):
         rewards.vendi(prompts("aa"), texts("1", "2"), embed="tests.reward_models.sets.test_sets:one_number")
 
 
@@ -172,7 +172,7 @@ def test_an_embedding_that_takes_a_device_is_given_it():
 
 @pytest.mark.parametrize("wrong", [{"over": "group"}, {"credit": "half"}])
 def test_a_set_or_a_credit_that_there_is_not_is_an_error_of_the_reward(wrong):
-    with pytest.raises(ValueError, match="^vendi: got over=.* and credit=.*, expected prompt or call"):
+    with pytest.raises(ValueError, match="vendi.*over=.*credit="):
         rewards.vendi(prompts("aa"), texts("1 0", "0 1"), embed=NUMBERS, **wrong)
 
 

@@ -72,7 +72,7 @@ def test_only_a_sound_that_changes_has_a_deviation_and_silence_is_at_the_floor()
     silent, broken, empty = bands([Audio(samples, RATE) for samples in nothing])
     assert silent.tolist() == pytest.approx([-9] * BANDS + [0] * BANDS)
     assert broken.isnan().all() and empty.isnan().all()
-    with pytest.raises(TypeError, match="expected an Audio for bands"):
+    with pytest.raises(TypeError, match="Audio"):
         bands([Text("")])
 
 
@@ -100,7 +100,7 @@ def test_the_distance_of_one_song_is_that_of_its_windows(tmp_path):
     assert [part.samples.shape[1] for part in windows(Audio(torch.zeros(1, 249), 100), 1.0)] == [100, 100]
     assert [part.samples.shape[1] for part in windows(Audio(torch.zeros(1, 250), 100), 1.0)] == [100, 100, 50]
     assert [part.samples.shape[1] for part in windows(Audio(torch.zeros(1, 9), 100), 1.0)] == [9]
-    with pytest.raises(TypeError, match="expected an Audio for over='output'"):
+    with pytest.raises(TypeError, match="Audio.*over='output"):
         rewards.frechet(prompts("a"), [Text("")], exemplars, embed=LOUDNESS, over="output")
 
 
@@ -119,21 +119,21 @@ def test_the_odd_one_of_three_tones_adds_most_to_their_diversity():
 
 def test_files_that_are_no_sounds_and_too_few_are_named(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"RIFF none")
-    with pytest.raises(ValueError, match=r"frechet: .*a\.wav cannot be read as a sound"):
+    with pytest.raises(ValueError, match=r"frechet.*a\.wav"):
         rewards.frechet(prompts("a"), [tone(100)], str(tmp_path), embed="bands")
     (tmp_path / "texts.txt").write_text("rain\na bell\n")
-    with pytest.raises(ValueError, match="embed: got 'bands', expected one that reads texts too: clap"):
+    with pytest.raises(ValueError, match="embed.*bands.*clap"):
         rewards.frechet(prompts("a"), [tone(100)], str(tmp_path / "texts.txt"), embed="bands")
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("frechet(exemplars='a', over='song')", "expected prompt or call"),
-        ("frechet(exemplars='a', over='output', window=0)", "window: got 0, expected a number of seconds above 0"),
-        ("vendi(over='output')", "expected prompt or call"),
-        ("vendi(embed='brands')", "embed: got 'brands', expected package.module:function, or one of bands, clap, clip"),
-        ("vendi(embed='clap(weight=1)')", "embed: 'clap' has no parameter 'weight'. Did you mean 'weights'"),
+        ("frechet(exemplars='a', over='song')", "prompt or call"),
+        ("frechet(exemplars='a', over='output', window=0)", "window.*0"),
+        ("vendi(over='output')", "prompt or call"),
+        ("vendi(embed='brands')", "embed.*brands.*package.module:function"),
+        ("vendi(embed='clap(weight=1)')", "embed.*'clap'.*weight"),
     ],
 )
 def test_wrong_parameters_are_refused_before_a_run(spec, message):

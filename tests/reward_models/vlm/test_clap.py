@@ -88,19 +88,19 @@ def test_other_rates_are_resampled_and_silence_is_nan(folder):
     broken.samples[1, 3] = math.inf
     silent = [Audio(samples, RATE) for samples in (torch.zeros(1, 99), torch.zeros(1, 0), broken.samples)]
     assert all(math.isnan(value) for value in clap([Prompt("a")] * 3, silent, str(folder)))
-    with pytest.raises(TypeError, match="clap: .* expected an Audio"):
+    with pytest.raises(TypeError, match="clap.*Audio"):
         clap([Prompt("a")], [Text("")], str(folder))
-    with pytest.raises(TypeError, match="embed: .* expected an Audio for clap"):
+    with pytest.raises(TypeError, match="embed.*Audio"):
         sounds([Text("")], str(folder))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("drop", "does not fit the model .missing: text_projection.linear1.weight"),
-        ("resize", "cannot be loaded"),
-        ("truncate", "cannot be loaded"),
-        ("remove", "cannot be loaded"),
+        ("drop", "text_projection.linear1.weight"),
+        ("resize", "loaded"),
+        ("truncate", "loaded"),
+        ("remove", "loaded"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_named(folder, tmp_path, change, message):
@@ -118,7 +118,7 @@ def test_a_folder_that_does_not_fit_is_named(folder, tmp_path, change, message):
         file.write_bytes(file.read_bytes()[:-9])
     if change == "remove":
         file.unlink()
-    with pytest.raises(ValueError, match=f"clap: {place} {message}"):
+    with pytest.raises(ValueError, match=f"clap.*{place}.*{message}"):
         load(str(place), "cpu")
 
 

@@ -164,23 +164,23 @@ def test_a_longer_text_is_cut_and_broken_pixels_are_nan(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("mlp.layers.7.bias"), r"missing: head.7.bias"),
-        (lambda t: t.update({"blip.itm_head.weight": torch.ones(2, 4)}), r"unexpected: blip.itm_head.weight"),
-        (lambda t: t.update({"blip.visual_encoder.block.0.norm1.bias": torch.ones(2)}), r"unexpected: vision.block.0"),
+        (lambda t: t.pop("mlp.layers.7.bias"), "missing.*head.7.bias"),
+        (lambda t: t.update({"blip.itm_head.weight": torch.ones(2, 4)}), "unexpected.*blip.itm_head.weight"),
+        (lambda t: t.update({"blip.visual_encoder.block.0.norm1.bias": torch.ones(2)}), "unexpected.*vision.block.0"),
         (
             lambda t: t.update(
                 {"blip.text_encoder.encoder.layer.1.crossattention.self.key.weight": torch.ones(24, 24)}
             ),
-            r"crossattention.self.key.weight \[24, 24\] instead of \[24, 128\]",
+            r"crossattention.self.key.weight.*\[24, 24\].*\[24, 128\]",
         ),
-        (lambda t: t.pop("blip.visual_encoder.pos_embed"), r"missing: blip.visual_encoder.pos_embed"),
+        (lambda t: t.pop("blip.visual_encoder.pos_embed"), "missing.*blip.visual_encoder.pos_embed"),
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_its_keys(folder, change, message):
     tensors = load_file(folder / "ImageReward.safetensors")
     change(tensors)
     save_file(tensors, folder / "ImageReward.safetensors")
-    with pytest.raises(ValueError, match=f"image_reward: .*ImageReward.safetensors does not fit the model .*{message}"):
+    with pytest.raises(ValueError, match=f"image_reward.*ImageReward.safetensors.*{message}"):
         imagereward.load(str(folder), "", False, "cpu")
 
 
@@ -188,11 +188,11 @@ def test_a_truncated_file_and_a_pickle_are_named(folder):
     file = folder / "ImageReward.safetensors"
     tensors = load_file(file)
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"ImageReward.safetensors holds something else than tensors, or is damaged"):
+    with pytest.raises(ValueError, match="ImageReward.safetensors"):
         imagereward.load(str(folder), "", False, "cpu")
     file.unlink()
     torch.save(tensors, folder / "ImageReward.pt")
-    with pytest.raises(ValueError, match=r"a pickle.*image_reward\(allow_pickle=True\)"):
+    with pytest.raises(ValueError, match=r"image_reward\(allow_pickle=True\)"):
         imagereward.load(str(folder), "", False, "cpu")
     assert imagereward.load(str(folder), "", True, "cpu").side == SIDE
 
@@ -205,5 +205,5 @@ def test_the_tokenizer_may_lie_elsewhere(folder):
 
 def test_a_missing_tokenizer_is_named(folder):
     (folder / "vocab.txt").unlink()
-    with pytest.raises(FileNotFoundError, match="put BERT's vocab.txt into"):
+    with pytest.raises(FileNotFoundError, match="vocab.txt"):
         imagereward.load(str(folder), str(folder / "nothing"), False, "cpu")

@@ -50,7 +50,7 @@ def test_no_code_of_a_base_is_run(asked):
 
 
 def test_clap_is_read_from_safetensors_without_code_of_its_own(asked):
-    with pytest.raises(ValueError, match="clap: a/b cannot be loaded .far enough"):
+    with pytest.raises(ValueError, match="clap.*a/b"):
         clap.load.__wrapped__("a/b", "cpu")
     tokenizer, _, network = asked
     assert tokenizer == ("AutoTokenizer", {"trust_remote_code": False})

@@ -222,9 +222,9 @@ def test_what_is_no_clip_is_an_error_and_what_cannot_be_scored_nan(made):
     assert math.isfinite(videoalign([Prompt("red")], [clip(frames=2)], **where)[0])
     values = videoalign([Prompt("red")] * 2, [broken, clip(frames=1)], **where)
     assert all(math.isnan(value) for value in values)
-    with pytest.raises(TypeError, match="expected a Video"):
+    with pytest.raises(TypeError, match="Video"):
         videoalign([Prompt("red")], [Image(torch.zeros(3, 8, 8))], **where)
-    with pytest.raises(ValueError, match="expected VQ, MQ, TA or overall"):
+    with pytest.raises(ValueError, match="VQ.*MQ.*TA"):
         videoalign([], [], dimension="quality", **where)
 
 
@@ -237,20 +237,20 @@ PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
         (
             "adapter_model",
             lambda t: t.pop(f"{PREFIX}.lora_A.weight"),
-            r"unexpected: .*layers.0.self_attn.*lora_B",
+            "unexpected.*layers.0.self_attn.*lora_B",
         ),
-        ("adapter_model", lambda t: t.pop(f"{PREFIX}.lora_B.weight"), r"unexpected: .*q_proj.lora_A.weight, without"),
-        ("non_lora_state_dict", lambda t: t.pop("base_model.model.rm_head.weight"), "missing: rm_head.weight"),
+        ("adapter_model", lambda t: t.pop(f"{PREFIX}.lora_B.weight"), "unexpected.*q_proj.lora_A.weight"),
+        ("non_lora_state_dict", lambda t: t.pop("base_model.model.rm_head.weight"), "missing.*rm_head.weight"),
         ("non_lora_state_dict", lambda t: t.update(extra=torch.ones(1)), "unexpected: extra"),
         (
             "non_lora_state_dict",
             lambda t: t.update({"base_model.model.rm_head.weight": torch.ones(2, 32)}),
-            r"rm_head.weight \[2, 32\] instead of \[1, 32\]",
+            r"rm_head.weight.*\[2, 32\].*\[1, 32\]",
         ),
         (
             "non_lora_state_dict",
             lambda t: t.pop("base_model.model.model.embed_tokens.weight"),
-            "has no embeddings of the special tokens",
+            "special tokens",
         ),
     ],
 )
@@ -287,32 +287,32 @@ def test_adapters_count_alpha_over_their_rank_or_its_root(tmp_path, settings, we
 
 def test_adapters_of_a_matrix_that_there_is_not_are_named(tmp_path):
     plain = {"b.lora_A.weight": torch.ones(1, 1), "b.lora_B.weight": torch.ones(1, 1)}
-    with pytest.raises(ValueError, match="unexpected: b.lora_A.weight, without b.weight or b.lora_B.weight"):
+    with pytest.raises(ValueError, match="unexpected.*b.lora_A.weight.*b.weight"):
         reward.merged(plain, 1.0, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("part", "left", "message"),
     [
-        ("data_config", {"max_frame_pixels": 1}, "got no data_config.fps"),
-        ("model_config", {}, "got no model_config.output_dim"),
-        ("peft_lora_config", {"lora_r": 4}, "got no peft_lora_config.lora_alpha"),
-        ("peft_lora_config", {"lora_alpha": 4}, "got no peft_lora_config.lora_r"),
-        ("peft_lora_config", None, "got no peft_lora_config.lora_r, peft_lora_config.lora_alpha"),
-        ("inference_config", None, "got no inference_config, expected means and deviations"),
-        ("inference_config", [1.0], "got no inference_config, expected means and deviations"),
+        ("data_config", {"max_frame_pixels": 1}, "data_config.fps"),
+        ("model_config", {}, "model_config.output_dim"),
+        ("peft_lora_config", {"lora_r": 4}, "peft_lora_config.lora_alpha"),
+        ("peft_lora_config", {"lora_alpha": 4}, "peft_lora_config.lora_r"),
+        ("peft_lora_config", None, "peft_lora_config.lora_r.*peft_lora_config.lora_alpha"),
+        ("inference_config", None, "inference_config"),
+        ("inference_config", [1.0], "inference_config"),
     ],
 )
 def test_settings_that_are_missing_are_named(tmp_path, part, left, message):
     settings = {name: value for name, value in SETTINGS.items() if name != part}
     settings |= {} if left is None else {part: left}
     (tmp_path / "model_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=f"model_config.json: {message}"):
+    with pytest.raises(ValueError, match=f"model_config.json.*{message}"):
         load.__wrapped__(str(tmp_path), "", "", False, "cpu")
 
 
 def test_the_latest_checkpoint_is_read(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no checkpoint-<step>, expected the published folder"):
+    with pytest.raises(FileNotFoundError, match="checkpoint-<step>"):
         reward._checkpoint(tmp_path)
     for name in ("checkpoint-final", "checkpoint-9", "checkpoint-"):
         (tmp_path / name).mkdir()
@@ -324,8 +324,8 @@ def test_the_latest_checkpoint_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "inside", "message"),
     [
-        (0, False, "has no .safetensors, expected the weights of Qwen2-VL-2B"),
-        (3, False, "has no embeddings of the special tokens"),
+        (0, False, "Qwen2-VL-2B"),
+        (3, False, "special tokens"),
         (5, False, ""),
         (3, True, ""),
     ],
@@ -373,7 +373,7 @@ def test_a_truncated_file_a_pickle_and_missing_files_are_named(made, tmp_path):
     assert load(str(tmp_path / "w"), str(made[1]), "", True, "cpu").fps == 2.0
     file = step / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    assert "adapter_model.safetensors holds something else than tensors, or is damaged" in message()
+    assert "adapter_model.safetensors" in message()
     (tmp_path / "w" / reward.TEMPLATE).unlink()
     assert "there is no file" in message() and reward.TEMPLATE in message()
     settings = {**SETTINGS, "data_config": {"fps": 2}}

@@ -89,11 +89,11 @@ def test_broken_frames_are_nan_and_wrong_parameters_errors(made):
     broken.frames[3, 2, 0, 1] = math.nan
     values = videoscore([Prompt("red")] * 2, [broken, empty], asked, weights=str(made[0]))
     assert [*map(math.isnan, values)] == [True, True]
-    with pytest.raises(TypeError, match="expected a Video"):
+    with pytest.raises(TypeError, match="Video"):
         videoscore([Prompt("red")], [Image(torch.zeros(3, 8, 8))], asked, weights=str(made[0]))
-    with pytest.raises(ValueError, match="expected a positive number, and one of mean, visual_quality"):
+    with pytest.raises(ValueError, match="visual_quality"):
         videoscore([], [], asked, side="quality", weights=str(made[0]))
-    with pytest.raises(ValueError, match="got side='mean' and frames=0, expected a positive number"):
+    with pytest.raises(ValueError, match="side='mean.*frames=0"):
         videoscore([], [], asked, frames=0, weights=str(made[0]))
 
 
@@ -119,9 +119,9 @@ def test_a_head_may_have_no_bias_and_the_network_is_frozen(made, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("score.weight", None), "missing: score.weight"),
-        (lambda t: t.update({"lm_head.weight": torch.ones(1)}), "unexpected: lm_head.weight"),
-        (lambda t: t.update({"score.bias": torch.ones(4)}), r"score.bias \[4\] instead of \[5\]"),
+        (lambda t: t.pop("score.weight", None), "missing.*score.weight"),
+        (lambda t: t.update({"lm_head.weight": torch.ones(1)}), "unexpected.*lm_head.weight"),
+        (lambda t: t.update({"score.bias": torch.ones(4)}), r"score.bias.*\[4\].*\[5\]"),
     ],
 )
 def test_files_that_do_not_fit_are_named_with_their_keys(made, tmp_path, change, message):
@@ -130,7 +130,7 @@ def test_files_that_do_not_fit_are_named_with_their_keys(made, tmp_path, change,
         tensors = load_file(file)
         change(tensors)
         save_file(tensors, file)
-    with pytest.raises(ValueError, match=f"videoscore: .* does not fit the model .*{message}"):
+    with pytest.raises(ValueError, match=f"videoscore.*{message}"):
         load(str(tmp_path / "w"), "cpu")
 
 
@@ -138,11 +138,11 @@ def test_a_truncated_file_and_an_empty_folder_are_named(made, tmp_path):
     shutil.copytree(made[0], tmp_path / "w")
     file = tmp_path / "w" / "model-00002-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="model-00002-of-00002.safetensors holds something else than tensors"):
+    with pytest.raises(ValueError, match="model-00002-of-00002.safetensors"):
         load(str(tmp_path / "w"), "cpu")
     (tmp_path / "empty").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "empty" / name).touch()
-        with pytest.raises(FileNotFoundError, match=r"has no config.json or no .safetensors"):
+        with pytest.raises(FileNotFoundError, match="config.json"):
             load.__wrapped__(str(tmp_path / "empty"), "cpu")
         (tmp_path / "empty" / name).unlink()
