@@ -322,13 +322,13 @@ CATALOGUE: dict[str, Preset] = {
     # script, since the paper does not state them: KL 0.01 and clip 0.2 / 0.3. The code's own term is perception_k3.
     # For 7B the paper takes gamma 0.01, or 0.02 with double_entropy(eta1=0.05, eta2=0.05).
     "papo_g": for_tokens(
-        "GRPO that is rewarded for saying what it would not say with most of the picture hidden.",
+        "GRPO that is rewarded for saying what it would not say with most of the image hidden.",
         objective="ppo(low=0.2, high=0.3)",
         terms=["kl_k3(coef=0.01)", "perception(gamma=0.02)"],
     ),
     # arXiv:2507.06448, PAPO_D of 3B and 7B: gamma 0.01, both entropies 0.03; the rest is DAPO without a KL.
     "papo_d": for_tokens(
-        "DAPO that is rewarded for saying what it would not say with most of the picture hidden.",
+        "DAPO that is rewarded for saying what it would not say with most of the image hidden.",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
         terms=["perception(gamma=0.01)", "double_entropy(eta1=0.03, eta2=0.03)"],
