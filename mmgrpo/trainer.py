@@ -33,7 +33,7 @@ from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
 from mmgrpo.report.comparison import sections
 from mmgrpo.report.group_record import NONE, GroupRecord
-from mmgrpo.report.idle import Idle, Watch, gap_warning, settings_alarms, write_alarms
+from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
@@ -53,7 +53,11 @@ from mmgrpo.runtime.tracking import send_evaluation
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.progress import report
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import LossRecipe, Tally, accumulate_gradients
+from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients, rescored
+
+RESCORED = 0.01
+"""Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
+ones of a round's further updates, for up to one forward pass of the round."""
 
 
 class Trainer:
@@ -236,18 +240,18 @@ class Trainer:
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
         self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
-        first_gap, keys = 0.0, round_.batch.decisions.keys
+        first_gap, batch = 0.0, round_.batch
         self.moved, lines = False, []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
-            for index, rows in enumerate(minibatches(keys["prompt"], self.optim.updates, generator)):
+            for index, rows in enumerate(minibatches(batch.decisions.keys["prompt"], self.optim.updates, generator)):
                 if self.step >= self.steps:
                     break
                 first = epoch == 0 and index == 0
                 on_policy = not self.moved
-                tally, line = self._step(round_, rows, on_policy)
-                if on_policy:
-                    first_gap = max(first_gap, largest(tally.ratio_gap, self.accelerator))
+                further = len(lines) + 1 < self.optim.steps_per_round and self.step + 1 < self.steps
+                batch, gap, line = self._step(batch, rows, on_policy, further)
+                first_gap = max(first_gap, gap)
                 line = {**self._round_metrics(round_, first), **line, "ratio/first_minus_one": first_gap}
                 lines.append({"step": self.step, **line})
                 if on_policy and not self.warned_of_gap and (words := gap_warning(first_gap, self.loss, self.optim)):
@@ -285,25 +289,25 @@ class Trainer:
         causes = "".join(f"  ALARM {alarm.cause}" for alarm in self.present_alarms)
         return (self.log.summary(self._main_reward()) if self.accelerator.is_main_process else "") + causes
 
-    def _step(self, round_: Round, rows: torch.Tensor, on_policy: bool) -> tuple[Tally, dict[str, float]]:
-        """One optimizer step on the given rows; ``on_policy``: the weights are those of the rollout."""
+    def _step(
+        self, batch: Batch, rows: torch.Tensor, on_policy: bool, further: bool
+    ) -> tuple[Batch, float, dict[str, float]]:
+        """One optimizer step on the given rows; ``on_policy``: the weights are those of the rollout; ``further``: a
+        step on the same batch follows.
+
+        Returns the batch for that step, the ratio gap of a step on policy, and the step's metrics. Where the gap
+        exceeds ``RESCORED`` of the clip range, the batch has the old log-probs as this step computes them.
+        """
         started = time.perf_counter()
         lr = self.optim.lr_at(self.step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
-        trainable = int((round_.batch.loss_mask & rows[:, None]).sum())
+        trainable = int((batch.loss_mask & rows[:, None]).sum())
         tally, norm = Tally(), 0.0
+        settings: Any = {"micro_batch_size": self.optim.micro_batch_size, "accelerator": self.accelerator}
         if trainable:
-            tally = accumulate_gradients(
-                self.policy,
-                round_.batch,
-                rows,
-                self.loss,
-                micro_batch_size=self.optim.micro_batch_size,
-                accelerator=self.accelerator,
-                on_policy=on_policy,
-            )
+            tally = accumulate_gradients(self.policy, batch, rows, self.loss, on_policy=on_policy, **settings)
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
             limit = self.optim.max_grad_norm or math.inf
@@ -311,7 +315,10 @@ class Trainer:
         sums = sum_by_name(tally.sums, self.loss.tallied, self.accelerator)
         finite = math.isfinite(norm) and math.isfinite(sums["loss"])
         self.at_boundary = False
+        gap = largest(tally.ratio_gap, self.accelerator) if on_policy else 0.0
         if trainable and finite:
+            if further and gap > RESCORED * range_in_force(self.loss):
+                batch = rescored(self.policy, batch, self.loss, tally, **settings)
             self.optimizer.step()
             self.moved = True
             refuse_tensors(self.trained, f"the weights after optimizer step {self.step + 1}")
@@ -339,7 +346,7 @@ class Trainer:
             "nonfinite": float(not finite),
             **sums,
         }
-        return tally, line
+        return batch, gap, line
 
     def _round_metrics(self, round_: Round, first: bool) -> dict[str, float]:
         """The round's metrics for one of its steps; its time is logged with the first step only."""

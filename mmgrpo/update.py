@@ -8,7 +8,8 @@
 
 While the weights are those of the rollout, the ratio of a decision that the policy drew is one by construction, in any
 precision and however a step is split: the old log-probs are the present ones, detached. The difference to the stored
-ones (rounding, or a sampler that computes something else) is measured, and no part of the loss.
+ones (rounding, or a sampler that computes something else) is measured, and no part of the loss. Where it matters,
+``rescored`` makes them the old ones of the further updates of the round as well, as TRL and verl do.
 
 The sum is split into parts that fit in memory; since the weights are computed before, the split never changes the
 gradient. Reference answers (rows of origin REFERENCE) have an objective of their own, without a clip, since they are
@@ -136,6 +137,8 @@ class Tally:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ratio_gap: float = 0.0
     """Largest |ratio - 1| of present and stored log-probs, of decisions that the policy drew in this round."""
+    present: list[tuple[tuple[Tensor, Tensor], Tensor]] = field(default_factory=list)
+    """The log-probs that a step on policy computed, in parts: their (rows, positions) in the batch and their values."""
 
     def add(self, name: str, value: Tensor) -> None:
         self.sums[name] += float(value.detach())
@@ -145,6 +148,16 @@ class Tally:
         if bool(entries.any()):
             gap = (torch.exp(present.detach() - stored) - 1).abs()
             self.ratio_gap = max(self.ratio_gap, float(gap[entries].max()))
+
+
+def scored(
+    policy: Policy, batch: Batch, entries: Bool[Tensor, "B T"], names: frozenset[str], micro_batch_size: int
+) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
+    """Scores of this rank's part of the entries: in parts, their (rows, positions) in the batch and the scores."""
+    for rollout, place in zip(batch.rollouts, batch.places, strict=True):
+        width = rollout.decisions.loss_mask.shape[1]
+        for part in rollout.steps.split(entries[place][:, :width], micro_batch_size):
+            yield (place[part.rows], part.positions), policy.score(rollout, part, names)
 
 
 @dataclass(frozen=True)
@@ -167,11 +180,10 @@ class Step:
 
     def scores(self, entries: Bool[Tensor, "B T"]) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
         """Score this rank's part of the entries: in parts, their (rows, positions) in the batch and their scores."""
-        for rollout, place in zip(self.batch.rollouts, self.batch.places, strict=True):
-            width = rollout.decisions.loss_mask.shape[1]
-            for part in rollout.steps.split(entries[place][:, :width], self.micro_batch_size):
-                scores = self.policy.score(rollout, part, self.loss.scores)
-                yield (place[part.rows], part.positions), scores
+        for at, scores in scored(self.policy, self.batch, entries, self.loss.scores, self.micro_batch_size):
+            if self.on_policy:
+                self.tally.present.append((at, scores["log_probs"].detach()))
+            yield at, scores
 
     def total(self, inputs: Mapping[str, Tensor], weights: Tensor) -> Tensor:
         """sum(weights * (factor * objective + terms)) over any set of entries; adds its metrics to the tally."""
@@ -249,6 +261,36 @@ def accumulate_gradients(
     else:
         _elementwise(step)
     return step.tally
+
+
+def rescored(
+    policy: Policy, batch: Batch, loss: LossRecipe, tally: Tally, *, micro_batch_size: int, accelerator: Accelerator
+) -> Batch:
+    """The batch with the log-probs of the present parameters, which are those of the rollout, as the old ones of all
+    decisions that the policy drew; replayed rows and reference answers keep their own.
+
+    ``tally`` is that of the step on policy, whose log-probs are kept; only what it did not score is scored here,
+    without gradient.
+    """
+    decisions = batch.decisions
+    drawn = (decisions.origin == OWN)[:, None]
+    # An objective of whole rows compares all decisions of a row, also those that are not trained.
+    entries = (owned(decisions) if loss.coupled else batch.loss_mask) & drawn
+    value, known = torch.zeros_like(decisions.log_probs), torch.zeros_like(entries)
+    for at, log_probs in tally.present:
+        value[at], known[at] = log_probs.to(value.dtype), True
+    # Every decision is scored on one rank and zero on all others, so that the sum gathers it.
+    known = sum_over_ranks(known.to(value.dtype), accelerator) > 0
+    with torch.no_grad():
+        for at, scores in scored(policy, batch, entries & ~known, frozenset({"log_probs"}), micro_batch_size):
+            value[at] = scores["log_probs"].to(value.dtype)
+    known |= entries
+    value = sum_over_ranks(value, accelerator)
+    if loss.coupled:  # a shared decision is scored at its first row
+        shared = owner_index(decisions)
+        value, known = value.reshape(-1)[shared], known.reshape(-1)[shared]
+    log_probs = torch.where(known & drawn, value, decisions.log_probs)
+    return replace(batch, decisions=replace(decisions, log_probs=log_probs))
 
 
 def _elementwise(step: Step) -> None:

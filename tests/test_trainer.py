@@ -177,6 +177,30 @@ def test_a_trainer_that_is_off_its_sampler_reports_by_how_much_and_warns(objecti
     assert [line["ratio/first_minus_one"] for line in lines] == [pytest.approx(abs(gap), abs=1e-6)] * 2
 
 
+@pytest.mark.parametrize("plan", ["every_step", "branch_tree(splits=[0,2])"])
+@pytest.mark.parametrize("objective", ["ppo(low=1e-3, high=1e-3)", "gspo(low=1e-3, high=1e-3)"])
+def test_further_updates_of_a_round_compare_with_log_probs_of_training(objective, plan, tmp_path, monkeypatch):
+    """Training computes log-probs that are log(1.25) above those of sampling: no ratio of two of training's holds it,
+    so that four updates of a round leave the same weights as without it."""
+    score, weights, gap = DenoisingPolicy.score, [], 0.0
+
+    def shifted(self, *given):
+        return {n: v + math.log1p(gap) if n == "log_probs" else v for n, v in score(self, *given).items()}
+
+    monkeypatch.setattr(DenoisingPolicy, "score", shifted)
+    for gap in (0.0, 0.25):
+        made = trainer(
+            toy_policy(plan, steps=6), tmp_path / str(gap), toy_prompts(2),
+            steps=4, epochs=2, updates=2, loss=LossRecipe.of(objective, "per_sample"),
+        )  # fmt: skip
+        made.warned_of_gap = True
+        made.run_round()
+        weights.append(torch.cat([p.detach().flatten() for p in made.policy.network.parameters()]))
+        lines = [json.loads(line) for line in (tmp_path / str(gap) / "metrics.jsonl").read_text().splitlines()]
+        assert lines[-1]["clip/low"] + lines[-1]["clip/high"] > 0
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-5)
+
+
 def test_minibatches_hold_whole_groups_and_every_group_once(tmp_path):
     made = trainer(toy_policy(), tmp_path, toy_prompts(5), prompts_per_step=5, updates=2)
     batch = judged_batch(made)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.distributed import join_decisions, sum_gradients
 from mmgrpo.types import OWN, REFERENCE, REPLAYED, Decisions, Output, Request, Rollout
-from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
+from mmgrpo.update import Batch, LossRecipe, accumulate_gradients, rescored
 from tests.building import trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.trees import plain
@@ -269,6 +269,30 @@ def test_the_difference_to_the_stored_log_probs_is_measured_all_the_same(objecti
         policy, batch, torch.ones(2).bool(), loss, micro_batch_size=1, accelerator=ALONE, on_policy=True
     )
     assert tally.ratio_gap == pytest.approx(math.exp(0.3) - 1)
+
+
+@pytest.mark.parametrize(("objective", "more"), [("ppo", 2), ("gspo", 2), ("gspo_token", 2)])
+def test_what_the_first_update_scored_is_kept_and_only_the_rest_is_scored_again(objective, more):
+    """Two rows of the round are drawn, the third is replayed. The first update is on row 0; row 1 has two decisions."""
+    present = [[0.3, 0.1], [-0.2, 0.2], [0.5, 0.5]]
+    loss = LossRecipe.of(f"{objective}(low=0.1, high=0.1)", "per_decision", terms=["kl_k2(coef=1.0)"])
+    policy, decisions = Leaf(present), plain([2, 2, 2], origin=[OWN, OWN, REPLAYED])
+    ones = torch.ones(3, 2)
+    batch = Batch([Rollout([], [], decisions, policy)], [torch.arange(3)], decisions, ones, decisions.loss_mask)
+    settings = {"micro_batch_size": 1, "accelerator": ALONE}
+    tally = accumulate_gradients(policy, batch, torch.tensor([True, False, False]), loss, on_policy=True, **settings)
+    before = policy.passes
+    found = rescored(policy, batch, loss, tally, **settings)
+    assert policy.passes == before + more
+    torch.testing.assert_close(found.decisions.log_probs, torch.tensor([*present[:2], [0.0, 0.0]]))
+    assert not found.decisions.log_probs.requires_grad and batch.decisions.log_probs.eq(0).all()
+    with torch.no_grad():
+        policy.log_probs += torch.tensor([[0.05], [0.05], [0.0]])  # an update that raises both rows by 0.05
+    policy.log_probs.grad = None
+    accumulate_gradients(policy, found, torch.tensor([False, True, False]), loss, on_policy=False, **settings)
+    kl = torch.tensor([-0.15, 0.25]) / 2
+    # -A r / 2 with r = e^0.05, of a decision and of a row's mean alike; stored log-probs would give e^-0.15 and e^0.25.
+    torch.testing.assert_close(policy.log_probs.grad[1] - kl, torch.tensor([-1.051271, -1.051271]) / 2)
 
 
 @pytest.mark.parametrize(

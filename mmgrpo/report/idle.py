@@ -251,20 +251,24 @@ def settings_alarms(optim: Optim, steps: int) -> list[Idle]:
     return []
 
 
+def range_in_force(loss: LossRecipe) -> float:
+    """The clip range with which a difference of log-probs is compared: the objective's, or ``PPO_CLIP``."""
+    return loss.clip_range if math.isfinite(loss.clip_range) else PPO_CLIP
+
+
 def gap_warning(gap: float, loss: LossRecipe, optim: Optim) -> str:
     """The warning of a difference between the log-probs of sampling and of training, ``gap`` in their ratio; empty
     where it is below ``GAP`` of the clip range in force."""
-    limit, later = loss.clip_range, optim.steps_per_round - 1
-    used = f"clip range of {limit:g}"
-    if not math.isfinite(limit):
-        limit, used = PPO_CLIP, f"usual clip range of {PPO_CLIP:g}"
+    limit, later = range_in_force(loss), optim.steps_per_round - 1
+    used = f"{'usual ' * math.isinf(loss.clip_range)}clip range of {limit:g}"
     if gap <= GAP * limit:
         return ""
     effect = "the only update of a round takes the ratio as 1, so that it is exact if this is rounding"
     if later:
         effect = (
-            f"the first update of a round takes the ratio as 1, but the {later} after it clip by this difference; set "
-            "optim.updates and optim.epochs to 1, or model.dtype float32"
+            f"the first update of a round takes the ratio as 1, and the {later} after it compare with log-probs that "
+            "training computes before it, in which its own rounding remains; set optim.updates and optim.epochs to 1, "
+            "or model.dtype float32, if that is much of the clip range"
         )
     return (
         f"ratio/first_minus_one: log-probs of sampling and training give a ratio of 1 +- {gap:.1e} before the first "
