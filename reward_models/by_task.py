@@ -1,10 +1,10 @@
-"""A reward for some tasks of a mixed data set: rows of other tasks are worth 0, whatever their output.
+"""A reward for some tasks of a mixed data set: it abstains from rows of other tasks.
 
     rewards: ["by_task(tasks=['math', 'box_iou'], reward='task', log_as='rules')",
               "by_task(tasks=['open'], reward=\\"preference(weights='runs/head')\\", log_as='open')"]
 
-All samples of a prompt have its task, so that the 0 is cancelled by a baseline of the group, and a sum of such rewards
-judges every row by the ones that are made for it. Means over a batch include the zeros.
+A sum of such rewards judges every row by the ones that are made for it, and their means are over the rows that they
+score (``reward/<name>/abstained`` counts the others).
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import functools
 from collections.abc import Sequence
 
 from mmgrpo.rewards import scorer
-from mmgrpo.scoring import Scorer, score_column
+from mmgrpo.scoring import Scorer, scored_or_abstained
 from mmgrpo.types import Output, Prompt
 
 
 def by_task(
     prompts: Sequence[Prompt], outputs: Sequence[Output], tasks: Sequence[str], reward: str, device: str = "cpu"
-) -> list[float]:
-    """The reward ``reward``, written as in a recipe, of the rows whose prompt has one of the ``tasks``; 0 of others."""
+) -> list[float | None]:
+    """The reward ``reward``, written as in a recipe, of the rows whose prompt has one of the ``tasks``; None of others,
+    and where ``reward`` itself abstains."""
     one = _reward(reward, device)
     rows = [row for row, prompt in enumerate(prompts) if prompt.task in tasks]
-    values = [0.0] * len(prompts)
+    values: list[float | None] = [None] * len(prompts)
     given = [prompts[row] for row in rows], [outputs[row] for row in rows]
-    for row, value in zip(rows, score_column(one.name, one.fn, *given, one.trusted) if rows else [], strict=True):
+    scored = scored_or_abstained(one.name, one.fn, *given, one.trusted) if rows else []
+    for row, value in zip(rows, scored, strict=True):
         values[row] = value
     return values
 

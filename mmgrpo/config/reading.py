@@ -199,8 +199,8 @@ def refuse_preset(name: str, kind: str) -> None:
             "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
         }[expected]
         raise ValueError(
-            f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}. Suitable "
-            f"presets:{nearest('', suitable, 'mmgrpo presets').removeprefix(' Known:')}"
+            f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}."
+            f"{nearest(name, suitable, 'mmgrpo presets').replace(' Known: ', ' Suitable presets: ')}"
         )
 
 

@@ -46,19 +46,25 @@ SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"riff", b"fLaC", b"OggS", b"FORM", b".s
 """The beginnings of files that soundfile reads, and av where it fails. libsndfile takes what begins as none of them by
 its suffix, as raw samples or as one of two files."""
 
+
+class TooLong(Unreadable):
+    """A recording of more seconds than are allowed."""
+
+
 Samples = Float[np.ndarray, "samples channels"]
 Span: TypeAlias = tuple[float, float | None]
 """Start and end of a part in seconds; None is the end of the sound."""
 WHOLE: Span = (0.0, None)
 
 
-def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
+def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str = "") -> Audio:
     """The sound, or its part from ``start`` to ``end`` (options of the medium, in seconds), with its channels averaged
     into one, at its own rate, in [-1, 1].
 
     A clip that is missing, damaged, truncated, empty, silent, longer than ``max_seconds``, or whose samples are NaN or
-    on another scale is ``Unreadable``, with a message that names the file and the reason. (Ogg and mp3 files do not
-    state their duration: truncated at the boundary of a packet, they are shorter clips.)
+    on another scale is ``Unreadable``, with a message that names the file and the reason, and for one that is too long
+    the ``setting`` that admits it. (Ogg and mp3 files do not state their duration: truncated at the boundary of a
+    packet, they are shorter clips.)
     """
     source = media.source
     if not isinstance(source, str | Audio):
@@ -71,7 +77,21 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS) -> Audio:
             return _validate(source.samples[:, first:last].float().numpy().T, source.rate, max_seconds)
         return _validate(*_decode(file, max_seconds, span), max_seconds)
     except Unreadable as error:
-        raise Unreadable(f"{source if isinstance(source, str) else 'a sound in memory'}: {error}") from error
+        advice = what_to_do(setting) if isinstance(error, TooLong) else ""
+        raise Unreadable(f"{source if isinstance(source, str) else 'a sound in memory'}: {error}{advice}") from error
+
+
+def what_to_do(setting: str) -> str:
+    """The end of an error about a recording that is too long; ``setting`` admits longer ones, if there is one."""
+    return (
+        f"; cut it, give it 'start' and 'end', or raise {setting}" if setting else "; cut it, or give 'start' and 'end'"
+    )
+
+
+def setting_to_raise(seconds: float, *, most: float = MAX_SECONDS, windows: bool = False) -> str:
+    """The setting that admits longer recordings than ``seconds``: model.seconds up to ``most``, then model.windows of
+    a model that reads ``windows``; empty where none does."""
+    return "model.seconds" if seconds < most else "model.windows" if windows else ""
 
 
 def resample(audio: Audio, rate: int) -> Audio:
@@ -85,19 +105,22 @@ def resample(audio: Audio, rate: int) -> Audio:
     return Audio(torch.from_numpy(np.ascontiguousarray(samples.T)).clamp(-1, 1), rate)
 
 
-def clip_samples(prompt: Prompt, media: Media, rate: int, seconds: float) -> Float[np.ndarray, "samples"]:
+def clip_samples(
+    prompt: Prompt, media: Media, rate: int, seconds: float, setting: str = ""
+) -> Float[np.ndarray, "samples"]:
     """The samples of a prompt's clip at a model's rate, one channel; errors name the prompt.
 
-    A clip of more than ``seconds`` is a ValueError, since a feature extractor would truncate it silently.
+    A clip of more than ``seconds`` is a ValueError, since a feature extractor would truncate it silently; it names the
+    ``setting`` that admits it.
     """
     try:
-        clip = resample(read_audio(media, max_seconds=max(seconds, MAX_SECONDS)), rate)
+        clip = resample(read_audio(media, max_seconds=max(seconds, MAX_SECONDS), setting=setting), rate)
     except Unreadable as error:
         raise Unreadable(f"prompt '{prompt.id}': {error}") from error
     if (duration := clip.samples.shape[1] / rate) > seconds + ROUNDING:
         raise ValueError(
-            f"prompt '{prompt.id}': its clip has {precise(duration, seconds)} s, more than model.seconds={seconds:g}; "
-            "shorten it, remove the row, or raise model.seconds"
+            f"prompt '{prompt.id}': got {precise(duration, seconds)} s of sound, expected at most {seconds:g} s"
+            f"{what_to_do(setting)}"
         )
     samples = clip.samples[0, : round(seconds * rate)].numpy()
     return samples * ("mask" not in media.options)  # a change that hides a sound silences it
@@ -163,9 +186,7 @@ def _check_header(rate: int, channels: int, frames: float, max_seconds: float) -
     if not 1 <= channels <= MAX_CHANNELS:
         raise Unreadable(f"got {channels} channels, expected 1 to {MAX_CHANNELS}; mix it down")
     if frames > (max_seconds + ROUNDING) * rate:
-        raise Unreadable(
-            f"got {precise(frames / rate, max_seconds)} s of sound, expected at most {max_seconds:g} s (max_seconds)"
-        )
+        raise TooLong(f"got {precise(frames / rate, max_seconds)} s of sound, expected at most {max_seconds:g} s")
 
 
 def _decode(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -> tuple[Samples, int]:

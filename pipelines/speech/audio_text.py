@@ -27,7 +27,7 @@ from pipelines import require
 from pipelines.conversation import conversation
 from pipelines.own_forward import OwnForward, Read, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part
-from pipelines.speech.audio import clip_samples
+from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise
 from pipelines.speech.audio_text_tiny import tiny
 from pipelines.speech.granite import read_granite
 from pipelines.speech.processors import chat_of_processor, processed, read_hearing_processor
@@ -86,7 +86,8 @@ class AudioText(OwnForward):
         if self.adapted and not prompt.media:
             raise ValueError(f"prompt '{prompt.id}': got no sound, expected at least one for this model; remove it")
         sounds: Any = getattr(self.processor, "audio_processor", None) or self.processor.feature_extractor
-        clips = [clip_samples(prompt, medium, sounds.sampling_rate, self.seconds) for medium in prompt.media]
+        setting = setting_to_raise(self.seconds, most=LONGEST)
+        clips = [clip_samples(prompt, medium, sounds.sampling_rate, self.seconds, setting) for medium in prompt.media]
         messages = conversation(prompt, self.marks, lambda _: [{"type": "audio"}])
         if self.instruction and not prompt.text.strip():
             messages[-1]["content"].append({"type": "text", "text": self.instruction})

@@ -23,7 +23,7 @@ from mmgrpo.family import Arithmetic
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, save_network
-from pipelines.speech.audio import clip_samples
+from pipelines.speech.audio import clip_samples, setting_to_raise
 from pipelines.speech.ctc_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 
@@ -73,7 +73,7 @@ class Ctc:
                 f"prompt '{prompt.id}': got the text {text!r}, expected none, since a CTC recognizer takes no "
                 "instruction; leave it empty, or train a model that takes one (qwen_audio)"
             )
-        samples = clip_samples(prompt, prompt.media[0], self.rate, self.seconds)
+        samples = clip_samples(prompt, prompt.media[0], self.rate, self.seconds, setting_to_raise(self.seconds))
         if len(samples) < SHORTEST * self.rate:
             raise ValueError(
                 f"prompt '{prompt.id}': its clip of {len(samples) / self.rate:.3f} s is too short, expected at least "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
@@ -42,14 +42,23 @@ def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[
     from pipelines.reading import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 
-    seconds = config.model.seconds * getattr(config.model, "windows", 1)
+    seconds, setting = longest(config.model)
 
     def inspect(media: Media) -> object:
-        return read_audio(media, max_seconds=seconds) if media.kind == "audio" else None
+        return read_audio(media, max_seconds=seconds, setting=setting) if media.kind == "audio" else None
 
     usable, skipped = filter_readable(prompts, inspect, title=f"clips of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "clips cannot be read")
     return usable, skipped
+
+
+def longest(options: Any) -> tuple[float, str]:
+    """Seconds of the longest recording that a family's options allow, and the setting that admits longer ones."""
+    from pipelines.speech.audio import LONGEST, MAX_SECONDS, setting_to_raise
+
+    windows = getattr(options, "windows", 0)
+    most = LONGEST if isinstance(options, AudioTextOptions) else MAX_SECONDS
+    return options.seconds * max(1, windows), setting_to_raise(options.seconds, most=most, windows=bool(windows))
 
 
 def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:

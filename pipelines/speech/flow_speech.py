@@ -188,7 +188,9 @@ class FlowSpeech:
         clip = next(medium for medium in prompt.media if medium.kind == "audio")
         key = f"{clip.source} {sorted(clip.options.items())}" if isinstance(clip.source, str) else ""
         if key not in self.spectrograms or not key:
-            samples = resample(read_audio(clip, max_seconds=self.seconds), self.form.rate).samples[0]
+            samples = resample(
+                read_audio(clip, max_seconds=self.seconds, setting="model.seconds"), self.form.rate
+            ).samples[0]
             gain = max(1.0, QUIET / float(samples.square().mean().sqrt()))
             self.spectrograms[key] = (self.form.mel(samples * gain), gain)
             if len(self.spectrograms) > KEPT:

@@ -119,7 +119,9 @@ class FlowSpeechFamily(Spoken):
         from pipelines.speech.audio import read_audio
 
         usable, skipped = filter_readable(
-            list(prompts), lambda media: read_audio(media, max_seconds=config.model.seconds), title=f"clips of {name}"
+            list(prompts),
+            lambda media: read_audio(media, max_seconds=config.model.seconds, setting="model.seconds"),
+            title=f"clips of {name}",
         )
         check_skip_limit(skipped, len(prompts), config.data.skip_limit, name, "clips cannot be read")
         return usable, skipped

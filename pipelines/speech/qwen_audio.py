@@ -32,7 +32,7 @@ from pipelines.conversation import (
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
-from pipelines.speech.audio import clip_samples, duration_of, in_windows
+from pipelines.speech.audio import clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
@@ -133,7 +133,9 @@ class QwenAudio(Decoder):
     def _windows(self, prompt: Prompt, medium: Media) -> list[Clip]:
         if medium.kind != "audio":
             raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected audio (Qwen2-Audio)")
-        samples = clip_samples(prompt, medium, self.extractor.sampling_rate, self.seconds)
+        samples = clip_samples(
+            prompt, medium, self.extractor.sampling_rate, self.seconds, setting_to_raise(self.seconds, windows=True)
+        )
         clips = []
         for window in in_windows(samples, self.extractor.sampling_rate):
             inputs = self.extractor(

@@ -29,7 +29,7 @@ from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids
 from pipelines.pretrained import locate, read_network, read_part, save_network
-from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows
+from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.by_clip import ClipCache, attend_by_clip
 from pipelines.speech.whisper_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
@@ -163,7 +163,9 @@ class Whisper:
                 "leave it empty (model.task selects transcription or translation), or train a model that takes one "
                 "(qwen_audio)"
             )
-        samples = clip_samples(prompt, prompt.media[0], RATE, self.seconds)
+        samples = clip_samples(
+            prompt, prompt.media[0], RATE, self.seconds, setting_to_raise(self.seconds, windows=True)
+        )
         parts = in_windows(samples, RATE)
         parts += [samples[:0]] * (math.ceil(self.seconds / MAX_SECONDS) - len(parts))  # all clips have as many
         mel = self.extractor(parts, sampling_rate=RATE, return_tensors="pt").input_features

@@ -207,7 +207,7 @@ def measure(media: Media, max_seconds: float = math.inf) -> Measure:
         return Measure(height, width, len(ends.times), len(ends.times) / ends.fps)
     from pipelines.speech.audio import read_audio
 
-    sound = read_audio(media, max_seconds=max_seconds)
+    sound = read_audio(media, max_seconds=max_seconds, setting="--seconds or --windows")
     return Measure(0, 0, 0, sound.samples.shape[1] / sound.rate)
 
 

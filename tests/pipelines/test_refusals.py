@@ -178,7 +178,7 @@ def samples(*values: float) -> np.ndarray:
     [
         (samples(0.5), 0, "rate of 0.*192,000"),
         (np.zeros((0, 1), np.float32), 8, "samples"),
-        (samples(*[0.5] * 17), 8, "2.1.*2.*max_seconds"),
+        (samples(*[0.5] * 17), 8, "got 2.1 s of sound, expected at most 2 s"),
         (samples(0.5, np.nan, np.inf), 8, "2.*NaN"),
         (samples(0.5, -9.0), 8, r"samples.*9.*\[-1, 1\]"),
         (np.array([[0.5, -0.5]], np.float32), 8, "silent.*0.*averaged"),

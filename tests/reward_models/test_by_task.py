@@ -27,18 +27,24 @@ def length(prompts, outputs):
     return [float(len(output.text)) or math.nan for output in outputs]
 
 
+def no_answer(prompts, outputs):
+    return [None] * len(outputs)
+
+
 LENGTH = f"by_task(tasks=['open'], reward='{__name__}:length(process=False)', log_as='open')"
 
 
-def test_rows_of_other_tasks_are_worth_nothing_and_are_not_scored():
+def test_it_abstains_from_rows_of_other_tasks_and_does_not_score_them():
     rules = scorer("by_task(tasks=['choice', 'numeric'], reward='task(tags=False)', log_as='rules')")
     prompts = [Prompt("a", "1", "B", "choice"), Prompt("b", "2", 3, "numeric"), Prompt("c", "3", None, "open")]
     outputs = [Text("B"), Text("4"), Text("a beach")]
-    assert rules.fn(prompts, outputs) == [1, 0, 0], "task knows no 'open', and is not asked"
-    assert scorer(LENGTH).fn(prompts, outputs) == [0, 0, 7]
-    assert scorer(LENGTH).fn(prompts[:2], outputs[:2]) == [0, 0]
+    assert rules.fn(prompts, outputs) == [1, 0, None], "task knows no 'open', and is not asked"
+    assert scorer(LENGTH).fn(prompts, outputs) == [None, None, 7]
+    assert scorer(LENGTH).fn(prompts[:2], outputs[:2]) == [None, None]
     assert math.isnan(scorer(LENGTH).fn(prompts[2:], [Text("")])[0]), "a failure stays one"
     assert scorer(LENGTH).name == "open"
+    abstains = f"by_task(tasks=['open'], reward='{__name__}:no_answer(process=False)')"
+    assert scorer(abstains).fn(prompts, outputs) == [None] * 3, "and so does the reward of its tasks"
 
 
 def test_what_cannot_be_asked_is_refused():
@@ -119,11 +125,13 @@ def test_a_row_is_trained_on_the_reward_that_its_token_names_among_the_front_of_
     ]
     several = scorers([f"{__name__}:letters_{one}(process=False, weight=0, log_as='{one}')" for one in "ab"] + own)
     outputs = [Text("aa"), Text("ab"), Text("c")]
-    values = torch.tensor([one.fn([prompt] * 3, outputs) for one in several]).T
-    assert values.tolist() == [[2, 0, 2, 0], [1, 1, 1, 0], [0, 0, 0, 0]]
+    columns = [one.fn([prompt] * 3, outputs) for one in several]
+    assert columns == [[2, 1, 0], [0, 1, 0], [2, 1, 0], [None] * 3]
+    values = torch.tensor([[math.nan if value is None else value for value in column] for column in columns]).T
     blocks = recipe(select=["pareto_front(members=['a', 'b'])"], baseline="none", scale="none")
     weights, names = torch.tensor([one.weight for one in several]), [one.name for one in several]
-    made = estimate(values, values.isfinite(), weights, plain([2, 2, 2]), blocks, names)
+    abstained = torch.tensor([[value is None for value in column] for column in columns]).T
+    made = estimate(values, values.isfinite(), weights, plain([2, 2, 2]), blocks, names, abstained=abstained)
     assert made.samples.tolist() == [2, 1, 0] and made.loss_mask.any(1).tolist() == [True, True, False]
 
 

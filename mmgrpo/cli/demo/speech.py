@@ -65,8 +65,9 @@ def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question:
 def read_upload(pair: Pair, file: str) -> Audio:
     """A sound within the limits of data and of the model; ``Unreadable`` otherwise."""
     from pipelines.speech.audio import read_audio
+    from pipelines.speech.families import longest
 
-    return read_audio(Media("audio", file), max_seconds=pair.config.model.seconds)
+    return read_audio(Media("audio", file), max_seconds=longest(pair.config.model)[0])
 
 
 def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[str, str]:

@@ -122,11 +122,11 @@ def nan(samples):
         (1e-5 * tone(), "is silent"),
         (np.zeros(0, np.float32), "samples"),
         (nan(tone()), "3.*NaN"),
-        (tone(seconds=31), r"31\.0.*30.*max_seconds"),
+        (tone(seconds=31), r"got 31\.0 s of sound, expected at most 30 s"),
     ],
 )
 def test_what_cannot_be_heard_is_refused_with_the_reason(tmp_path, samples, reason):
-    with pytest.raises(Unreadable, match=rf"a\.wav: {reason}"):
+    with pytest.raises(Unreadable, match=rf"a\.wav: .*{reason}"):
         read_audio(written(tmp_path / "a.wav", samples, subtype="FLOAT"))
     with pytest.raises(Unreadable, match=f"memory.*{reason}"):
         read_audio(Media("audio", Audio(torch.from_numpy(samples)[None], 16_000)))

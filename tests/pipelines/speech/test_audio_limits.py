@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.types import Audio, Media, Prompt
+from mmgrpo.family import family
+from mmgrpo.runtime.config import config_class
+from mmgrpo.types import Audio, Media, Prompt, Turn
 from pipelines.speech import audio
 from pipelines.speech.audio import clip_samples, read_audio, resample
 
@@ -51,13 +54,16 @@ def clip(seconds: float, rate: int = 100, **options: Any) -> Media:
 def test_a_prompts_clip_is_as_long_as_the_model_hears():
     prompt = Prompt("", "p")
     assert clip_samples(prompt, clip(2.0), 100, 2.0).tolist() == [0.5] * 200
-    with pytest.raises(ValueError, match="'p'.*2.0.*model.seconds=1.99"):
+    with pytest.raises(ValueError, match="'p'.*2.0.*1.99"):
         clip_samples(prompt, clip(2.0), 100, 1.99)
-    with pytest.raises(ValueError, match="29.0.*model.seconds=2"):  # heard, and too long
+    with pytest.raises(ValueError, match="29.0.*2 s"):  # heard, and too long
         clip_samples(prompt, clip(29.0), 100, 2.0)
     with pytest.raises(Unreadable, match="'p'.*31.0.*30"):
         clip_samples(prompt, clip(31.0), 100, 2.0)
     assert len(clip_samples(prompt, clip(31.0), 100, 31.0)) == 3100
+    for seconds in (29.0, 31.0):
+        with pytest.raises(ValueError, match=r"raise model\.windows$"):
+            clip_samples(prompt, clip(seconds), 100, 2.0, "model.windows")
     hidden = clip_samples(prompt, clip(0.1, mask="center"), 100, 2.0)
     assert hidden.tolist() == [0.0] * 10
 
@@ -178,3 +184,28 @@ def test_the_limit_is_that_of_the_part_and_a_part_behind_the_end_is_refused(kind
     for options in ({"start": 1.0}, {"start": 0.5, "end": 1.2}, {"end": 1.1}):
         with pytest.raises(Unreadable, match=r"1\.0+"):
             read_audio(medium(**options), max_seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "most", "setting"),
+    [
+        ("whisper", {}, 30, "model.windows"),
+        ("whisper", {"windows": 3}, 90, "model.windows"),
+        ("whisper", {"seconds": 10.0}, 10, "model.seconds"),
+        ("qwen_audio", {"windows": 2}, 60, "model.windows"),
+        ("ctc", {"seconds": 10.0}, 10, "model.seconds"),
+        ("ctc", {}, 30, ""),
+        ("audio_text", {}, 30, "model.seconds"),
+        ("audio_text", {"seconds": 1800.0}, 1800, ""),
+        ("flow_speech", {}, 20, "model.seconds"),
+    ],
+)
+def test_a_recording_that_is_too_long_names_the_setting_that_admits_it(name, model, most, setting):
+    chosen = family(name)
+    config = config_class(chosen.sections)()
+    config = replace(config, model=replace(config.model, **model), data=replace(config.data, skip_limit=0.5))
+    prompts = [Prompt("say", str(n), turns=(Turn("user", (clip(n, rate=8),)),)) for n in (most, most + 1)]
+    read, [skipped] = chosen.readable(config, prompts, "rows")
+    assert [prompt.id for prompt in read] == [str(most)]
+    assert f"got {most + 1}.0 s of sound, expected at most {most} s" in skipped.reason
+    assert skipped.reason.endswith(f"raise {setting}" if setting else "give 'start' and 'end'")

@@ -251,7 +251,7 @@ def test_references_in_files_are_read_once_and_the_oldest_is_forgotten(folder, t
     a, b, c = (filed(name) for name in "abc")
     for prompt in (a, b, a, c):  # c takes the place of a, and not of b
         model.check(prompt)
-    assert len(read) == 3 and read[0] == {"max_seconds": 20.0}
+    assert len(read) == 3 and read[0] == {"max_seconds": 20.0, "setting": "model.seconds"}
     model.check(b)
     assert len(read) == 3 and len(model.spectrograms) == 2
     model.check(a)
