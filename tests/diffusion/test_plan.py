@@ -20,16 +20,17 @@ def example(**changes: object) -> Plan:
     return replace(plan, **changes)
 
 
-SAMPLE_OF_EACH = {
-    "every_step": "every_step",
-    "random_subset": "random_subset",
-    "random_window": "random_window",
-    "sliding_window": "sliding_window",
-    "one_step_branch": "one_step_branch(roots=4)",
-    "branch_tree": "branch_tree",
-    "branch_mix": "branch_mix",
-    "tree_window": "tree_window(children=4, depth=2)",
-}
+EACH = [*PLANS, "one_step_branch(roots=4)"]
+
+
+def in_groups(text: str, steps: int = 20, **options: int) -> Plan:
+    """The plan for groups of 16, or of the size that its tree makes at the defaults of its signature."""
+    for group_size in range(16, 65):
+        try:
+            return one(text, steps, group_size, **options)
+        except ValueError:
+            continue
+    raise AssertionError(f"no group size suits {text}")
 
 
 # Counts -----------------------------------------------------------------------------------------------
@@ -97,21 +98,21 @@ def test_previews_cost_their_evaluations():
     assert plan.evaluations == replace(plan, intervals=(1,)).evaluations + previews
 
 
-@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("text", EACH)
 @pytest.mark.parametrize("steps", [12, 20])
 def test_counts_agree_with_the_numbered_tree(text, steps):
-    plan = one(text, steps)
+    plan = in_groups(text, steps)
     forwards = [len(plan.forward(step).unique()) for step in range(plan.steps)]
     edges = [len(plan.edge(step).unique()) for step in range(plan.steps)]
     assert tuple(forwards) == plan.forwards and tuple(edges) == plan.edges
     assert sum(forwards) == plan.evaluations
-    assert plan.rows == plan.edges[-1] == 16
+    assert plan.rows == plan.edges[-1] >= 16
     assert int(plan.loss_mask(seeded()).sum()) == plan.trained_edges
 
 
-@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("text", EACH)
 def test_every_edge_leads_to_the_next_forward(text):
-    plan = one(text)
+    plan = in_groups(text)
     for step in range(plan.steps - 1):
         assert torch.equal(plan.edge(step), plan.forward(step + 1))
     for step in range(plan.steps):
@@ -128,9 +129,9 @@ def test_each_shared_decision_is_owned_by_its_first_row():
     assert loss_mask.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]
 
 
-@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("text", EACH)
 def test_every_trained_edge_is_owned_exactly_once(text):
-    plan = one(text)
+    plan = in_groups(text)
     loss_mask = plan.loss_mask(seeded())
     assert not bool(loss_mask[:, [not trained for trained in plan.trained]].any())
     for step in where(plan.trained):
@@ -227,22 +228,18 @@ def test_planners_say_what_does_not_fit(text, steps, group_size, reason):
 # Planners ---------------------------------------------------------------------------------------------
 
 
-def test_every_planner_is_in_the_battery():
-    assert SAMPLE_OF_EACH.keys() == PLANS.keys()
-
-
-@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("text", EACH)
 @pytest.mark.parametrize("round", [0, 7, 500, 100_000])
 def test_every_planner_makes_full_groups_in_every_round_and_leaves_the_last_step_alone(text, round):
     for seed in range(5):
-        plan = one(text, round=round, seed=seed)
-        assert plan.rows == 16 and any(plan.trained) and not plan.stochastic[-1]
+        plan = in_groups(text, round=round, seed=seed)
+        assert plan.rows == plan.edges[-1] and any(plan.trained) and not plan.stochastic[-1]
         assert len(plan.grid(flow_grid(20)).levels) == plan.steps + 1
 
 
-@pytest.mark.parametrize("text", SAMPLE_OF_EACH.values())
+@pytest.mark.parametrize("text", EACH)
 def test_plans_are_functions_of_the_seed_and_the_round(text):
-    assert one(text, round=40, seed=3) == one(text, round=40, seed=3)
+    assert in_groups(text, round=40, seed=3) == in_groups(text, round=40, seed=3)
 
 
 def test_a_random_window_starts_anywhere_in_the_first_half():
