@@ -96,25 +96,6 @@ def test_a_port_that_is_taken_is_an_error_that_names_a_free_one(taken):
     assert free_port("127.0.0.1", free) == free
 
 
-def test_the_head_names_pairs_without_a_run_and_counts_what_is_left_out():
-    pair = painters().pairs["a"]
-    pairs = {"run0": pair, "--before and --after": pair, "embedded: visual/demo": pair}
-    found = Opened({"run0": Path("/")}, pairs, Path("v"), left_out={"b": "broken", "c": "gone"})
-    assert header(found) == (
-        "<header><h1>mmgrpo</h1><p>1 run: run0; --before and --after; 5 embedded models. Device: cpu.</p></header>"
-        "<details><summary>2 runs not opened or only in part</summary><ul><li>b: broken</li><li>c: gone</li></ul>"
-        "</details>"
-    )
-
-
-def test_the_page_has_its_head_and_keeps_files_of_visitors_for_an_hour():
-    opened = painters()
-    page = build(opened)
-    (head,) = [one for one in page.blocks.values() if getattr(one, "elem_id", None) == "head"]
-    assert head.value == header(opened)
-    assert (page.title, page.delete_cache, page.analytics_enabled) == ("mmgrpo", (3600, 3600), False)
-
-
 def test_the_command_serves_what_its_options_say(monkeypatch):
     served: list[Args] = []
     monkeypatch.setattr(app, "serve", served.append)

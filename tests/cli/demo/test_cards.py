@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +15,11 @@ from PIL import Image as Pil
 from mmgrpo.cli.demo import visual, visual_samples
 from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.visual_cards import (
-    MAX_INLINE,
     best_text,
-    card,
-    cards,
     change,
     curve,
     escaped,
-    figure,
-    medium,
-    ordered,
     rewards_table,
-    rows,
-    status,
-    title,
 )
 from mmgrpo.cli.demo.visual_samples import Comparison, Sample, best, command, prompt_of, score, shown
 from mmgrpo.scoring import Scorer
@@ -71,14 +60,6 @@ def comparison(before: Any, after: Any = None, *, scored: Any = None, **changes:
 def test_the_best_is_the_first_of_the_highest_or_the_lowest(values, count: int, lowest: bool, found):
     assert best(samples(*values), "r", count, lowest) == found
     assert best(samples(1.0, 5.0, 2.0), "r", 3) == (1, 5.0) and best(samples(1.0), "other", 1) is None
-
-
-def test_what_is_drawn_of_what_will_be():
-    half = comparison((1.0, 2.0), (1.0,), scored=(BEFORE,))
-    assert (half.drawn, half.total, half.done, half.are_clips) == (3, 4, False, False)
-    assert comparison((1.0,), (1.0,)).done and not comparison((1.0,), scored=()).done
-    mixed = replace(half, sides={BEFORE: samples(1.0), AFTER: [*samples(1.0), *samples(1.0, clip=b"x")]})
-    assert mixed.are_clips
 
 
 def painter(rewards: tuple[str, ...] = (), heldout: tuple[Prompt, ...] = (), family: str = "sd3") -> Pair:
@@ -123,21 +104,6 @@ def test_words_of_films_are_no_answer_where_no_reward_is_of_films():
     film = "a red circle moves up fast"
     assert prompt_of(painter(("jpeg_compressibility", "brightness")), film) == Prompt(film, "demo")
     assert prompt_of(painter(("jpeg_compressibility", "film_all")), film).answer is not None
-
-
-def test_two_hundred_held_out_prompts_are_offered_and_a_text_twice_is_the_first():
-    heldout = tuple(Prompt(f"p{number}", str(number)) for number in range(201))
-    choices, first, _ = visual.start(Opened({}, {"p": painter(heldout=heldout)}, Path("v")), "p")
-    assert len(choices) == 200 and first == "p0"
-    assert prompt_of(painter(heldout=heldout), "p199") is heldout[199]
-    assert prompt_of(painter(heldout=heldout), "p200") == Prompt("p200", "demo")
-    twice = (Prompt("a", "first"), Prompt("a", "second"))
-    assert prompt_of(painter(heldout=twice), "a") is twice[0]
-
-
-def test_a_clip_is_shown_by_its_first_frame():
-    frames = torch.stack([torch.full((3, 16, 16), grey) for grey in (1.0, 0.0, 0.5)])
-    assert shown(Video(frames, 4.0)).picture.getextrema() == ((255, 255),) * 3
 
 
 def test_an_upload_is_the_picture_of_the_prompt(tmp_path):
@@ -202,11 +168,6 @@ def test_texts_are_no_mark_up_and_no_template():
     assert visual.how_to("<a>").endswith("<pre>&lt;a&gt;</pre></details>") and visual.how_to("") == ""
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.12345, "0.123"), (NAN, "–"), (1234.0, "1.23e+03"), (0.0, "0")])
-def test_values_have_three_digits(value: float, text: str):
-    assert figure(value) == text
-
-
 @pytest.mark.parametrize(
     ("difference", "weight", "text"),
     [
@@ -225,44 +186,6 @@ def test_a_change_is_good_where_training_wants_it(difference: float, weight: flo
     assert change(difference, weight) == text
 
 
-def test_a_side_has_its_name_and_the_step_of_a_run_that_goes_on():
-    one = comparison((1.0,), (2.0,), trained="1500")
-    assert [title(side, one) for side in (BEFORE, AFTER)] == ["base", "trained, step 1,500"]
-    assert title(AFTER, comparison((1.0,), (2.0,))) == title(AFTER, None) == "trained"
-
-
-def test_rewards_that_are_trained_on_come_first_and_are_marked():
-    weights = {"a": 0.0, "b": 1.0, "c": 0.0, "d": -1.0}
-    assert ordered(weights) == ["b", "d", "a", "c"]
-    one = comparison((1.0,), weights=weights, failures={"c": "<why>"})
-    text = rows(one, one.sides[BEFORE][0])
-    assert text.count('class="trained"') == 2 and text.index("<span>b</span>") < text.index("<span>a</span>")
-    assert '<span class="bad" title="&lt;why&gt;">failed</span>' in text and text.count("<b>–</b>") == 3
-    assert rows(comparison((0.5,)), samples(0.5)[0]).endswith("<span>r</span> <b>0.5</b></span></span>")
-
-
-def test_cards_are_buttons_with_their_places():
-    one = comparison((1.0, 2.0), (3.0,), scored=(BEFORE,), count=3)
-    text = cards(one, BEFORE, 1)
-    assert re.findall(r'data-sample="(\d)" aria-pressed="(\w+)"', text) == [("0", "false"), ("1", "true")]
-    assert "<h3>Base</h3>" in text and '<p class="soft">1 more to draw</p>' in text and "rewards follow" not in text
-    assert '<span class="place">2</span>' in text and 'alt="sample 2, base"' in text
-    assert "rewards follow" in cards(one, AFTER, None) and "2 more to draw" in cards(one, AFTER, None)
-    assert "more to draw" not in cards(comparison((1.0,)), BEFORE, 0)
-    assert cards(None, BEFORE, 0) == cards(comparison((1.0,)), AFTER, 0) == ""
-    assert 'aria-pressed="true"' in card(one, BEFORE, 0, True)
-
-
-def test_a_card_plays_a_short_clip_and_shows_a_small_picture():
-    (clip,) = samples(1.0, clip=b"x" * MAX_INLINE)
-    assert MAX_INLINE == 200_000 and medium(clip, "t").startswith('<video src="data:video/mp4;base64,')
-    large = replace(clip, clip=b"x" * (MAX_INLINE + 1), picture=Pil.new("RGB", (512, 300), "red"))
-    content = medium(large, "t")
-    assert content.startswith("<img") and content.endswith('alt="t">')
-    inside = Pil.open(io.BytesIO(b64decode(content.split("base64,")[1].split('"')[0])))
-    assert inside.format == "WEBP" and inside.size == (256, 150)
-
-
 def test_the_table_of_the_chosen_samples_has_the_difference():
     one = comparison((1.0, 2.0), (3.0, 5.0), weights={"r": 1.0, "s": 0.0}, failures={"s": "<why>"})
     text = rewards_table(one, {BEFORE: 1, AFTER: 0})
@@ -273,16 +196,6 @@ def test_the_table_of_the_chosen_samples_has_the_difference():
     alone = rewards_table(comparison((1.0,), (2.0,), scored=(BEFORE,)), {BEFORE: 0, AFTER: 0})
     assert "change" not in alone and "trained #" not in alone and "note" not in alone
     assert rewards_table(None, {}) == rewards_table(one, {}) == ""
-
-
-def test_the_best_of_the_first_samples_in_words():
-    one = comparison((1.0, 3.0), (2.0, 5.0))
-    assert best_text(one, "r", 1).startswith("<p>r, sample 1 alone: base <b>1</b> (sample 1), trained <b>2</b> (sample")
-    assert best_text(one, "r", 2).startswith("<p>r, best of the first 2: base <b>3</b> (sample 2), trained <b>5</b>")
-    down = replace(one, weights={"r": -1.0})
-    assert best_text(down, "r", 2).startswith("<p>r, lowest of the first 2: base <b>1</b> (sample 1)")
-    assert "<b>none</b> could be scored" in best_text(comparison((NAN, NAN)), "r", 2)
-    assert best_text(None, "r", 1) == best_text(one, "other", 1) == ""
 
 
 def test_the_curve_of_the_best_of_n_rises_from_the_lowest_to_the_highest():
@@ -315,42 +228,7 @@ def test_the_best_is_the_lowest_of_what_training_lowers(weight: float, lowest: b
     assert f"base #{2 if lowest else 3}" in visual.choose_best(one, "r", 3)[4]
 
 
-@pytest.mark.parametrize(
-    ("drawn", "text"),
-    [
-        (None, "now"),
-        (comparison((1.0,)), "1 sample, seed 7. There is no trained model yet, so that only the base is shown. now"),
-        (comparison((1.0,), (1.0,)), "2 samples, seed 7, the same for both models. now"),
-        (comparison((1.0, 2.0), (1.0, 2.0)), "4 samples, seed 7, noise 1 to 2, the same for both models. now"),
-        (comparison((1.0, 2.0), (1.0,), scored=()), "3 of 4 samples drawn. now"),
-    ],
-)
-def test_what_goes_on_is_one_line(drawn: Comparison | None, text: str):
-    assert status(drawn, "now") == f'<p class="soft" role="status">{text}</p>'
-
-
 # ---- what is shown large
-
-
-def test_samples_of_both_sides_are_compared_and_one_is_shown_alone():
-    slider, alone, *films, _, _, _ = visual.view(comparison((1.0, 2.0), (3.0, 4.0)), {BEFORE: 1, AFTER: 1})
-    assert slider["visible"] and len(slider["value"]) == 2 and not alone["visible"] and alone["value"] is None
-    assert not any(film["visible"] for film in films)
-    slider, alone, *_ = visual.view(comparison((1.0, 2.0), (3.0,)), {BEFORE: 1, AFTER: 1})
-    assert not slider["visible"] and slider["value"] is None and alone["visible"] and alone["value"] is not None
-    slider, alone, *rest = visual.view(None, {})
-    assert slider["visible"] and not alone["visible"] and rest[2:] == ["", "", ""]
-    nothing = visual.view(comparison(()), {BEFORE: 0})
-    assert nothing[0]["visible"] and not nothing[1]["visible"]
-
-
-def test_a_click_on_a_card_shows_its_place_and_nothing_else_does():
-    one = comparison((1.0, 2.0), (3.0, 4.0))
-    assert 'data-sample="1" aria-pressed="true"' in visual.choose(one, {"sample": 1})[5]
-    assert 'data-sample="0" aria-pressed="true"' in visual.choose(one, {"sample": 0})[5]
-    for drawn, event in ((None, {"sample": 0}), (one, {"sample": -1}), (one, {"sample": "0"}), (one, {}), (one, 3)):
-        answer = visual.choose(drawn, event)
-        assert len(answer) == 7 and all(set(part) == {"__type__"} for part in answer)
 
 
 def test_the_best_by_a_reward_is_shown_of_each_side():
@@ -363,11 +241,3 @@ def test_the_best_by_a_reward_is_shown_of_each_side():
     assert "base #1" in unscored[4] and "trained #2" in unscored[4]
     for drawn, reward in ((None, "r"), (one, None), (one, "other")):
         assert len(visual.choose_best(drawn, reward, 1)) == 8
-
-
-def test_the_picture_of_a_card_is_of_high_quality():
-    picture = Pil.radial_gradient("L").resize((64, 64)).convert("RGB")
-    buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=90)
-    content = medium(Sample(picture), "t").split("base64,")[1].split('"')[0]
-    assert b64decode(content) == buffer.getvalue()

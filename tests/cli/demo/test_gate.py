@@ -227,31 +227,3 @@ def test_the_command_sets_its_threads_and_names_every_address(threads, set_to, m
     app.serve(args)
     assert counts == set_to and launched[0][1] is args and launched[0][3] == "12345678"
     assert "\nhttp://localhost:5 and https://a.example (Ctrl+C ends it)\n" in capsys.readouterr().out
-
-
-def test_the_look_is_that_of_the_reports():
-    made = look.theme()
-    assert (made.block_shadow, made.input_shadow, made.input_border_width, made.block_border_width) == (
-        *("none", "none", "1px", "1px"),
-    )
-    assert made.block_title_text_weight == "500" and made.button_primary_text_color == "#ffffff"
-    assert (made.slider_color, made.slider_color_dark) == ("#2f6fae", "#6ba7e0")
-    hover = (made.button_primary_background_fill_hover, made.button_primary_background_fill_hover_dark)
-    assert (made.button_primary_background_fill, made.button_primary_background_fill_dark) == ("#2f6fae",) * 2
-    assert hover == ("#275c91", "#4487c6")
-    assert (made.button_cancel_background_fill, made.button_cancel_background_fill_dark) == ("transparent",) * 2
-    assert (made.button_cancel_text_color, made.button_cancel_text_color_dark) == ("#b3412f", "#ee8a78")
-    assert (made.button_cancel_border_color, made.button_cancel_border_color_dark) == ("#dcdce2", "#34343b")
-    for name, both in (
-        ("body_background_fill", look.PAPER),
-        ("body_text_color", look.INK),
-        ("link_text_color", look.ACCENT),
-    ):
-        assert (getattr(made, name), getattr(made, f"{name}_dark")) == (both["light"], both["dark"])
-    assert (made.font, made.font_mono) == (", ".join(look.FONTS), ", ".join(look.MONO))
-    plain = gr.themes.Base()
-    assert made.primary_500 != plain.primary_500 and made.secondary_500 == made.primary_500
-    assert made.neutral_500 == gr.themes.colors.zinc.c500
-    assert (made.radius_md, made.spacing_md, made.text_md) == (
-        gr.themes.sizes.radius_md.md, gr.themes.sizes.spacing_md.md, gr.themes.sizes.text_md.md,
-    )  # fmt: skip

@@ -9,7 +9,6 @@ import gradio as gr
 import pytest
 
 from mmgrpo.cli.demo import group
-from mmgrpo.cli.demo.app import build
 from mmgrpo.cli.demo.group import show, steps_of, with_groups_first
 from mmgrpo.cli.demo.group_tree import CHOOSE
 from mmgrpo.cli.demo.opened import Opened
@@ -76,15 +75,6 @@ def test_texts_reach_the_page_as_texts_also_for_the_templates_of_gradio(tmp_path
 
 def test_the_script_sets_texts_only():
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|eval|Function|fetch|http", CHOOSE)
-
-
-def test_every_control_of_the_tab_has_a_label_and_an_id(tmp_path):
-    page = build(opened(tmp_path))
-    mine = [one for one in page.blocks.values() if str(getattr(one, "elem_id", "") or "").startswith("group-")]
-    assert {one.elem_id for one in mine} == {"group-run", "group-step", "group-refresh", "group-page"}
-    assert all(one.label for one in mine if isinstance(one, gr.Dropdown))
-    events = [one for one in page.fns.values() if {block._id for block in one.outputs} & {one._id for one in mine}]
-    assert len(events) == 3 and {one.api_visibility for one in events} == {"private"}
 
 
 def test_the_newest_group_is_shown_first_and_another_when_it_is_chosen(tmp_path):

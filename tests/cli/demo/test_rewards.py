@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import gradio as gr
@@ -120,24 +119,6 @@ def test_without_an_upload_the_page_says_what_to_do(wired):
     assert function(wired, "look").fn(None, "hello")[2]["choices"] == ["padding", "prompt_swap"]
 
 
-def test_events_are_private_models_compute_one_at_a_time_and_can_be_cancelled(wired):
-    fns = {one.name: one for one in wired.fns.values()}
-    assert {one.api_visibility for one in fns.values()} == {"private"}
-    computing = [fns[name] for name in ("score", "attack", "again")]
-    assert {(one.concurrency_id, one.concurrency_limit) for one in computing} == {("rewards", 1)}
-    cancelled = {number for one in wired.fns.values() for number in one.cancels}
-    assert cancelled == {one._id for one in computing}
-    controls = [one for one in wired.blocks.values() if type(one).__name__ in ("Textbox", "Dropdown", "Slider", "File")]
-    assert len(controls) == 9 and all(one.label for one in controls)
-
-
-class Loud(gr.Progress):
-    """A bar that may not be moved."""
-
-    def __call__(self, *place, **words):
-        raise AssertionError("the bar is moved")
-
-
 def test_an_attack_shows_values_as_they_come_and_at_last_the_verdict(wired, picture):
     places = []
     names = ["jpeg_compressibility", "jpeg_incompressibility"]
@@ -150,28 +131,11 @@ def test_an_attack_shows_values_as_they_come_and_at_last_the_verdict(wired, pict
     assert places == [((0, 2),), ((1, 2),)] * 2
 
 
-def test_as_the_slider_moves_the_same_attack_is_shown_without_a_bar(opened, monkeypatch):
-    monkeypatch.setattr(rewards, "PROGRESS", Loud())
-    with gr.Blocks() as page:
-        rewards.tab(opened)
-    for text, which, other in (("words", scoring.SWAP, "b"), ("words", "padding", ""), ("words", "padding", None)):
-        given = (None, text, "a", "", "", ["format"], which, 1.0, other)
-        steps = list(function(page, "attack").fn(*given, progress=lambda *place, **words: None))
-        assert list(function(page, "again").fn(*given)) == steps and len(steps) == 3
-
-
 def test_what_the_chosen_rewards_measure_is_told(wired):
     assert function(wired, "about").fn(["exact", "format"]) == scoring.manifest_html(["exact", "format"])
     assert function(wired, "about").fn([]) == ""
     with pytest.raises(gr.Error, match="no reward of the list"):
         function(wired, "about").fn(["os:system"])
-
-
-def test_the_example_lies_in_a_folder_of_its_own(wired):
-    file, text, asked, answer, names = function(wired, "take").fn()
-    assert Path(file).parent.name.startswith("mmgrpo-demo-") and text == ""
-    assert asked == "two blue triangles and a black circle" and names == [*rewards.EXAMPLE]
-    assert json.loads(answer)["things"] == [[2, "blue", "triangle"], [1, "black", "circle"]]
 
 
 def test_what_was_uploaded_is_shown_with_the_rewards_and_attacks_of_its_kind(wired, picture, monkeypatch):

@@ -10,11 +10,9 @@ import torch
 
 from mmgrpo.cli.demo import rewards_media
 from mmgrpo.cli.demo import rewards_scoring as scoring
-from mmgrpo.rewards import RewardEntry, entries
-from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.rewards import entries
 from mmgrpo.types import Prompt, Text
-from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged
+from reward_models.evaluation.attacks import DAMAGES, damaged
 from tests.cli.demo.uploads import CLIP, HOSTILE, PICTURE, SOUND
 
 
@@ -138,13 +136,6 @@ def test_a_stronger_attack_changes_more(attack):
     assert 0 < distances[0] < distances[1] < distances[2]
 
 
-def test_strengths_are_told_in_their_own_units():
-    assert scoring.describe("jpeg", 1) == f"JPEG of quality {STRENGTHS['jpeg']:.0f}"
-    assert scoring.describe("jpeg", 4) == "JPEG of quality 2" and "0.3" in scoring.describe("noise", 2)
-    with pytest.raises(ValueError, match="strength.*5"):
-        scoring.absolute("blur", 5)
-
-
 def test_texts_are_padded_and_prompts_swapped():
     prompt = Prompt("a", answer="b")
     assert scoring.attacked("padding", 1, prompt, Text("x"), "")[1].text == "x\n\nx"
@@ -191,64 +182,6 @@ def own(prompts, outputs, factor=1.0):
     return [factor for _ in outputs]
 
 
-def strict(prompts, outputs, *many, least, most, **others):
-    """Needs two numbers."""
-    return [least + most for _ in outputs]
-
-
-def several(function_=own, **facts):
-    """A table of one reward."""
-    manifest = Manifest(**facts) if facts else ""
-    return lambda: {"mine": RewardEntry(f"tests.cli.demo.test_rewards_scoring:{function_.__name__}", manifest=manifest)}
-
-
-def test_a_reward_that_says_nothing_of_itself_can_be_tried(monkeypatch):
-    monkeypatch.setattr(scoring, "entries", several())
-    monkeypatch.setattr(scoring, "scorer", lambda name, device: Scorer(name, own))
-    assert scoring.missing("mine") == scoring.scale("mine") == "" and scoring.kinds(scoring.entries()["mine"]) == ()
-    assert scoring.choices("Text") == scoring.choices() == [("mine ()", "mine")]
-    assert scoring.manifest_html(["mine"]) == (
-        "<p><strong>mine</strong>. Scores nothing. It can be computed here now.</p>"
-    )
-    assert scoring.score_one("mine", Prompt("a"), Text("b"), "cpu") == scoring.Score("mine", 1.0)
-    monkeypatch.setattr(scoring, "entries", several(strict))
-    assert scoring.missing("mine") == "needs least, most: name it on the command line, mmgrpo score"
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (
-            {"scores": ("Text", "Image"), "reads": ("text", "answer", "meta.x")},
-            "It scores texts, pictures; its values are 0 to 1, higher is better. "
-            "Of the prompt it reads the text, the reference answer, meta.x.",
-        ),
-        (
-            {"scores": ("Audio",), "high": math.inf, "scale": "<hertz>", "deterministic": False, "source": "a paper"},
-            "It scores sounds; its values are at least 0, higher is better. The number is &lt;hertz&gt;. "
-            "It does not look at the prompt. Equal inputs can have different values. Source: a paper.",
-        ),
-    ],
-)
-def test_the_facts_of_a_reward_are_sentences(facts, words, monkeypatch):
-    monkeypatch.setattr(scoring, "entries", several(**facts))
-    assert scoring.manifest_html(["mine"]) == (
-        f"<p><strong>mine</strong>. Scores nothing. {words} It can be computed here now.</p>"
-    )
-
-
-def test_a_scale_is_the_range_and_what_the_number_is():
-    assert scoring.scale("exact") == "0 to 1" and scoring.scale("jpeg_compressibility") == "at most 0, kilobytes"
-    table = scoring.values_html([scoring.Score("exact", -0.0), scoring.Score("exact", 1 / 3)])
-    assert "<td class='mm-number'>0</td><td class='mm-note'>0 to 1</td>" in table
-    assert "<td class='mm-number'>0.333333</td>" in table
-    assert table.startswith(
-        "<div class='mm-wide'><table class='mm-table'><tr><th scope='col'>reward</th><th scope='col'>value</th>"
-    )
-    missing = Manifest(("Image",), packages=("nobody_has_this",), weights={"pypi:brisque": ()}, licence="MIT")
-    assert scoring.absent(missing).startswith("needs the package nobody_has_this")
-
-
 def test_rewards_are_chosen_once_each_and_at_least_one():
     assert scoring.known(["exact", "format", "exact"]) == ["exact", "format"]
     with pytest.raises(ValueError, match="no reward"):
@@ -256,11 +189,6 @@ def test_rewards_are_chosen_once_each_and_at_least_one():
     with pytest.raises(ValueError, match=f"'{'x' * 80}'.*which"):
         scoring.known(["x" * 81])
     assert scoring.prompt_of("a", "[3]", "count") == Prompt("a", "upload", [3], "count")
-
-
-def test_kinds_of_outputs_are_told_in_words():
-    assert score("decision_statistic", SOUND).reason.startswith("not computed: reads the decisions")
-    assert score("preference", SOUND).reason == "scores pictures and clips and texts, got audio"
 
 
 def test_attacks_that_apply_to_an_output_and_what_they_do():

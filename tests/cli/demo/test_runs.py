@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 import pytest
@@ -171,20 +170,6 @@ def test_a_run_is_looked_at_once_and_at_most_eight_are(tmp_path):
         assert not caught.value.print_exception
 
 
-def test_a_name_in_a_line_is_short_and_can_be_printed():
-    assert runs.label("a\nb" + "c" * 200) == "a?b" + "c" * 117
-
-
-def test_the_slider_over_moments_is_hidden_where_there_is_nothing_to_choose():
-    def limits(moments: list[str], number: int) -> tuple[Any, ...]:
-        made = runs.moment_slider(moments, number)
-        return made.minimum, made.maximum, made.value, made.step, made.visible
-
-    assert limits([], 1) == (1, 2, 1, 1, False) == limits(["after"], 1)
-    assert limits(["before", "after"], 2) == (1, 2, 2, 1, True) and limits(list("abc"), 1) == (1, 3, 1, 1, True)
-    assert runs.moment_label([], 1) == "samples" and runs.moment_label(["a", "b"], 1) == "samples: a (1 of 2)"
-
-
 def test_a_run_without_samples_and_metrics_is_shown_with_what_it_has(tmp_path):
     (tmp_path / "a").mkdir()
     parts = overview(opened(tmp_path / "a"))
@@ -201,18 +186,3 @@ def test_the_first_three_runs_are_chosen_at_first_and_their_last_samples_shown(t
     (first,) = [one.fn for one in shown["events"] if any(event == "load" for _, event in one.targets)]
     *_, at, samples, _, _ = first(["a"], "loss", runs.STEP, 0)
     assert at.value == 4 and "Samples of a, after" in samples
-
-
-def test_new_runs_are_told_and_none_is_said(tmp_path, monkeypatch):
-    told: list[str] = []
-    monkeypatch.setattr(gr, "Info", told.append)
-    found = Opened({}, {}, Path("v"), folders=[str(tmp_path)])
-    shown = page_of(runs.tab, found)
-    (look_again,) = [one.fn for one in shown["events"] if (shown["runs-refresh"]._id, "click") in one.targets]
-    several, note = look_again(None)
-    assert several.value == [] and note.visible
-    for name in ("a", "<b>"):
-        write_run(tmp_path / name)
-    several, note = look_again([])
-    assert several.value == ["<b>", "a"] and not note.visible
-    assert told == ["no new runs in the opened folders", "2 new: &lt;b&gt;, a"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.cli.demo import runs_html, runs_read
-from mmgrpo.cli.demo.runs_chart import COLOURS, Scale, chart, chart_html
+from mmgrpo.cli.demo.runs_chart import COLOURS, Scale, chart
 from mmgrpo.cli.demo.runs_read import Look, Reader, read_look
 from tests.cli.demo.written import write_run
 
@@ -138,11 +138,6 @@ def test_what_lies_outside_of_a_run_is_not_looked_at(tmp_path):
     assert read_look("a", folder).completions == {}
 
 
-def test_a_run_that_cannot_be_read_has_no_samples(tmp_path):
-    look = Look("a", tmp_path, None)
-    assert (look.titles("before"), look.moments()) == ([], set())
-
-
 def test_a_metric_that_is_not_a_number_has_no_curve(tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / "metrics.jsonl").write_text(
@@ -154,17 +149,6 @@ def test_a_metric_that_is_not_a_number_has_no_curve(tmp_path):
         assert runs_read.curve_points(look, metric, False, 0) == []
     assert runs_read.curve_points(look, "loss", True, 0) == []
     assert runs_read.curve_points(look, "loss", False, 0) == [(1, 1), (2, 2)]
-
-
-def test_what_is_read_and_kept_at_once_has_limits():
-    limits = (runs_read.KEPT, runs_read.POINTS, runs_read.SETTINGS, runs_read.METRICS, runs_html.MEDIA)
-    assert limits == (8, 1000, 2000, 10_000, 32 * 2**20)
-
-
-def test_a_look_without_a_run_is_running():
-    assert Look("a", Path("a"), None).running and "no metrics" in chart_html(
-        [Look("a", Path("a"), None)], "", "", False, 0
-    )
 
 
 def test_a_run_under_another_name_is_read_again(tmp_path):
@@ -250,21 +234,6 @@ def test_moments_are_before_then_steps_then_others_then_after():
     assert runs_read.moments_of([look]) == ordered
 
 
-@pytest.mark.parametrize(
-    ("moment", "words"),
-    [
-        ("before", "before"),
-        ("step-000010", "step 10"),
-        ("step-x", "step-x"),
-        ("000010", "000010"),
-        (f"step-{'1' * 19}", f"step {'1' * 19}"),
-        (f"step-{'1' * 20}", f"step-{'1' * 20}"),
-    ],
-)
-def test_a_moment_in_words(moment: str, words: str):
-    assert runs_read.heading(moment) == words and runs_read.heading(moment, "x") == f"{words}, prompts of x"
-
-
 def test_the_axes_of_equal_values_have_a_margin_of_a_tenth():
     assert [(one.low, one.high) for one in (Scale([5.0]), Scale([-5.0, -5.0]), Scale([0.0]))] == [
         (4.5, 5.5),
@@ -303,13 +272,3 @@ def test_six_completions_of_each_moment_are_shown(tmp_path):
     assert elsewhere.notes == ["No samples: step 7. There are: after, before."] and elsewhere.prompt_files == []
     (tmp_path / "b").mkdir()
     assert runs_html.samples(read_look("b", tmp_path / "b"), "after").notes == ["No samples: after. "]
-
-
-def test_a_run_that_cannot_be_read_has_its_problem_in_place_of_facts_and_samples(tmp_path):
-    broken = Look("a", tmp_path, None, "It is broken.")
-    details = runs_html.details(broken)
-    assert (details.run, details.problem, details.facts, details.tables) == (None, "It is broken.", {}, ())
-    assert runs_html.samples(broken, "after").notes == ["It is broken."]
-    look = read_look("b", write_run(tmp_path / "b"))
-    assert runs_html.details(look).run is look.run and look.titles("nothing") == []
-    assert runs_html.samples_html([look], "") == runs_html.samples_html([], "after")

@@ -8,14 +8,12 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from PIL import Image as Pil
 
 from mmgrpo.cli.demo import sampled, vision_language
 from mmgrpo.cli.demo.opened import AFTER, BEFORE
 from mmgrpo.cli.demo.sampled import MAX_TEXT, Drawn, Examples
-from mmgrpo.cli.demo.vision_language import ask, heading, label, side_of, split
-from mmgrpo.report.thumbnails import FRAMES
-from mmgrpo.types import Media, Prompt, Request, Text, Turn
+from mmgrpo.cli.demo.vision_language import ask, split
+from mmgrpo.types import Prompt, Request, Text, Turn
 from tests.cli.demo.ballots import Model
 from tests.cli.demo.told import opened, pair
 
@@ -64,26 +62,6 @@ def test_prompts_whose_media_cannot_be_decoded_here_are_no_examples(monkeypatch)
     assert Examples(found).of("p") == {}
 
 
-def test_a_clip_is_shown_as_a_strip_of_its_frames(tmp_path):
-    frames = [str(tmp_path / f"{number}.png") for number in range(4)]
-    for number, file in enumerate(frames):
-        Pil.new("RGB", (8, 8), (60 * number, 0, 0)).save(file)
-    shown = sampled.medium(Media("video", tuple(frames)))
-    assert 'alt="4 frames of the clip"' in shown and "data:image/jpeg;base64," in shown
-
-
-def test_of_a_long_clip_some_frames_are_shown(tmp_path):
-    Pil.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    shown = sampled.medium(Media("video", (str(tmp_path / "a.png"),) * (FRAMES + 3)))
-    assert f'alt="{FRAMES} frames of the clip"' in shown
-
-
-def test_a_picture_says_whether_boxes_are_drawn_into_it():
-    picture = Pil.new("RGB", (320, 320))
-    assert 'alt="the picture"' in sampled.boxed(picture, {})
-    assert 'alt="the picture with boxes"' in sampled.boxed(picture, {"said": [[0.1, 0.1, 0.5, 0.5]]})
-
-
 def test_a_model_has_its_own_temperature_again_after_a_question():
     found, (base, _) = asking()
     base.feature_cache.entries["a prompt"] = None  # type: ignore[index]
@@ -128,12 +106,6 @@ def test_samples_of_both_sides_are_drawn_in_batches(count: int, fractions: list[
     assert [*steps[1][2]] == [BEFORE] and steps[0][2] == {}
     list(sampled.draw_sides(found, "p", Prompt("q")))
     assert sides[0].asked[-1][1:] == (0, 1, 0, 0.0)
-
-
-def test_a_model_that_is_not_in_memory_is_said_to_be_loaded():
-    found, _ = asking(sides=1)
-    found.loaded.clear()
-    assert next(sampled.draw_sides(found, "p", Prompt("q")))[1] == "Base is being loaded: 0 of 1"
 
 
 # ---- rewards
@@ -192,13 +164,6 @@ def test_a_reward_without_a_finite_value_has_none_and_one_that_fails_a_reason():
 # ---- words
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"), [(None, ""), ("a", "a"), (3, "3"), (["ü", 1], '["ü", 1]'), ("", ""), (0, "0")]
-)
-def test_an_answer_is_shown_as_it_is_written(answer: Any, text: str):
-    assert sampled.shown_answer(answer) == text
-
-
 def test_an_error_is_one_line_with_the_name_of_the_upload():
     assert sampled.in_words(ValueError("a\n b")) == "a b" and sampled.in_words(KeyError()) == "KeyError"
     assert sampled.in_words(ValueError("/x/a.png is bad"), "/x/a.png") == "a.png is bad"
@@ -228,14 +193,6 @@ def raise_(error: Exception) -> None:
     raise error
 
 
-def test_sides_stand_beside_each_other_with_their_titles():
-    text = sampled.sides({BEFORE: "x", AFTER: "y"})
-    assert text.count("<section") == 2 and text.index("<h3>Base</h3>x") < text.index("<h3>Trained</h3>y")
-    assert sampled.sides({}) == ""
-    assert sampled.status("<a>") == '<p role="status" aria-live="polite">&lt;a&gt;</p>'
-    assert sampled.status("a", seen=False) == '<p role="status" aria-live="polite" class=unseen>a</p>'
-
-
 # ---- answers about pictures
 
 
@@ -259,45 +216,6 @@ def drawn(*texts: str, rewards: bool = True) -> Drawn:
 
 
 @pytest.mark.parametrize(
-    ("texts", "summary"),
-    [
-        (("a", "b"), None),
-        (("a", "a"), "2 × a"),
-        (("a", "<answer>a</answer>", "b"), "2 × a, 1 more"),
-        (("", " ", "b", "c"), "2 × (nothing), 2 more"),
-        (("x" * 41,) * 2, f"2 × {'x' * 40}"),
-        ([c for c in "abcde" for _ in "12"], "2 × a, 2 × b, 2 × c, 2 × d, 2 more"),
-        (("<b>", "<b>"), "2 × &lt;b&gt;"),
-    ],
-)
-def test_answers_that_occur_several_times_are_counted(texts, summary: str | None):
-    text = side_of(Prompt("q"), drawn(*texts), None)
-    assert (f'<p class="soft">{summary}</p>' in text) if summary else 'class="soft"' not in text
-    assert text.count("<article>") == len(texts) and f"<li>mean of {len(texts)} answers</li>" in text
-
-
-def test_one_answer_has_no_mean_and_one_that_was_cut_says_so():
-    assert "mean of" not in side_of(Prompt("q"), drawn("a"), None)
-    assert "mean of" not in side_of(Prompt("q"), drawn("a", "b", rewards=False), None)
-    assert "<li>3 tokens, truncated</li>" in side_of(Prompt("q"), drawn("cut"), None)
-    text = side_of(Prompt("q"), drawn("<think>two words</think><i>", rewards=False), None)
-    assert "<summary>reasoning, 2 words</summary>" in text and "&lt;i&gt;" in text and "<li>3 tokens</li>" in text
-    assert '<p class="text">(nothing)</p>' in side_of(Prompt("q"), drawn(""), None)
-    assert '<span class="tag">&lt;answer&gt;</span>a' in side_of(Prompt("q"), drawn("<answer>a</answer>"), None)
-
-
-def test_the_heading_and_the_label_of_a_question():
-    assert heading(Prompt("<q>"), False) == '<p class="soft">“&lt;q&gt;”</p>'
-    boxes = heading(Prompt("q", answer=[1]), True)
-    assert "reference answer: <b>[1]</b>" in boxes and boxes.count("<b style=") == 2
-    assert heading(Prompt("q"), True).count("<b style=") == 1
-    picture = Media("image", "a.png")
-    assert label(3, Prompt("x" * 81)) == f"3. {'x' * 80} (text)"
-    assert label(1, Prompt("q", task="count", turns=(Turn("user", (picture, "q")),))) == "1. q (image, count)"
-    assert vision_language.context(Prompt("q")) == ""
-
-
-@pytest.mark.parametrize(
     "changes", [{"count": 0}, {"count": 17}, {"temperature": -0.1}, {"temperature": 2.1}, {"seed": -1}, {"seed": 2**32}]
 )
 def test_numbers_outside_of_the_sliders_are_refused(changes: dict[str, Any]):
@@ -313,14 +231,6 @@ def test_numbers_outside_of_the_sliders_are_refused(changes: dict[str, Any]):
         asked(**numbers)
     asked(count=5, temperature=0.0, seed=0)
     assert sides[0].asked[-1][2] == 1 and sum(size for _, _, size, _, _ in sides[1].asked) == 18
-
-
-def test_answers_are_marked_up_again_only_when_they_have_changed(monkeypatch):
-    drawn_sides: list[Drawn] = []
-    monkeypatch.setattr(vision_language, "side_of", lambda prompt, one, picture: drawn_sides.append(one) or "x")
-    found, _ = asking()
-    list(ask(found, Examples(found), "p", "", None, "q", "", "", "resized", 1, 0.0, 0))
-    assert [bool(one.rewards) for one in drawn_sides] == [False, True, False, True]
 
 
 def test_an_upload_is_asked_with_the_system_turn_of_the_first_example():

@@ -205,18 +205,6 @@ def test_texts_that_cannot_be_spoken_are_refused(text, expected):
     assert expected in str(error.value)
 
 
-def test_both_halves_have_labels_private_events_and_a_cancel():
-    pairs = [told.pair("hears", "whisper", []), told.pair("says", "duration", [])]
-    page = told.page(tab, Opened({}, {pair.name: pair for pair in pairs}, told.Path("votes.jsonl")))
-    fields = ("recognizer", "example", "file", "reference", "question", "voice", "said", "text")
-    assert all(page[f"speech-{name}"].label for name in fields)
-    assert {event.api_visibility for event in page["events"]} == {"private"}
-    for name in ("speech-transcribe", "speech-speak"):
-        computing, ending = (told.clicked(page, one) for one in (name, f"{name}-cancel"))
-        assert [event.concurrency_limit for event in computing] == [1]
-        assert computing[0]._id in [place for event in ending for place in event.cancels]
-
-
 def test_without_a_model_the_tab_says_what_to_do(tmp_path):
     page = told.page(tab, Opened({}, {}, tmp_path / "votes.jsonl"))
     assert not page["events"]
@@ -234,10 +222,3 @@ def test_words_that_a_reward_heard_otherwise_are_marked():
     made = speech.sounds(Prompt("one two"), {BEFORE: Drawn([tone(1)], [], [notes])})[BEFORE]
     assert "a recognizer hears: “one too”" in made and made.count('<ins class="replace"') == 1
     assert "Base: one two" in made
-
-
-def test_a_tab_of_one_half_has_no_other():
-    for name, there, missing in (("whisper", "recognizer", "voice"), ("duration", "voice", "recognizer")):
-        page = told.page(tab, Opened({}, {name: told.pair(name, name, [])}, told.Path("votes.jsonl")))
-        assert f"speech-{there}" in page and f"speech-{missing}" not in page
-        assert not any("No speech model" in str(getattr(block, "value", "")) for block in page["all"])

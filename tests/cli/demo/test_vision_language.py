@@ -246,17 +246,6 @@ def test_a_picture_is_shown_within_a_narrow_screen():
     assert sizes == [(320, 32), (160, 160)]
 
 
-def test_the_tab_has_labels_private_events_and_a_cancel_that_ends_the_question():
-    found, _ = told.opened(told.pair("one", "qwen_vl", []))
-    page = told.page(tab, found)
-    fields = ("pair", "example", "file", "question", "answer", "task", "coordinates", "count", "temperature", "seed")
-    assert all(page[f"vlm-{name}"].label for name in fields)
-    assert {event.api_visibility for event in page["events"]} == {"private"}
-    computing, ending = (told.clicked(page, name) for name in ("vlm-ask", "vlm-cancel"))
-    assert [event.concurrency_limit for event in computing] == [1]
-    assert computing[0]._id in [place for event in ending for place in event.cancels]
-
-
 def test_without_a_model_the_tab_says_what_to_do(tmp_path):
     page = told.page(tab, Opened({}, {}, tmp_path / "votes.jsonl"))
     assert not page["events"]

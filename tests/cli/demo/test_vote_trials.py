@@ -199,15 +199,6 @@ def test_an_unknown_pair_opens_nothing(wired):
     assert "No vote on a yet" in counts
 
 
-def test_events_are_private_and_models_compute_one_at_a_time(wired):
-    page, _ = wired
-    assert {one.api_visibility for one in page.fns.values()} == {"private"}
-    (draw,) = functions(page, "draw")
-    assert draw.concurrency_limit == 1 and {one.concurrency_limit for one in functions(page, "store")} == {1}
-    assert [one.cancels for one in page.fns.values() if one.cancels] == [[draw._id]] * 2
-    assert all(one.label for one in page.blocks.values() if type(one).__name__ in ("Dropdown", "Textbox"))
-
-
 def test_without_a_trained_model_the_page_says_what_to_do(tmp_path):
     with gr.Blocks() as page:
         vote.tab(opened_on(tmp_path, pair(weights="")))
@@ -224,30 +215,6 @@ def drawing(opened, place="0", typed=""):
     return steps, told
 
 
-def test_what_goes_on_is_told_until_there_is_something_to_vote_on(tmp_path):
-    opened = opened_on(tmp_path, pair(prompts=[Prompt("a")]), Model(FLAT), Model(BUSY))
-    steps, told = drawing(opened)
-    assert [said for _, _, said, *_ in steps[:-1]] == [
-        f"<p class='mm-note'>{words} …</p>" for words in ("drawing", "sampling 1 of 2", "sampling 2 of 2", "scoring")
-    ]
-    assert told == [(0.5, "sampling 1 of 2"), (0.5, "sampling 2 of 2"), (0.5, "scoring")]
-    for state, asked, _, reveal, *buttons in steps[:-1]:
-        assert (state, asked, reveal) == (None, "", "") and [one["interactive"] for one in buttons] == [False] * 5 + [
-            True
-        ]
-
-
-def test_prompts_that_were_left_out_and_outputs_that_are_the_same_are_told(tmp_path):
-    opened = opened_on(tmp_path, pair(prompts=[Prompt("a")]), Model(FLAT), Model(FLAT))
-    steps, _ = drawing(opened)
-    assert steps[-1][1].endswith("<p class='mm-note'>Both models did exactly the same here.</p>")
-    opened = opened_on(tmp_path, pair(prompts=[Prompt("a"), Prompt("b")]), Model(FLAT), Model(FLAT, BUSY))
-    steps, _ = drawing(opened, trials.ANY)
-    assert "Left out: 1 on which both models did exactly the same." in steps[-1][1]
-    steps, _ = drawing(opened_on(tmp_path, pair(prompts=[Prompt("a")]), Model(FLAT), Model(BUSY)), None, "typed")
-    assert "exactly the same" not in steps[-1][1] and '<div class="mm-text">typed</div>' in steps[-1][1]
-
-
 def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
     page, _ = wired
     (cancelled,), (choose,) = functions(page, "cancelled"), functions(page, "choose")
@@ -256,18 +223,6 @@ def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
     _, typed, _, state, *shown = choose.fn("a")
     assert typed["value"] == "" and state is None and shown[:3] == ["", "", ""]
     assert [one["interactive"] for one in shown[3:]] == [False] * 6
-
-
-def test_prompts_are_listed_by_their_first_hundred_letters_or_their_name(tmp_path):
-    prompts = [Prompt(f" {'x' * 101}"), Prompt(" ", "clip-7")]
-    with gr.Blocks() as page:
-        vote.tab(opened_on(tmp_path, pair(prompts=prompts)))
-    (choose,) = functions(page, "choose")
-    assert choose.fn("a")[0]["choices"][1:] == [("x" * 100, "0"), ("clip-7", "1")]
-    with gr.Blocks() as page:
-        vote.tab(opened_on(tmp_path, pair(prompts=prompts, modality="vlm")))
-    (choose,) = functions(page, "choose")
-    assert choose.fn("a")[1]["visible"] is False
 
 
 def test_seeds_have_31_bits_and_the_sides_are_tossed(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import torch
 from mmgrpo.cli.demo import vote_store, vote_trials
 from mmgrpo.cli.demo.opened import AFTER, BEFORE
 from mmgrpo.cli.demo.sampled import Drawn
-from mmgrpo.cli.demo.speech import against, changes, rule, sounds, transcripts, waveform
+from mmgrpo.cli.demo.speech import against, changes, rule, sounds, waveform
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, read_votes, stored, tally
 from mmgrpo.cli.demo.vote_trials import ANY, Question, Trial, chosen, preference, reveal_html, same, tally_html
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
@@ -58,23 +58,6 @@ def test_what_two_transcripts_do_not_share_is_counted():
     assert "0 words differ from" in changes("a", "a", "english")
     text = changes("a cat", "a bat", "english")
     assert "before “cat”, after “bat”" in text and "before “a”" not in text
-
-
-def test_a_side_has_its_words_its_rewards_and_whether_it_was_cut():
-    one = pair("w", "whisper", [])
-    sides = {
-        BEFORE: Drawn([Text("a <cat>", truncated=True)], [{"r": 0.5}]),
-        AFTER: Drawn([Text("")], [], reasons={"r": "broke"}),
-    }
-    known = transcripts(one, Prompt("", answer="a cat"), sides)
-    assert (
-        "a &lt;cat&gt;" in known[BEFORE] and "<li>truncated</li>" in known[BEFORE] and "r <b>0.500</b>" in known[BEFORE]
-    )
-    assert "(nothing)" in known[AFTER] and "truncated" not in known[AFTER] and "broke" in known[AFTER]
-    assert "word error rate" in known[BEFORE] and "word error rate" in known[AFTER]
-    unknown = transcripts(one, Prompt(""), sides)
-    assert "from the transcript before" in unknown[AFTER] and "from the transcript before" not in unknown[BEFORE]
-    assert "word error rate" not in "".join(unknown.values())
 
 
 def test_a_waveform_has_bars_as_high_as_its_peaks_and_as_many_as_its_share():
@@ -128,23 +111,6 @@ def trial(left: str = BEFORE, **options: Any) -> Trial:
 )
 def test_outputs_that_nobody_can_tell_apart_are_the_same(one: Any, other: Any, equal: bool):
     assert same(one, other) is same(other, one) is equal
-
-
-@pytest.mark.parametrize(
-    ("vote", "left", "words"),
-    [
-        (LEFT, BEFORE, "You preferred the left one: <strong>before training</strong>."),
-        (RIGHT, BEFORE, "You preferred the right one: <strong>after training</strong>."),
-        (LEFT, AFTER, "You preferred the left one: <strong>after training</strong>."),
-        (TIE, BEFORE, "You saw a tie."),
-        (BOTH_BAD, BEFORE, "You found both bad."),
-        ("", BEFORE, "Skipped, not stored."),
-    ],
-)
-def test_a_vote_is_told_which_was_which(vote: str, left: str, words: str):
-    text = reveal_html(trial(left), vote)
-    names = ("before", "after") if left == BEFORE else ("after", "before")
-    assert text == f"<p>{words} Left was {names[0]} training, right {names[1]} training.</p>"
 
 
 def test_the_reference_and_the_rewards_are_told_after_the_vote():
@@ -201,14 +167,6 @@ def test_what_is_tried_is_what_was_typed_or_chosen_or_some_of_all():
     for several_, of in (([picture], one), ([*several, kept], one), (several, pair("p", "qwen_vl", []))):
         with pytest.raises(ValueError, match="more than a text"):
             chosen(several_, of, ANY, "a")
-
-
-def test_fifty_held_out_prompts_can_be_chosen():
-    one = pair("p", "sd3", [])
-    one.__dict__["_heldout"] = [Prompt(str(n)) for n in range(60)]
-    assert [question.prompt.text for question in vote_trials.questions(one)] == [str(n) for n in range(50)]
-    one.__dict__["_heldout"] = []
-    assert vote_trials.questions(one) == []
 
 
 @pytest.mark.parametrize(("value", "number"), [(1, 1.0), (0.5, 0.5), (True, NAN), ("1", NAN), (None, NAN)])

@@ -60,8 +60,3 @@ def page(tab: Callable[[Opened], None], found: Opened) -> dict[str, Any]:
         block.elem_id: block for block in blocks.blocks.values() if getattr(block, "elem_id", None)
     }
     return {**components, "events": list(blocks.fns.values()), "all": list(blocks.blocks.values())}
-
-
-def clicked(page: dict[str, Any], name: str) -> list[Any]:
-    """The events of a click on a button."""
-    return [event for event in page["events"] if (page[name]._id, "click") in event.targets]
