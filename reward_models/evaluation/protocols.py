@@ -41,9 +41,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
         pictures.hpdv2, "half", "inversions", "prompts",
         note="1 - inversions / pairs per prompt (HPSv2, train code); a tie of the reward is half an inversion",
     ),
-    "hpdv3": Protocol(pictures.hpdv3, note="share of pairs scored in the right order (HPSv3)"),
+    "hpdv3": Protocol(
+        pictures.hpdv3, "half", note="preference accuracy over pairs (HPSv3, arXiv:2508.03789); a tie counts half",
+    ),
     "imagereward": Protocol(
-        pictures.imagereward, note="over all pairs that people did not tie (ImageReward); a tie of the reward is wrong"
+        pictures.imagereward, "half",
+        note="preference accuracy over the pairs that people did not tie (ImageReward, arXiv:2304.05977); a tie counts "
+        "half, where its script (c1392c6d, test.py) counts it as wrong",
     ),
     "pickapic": Protocol(
         pictures.pickapic, "half",
@@ -52,9 +56,15 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "genai": Protocol(
         pictures.genai, headline="thresholded", note="tie and both bad are ties; threshold as acc_23, arXiv:2305.14324"
     ),
-    "mjbench": Protocol(pictures.mjbench, note="equal scores are not right (MJ-Bench, threshold 0)"),
+    "mjbench": Protocol(
+        pictures.mjbench,
+        note="accuracy with ties (MJ-Bench, arXiv:2407.04842): a judge may answer that two images tie, which is wrong; "
+        "scores tie within a threshold, here 0",
+    ),
     "vlrewardbench": Protocol(
-        answers.vlrewardbench, note="overall over all pairs, macro over three groups (VL_RewardBench, cal.py)"
+        answers.vlrewardbench, "half",
+        note="overall over all pairs, macro over three groups (VL_RewardBench, cal.py), of judges that always choose; "
+        "a tie counts half",
     ),
     "mmrewardbench": Protocol(
         answers.mmrewardbench, "half", note="a tie counts half, the expectation of the random answer of its script"
@@ -62,7 +72,10 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "videogen": Protocol(
         answers.videogen, headline="thresholded", note="best threshold over all differences (VideoAlign)"
     ),
-    "videorewardbench": Protocol(answers.videorewardbench, note="over all triplets, macro over five dimensions"),
+    "videorewardbench": Protocol(
+        answers.videorewardbench, "half",
+        note="over all triplets, macro over five dimensions, of judges that always choose; a tie counts half",
+    ),
     "rewardbench2": Protocol(
         answers.rewardbench2, headline="best", average="categories",
         note="a correct answer is best, equal ones share; the subset Ties has its own score (allenai/reward-bench)",

@@ -57,17 +57,18 @@ def test_hpdv3_prefers_path1(folder):
         {"prompt": "b", "path1": "grey/10.png", "path2": "grey/10.png", "confidence": 0.9},
     ]
     made = result(f"hpdv3:{write_json(folder / 'test.json', rows)}")
-    assert made["headline"] == pytest.approx(1 / 3) and made["reward_ties"] == 1 and made["prompts"] == 2
+    assert made["headline"] == 0.5 and made["reward_ties"] == 1 and made["prompts"] == 2  # (1 + 0 + 1/2) / 3
 
 
-def test_imagereward_drops_ties_of_people_and_counts_those_of_the_reward_as_wrong(folder):
-    """Ranks 1, 2, 2 of 40, 20, 20: two pairs are right, the third is a tie of people. Then 20, 20: wrong."""
+def test_imagereward_drops_ties_of_people_and_counts_those_of_the_reward_half(folder):
+    """Ranks 1, 2, 2 of 40, 20, 20: two pairs are right, the third is a tie of people. Then 20, 20: half."""
     rows = [
         {"id": "0", "prompt": "a", "generations": grey(40, 20, 20), "ranking": [1, 2, 2]},
         {"id": "1", "prompt": "b", "generations": grey(20, 20), "ranking": [1, 2]},
     ]
     made = result(f"imagereward:{write_json(folder / 'test.json', rows)}")
-    assert made["headline"] == pytest.approx(2 / 3) and made["human_ties"] == 1
+    assert made["headline"] == pytest.approx(2.5 / 3) and made["human_ties"] == 1
+    assert made["without_ties"]["wrong"] == pytest.approx(2 / 3)  # as its script counts
     assert made["with_ties"]["tuned_on_the_same_pairs"] == 0.75
 
 
@@ -134,7 +135,7 @@ def test_videogen_has_four_dimensions(folder):
 
 
 def test_vlrewardbench_has_three_groups(folder):
-    """The reward prefers the longer answer. General 1/2, hallucination 1/1, reasoning 0/1: macro 1/2, all 2/4."""
+    """The reward prefers the longer answer. General 1/2, hallucination 1/1, reasoning 1/2 (a tie): all 2.5/4."""
 
     def row(id, first, second, better):
         ranking = [0, 1] if better == 0 else [1, 0]
@@ -149,8 +150,8 @@ def test_vlrewardbench_has_three_groups(folder):
     rows = [row("vlfeedback-1", "long", "a", 0), row("wildvision-2", "long", "a", 1)]
     rows += [row("RLAIF-V-3", "a", "long", 1), row("mathverse_4", "a", "b", 0)]
     made = result(f"vlrewardbench:{write_parquet(folder / 'test.parquet', rows)}")
-    assert made["headline"] == 0.5 and made["macro"] == 0.5
-    assert made["categories"] == {"general": 0.5, "hallucination": 1, "reasoning": 0}
+    assert made["headline"] == 0.625 and made["macro"] == pytest.approx(2 / 3)
+    assert made["categories"] == {"general": 0.5, "hallucination": 1, "reasoning": 0.5}
 
 
 def test_mmrewardbench_parts_safety_and_reasoning_by_the_id(folder):
@@ -173,7 +174,7 @@ def test_videorewardbench_prefers_the_chosen_answer(folder):
     row = {"prompt": "what?", "video": "grey/10.mp4", "dimension": "safety"}
     rows = [row | {"chosen": "long", "rejected": "a"}, row | {"chosen": "a", "rejected": "b", "dimension": "knowledge"}]
     made = result(f"videorewardbench:{write_jsonl(folder / 'test.jsonl', rows)}")
-    assert made["headline"] == 0.5 and made["categories"] == {"safety": 1, "knowledge": 0}
+    assert made["headline"] == 0.75 and made["categories"] == {"safety": 1, "knowledge": 0.5}
 
 
 def test_rewardbench2_is_the_mean_of_its_subsets(folder):

@@ -12,7 +12,7 @@ from mmgrpo.types import Prompt, Text
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
 from reward_models.evaluation.evaluate import Scores, _correlations, compare, evaluate, plain, score, ties_subset
 from reward_models.evaluation.metrics import correlation, significance
-from reward_models.evaluation.protocols import Benchmark, Protocol
+from reward_models.evaluation.protocols import PROTOCOLS, Benchmark, Protocol
 
 
 def benchmark(*ranks, headline="pairs", **more) -> Benchmark:
@@ -125,3 +125,15 @@ def test_ties_are_those_of_the_subset_whose_outputs_all_have_scores():
     others = [ranked(0, 1, task="ref:7", category="Math"), ranked(0, 1, task="ref:8", category="Ties")]
     scores = [[3.0, 1.0], [5.0, 4.0, 2.0], [0.0, 1.0], [math.nan, 1.0]]
     assert ties_subset([one, two, *others], scores) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_constant_reward_earns_what_a_coin_would(name):
+    """One half where the benchmark's number is a preference accuracy. MJ-Bench prints accuracies with ties, which are
+    wrong answers; with a threshold every pair is a tie, as two of the five are for people; one of the best of two is a
+    coin too."""
+    earned = {"mjbench": 0.0, "genai": 2 / 5, "videogen": 2 / 5}
+    ranks = (FIRST, SECOND, FIRST, TIE, TIE) if PROTOCOLS[name].headline == "thresholded" else (FIRST, SECOND)
+    rows = benchmark(*ranks, category="Math").comparisons
+    made = evaluate(Benchmark(name, PROTOCOLS[name], rows), [[3.0, 3.0]] * len(rows))
+    assert made["headline"] == pytest.approx(earned.get(name, 0.5))
