@@ -151,6 +151,35 @@ def test_the_batchs_std_of_informative_groups_does_not_depend_on_what_is_always_
 
 
 @pytest.mark.parametrize(
+    ("right", "size", "ratio"),
+    [
+        ((3, 13), 16, 0.780625),  # p (1 - p) = 39 / 256: sqrt(39) / 8
+        ((1, 3), 4, 0.866025),  # 3 / 16: sqrt(3) / 2
+        ((1, 2, 3), 4, 0.912871),  # 3 / 16, 1 / 4, 3 / 16: sqrt(5 / 6)
+        ((8, 8), 16, 1.0),  # 1 / 4
+    ],
+)
+def test_the_std_of_all_raw_rewards_makes_advantages_too_small_by_the_spread_of_pass_rates(right, size, ratio):
+    """As many prompts are always as never solved, and half of all rewards are one: their deviation is 1/2, that of the
+    advantages which are trained, by ScaleRL's rule (arXiv:2510.13786), sqrt(mean p (1 - p)). The quotient,
+    2 sqrt(mean p (1 - p)), is .78 for pass rates of 3/16 and 13/16, and one where each is 1/2.
+    """
+    kept = [[1.0] * ones + [0.0] * (size - ones) for ones in right]
+    dropped = [[float(number % 2)] * size for number in range(2 * (len(right) // 2))]
+    groups, alone = batch(*kept, *dropped), batch(*kept)
+    raw = advantage(groups, "group_mean", "batch_std(ddof=0, eps=0)")
+    paper = advantage(groups, "group_mean", "batch_std_informative(ddof=0, eps=0)")
+    spread = math.sqrt(sum(ones * (size - ones) for ones in right) / len(right)) / size
+    first = 1 - right[0] / size
+    assert paper[0].item() == pytest.approx(first / spread, rel=1e-5)
+    assert raw[0].item() == pytest.approx(first / 0.5, rel=1e-5)
+    assert (raw[0] / paper[0]).item() == pytest.approx(ratio, rel=1e-5)
+    assert paper[: size * len(right)].tolist() == near(
+        *advantage(alone, "group_mean", "batch_std_informative(ddof=0, eps=0)").tolist()
+    )
+
+
+@pytest.mark.parametrize(
     ("scale", "rewards", "named"),
     [
         ("beta_pdf", [0.0, 1.5, 0.2, 0.0], "beta_pdf.*1.5"),
