@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
@@ -146,12 +148,15 @@ def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
 
 
 def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:
-    """The policy with the weights of ``args.weights``."""
+    """The policy with the weights of ``args.weights``; a line names them before libraries show their progress."""
     from mmgrpo.runtime.averaging import WeightInterpolation, assign
     from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
     from mmgrpo.runtime.saved_model import check_model
 
     folder = Path(args.run)
+    if os.environ.get("RANK", "0") == "0":
+        whose = f" with the weights '{args.weights}' of {folder}" if args.run and args.weights != UNTRAINED else ""
+        print(f"loading {config.model.path or model_family.name}{whose}", file=sys.stderr, flush=True)
     if not args.run or args.weights == UNTRAINED:
         return model_family.policy(config, device, training=False)
     if args.weights == "model":
