@@ -80,7 +80,7 @@ def demo_of(runs: Path, folder: Path) -> Iterator[str]:
             yield address_of(demo, folder / "demo.log")
         finally:
             demo.terminate()
-            demo.wait(60)
+            demo.wait(600)
 
 
 def address_of(demo: subprocess.Popen[bytes], log: Path) -> str:

@@ -15,7 +15,7 @@ from tests.browser import keyboard
 from tests.browser.conftest import ANSWER, NARROW
 from tests.browser.tabs import STEPS, is_shown, to_tab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", TABS)

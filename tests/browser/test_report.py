@@ -8,7 +8,7 @@ from mmgrpo.report.html import write_report
 from tests.browser.conftest import NARROW
 from tests.browser.runs import KINDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SHOWN = {"pictures": ".samples img", "clips": ".samples img", "texts": ".completions img", "sounds": "audio"}
 """What a report must show, by run."""
 

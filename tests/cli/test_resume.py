@@ -14,7 +14,6 @@ from tests.runtime.trees import tree
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # five runs, three of them in processes of their own
 def test_a_run_that_is_killed_again_and_again_ends_with_the_numbers_of_an_uninterrupted_one(
     visual_run, words_folder, tmp_path
 ):

@@ -271,7 +271,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
-        until(lambda: httpx.get(f"{url}/health", trust_env=False, timeout=200).status_code == 200, 200)
+        until(lambda: httpx.get(f"{url}/health", trust_env=False, timeout=1000).status_code == 200, 1000)
         yield process, url
     finally:
         process.kill()
@@ -281,14 +281,14 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
 def score(url: str, reward: str, text: str) -> httpx.Response:
     outputs = [{"id": "0", "prompt": 0, "text": text}]
     body = {"version": 1, "reward": reward, "prompts": [{"text": "a"}], "outputs": outputs}
-    return httpx.post(f"{url}/score", json=body, trust_env=False, timeout=100)
+    return httpx.post(f"{url}/score", json=body, trust_env=False, timeout=1500)
 
 
 @pytest.mark.slow
 def test_a_reward_that_dies_or_hangs_ends_neither_the_server_nor_the_others(tmp_path):
     """Each in its own process: the one that died is started again, the one that hangs is killed."""
     (tmp_path / "own.py").write_text(OWN)
-    rewards = ["--reward", "own:length(timeout=100)", "--reward", "own:length(timeout=3, log_as='hasty')"]
+    rewards = ["--reward", "own:length(timeout=1000)", "--reward", "own:length(timeout=3, log_as='hasty')"]
     with serving(tmp_path, *rewards) as (process, url):
         assert score(url, "length", "abc").json()["values"] == {"0": 3.0}
         died = score(url, "length", "die")
@@ -300,10 +300,10 @@ def test_a_reward_that_dies_or_hangs_ends_neither_the_server_nor_the_others(tmp_
         from mmgrpo.scoring.served import Client
 
         (tmp_path / "died").unlink()
-        client = Client([url], "length", timeout=200, patience=100, pause=0.01)
+        client = Client([url], "length", timeout=1500, patience=1000, pause=0.01)
         assert client([Prompt("a")], [Text("die")]) == [3.0], "the client asks again"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (0, -signal.SIGTERM)
+        assert process.wait(600) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -53,11 +53,11 @@ def serving(*rewards: Batches, port: int = 0, drain: float = 10.0, **options: An
         yield server
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(250)
         assert not thread.is_alive()
 
 
-def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(happened: Callable[[], bool], seconds: float = 250.0) -> None:
     """Wait for something that happens; its time decides nothing."""
     end = time.monotonic() + seconds
     while not happened():

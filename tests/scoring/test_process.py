@@ -264,7 +264,5 @@ def test_what_a_reward_started_in_a_group_of_its_own_ends_with_it(tmp_path, monk
     grandchild = int(fn(PROMPTS, OUTPUTS)[0])
     assert is_running(grandchild)
     fn.close()
-    ended = time.monotonic() + 20
-    while is_running(grandchild) and time.monotonic() < ended:
-        time.sleep(0.05)
-    assert not is_running(grandchild)
+    while is_running(grandchild):
+        time.sleep(0.05)  # the test's own time-out is its verdict

@@ -306,7 +306,7 @@ def test_the_kernel_ends_a_worker_with_its_run():
             parent, run = os.pipe()
             worker._end_with(parent)
             os.close(run)  # as the end of the run does
-            time.sleep(5)
+            time.sleep(100)
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -23,7 +23,7 @@ from tests.cli.demo.test_runs import write_run
 SECRET = "the secret of another user"
 CLIENTS = 32
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
