@@ -90,7 +90,7 @@ def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
             chosen, waiting = [prompts[number] for number in waiting[: args.batch]], waiting[args.batch :]
             media = [model.encode([prompt]).media[0][0] for prompt in chosen]
             shown = [
-                (one.patches, one.grid, [(prompt.text, f"<answer> {prompt.answer} </answer>")])
+                (one.patches, one.grid, one.seconds, [(prompt.text, f"<answer> {prompt.answer} </answer>")])
                 for one, prompt in zip(media, chosen, strict=True)
             ]
             rate = args.lr * min(1.0, (steps + 1) / 5) * (1 - elapsed / seconds)

@@ -135,23 +135,28 @@ class Batches:
             draw_on: Any = clips.render if video else questions.render
             drawn = draw_on(content, paper)
             source = drawn.frames if video else drawn.pixels[None]
-            shown.append((*self.patches(source), conversation(content, video, turns, self.random)))
+            seconds = 2 / clips.FPS if video else 0.0
+            shown.append((*self.patches(source), seconds, conversation(content, video, turns, self.random)))
         return self.tensors(shown)
 
-    def tensors(self, shown: Sequence[tuple[Any, Any, Sequence[tuple[str, str]]]]) -> tuple[dict[str, Any], Any]:
-        """Inputs of the network and the labels (-100 where there is no loss), from (patches, their grid, pairs)."""
+    def tensors(self, shown: Sequence[tuple[Any, Any, float, Sequence[tuple[str, str]]]]) -> tuple[dict[str, Any], Any]:
+        """Inputs of the network and the labels (-100 where there is no loss), from (patches, their grid, seconds a
+        step of its time, pairs). Positions are the family's, which are not always those of the library."""
         import torch
 
-        from mmgrpo.toy import clips
+        from pipelines.vlm.qwen_vl import grid_positions
 
-        rows, labels, patches, grids = [], [], ([], []), ([], [])
-        for pieces, grid, pairs in shown:
+        speed = self.family.network.config.vision_config.tokens_per_second
+        rows, labels, positions, patches, grids = [], [], [], ([], []), ([], [])
+        for pieces, grid, seconds, pairs in shown:
             video = grid[0] > 1
             patches[video].append(pieces)
             grids[video].append(grid)
             ids, label = self.tokens(pairs, video, math.prod(grid) // 4)
             rows.append(ids)
             labels.append(label)
+            merged = (grid[0], grid[1] // 2, grid[2] // 2)
+            positions.append(grid_positions(ids, self.family.media_tokens, [merged], [seconds * speed]))
         longest = max(map(len, rows))
         pad = self.family.pad_id
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
@@ -159,14 +164,14 @@ class Batches:
         inputs = {
             "input_ids": ids,
             "attention_mask": real,
-            "mm_token_type_ids": (ids == self.ids["<|image_pad|>"]).int()
-            + 2 * (ids == self.ids["<|video_pad|>"]).int(),
+            "position_ids": torch.stack(
+                [torch.nn.functional.pad(one, (0, longest - one.shape[1])) for one in positions], 1
+            ),
         }
         if grids[0]:
             inputs |= {"pixel_values": torch.cat(patches[0]), "image_grid_thw": torch.tensor(grids[0])}
         if grids[1]:
             inputs |= {"pixel_values_videos": torch.cat(patches[1]), "video_grid_thw": torch.tensor(grids[1])}
-            inputs["second_per_grid_ts"] = torch.full((len(grids[1]),), 2 / clips.FPS)
         return inputs, torch.tensor([row + [-100] * (longest - len(row)) for row in labels])
 
     def patches(self, frames: Any) -> tuple[Any, tuple[int, int, int]]:

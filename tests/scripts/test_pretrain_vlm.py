@@ -80,6 +80,28 @@ def test_conversations_are_tokens_of_the_chat_template(tmp_path):
         assert torch.equal(cut, model.encode([prompt]).media[0][0].patches)
 
 
+def test_the_network_learns_at_the_positions_at_which_it_will_answer(tmp_path):
+    """Of pictures and clips, in a batch: those of the family, whatever the library would take."""
+    pytest.importorskip("transformers")
+    create(Args(width=32, layers=1, vision_width=32), tmp_path)
+    model = module("qwen_vl").load(tmp_path)
+    prompts = mixture("train", 8)
+    shown = [
+        (one.patches, one.grid, one.seconds, [(prompt.text, "<answer> red </answer>")])
+        for prompt in prompts
+        for one in model.encode([prompt]).media[0]
+    ]
+    inputs, _ = Batches(model, Args()).tensors(shown)
+    positions = inputs["position_ids"]
+    for row, prompt in enumerate(prompts):
+        wanted = model.encode([prompt]).positions[0]
+        assert torch.equal(positions[:, row, : wanted.shape[1]], wanted)
+    clip = next(row for row, one in enumerate(shown) if one[1][0] > 1)
+    drawn, _ = Batches(model, Args(pictures=0, clips=1)).draw(1)
+    until = 3 + 64  # <|im_start|> user <|vision_start|>, and the clip
+    assert torch.equal(drawn["position_ids"][:, 0, :until], positions[:, clip, :until])
+
+
 def test_the_committed_base_is_small_whole_and_knows_the_words():
     pytest.importorskip("transformers")
     model = module("qwen_vl").load(BASE)
