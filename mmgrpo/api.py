@@ -267,7 +267,7 @@ def make_trainer(
     draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
     with checked_by(reward_scorers):
         inputs = start(accelerator)
-    unread = ignored(inputs.keys, inputs.rows, rewards, recipe.fields, owner, inputs.policy)
+    unread = ignored(inputs.keys, inputs.rows, rewards, {*recipe.fields, *config.eval.groups}, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)
     if loss.needs_reference:
@@ -291,6 +291,7 @@ def make_trainer(
             batch_size=evaluation.batch_size,
             shown=config.samples_shown,
             extra=splits.extra,
+            groups=evaluation.groups,
         ),
         folder=folder,
         seed=config.seed,

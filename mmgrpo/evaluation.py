@@ -48,6 +48,8 @@ class EvalSettings:
     shown: int = 16
     extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     """Further prompts by name, evaluated before and after only, to measure forgetting."""
+    groups: Sequence[str] = ()
+    """Keys of the prompts' ``meta`` by whose values the rewards are reported too."""
 
     def files(self) -> dict[str, Sequence[Prompt]]:
         """All nonempty sets of prompts by name."""
@@ -97,6 +99,20 @@ class Evaluation:
     def intervals(self) -> dict[str, dict[str, Any]]:
         """Mean and 95 % bootstrap interval over prompts, per reward; null for one that scored none."""
         return {name: mean_of_scored(values) for name, values in self.values.items()}
+
+    def of(self, prompts: Sequence[int]) -> Evaluation:
+        """The values of some of the prompts, without error rates."""
+        return Evaluation({name: [values[number] for number in prompts] for name, values in self.values.items()})
+
+
+def members(prompts: Sequence[Prompt]) -> dict[str, dict[str, list[int]]]:
+    """Each key of ``meta`` to its values, texts or numbers, to the numbers of the prompts that have them."""
+    parts: dict[str, dict[str, list[int]]] = {}
+    for number, prompt in enumerate(prompts):
+        for key, value in prompt.meta.items():
+            if isinstance(value, str | int | float):
+                parts.setdefault(key, {}).setdefault(str(value), []).append(number)
+    return parts
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
-from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, title_of
+from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, title_of
 from mmgrpo.report.comparison import sections
 from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
@@ -88,6 +88,8 @@ class Trainer:
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
         self.checkpoints, self.again, self.write_samples, self.groups = checkpoints, again, write_samples, groups
+        divided = members(evaluation.prompts) if evaluation.groups else {}
+        self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
@@ -157,7 +159,7 @@ class Trainer:
             except (Exception, Interrupted) as error:
                 self._rescue(error)
                 raise
-        return sections(self.before, self.after)
+        return sections(self.before, self.after, self.members)
 
     def _train(self) -> None:
         """Rounds until the last step, with checkpoints and evaluations between them."""

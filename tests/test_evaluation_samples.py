@@ -14,7 +14,7 @@ from torch import nn
 
 from mmgrpo import evaluation
 from mmgrpo.config.settings import Eval, Run
-from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate
+from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate, members
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.types import Image, Output, Prompt, Request, Rollout, Text
@@ -168,6 +168,15 @@ def test_without_settings_an_evaluation_is_that_of_a_run_without_settings():
         assert getattr(plain, name) == getattr(section, name), name
     assert plain.shown == Run().samples_shown and plain.files() == {}
     assert EvalSettings(PROMPTS, extra={"a": [], "b": PROMPTS[:1]}).files() == {"heldout": PROMPTS, "b": PROMPTS[:1]}
+
+
+def test_prompts_are_divided_by_the_values_of_a_column():
+    prompts = [
+        Prompt("a", meta={"kind": "x", "level": 1}),
+        Prompt("b", meta={"kind": "y"}),
+        Prompt("c", meta={"kind": "x"}),
+    ]
+    assert members(prompts) == {"kind": {"x": [0, 2], "y": [1]}, "level": {"1": [0]}}
 
 
 @pytest.mark.parametrize(

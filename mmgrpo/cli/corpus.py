@@ -93,13 +93,12 @@ def scores(
     """
     if not texts or not (normal_of(rewards) or any(parse(reward)[0] in SENTENCES for reward in rewards)):
         return {}
-    parts = _parts(prompts)
+    from mmgrpo.evaluation import members
+
+    parts = members(prompts)
     names = list(groups) or [
         name for name, members in parts.items() if 1 < len(members) <= len(prompts) / MIN_CLIPS_PER_GROUP
     ]
-    for name in names:
-        if name not in parts:
-            raise ValueError(f"--groups: no clip has meta.{name}; the keys are {', '.join(parts) or 'none'}")
 
     def subset(clips: Sequence[int]) -> dict[str, Any]:
         subcounts = [counts[i] for i in clips] if counts else []
@@ -146,16 +145,6 @@ def _scores(
             tokenize = parameters.get("tokenize", "13a")
             scores[SENTENCES[name]] = corpus_interval(SENTENCES[name], references, list(texts), tokenize)
     return scores
-
-
-def _parts(prompts: Sequence[Prompt]) -> dict[str, dict[str, list[int]]]:
-    """Keys of meta to their values to the indices of the clips that have them."""
-    parts: dict[str, dict[str, list[int]]] = {}
-    for clip, prompt in enumerate(prompts):
-        for name, value in prompt.meta.items():
-            if isinstance(value, str | int | float):
-                parts.setdefault(name, {}).setdefault(str(value), []).append(clip)
-    return parts
 
 
 def _worst(

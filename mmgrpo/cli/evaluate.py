@@ -72,7 +72,8 @@ class Evaluate(Source):
     blind: bool = True
     """Also evaluate with blank pictures and clips, if prompts have any."""
     groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Keys of the clips' meta by whose values corpus scores are grouped, e.g. voice; if empty, keys with few values."""
+    """Columns of the rows by whose values rewards and corpus scores are reported too, e.g. voice; by default those of
+    eval.groups of the run, and for corpus scores columns with few values."""
     worst: Annotated[int, COUNT_OR_ZERO] = 10
     """Number of worst clips to list."""
     output: Annotated[str, ANY_TEXT] = ""
@@ -94,9 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not (is_given(args) or args.file):
         raise ValueError("there are no prompts; give --file, --prompts, or --run for the held-out prompts of a run")
     refuse_copies(args.samples, config)
+    from mmgrpo.evaluation import members
     from mmgrpo.rewards import scorers
 
     prompts = prompts_of(args, config, model_family)
+    columns = members(prompts)
+    for name in args.groups:
+        if name not in columns:
+            known = ", ".join(columns) or "none"
+            raise ValueError(f"--groups: no prompt has a text or number in '{name}'; columns that have: {known}")
+    groups = args.groups or [name for name in config.eval.groups if name in columns]
     is_translation = getattr(config.model, "task", "") == "translate"
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, is_translation, config.rewards))
     accelerator = start(args)
@@ -114,18 +122,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "samples": args.samples,
         "seed": args.seed,
         **sampling_options(config),
-        **describe(table, texts, prompts, args.success),
+        **describe(table, texts, prompts, args.success, groups),
     }
     if args.blind and (blank := model_family.blank(prompts)):
         blind, guesses = measure(contestant, blank, scoring, accelerator)
-        result["blind"] = {"name": "blind", **describe(blind, guesses, prompts, args.success)}
+        result["blind"] = {"name": "blind", **describe(blind, guesses, prompts, args.success, groups)}
         result["blind"]["difference"] = difference(blind, table)
-    if section := corpus.scores(prompts, texts, counts, specs, args.groups, args.worst):
+    if section := corpus.scores(prompts, texts, counts, specs, groups, args.worst):
         result["corpus"] = section
     if other is not None:
         against, replies = measure(other, prompts, scoring, accelerator)
         result["difference"] = difference(against, table)
-        result["against"] = {"name": args.against, **describe(against, replies, prompts, args.success)}
+        result["against"] = {"name": args.against, **describe(against, replies, prompts, args.success, groups)}
         if section:
             result["corpus"]["difference"] = corpus.compare(corpus.count(prompts, replies, specs), counts)
     result["values"] = [

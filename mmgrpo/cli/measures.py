@@ -16,21 +16,33 @@ Table = Mapping[str, Sequence[Sequence[float]]]
 """Reward name to the values of all samples of each prompt; NaN for samples that could not be scored."""
 
 
-def describe(table: Table, texts: Sequence[Sequence[str]], prompts: Sequence[Prompt], success: float) -> dict[str, Any]:
-    """Means over all prompts and per task, and for rewards in [0, 1] best of k, pass@k and majority@k.
+def describe(
+    table: Table,
+    texts: Sequence[Sequence[str]],
+    prompts: Sequence[Prompt],
+    success: float,
+    groups: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Means over all prompts, per task and per value of the columns ``groups``, and for rewards in [0, 1] best of k,
+    pass@k and majority@k.
 
     A sample passes if its value is at least ``success``.
     """
+    from mmgrpo import evaluation
+
+    columns = evaluation.members(prompts) if groups else {}
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     members = {task: [i for i, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
     unit = {name: rows for name, rows in table.items() if all(0 <= v <= 1 for row in rows for v in scored(row))}
     passed = {name: [[float(v >= success) for v in scored(row)] for row in rows] for name, rows in unit.items()}
+
+    def part(chosen: Sequence[int]) -> dict[str, Any]:
+        return {name: summary([rows[i] for i in chosen]) for name, rows in table.items()}
+
     sections = {
         "rewards": {name: summary(rows) for name, rows in table.items()},
-        "tasks": {
-            task or "(none)": {name: summary([rows[i] for i in members[task]]) for name, rows in table.items()}
-            for task in tasks
-        },
+        "tasks": {task or "(none)": part(members[task]) for task in tasks},
+        "groups": {column: {value: part(chosen) for value, chosen in columns[column].items()} for column in groups},
         "best_of": {name: best(rows) for name, rows in unit.items()},
         "pass_at": {name: best(rows) for name, rows in passed.items()},
     }
@@ -106,10 +118,10 @@ def report(result: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[st
     yield from ("", f"{'reward':24} {'mean (95 %)':>28} {'prompts':>8} {'failed':>7}")
     for name, one in result["rewards"].items():
         yield f"{name:24} {interval(one):>28} {one['n']:8} {one['failed']:7}"
-    if len(result["tasks"]) > 1:
-        names = list(result["rewards"])
-        yield from ("", f"{'task':24} {'prompts':>8} " + " ".join(f"{name:>22}" for name in names))
-        for task, rewards in result["tasks"].items():
+    names, tasks = list(result["rewards"]), {"task": result["tasks"]} if len(result["tasks"]) > 1 else {}
+    for column, values in {**tasks, **result["groups"]}.items():
+        yield from ("", f"{column:24} {'prompts':>8} " + " ".join(f"{name:>22}" for name in names))
+        for task, rewards in values.items():
             count = max(rewards[name]["n"] for name in names)
             cells = [f"{rewards[name]['mean']:.3f}" if rewards[name]["n"] else "–" for name in names]
             yield f"{task:24} {count:8} " + " ".join(f"{cell:>22}" for cell in cells)

@@ -236,7 +236,8 @@ def check_inputs(config: Config) -> None:
             print(
                 f"skipped:   {len(read.skipped):,} prompts, the first: {read.skipped[0].id}: {read.skipped[0].reason}"
             )
-        if text := ignored(read.keys, read.rows, config.rewards, AdvantageRecipe.of(config.algorithm).fields, owner):
+        used = {*AdvantageRecipe.of(config.algorithm).fields, *config.eval.groups}
+        if text := ignored(read.keys, read.rows, config.rewards, used, owner):
             print(text)
     except (ValueError, OSError) as error:
         problems.append(str(error))

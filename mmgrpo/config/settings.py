@@ -177,6 +177,8 @@ class Eval:
     """Number of held-out prompts, and of prompts of each extra file; 0 takes all."""
     extra: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further prompt files, evaluated before and after and reported by name, for example to measure forgetting."""
+    groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Columns of the held-out rows, e.g. a kind of question: rewards are reported by each of their values too."""
     samples: Annotated[int, within("[1, 1e6]")] = 1
     """Samples per prompt; the score of a prompt is their mean."""
     seed: Annotated[int, SEED] = 1234

@@ -18,6 +18,7 @@ from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import Splits, read_splits
 from mmgrpo.data.streaming import in_blocks
 from mmgrpo.data.unread import keys_of
+from mmgrpo.evaluation import members
 from mmgrpo.family import Family
 from mmgrpo.scoring.fitting import refuse_rows
 from mmgrpo.types import Policy, Prompt
@@ -98,6 +99,10 @@ def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] |
     outputs, allowed = (owner.sections.outputs if owner else ""), float(vars(data).get("skip_limit", 0.0))
     named = {"data.train": splits.train, "data.heldout": splits.heldout, **splits.extra}
     notes = refuse_rows({name: prompts for name, prompts in named.items() if prompts}, outputs, allowed)
+    if evaluation.groups and splits.heldout:
+        columns = members(splits.heldout)
+        lacking = ", ".join(f"'{column}'" for column in evaluation.groups if column not in columns)
+        notes = [*notes, f"eval.groups: no held-out row has a text or number in {lacking}"] if lacking else notes
     if notes and os.environ.get("RANK", "0") == "0":  # set by launchers; only the first process prints
         print("\n".join(notes), flush=True)
     return RunPrompts(splits, skipped, keys, sum(sizes))

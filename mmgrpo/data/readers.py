@@ -62,8 +62,8 @@ def ignored(
     owner: Family | None,
     policy: object = None,
 ) -> str:
-    """The keys of rows that neither the family (or the ``policy`` of no family), nor a reward, nor the algorithm (its
-    ``fields``) reads, in words; empty if there are none."""
+    """The keys of rows that neither the family (or the ``policy`` of no family), nor a reward, nor the algorithm or the
+    evaluation (their ``fields``) reads, in words; empty if there are none."""
     if not keys:
         return ""
     read = keys_of_family(owner) if owner else words_of(Path(inspect.getfile(type(policy))))

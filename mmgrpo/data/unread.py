@@ -28,7 +28,9 @@ MADE = frozenset({"reply"})
 """Keys of ``meta`` that the reader of rows adds itself."""
 
 
-HINT = "--data.columns theirs=ours gives a column a name that is read (docs/data.md)"
+HINT = (
+    "--data.columns theirs=ours gives a column a name that is read (docs/data.md), --eval.groups reports rewards by it"
+)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,29 @@ def compare_rates(before: ErrorCounts, after: ErrorCounts) -> dict[str, Any]:
     }
 
 
-def sections(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> dict[str, Any]:
+def sections(
+    before: Mapping[str, Evaluation],
+    after: Mapping[str, Evaluation],
+    groups: Mapping[str, Mapping[str, Sequence[int]]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The sections of summary.json that compare evaluations before and after; arguments are by file of prompts.
 
-    ``eval`` is of the held-out prompts, ``extra`` of the further files by name, and there is a section per error rate,
-    of all files by name; ``rates`` lists the error rates.
+    ``eval`` is of the held-out prompts, ``groups`` of those of each value of some columns (``members``), ``extra`` of
+    the further files by name, and there is a section per error rate, of all files by name; ``rates`` lists the error
+    rates.
     """
     compared = {name: compare(first, after[name]) for name, first in before.items()}
-    summary: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})} | ({"extra": compared} if compared else {})
+    summary: dict[str, Any] = {"eval": compared.pop(HELDOUT, {})}
+    if groups and summary["eval"]:
+        sides = before[HELDOUT], after[HELDOUT]
+        summary["groups"] = {
+            column: {value: compare(*(side.of(numbers) for side in sides)) for value, numbers in values.items()}
+            for column, values in groups.items()
+        }
+    summary |= {"extra": compared} if compared else {}
     for name, first in before.items():
         for rate, counted in first.counts.items():
             if comparison := compare_rates(counted, after[name].counts[rate]):
                 summary.setdefault(rate, {})[name] = comparison
-    rates = [name for name in summary if name not in ("eval", "extra")]
+    rates = [name for name in summary if name not in ("eval", "groups", "extra")]
     return summary | ({"rates": rates} if rates else {})

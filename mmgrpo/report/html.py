@@ -21,7 +21,15 @@ from mmgrpo.report.media import MediaFolder, Medium, contained, picture, picture
 from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import RunFolder, read_run
-from mmgrpo.report.tables import correlation_table, error_rate_table, extra_tables, metric_table, reward_table, verdict
+from mmgrpo.report.tables import (
+    correlation_table,
+    error_rate_table,
+    extra_tables,
+    group_tables,
+    metric_table,
+    reward_table,
+    verdict,
+)
 from mmgrpo.runtime.files import write_bytes
 
 __all__ = ["curve_figure", "page", "read_run", "sample_grid", "write_report"]
@@ -50,7 +58,7 @@ def write_report(folder: str | Path) -> Path:
     run = read_run(folder)
     samples = MediaFolder(folder / "samples") if contained(folder, "samples") else None
     files = prompt_files(samples) if samples else []
-    further = [error_rate_table(run), *extra_tables(run)]
+    further = [error_rate_table(run), *group_tables(run), *extra_tables(run)]
     content = render(
         "report.html",
         {

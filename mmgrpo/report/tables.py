@@ -123,25 +123,40 @@ def error_rate_table(run: RunFolder) -> Table:
     return Table("Corpus-level error rates", columns, rows, [RATES])
 
 
+def group_tables(run: RunFolder) -> list[Table]:
+    """Rewards on the held-out prompts of each value of the columns of ``eval.groups``."""
+    tables = []
+    for column, values in mapping(run.summary.get("groups", {}), "summary.json: groups").items():
+        rows = {}
+        for value, evaluation in mapping(values, f"summary.json: groups: {column}").items():
+            of_value = _side_rows(evaluation, f"summary.json: groups: {column}: {value}")
+            rows |= {f"{reward}, {value}": cells for reward, cells in of_value.items()}
+        tables.append(Table(f"Held-out prompts by {column}", [f"reward, {column}", *SIDES, "prompts"], rows))
+    return tables
+
+
 def extra_tables(run: RunFolder) -> list[Table]:
     """Rewards on every further file of prompts."""
     tables = []
     for name, evaluation in mapping(run.summary.get("extra", {}), "summary.json: extra").items():
-        evaluation = mapping(evaluation, f"summary.json: extra: {name}")
-        before, after, difference = (
-            mapping(evaluation.get(side, {}), f"summary.json: extra: {name}: {side}") for side in SIDES
-        )
-        rows = {
-            reward: [
-                mean_cell(before.get(reward), places := decimals(estimate)),
-                mean_cell(after.get(reward), places),
-                difference_cell(estimate, places=places),
-                _count(estimate),
-            ]
-            for reward, estimate in difference.items()
-        }
+        rows = _side_rows(evaluation, f"summary.json: extra: {name}")
         tables.append(Table(f"Prompts of {name}, before and after", ["reward", *SIDES, "prompts"], rows))
     return tables
+
+
+def _side_rows(evaluation: Any, place: str) -> dict[str, list[Cell]]:
+    """Each reward's means before and after, their difference, and the number of prompts; ``place`` is for errors."""
+    sides = mapping(evaluation, place)
+    before, after, difference = (mapping(sides.get(side, {}), f"{place}: {side}") for side in SIDES)
+    return {
+        reward: [
+            mean_cell(before.get(reward), places := decimals(estimate)),
+            mean_cell(after.get(reward), places),
+            difference_cell(estimate, places=places),
+            _count(estimate),
+        ]
+        for reward, estimate in difference.items()
+    }
 
 
 def metric_table(run: RunFolder) -> Table:

@@ -17,6 +17,10 @@ def closing(summary: Mapping[str, Any]) -> str:
     lines += [f"ALARM: {alarm['message']}" for alarm in summary.get("alarms", ())]
     if summary["eval"]:
         lines += comparison(summary["eval"], "reward", "blind" if blind else "", blind)
+    for column, values in summary.get("groups", {}).items():
+        for reward in summary["eval"]["difference"]:
+            sides = {side: {value: one[side][reward] for value, one in values.items()} for side in summary["eval"]}
+            lines += ["", *comparison(sides, f"{reward} by {column}")]
     for name, section in summary.get("extra", {}).items():
         lines += ["", *comparison(section, f"reward on {name}")]
     rates = {f"{rate} of {name}": one for rate in summary.get("rates", ()) for name, one in summary[rate].items()}

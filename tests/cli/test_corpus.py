@@ -51,8 +51,6 @@ def test_groups_are_those_of_meta_with_few_values_or_those_that_are_named():
     assert found["groups"]["voice"]["x"]["wer"]["mean"] == pytest.approx(2 / 5)
     assert found["groups"]["voice"]["y"]["wer"]["mean"] == pytest.approx(2 / 7)
     assert list(whole(groups=["take"])["groups"]["take"]) == list("123456")
-    with pytest.raises(ValueError, match="--groups.*meta.accent"):
-        whole(groups=["accent"])
 
 
 def test_the_worst_clips_are_those_with_most_wrong_words():

@@ -144,6 +144,7 @@ def test_many_samples_without_temperature_are_refused(tmp_path):
         ([], "--file.*--prompts.*--run"),
         (["--file", "embedded:visual/scenes/heldout.jsonl", "--against", "untrained"], "--run"),
         (["--file", "embedded:visual/scenes/heldout.jsonl", "--rewards", "scene_al"], r"'scene_all'\?"),
+        (["--file", "embedded:visual/scenes/heldout.jsonl", "--groups", "voice"], "--groups.*'voice'"),
     ],
 )
 def test_what_evaluate_needs_is_said(options, message, tmp_path, monkeypatch):

@@ -50,6 +50,16 @@ def test_tasks_are_reported_apart_and_only_rewards_of_0_to_1_have_chances():
     assert ends["best_of"].keys() == {"ends"}
 
 
+def test_rewards_are_reported_by_the_values_of_a_column():
+    prompts = [Prompt("a", meta={"kind": "x"}), Prompt("b", meta={"kind": "y"}), Prompt("c", meta={"kind": "x"})]
+    made = describe({"right": [[1.0, 0.0], [0.5, 1.0], [0.0, 0.0]]}, [], prompts, 0.5, ["kind"])
+    assert {value: one["right"]["mean"] for value, one in made["groups"]["kind"].items()} == {"x": 0.25, "y": 0.75}
+    lines = list(report({"prompts": 3, "samples": 1, **made}, {}))
+    assert [line.split() for line in lines if line][-3:] == [
+        ["kind", "prompts", "right"], ["x", "2", "0.250"], ["y", "1", "0.750"]
+    ]  # fmt: skip
+
+
 def test_a_difference_is_of_the_prompts_that_both_sides_scored():
     made = difference({"right": [[0.0, 1.0], [NAN], [0.0]]}, {"right": [[1.0, 1.0], [1.0], [0.25]]})
     assert (made["right"]["mean"], made["right"]["n"]) == (pytest.approx(0.375), 2)

@@ -47,3 +47,13 @@ def test_a_run_without_further_files_and_rates_has_neither_section():
     one = Evaluation({"r": [1.0]})
     assert sections({"heldout": one}, {"heldout": one}).keys() == {"eval"}
     assert sections({"more": one}, {"more": one}).keys() == {"eval", "extra"}
+    assert sections({"more": one}, {"more": one}, {"kind": {"a": [0]}}).keys() == {"eval", "extra"}
+
+
+def test_each_value_of_a_column_has_the_mean_of_its_own_prompts():
+    before, after = Evaluation({"r": [0.0, 1.0, 0.5]}), Evaluation({"r": [1.0, 1.0, 0.0]})
+    found = sections({"heldout": before}, {"heldout": after}, {"kind": {"a": [0, 1], "b": [2]}})["groups"]["kind"]
+    means = {
+        value: [one[side]["r"]["mean"] for side in ("before", "after", "difference")] for value, one in found.items()
+    }
+    assert means == {"a": [0.5, 1.0, 0.5], "b": [0.5, 0.0, -0.5]}

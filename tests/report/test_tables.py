@@ -11,7 +11,7 @@ from mmgrpo.report.figures import Cell
 from mmgrpo.report.html import facts
 from mmgrpo.report.run_folder import read_measured, read_run
 from mmgrpo.report.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
-from mmgrpo.report.tables import Table, correlation_table, extra_tables, metric_table, reward_table
+from mmgrpo.report.tables import Table, correlation_table, extra_tables, group_tables, metric_table, reward_table
 
 
 def estimate(mean, n):
@@ -60,6 +60,13 @@ def test_further_files_have_the_columns_of_the_held_out_prompts(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"extra": {"further": sides}}))
     (table,) = extra_tables(read_run(tmp_path))
     assert texts(table) == {"r": ["0.500", "0.500", "+0.500", "7"]}
+
+
+def test_a_column_has_a_row_for_each_of_its_values(tmp_path):
+    sides = {side: {"r": estimate(0.5, 7)} for side in ("before", "after", "difference")}
+    (tmp_path / "summary.json").write_text(json.dumps({"groups": {"kind": {"count": sides, "colour": sides}}}))
+    (table,) = group_tables(read_run(tmp_path))
+    assert texts(table) == {f"r, {kind}": ["0.500", "0.500", "+0.500", "7"] for kind in ("count", "colour")}
 
 
 def test_metrics_are_averaged_over_the_first_and_the_last_tenth(tmp_path):

@@ -39,6 +39,7 @@ def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
         "nonfinite_steps": 0,
         "eval": SIDES,
         "blind": {"exact": one(0.125)},
+        "groups": {"kind": {"count": SIDES}},
         "extra": {"further": SIDES},
         "rates": ["wer"],
         "wer": {"heldout": {**rate, "relative": -0.5}, "further": {**rate, "relative": None}},
@@ -46,6 +47,13 @@ def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
     lines = closing(summary).splitlines()
     assert lines[:2] == ["3 optimizer steps in 12 s of training", "2 steps had no decision to train and were skipped"]
     assert lines[2:5] == [*comparison(SIDES, "reward", "blind", {"exact": "   0.125"})]
+    by_kind = [
+        line
+        for name in SIDES["difference"]
+        for line in ("", *comparison({side: {"count": SIDES[side][name]} for side in SIDES}, f"{name} by kind"))
+    ]
+    assert lines[5 : 5 + len(by_kind)] == by_kind
+    del lines[5 : 5 + len(by_kind)]
     assert lines[5:9] == ["", *comparison(SIDES, "reward on further")]
     sides = {side: {f"wer of {name}": rate[side] for name in ("heldout", "further")} for side in rate}
     assert lines[9:] == ["", *comparison(sides, "error rate (of all)", "relative", {"wer of heldout": "  -50.0%"})]
