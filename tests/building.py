@@ -91,6 +91,7 @@ def trainer(
     advantages: AdvantageRecipe | None = None,
     loss: LossRecipe | None = None,
     heldout: Sequence[Prompt] = (),
+    columns: Sequence[str] = (),
     extra: Mapping[str, Sequence[Prompt]] | None = None,
     rates: Sequence[ErrorRate] = (),
     prompts_per_step: int = 2,
@@ -115,7 +116,9 @@ def trainer(
         rounds=RoundSettings(prompts_per_step, group_size, redraws),
         steps=steps,
         optim=Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim}),
-        evaluation=EvalSettings(prompts=heldout, every=every, batch_size=256, samples=4, extra=extra or {}),
+        evaluation=EvalSettings(
+            prompts=heldout, every=every, batch_size=256, samples=4, extra=extra or {}, groups=columns
+        ),
         folder=folder,
         seed=seed,
         accelerator=accelerator,

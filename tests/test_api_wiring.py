@@ -33,7 +33,7 @@ def config(folder, **changes):
     return replace(config_class(PLAIN)(), output_dir=str(folder), **{**SETTINGS, **changes})
 
 
-def test_every_setting_reaches_the_trainer(tmp_path):
+def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     settings = config(
         tmp_path,
         algorithm=Algorithm(
@@ -57,7 +57,10 @@ def test_every_setting_reaches_the_trainer(tmp_path):
     policy, prompts = toy_policy(), toy_prompts(4)
     splits = Splits(prompts[:2], prompts[2:3], {"more": prompts[3:]})
     accelerator = Accelerator(cpu=True)
-    made = api.make_trainer(settings, None, lambda _: RunInputs(policy, splits), [first_number], accelerator)
+    inputs = RunInputs(policy, splits, keys={"level": 4, "voice": 4}, rows=4)
+    made = api.make_trainer(settings, None, lambda _: inputs, [first_number], accelerator)
+    out = capsys.readouterr().out
+    assert "'voice'" in out and "'level'" not in out, "a column that divides the evaluation is read"
     folder = tmp_path / "mine"
     assert (made.policy, made.prompts, made.steps, made.seed) == (policy, prompts[:2], 7, 3)
     assert (made.folder, made.again, made.optim) == (folder, "resume=True", settings.optim)

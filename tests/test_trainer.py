@@ -2,6 +2,7 @@ import copy
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -398,6 +399,14 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
         expected["extra"]["further"]["difference"]["reward"]["n"] == expected["miss"]["further"]["difference"]["n"] == 3
     )
     assert [told(line) for line in lines_of(broken)] == [told(line) for line in lines_of(whole)]
+
+
+def test_rewards_are_reported_by_the_values_of_a_column(tmp_path):
+    heldout = [replace(prompt, meta={"kind": "ab"[number % 2]}) for number, prompt in enumerate(toy_prompts(3))]
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), heldout=heldout, columns=["kind", "voice"], steps=1)
+    groups = made.fit()["groups"]
+    assert groups.keys() == {"kind"}
+    assert {kind: one["after"]["reward"]["n"] for kind, one in groups["kind"].items()} == {"a": 2, "b": 1}
 
 
 def test_a_resumed_run_whose_first_evaluation_is_gone_is_refused(tmp_path):

@@ -33,6 +33,14 @@ def test_rows_from_python_replace_the_file_of_their_name_only(tmp_path):
     assert texts(tmp_path, {"prompts": ["a"]}, skip=True) == (["a"], [])
 
 
+def test_a_column_that_no_held_out_row_has_is_named(tmp_path, capsys):
+    rows = {"heldout": [{"text": "b", "kind": "x"}, {"text": "c"}]}
+    texts(tmp_path, rows, groups=["kind"])
+    assert "eval.groups" not in capsys.readouterr().out
+    texts(tmp_path, rows, groups=["kind", "voice"])
+    assert "eval.groups: no held-out row has a text or number in 'voice'" in capsys.readouterr().out
+
+
 @dataclass(frozen=True)
 class Choosy(VisualFamily):
     """It cannot read what is marked with !, and its model does not accept what is marked with ?."""
