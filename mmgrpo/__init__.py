@@ -1,4 +1,4 @@
-"""Group-relative reinforcement learning for models that see, draw, film, hear and speak."""
+"""Group-relative reinforcement learning for image, video, vision-language and speech models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmgrpo.api import Result, train
+    from mmgrpo.config.registry import block
     from mmgrpo.rewards import from_trl
 
-__all__ = ["Result", "from_trl", "train"]
+__all__ = ["Result", "block", "from_trl", "train"]
 
-_PUBLIC = {"train": "mmgrpo.api", "Result": "mmgrpo.api", "from_trl": "mmgrpo.rewards"}
+_PUBLIC = {
+    "train": "mmgrpo.api",
+    "Result": "mmgrpo.api",
+    "block": "mmgrpo.config.registry",
+    "from_trl": "mmgrpo.rewards",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mmgrpo.config import plugins
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.config.settings import Config, Sections
 
 if TYPE_CHECKING:

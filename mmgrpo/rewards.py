@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.config import plugins
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import made_of
-from mmgrpo.config.registry import nearest, parse
+from mmgrpo.config.registry import parse
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.cache import cached
 from mmgrpo.scoring.decisions import reads_rollout

@@ -26,7 +26,7 @@ from torch import Tensor
 from mmgrpo.advantages.comparison import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.config.registry import Block, bind
+from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.randomness import derive
@@ -35,16 +35,16 @@ from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mea
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
 
+SAMPLERS: dict[str, Block] = {}
+"""Functions that return the maximal number of redraws per round."""
 
+
+@block(SAMPLERS)
 def dynamic_sampling(rounds: int = 10) -> int:
     """Groups without spread are replaced by fresh prompts, at most ``rounds`` times (DAPO, arXiv:2503.14476)."""
     if not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"dynamic_sampling: got rounds {rounds}, expected a whole number of at least 1")
     return rounds
-
-
-SAMPLERS = {"dynamic_sampling": Block(dynamic_sampling)}
-"""Functions that return the maximal number of redraws per round."""
 
 
 def redraws(samplers: Sequence[str]) -> int:

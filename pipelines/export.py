@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
-from mmgrpo.config.registry import nearest
 from mmgrpo.family import Family
 from mmgrpo.runtime.files import new_folder, share, write_tensors, write_text
 from pipelines.factory import device_of

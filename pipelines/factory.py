@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
-from mmgrpo.config.registry import nearest
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family, Settings
 

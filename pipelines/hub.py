@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.data import prompts
 from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, registered
 from mmgrpo.data.media import IN_MEMORY

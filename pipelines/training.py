@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.types import Reference
 from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters
 from pipelines.options import ModelOptions

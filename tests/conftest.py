@@ -16,7 +16,7 @@ torch.set_num_threads(int(os.environ.get("MMGRPO_TEST_THREADS", "1")))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With checks of shapes the package is compiled in another way, which `runpy` would leave to all other processes."""
+    """With shape checks the package is compiled differently, which `runpy` would leave to all other processes."""
     if config.getoption("jaxtyping_packages"):
         sys.dont_write_bytecode = True
 

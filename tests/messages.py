@@ -20,8 +20,8 @@ PAGE = Path(__file__).with_suffix(".md")
 
 HEAD = """# Errors as users read them
 
-Provoked by `tests/messages.py`; `python -m tests.messages` writes this page after a sentence was changed, to be reviewed as
-prose."""
+Provoked by `tests/messages.py`; `python -m tests.messages` writes this page after a sentence was changed, to be
+reviewed as prose."""
 
 COMMANDS = {
     "Settings": [

@@ -14,24 +14,30 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+BASELINES: dict[str, Block] = {}
 
 
+@block(BASELINES)
 def none(values: Values) -> Values:
     """Zero (REINFORCE)."""
     return torch.zeros_like(values)
 
 
-def constant(values: Values, value: Annotated[float, ANY_NUMBER]) -> Values:
+@block(BASELINES)
+def constant(values: Values, *, value: Annotated[float, ANY_NUMBER]) -> Values:
     """A constant; 0.5 turns rewards of 0 and 1 into -0.5 and 0.5."""
     return torch.full_like(values, value)
 
 
+@block(BASELINES, level="group")
 def group_mean(values: Values, key: Key, stat: Rows) -> Values:
     """Mean of the group (GRPO, arXiv:2402.03300, section 4.1.2). A group of one has advantage 0."""
     return groups.group_mean(values, key, stat)
 
 
+@block(BASELINES, level="group")
 def leave_one_out(values: Values, key: Key, stat: Rows) -> Values:
     """Mean of the other members (RLOO, arXiv:2402.14740): r - b = G/(G-1) * (r - mean).
 
@@ -40,29 +46,34 @@ def leave_one_out(values: Values, key: Key, stat: Rows) -> Values:
     return groups.others_mean(values, key, stat)
 
 
+@block(BASELINES, level="group")
 def length_weighted(values: Values, key: Key, stat: Rows, length: Key) -> Values:
     """sum_j T_j r_j / sum_j T_j (OPO, arXiv:2505.23585), T_j the number of the row's decisions."""
     weight = length.to(values.dtype)
     return groups.group_sum(weight * values, key, stat) / groups.group_sum(weight, key, stat).clamp(min=1)
 
 
+@block(BASELINES, level="group")
 def batch_mean(values: Values, stat: Rows) -> Values:
     """Mean of the whole batch."""
     return groups.group_mean(values, torch.zeros_like(stat, dtype=torch.long), stat)
 
 
+@block(BASELINES)
 def static_reference(reference_value: Values) -> Values:
     """The prompt's ``reference_value``: the mean reward of a frozen policy's samples, a column of the data set (PVPO,
     arXiv:2508.21104)."""
     return reference_value
 
 
+@block(BASELINES)
 def greedy(greedy_value: Values) -> Values:
     """The weighted reward of the prompt's greedy decode, noise-free ODE sample or most likely choice (ReMax,
     arXiv:2310.10505), which every round samples in addition to the groups."""
     return greedy_value
 
 
+@block(BASELINES, level="group")
 def runner_up(values: Values, key: Key, stat: Rows) -> Values:
     """min(r_i, max of the others): the best member has advantage r_(1) - r_(2), all others 0, and so have ties.
 
@@ -72,6 +83,7 @@ def runner_up(values: Values, key: Key, stat: Rows) -> Values:
     return torch.where(torch.isfinite(rest), torch.minimum(values, rest), values)
 
 
+@block(BASELINES, level="group")
 def virtual_max(values: Values, key: Key, stat: Rows, maximum: Annotated[float, ANY_NUMBER] = 1.0) -> Values:
     """Mean of the group and one virtual member with the largest possible reward (NGRPO, arXiv:2509.18851).
 
@@ -90,19 +102,3 @@ def with_virtual(
         torch.cat([index, torch.arange(count, device=index.device)]),
         torch.cat([stat, stat.new_ones(count)]),
     )
-
-
-GROUP = ("values", "key", "stat")
-
-BASELINES = {
-    "none": Block(none, ("values",)),
-    "constant": Block(constant, ("values",)),
-    "group_mean": Block(group_mean, GROUP, "group"),
-    "leave_one_out": Block(leave_one_out, GROUP, "group"),
-    "length_weighted": Block(length_weighted, (*GROUP, "length"), "group"),
-    "batch_mean": Block(batch_mean, ("values", "stat"), "group"),
-    "static_reference": Block(static_reference, ("reference_value",)),
-    "greedy": Block(greedy, ("greedy_value",)),
-    "runner_up": Block(runner_up, GROUP, "group"),
-    "virtual_max": Block(virtual_max, GROUP, "group"),
-}

@@ -24,7 +24,10 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.pareto import fronts
 from mmgrpo.config.ranges import DDOF
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+COMBINE: dict[str, Block] = {}
+
 
 Normalise: TypeAlias = Callable[[Values], Values]
 Streams: TypeAlias = Float[Tensor, "B R"]
@@ -33,6 +36,7 @@ Names: TypeAlias = Sequence[str]
 """Names of the R rewards; those of a preview are ``reward@preview``."""
 
 
+@block(COMBINE, level="group")
 def weighted_sum(normalise: Normalise, values: Streams, weights: PerReward) -> Values:
     """normalise(sum_k w_k r_k): rewards are summed, over those that do not abstain, then compared."""
     return normalise(weighted(values, weights))
@@ -44,11 +48,13 @@ def weighted(values: Streams, weights: PerReward) -> Values:
     return torch.where(scored, values.nan_to_num(0.0) @ weights, torch.nan)
 
 
+@block(COMBINE, level="group")
 def per_reward(normalise: Normalise, values: Streams, weights: PerReward) -> Values:
     """sum_k w_k normalise(r_k): no reward dominates by its units (DanceGRPO, arXiv:2505.07818)."""
     return sum((w * normalise(values[:, k]) for k, w in enumerate(weights)), torch.zeros_like(values[:, 0]))
 
 
+@block(COMBINE, level="group")
 def gdpo(
     normalise: Normalise,
     values: Streams,
@@ -67,6 +73,7 @@ def gdpo(
     return torch.where(std > 0, (summed - groups.group_mean(summed, batch, stat)) / (std + eps), 0.0)
 
 
+@block(COMBINE, level="group")
 def mean(
     normalise: Normalise, values: Streams, weights: PerReward, names: Names, members: Sequence[str] = ()
 ) -> Values:
@@ -75,6 +82,7 @@ def mean(
     return normalise(_over_members(ensemble, ensemble.nanmean(1), rest))
 
 
+@block(COMBINE, level="group")
 def minimum(
     normalise: Normalise, values: Streams, weights: PerReward, names: Names, members: Sequence[str] = ()
 ) -> Values:
@@ -86,6 +94,7 @@ def minimum(
     return normalise(_over_members(ensemble, ensemble.nan_to_num(torch.inf, torch.inf, -torch.inf).amin(1), rest))
 
 
+@block(COMBINE, level="group")
 def mean_minus_variance(
     normalise: Normalise,
     values: Streams,
@@ -104,6 +113,7 @@ def mean_minus_variance(
     return normalise(_over_members(ensemble, ensemble.nanmean(1) - coef * _variance(ensemble, ddof), rest))
 
 
+@block(COMBINE, level="group")
 def mean_minus_std(
     normalise: Normalise,
     values: Streams,
@@ -118,6 +128,7 @@ def mean_minus_std(
     return normalise(_over_members(ensemble, ensemble.nanmean(1) - coef * _variance(ensemble, ddof).sqrt(), rest))
 
 
+@block(COMBINE, level="group")
 def worst_stream(
     normalise: Normalise, values: Streams, weights: PerReward, stat: Rows, names: Names, members: Sequence[str] = ()
 ) -> Values:
@@ -132,6 +143,7 @@ def worst_stream(
     return normalise(ensemble[:, int(means.argmin())] + rest)
 
 
+@block(COMBINE, level="group")
 def pareto_rank(normalise: Normalise, values: Streams, weights: PerReward, key: Key, stat: Rows) -> Values:
     """1 - front / last front within the group, in place of the rewards (successive fronts of Parrot's order,
     arXiv:2401.05675); 1 where all rows are on one front. It depends on the order of each reward alone.
@@ -165,20 +177,6 @@ def _variance(ensemble: Float[Tensor, "B M"], ddof: int) -> Values:
     squares = (ensemble - ensemble.nanmean(1, keepdim=True)).square().nansum(1)
     return squares / ((~ensemble.isnan()).sum(1) - ddof).clamp(min=1)
 
-
-ALL = ("normalise", "values", "weights")
-
-COMBINE = {
-    "weighted_sum": Block(weighted_sum, ALL, "group"),
-    "per_reward": Block(per_reward, ALL, "group"),
-    "gdpo": Block(gdpo, (*ALL, "stat"), "group"),
-    "mean": Block(mean, (*ALL, "names"), "group"),
-    "minimum": Block(minimum, (*ALL, "names"), "group"),
-    "mean_minus_variance": Block(mean_minus_variance, (*ALL, "names"), "group"),
-    "mean_minus_std": Block(mean_minus_std, (*ALL, "names"), "group"),
-    "worst_stream": Block(worst_stream, (*ALL, "stat", "names"), "group"),
-    "pareto_rank": Block(pareto_rank, (*ALL, "key", "stat"), "group"),
-}
 
 SEPARATE = frozenset({"per_reward", "gdpo"})
 """Blocks that compare each reward by itself; the reward of a sample is then the weighted sum."""

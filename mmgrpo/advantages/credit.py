@@ -15,7 +15,10 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import DDOF, POSITIVE_FRACTION, within
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+CREDITS: dict[str, Block] = {}
+
 
 AT_LEAST_ONE = within("[1, inf)")
 Matrix: TypeAlias = Float[Tensor, "B T"]
@@ -39,6 +42,7 @@ def any_shared(node: Node, decision_mask: Mask) -> bool:
     return bool((numbers[1:] == numbers[:-1]).any())
 
 
+@block(CREDITS, level="group")
 def broadcast(advantages: Values, keep: Rows, node: Node, decision_mask: Mask) -> Matrix:
     """Every decision has its row's advantage; a shared one has the mean over the rows of ``keep`` that share it."""
     return mean_over_sharing_rows(advantages[:, None].expand(node.shape), keep, node, decision_mask)
@@ -60,6 +64,7 @@ def tails(log_probs: Matrix, decision_mask: Mask) -> Matrix:
     return own.flip(1).cumsum(1).flip(1) - own
 
 
+@block(CREDITS, level="group")
 def tree_depth(
     advantages: Values,
     key: Key,
@@ -89,6 +94,7 @@ def tree_depth(
     return credit
 
 
+@block(CREDITS, level="group")
 def tree_softmax(
     advantages: Values,
     stat: Rows,
@@ -115,6 +121,7 @@ def tree_softmax(
     return credit
 
 
+@block(CREDITS, level="group")
 def tree_siblings(
     advantages: Values, key: Key, stat: Rows, node: Node, decision_mask: Mask, eps: float = 1e-6
 ) -> Matrix:
@@ -140,6 +147,7 @@ def tree_siblings(
     return credit
 
 
+@block(CREDITS, level="group")
 def top_entropy(
     advantages: Values,
     keep: Rows,
@@ -159,6 +167,7 @@ def top_entropy(
     return torch.where(entropy >= threshold, broadcast(advantages, keep, node, decision_mask), 0.0)
 
 
+@block(CREDITS, level="group")
 def divergence_weight(
     advantages: Values,
     key: Key,
@@ -183,17 +192,6 @@ def divergence_weight(
     return weight * broadcast(advantages, keep, node, decision_mask)
 
 
-TREE = ("node", "decision_mask")
-
 TREES_ONLY = frozenset({"tree_depth", "tree_softmax", "tree_siblings", "parent_top1"})
 """Credits and selectors for samples that share decisions. On others they would compare whatever stands at one position:
 tokens by their number in the text, for example."""
-
-CREDITS = {
-    "broadcast": Block(broadcast, ("advantages", "keep", *TREE), "group"),
-    "tree_depth": Block(tree_depth, ("advantages", "key", "stat", *TREE, "log_probs"), "group"),
-    "tree_softmax": Block(tree_softmax, ("advantages", "stat", *TREE, "log_probs"), "group"),
-    "tree_siblings": Block(tree_siblings, ("advantages", "key", "stat", *TREE), "group"),
-    "top_entropy": Block(top_entropy, ("advantages", "keep", *TREE, "entropy"), "group"),
-    "divergence_weight": Block(divergence_weight, ("advantages", "key", "stat", "keep", *TREE, "divergence"), "group"),
-}

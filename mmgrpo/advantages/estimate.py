@@ -27,8 +27,9 @@ from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import WEIGHTINGS
+from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER, check_parameter
-from mmgrpo.config.registry import Bound, bind, nearest, parse
+from mmgrpo.config.registry import Bound, bind, parse
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 STANDARD_INPUTS = frozenset(

@@ -14,14 +14,18 @@ from mmgrpo.advantages.combine import Names, PerReward, Streams, member_variance
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.parts import parts
 from mmgrpo.config.ranges import DDOF, one_of
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+KL_WEIGHTS: dict[str, Block] = {}
 
 
+@block(KL_WEIGHTS)
 def none(values: Values) -> Values:
     """1 for all."""
     return torch.ones_like(values)
 
 
+@block(KL_WEIGHTS)
 def ensemble_variance(
     streams: Streams,
     weights: PerReward,
@@ -39,6 +43,7 @@ def ensemble_variance(
     return member_variance(streams, weights, names, members, ddof)
 
 
+@block(KL_WEIGHTS, level="group")
 def high_part(values: Values, key: Key, stat: Rows, of: Annotated[str, one_of("prompts", "rows")] = "rows") -> Values:
     """1 in the part of the batch with the larger rewards and 0 in the other: eta p(g_high | x, y) KL (group-invariant
     learning, arXiv:2310.11971, section 4.4), so that hard samples may explore. 1 for all where rewards are equal.
@@ -47,10 +52,3 @@ def high_part(values: Values, key: Key, stat: Rows, of: Annotated[str, one_of("p
     """
     found = parts(values, key, stat, of)
     return torch.ones_like(values) if found is None else found.high.to(values.dtype)
-
-
-KL_WEIGHTS = {
-    "none": Block(none, ("values",)),
-    "ensemble_variance": Block(ensemble_variance, ("streams", "weights", "names")),
-    "high_part": Block(high_part, ("values", "key", "stat"), "group"),
-}

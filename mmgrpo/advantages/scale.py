@@ -15,14 +15,18 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, DDOF, UPPER_BOUND
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+SCALES: dict[str, Block] = {}
 
 
+@block(SCALES)
 def none(centred: Values) -> Values:
     """No division (Dr. GRPO, arXiv:2503.20783)."""
     return centred
 
 
+@block(SCALES, level="group")
 def group_std(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4
 ) -> Values:
@@ -30,6 +34,7 @@ def group_std(
     return _over(centred, groups.group_std(values, key, stat, ddof), eps)
 
 
+@block(SCALES, level="group")
 def group_std_floor(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 0, floor: float = 1e-6
 ) -> Values:
@@ -38,6 +43,7 @@ def group_std_floor(
     return torch.where(std > 0, centred / std.clamp(min=floor), 0.0)
 
 
+@block(SCALES, level="group")
 def virtual_max_std(
     centred: Values,
     values: Values,
@@ -52,6 +58,7 @@ def virtual_max_std(
     return _over(centred, std, eps)
 
 
+@block(SCALES, level="group")
 def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (std of the other members + eps), and centred itself where the others are equal (as in NeMo-RL).
 
@@ -61,16 +68,19 @@ def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Rows, eps
     return torch.where(std > 0, centred / (std + eps), centred)
 
 
+@block(SCALES, level="group")
 def batch_std(centred: Values, values: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all rewards of the batch + eps) (Lite PPO, arXiv:2508.08221; Flow-GRPO, ddof 0)."""
     return _over(centred, groups.group_std(values, _one(stat), stat, ddof), eps)
 
 
+@block(SCALES, level="group")
 def batch_std_centred(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all centred values of the batch + eps), without the spread between groups."""
     return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
 
 
+@block(SCALES, level="group")
 def batch_std_informative(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4
 ) -> Values:
@@ -85,6 +95,7 @@ def batch_std_informative(
     return _over(centred, groups.group_std(centred, _one(stat), informative, ddof), eps)
 
 
+@block(SCALES, level="group")
 def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) -> Values:
     """(centred - m) / sqrt(v + eps), m and v (n - 1) over all decisions of the batch (REINFORCE++,
     arXiv:2501.03262): each row is weighted by its number of decisions.
@@ -96,6 +107,7 @@ def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) ->
     return torch.where(variance > 0, (centred - mean) / (variance + eps).sqrt(), 0.0)
 
 
+@block(SCALES, level="group")
 def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183).
 
@@ -106,12 +118,14 @@ def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float 
     return _over(centred, mean * (1 - mean), eps)
 
 
+@block(SCALES, level="group")
 def mean(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (mean + eps), for rewards that are not negative (half of MAPO, arXiv:2509.18849), else ValueError."""
     refuse_outside(values, stat, 0.0, torch.inf, "algorithm.scale: mean (of which mapo makes use)")
     return _over(centred, groups.group_mean(values, key, stat), eps)
 
 
+@block(SCALES, level="group")
 def mapo(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-6
 ) -> Values:
@@ -124,6 +138,7 @@ def mapo(
     return mixture * by_std + (1 - mixture) * mean(centred, values, key, stat, eps)
 
 
+@block(SCALES, level="group")
 def beta_pdf(
     centred: Values,
     values: Values,
@@ -154,6 +169,7 @@ def beta_pdf(
     return torch.where(groups.group_spread(values, key, stat), scaled, 0.0)
 
 
+@block(SCALES, level="group")
 def valid_fraction(centred: Values, values: Values, key: Key, stat: Rows) -> Values:
     """centred * (rows in the statistics / rows of groups with spread) (GPG, arXiv:2504.02546).
 
@@ -180,23 +196,3 @@ def _over(centred: Values, divisor: Values, eps: float) -> Values:
 
 def _one(stat: Rows) -> Key:
     return torch.zeros_like(stat, dtype=torch.long)
-
-
-GROUP = ("centred", "values", "key", "stat")
-
-SCALES = {
-    "none": Block(none, ("centred",)),
-    "group_std": Block(group_std, GROUP, "group"),
-    "group_std_floor": Block(group_std_floor, GROUP, "group"),
-    "virtual_max_std": Block(virtual_max_std, GROUP, "group"),
-    "leave_one_out_std": Block(leave_one_out_std, GROUP, "group"),
-    "batch_std": Block(batch_std, ("centred", "values", "stat"), "group"),
-    "batch_std_centred": Block(batch_std_centred, ("centred", "stat"), "group"),
-    "batch_std_informative": Block(batch_std_informative, GROUP, "group"),
-    "token_whiten": Block(token_whiten, ("centred", "stat", "length"), "group"),
-    "bernoulli": Block(bernoulli, GROUP, "group"),
-    "mean": Block(mean, GROUP, "group"),
-    "mapo": Block(mapo, GROUP, "group"),
-    "beta_pdf": Block(beta_pdf, GROUP, "group"),
-    "valid_fraction": Block(valid_fraction, GROUP, "group"),
-}

@@ -20,14 +20,19 @@ from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.pareto import fronts as fronts_of
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+BEFORE: dict[str, Block] = {}
+AFTER: dict[str, Block] = {}
 
 
+@block(BEFORE, level="group")
 def gfpo(
     values: Values,
     key: Key,
     keep: Rows,
     length: Key,
+    *,
     count: Annotated[int, COUNT],
     metric: Annotated[str, one_of("length", "efficiency", "reward")] = "length",
 ) -> Rows:
@@ -43,7 +48,8 @@ def gfpo(
     return groups.group_rank(-metrics[metric], key, keep) < count
 
 
-def max_variance(values: Values, key: Key, keep: Rows, count: Annotated[int, COUNT]) -> Rows:
+@block(BEFORE, level="group")
+def max_variance(values: Values, key: Key, keep: Rows, *, count: Annotated[int, COUNT]) -> Rows:
     """The ``count`` rows of each group with the largest variance of rewards (Pro-GRPO, CVPR 2026).
 
     The best subset always consists of some of the smallest and some of the largest rewards, which leaves count + 1
@@ -59,6 +65,7 @@ def max_variance(values: Values, key: Key, keep: Rows, count: Annotated[int, COU
     return selected
 
 
+@block(AFTER, level="group")
 def drop_zero_spread(values: Values, key: Key, stat: Rows, least: float = 0.0) -> Rows:
     """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others have no gradient.
 
@@ -67,11 +74,13 @@ def drop_zero_spread(values: Values, key: Key, stat: Rows, least: float = 0.0) -
     return groups.group_max(values, key, stat) + groups.group_max(-values, key, stat) > least
 
 
+@block(AFTER)
 def drop_truncated(truncated: Shaped[Tensor, "B"]) -> Rows:
     """Rows that ended before the length limit (DAPO's overlong filtering, arXiv:2503.14476): ``truncated`` is 0."""
     return truncated == 0
 
 
+@block(AFTER, level="group")
 def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: int = 4) -> Rows:
     """The rows of highest and of lowest advantage in each group (DanceGRPO, arXiv:2505.07818).
 
@@ -80,6 +89,7 @@ def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: i
     return (groups.group_rank(advantages, key, keep) < worst) | (groups.group_rank(-advantages, key, keep) < best)
 
 
+@block(AFTER, level="group")
 def pareto_front(
     streams: Float[Tensor, "B R"],
     weights: Float[Tensor, "R"],
@@ -101,8 +111,9 @@ def pareto_front(
     return fronts_of(streams[:, used] * signs[used], key, keep) < fronts
 
 
+@block(AFTER, level="group")
 def balanced(
-    values: Values, key: Key, keep: Rows, count: Annotated[int, COUNT], threshold: Annotated[float, ANY_NUMBER] = 0.5
+    values: Values, key: Key, keep: Rows, *, count: Annotated[int, COUNT], threshold: Annotated[float, ANY_NUMBER] = 0.5
 ) -> Rows:
     """``count`` rows per group, half of them with rewards above the threshold (Reinforce-Ada, arXiv:2510.04996).
 
@@ -118,6 +129,7 @@ def balanced(
     return (right & first_right) | (wrong & first_wrong)
 
 
+@block(AFTER, level="group")
 def parent_top1(
     values: Values,
     key: Key,
@@ -152,19 +164,5 @@ def parent_top1(
     position = torch.arange(node.shape[1], device=key.device)
     return winner[:, None] | (position <= last[:, None])
 
-
-BEFORE = {
-    "gfpo": Block(gfpo, ("values", "key", "keep", "length"), "group"),
-    "max_variance": Block(max_variance, ("values", "key", "keep"), "group"),
-}
-
-AFTER = {
-    "drop_zero_spread": Block(drop_zero_spread, ("values", "key", "stat"), "group"),
-    "drop_truncated": Block(drop_truncated, ("truncated",)),
-    "best_worst": Block(best_worst, ("advantages", "key", "keep"), "group"),
-    "pareto_front": Block(pareto_front, ("streams", "weights", "names", "key", "keep"), "group"),
-    "balanced": Block(balanced, ("values", "key", "keep"), "group"),
-    "parent_top1": Block(parent_top1, ("values", "key", "keep", "node", "decision_mask", "log_probs"), "group"),
-}
 
 SELECTORS = BEFORE | AFTER

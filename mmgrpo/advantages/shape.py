@@ -17,15 +17,19 @@ from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.parts import parts
 from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.config.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
 from mmgrpo.types import OWN
 
+SHAPES: dict[str, Block] = {}
 
+
+@block(SHAPES)
 def clamp(advantages: Values, limit: Annotated[float, UPPER_BOUND] = 5.0) -> Values:
     """Clip to [-limit, limit] (5 in DanceGRPO and Flow-GRPO)."""
     return advantages.clamp(-limit, limit)
 
 
+@block(SHAPES, level="group")
 def drop_outliers(
     advantages: Values, stat: Rows, limit: Annotated[float, UPPER_BOUND] = 3.0, eps: float = 1e-8
 ) -> Values:
@@ -36,11 +40,13 @@ def drop_outliers(
     return torch.where(score.abs() > limit, 0.0, advantages)
 
 
+@block(SHAPES)
 def sign_weights(advantages: Values, positive: float = 0.1, negative: float = 1.0) -> Values:
     """Positive advantages times ``positive``, negative ones times ``negative``."""
     return torch.where(advantages > 0, positive * advantages, negative * advantages)
 
 
+@block(SHAPES)
 def right_or_wrong(
     advantages: Values, right: Annotated[float, ANY_NUMBER] = 0.1, wrong: Annotated[float, ANY_NUMBER] = -1.0
 ) -> Values:
@@ -52,6 +58,7 @@ def right_or_wrong(
     return torch.full_like(advantages, wrong).masked_fill(advantages > 0, right)
 
 
+@block(SHAPES, level="group")
 def noise_weight(
     advantages: Values, values: Values, key: Key, stat: Rows, flip: Annotated[float, within("[0, 0.5)")] = 0.1
 ) -> Values:
@@ -69,6 +76,7 @@ def noise_weight(
     return torch.where(variance > 0, weight, 0.0) * advantages
 
 
+@block(SHAPES, level="group")
 def difficulty_weight(
     advantages: Values,
     values: Values,
@@ -87,6 +95,7 @@ def difficulty_weight(
     return (low + (high - low) * torch.sigmoid(steepness * (centre - fraction))) * advantages
 
 
+@block(SHAPES, level="group")
 def entropy_ratio(
     advantages: Values,
     stat: Rows,
@@ -102,6 +111,7 @@ def entropy_ratio(
     return advantages * mean / own.clamp(min=eps)
 
 
+@block(SHAPES)
 def momentum(
     advantages: Values,
     values: Values,
@@ -114,6 +124,7 @@ def momentum(
     return advantages + (values - reference_value).clamp(low, high)
 
 
+@block(SHAPES, level="group")
 def group_invariant(
     advantages: Values,
     values: Values,
@@ -132,6 +143,7 @@ def group_invariant(
     return advantages if found is None else advantages * (1 - 2 * coef * (found.mean - found.centre))
 
 
+@block(SHAPES, level="group")
 def anchor(advantages: Values, key: Key, stat: Rows, origin: Key, factor: float = 1.2) -> Values:
     """``factor`` times the group's best own advantage for rows that the policy did not sample itself
     (TempSamp-R1, arXiv:2509.18056)."""
@@ -139,8 +151,10 @@ def anchor(advantages: Values, key: Key, stat: Rows, origin: Key, factor: float 
     return torch.where(origin == OWN, advantages, factor * torch.where(torch.isfinite(best), best, 0.0))
 
 
+@block(SHAPES)
 def noisy_backward(
     values: Values,
+    *,
     false_positive: Annotated[float, within("[0, 1)")],
     false_negative: Annotated[float, within("[0, 1)")],
 ) -> Values:
@@ -151,27 +165,10 @@ def noisy_backward(
     return (values - false_positive) / (1 - false_positive - false_negative)
 
 
-def noisy_forward(values: Values, false_negative: Annotated[float, within("[0, 1)")]) -> Values:
+@block(SHAPES)
+def noisy_forward(values: Values, *, false_negative: Annotated[float, within("[0, 1)")]) -> Values:
     """e1 - 1 for reward 0 and e1 for reward 1 in place of the advantage (forward correction of the same paper).
 
     It needs only the rate e1 of false negatives.
     """
     return false_negative - (values <= 0.5).to(values.dtype)
-
-
-GROUP = ("advantages", "values", "key", "stat")
-
-SHAPES = {
-    "clamp": Block(clamp, ("advantages",)),
-    "drop_outliers": Block(drop_outliers, ("advantages", "stat"), "group"),
-    "sign_weights": Block(sign_weights, ("advantages",)),
-    "right_or_wrong": Block(right_or_wrong, ("advantages",)),
-    "noise_weight": Block(noise_weight, GROUP, "group"),
-    "difficulty_weight": Block(difficulty_weight, GROUP, "group"),
-    "entropy_ratio": Block(entropy_ratio, ("advantages", "stat", "entropy", "decision_mask"), "group"),
-    "momentum": Block(momentum, ("advantages", "values", "reference_value")),
-    "group_invariant": Block(group_invariant, GROUP, "group"),
-    "anchor": Block(anchor, ("advantages", "key", "stat", "origin"), "group"),
-    "noisy_backward": Block(noisy_backward, ("values",)),
-    "noisy_forward": Block(noisy_forward, ("values",)),
-}

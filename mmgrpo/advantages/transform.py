@@ -17,14 +17,19 @@ from torch.nn.functional import logsigmoid
 
 from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE, within
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+TRANSFORMS: dict[str, Block] = {}
+
 
 References = Float[Tensor, "B R M"]
 
 
+@block(TRANSFORMS)
 def standard(
     values: Streams,
     names: Names,
+    *,
     mean: Annotated[float, ANY_NUMBER],
     std: Annotated[float, POSITIVE],
     of: str = "",
@@ -33,9 +38,11 @@ def standard(
     return _changed(values, (values - mean) / std, names, of)
 
 
+@block(TRANSFORMS)
 def clip(
     values: Streams,
     names: Names,
+    *,
     low: Annotated[float, within("[-inf, inf)")],
     high: Annotated[float, within("(-inf, inf]")],
     of: str = "",
@@ -44,9 +51,11 @@ def clip(
     return _changed(values, values.clamp(low, high), names, of)
 
 
+@block(TRANSFORMS)
 def sigmoid(
     values: Streams,
     names: Names,
+    *,
     reference: Annotated[float, ANY_NUMBER],
     slope: Annotated[float, POSITIVE] = 1.0,
     of: str = "",
@@ -55,6 +64,7 @@ def sigmoid(
     return _changed(values, torch.sigmoid(slope * (values - reference)), names, of)
 
 
+@block(TRANSFORMS)
 def par(
     values: Streams,
     names: Names,
@@ -70,13 +80,15 @@ def par(
     return _changed(values, torch.sigmoid(slope * (values[..., None] - reference_rewards)).mean(-1), names, of)
 
 
-def log_sigmoid(values: Streams, names: Names, reference: Annotated[float, ANY_NUMBER], of: str = "") -> Streams:
+@block(TRANSFORMS)
+def log_sigmoid(values: Streams, names: Names, *, reference: Annotated[float, ANY_NUMBER], of: str = "") -> Streams:
     """log sigmoid(r - reference) (log-sigmoid-centred rewards, arXiv:2402.00742): summed over rewards, the log of the
     probability that a sample is good by all of them. 0 at r - reference gives -.693, 2 gives -.127, -2 gives -2.127.
     """
     return _changed(values, logsigmoid(values - reference), names, of)
 
 
+@block(TRANSFORMS)
 def log_sigmoid_quantile(
     values: Streams,
     names: Names,
@@ -88,15 +100,18 @@ def log_sigmoid_quantile(
     return _changed(values, logsigmoid(values - reference_rewards.quantile(quantile, dim=-1)), names, of)
 
 
-def shortfall(values: Streams, names: Names, least: Annotated[float, ANY_NUMBER], of: str = "") -> Streams:
+@block(TRANSFORMS)
+def shortfall(values: Streams, names: Names, *, least: Annotated[float, ANY_NUMBER], of: str = "") -> Streams:
     """min(r - least, 0): how far a constraint r >= least is missed. The weight of the reward is the price."""
     return _changed(values, (values - least).clamp(max=0.0), names, of)
 
 
+@block(TRANSFORMS, level="row")
 def gate(
     values: Streams,
     raw: Streams,
     names: Names,
+    *,
     by: str,
     least: Annotated[float, ANY_NUMBER],
     floor: Annotated[float, ANY_NUMBER],
@@ -110,10 +125,12 @@ def gate(
     return _where_below(values, torch.full_like(values, floor), raw, names, by, least, of)
 
 
+@block(TRANSFORMS, level="row")
 def demote(
     values: Streams,
     raw: Streams,
     names: Names,
+    *,
     by: str,
     least: Annotated[float, ANY_NUMBER],
     amount: Annotated[float, POSITIVE] = 1.0,
@@ -128,10 +145,12 @@ def demote(
     return _where_below(values, values - amount, raw, names, by, least, of)
 
 
+@block(TRANSFORMS)
 def above_reference(
     values: Streams,
     names: Names,
     reference_rewards: References,
+    *,
     slope: Annotated[float, POSITIVE],
     of: str = "",
 ) -> Streams:
@@ -160,19 +179,3 @@ def _where_below(
         return _changed(values, below, names, of)
     others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
     return torch.where(others, below, values)
-
-
-EACH = ("values", "names")
-
-TRANSFORMS = {
-    "standard": Block(standard, EACH),
-    "clip": Block(clip, EACH),
-    "sigmoid": Block(sigmoid, EACH),
-    "par": Block(par, (*EACH, "reference_rewards")),
-    "log_sigmoid": Block(log_sigmoid, EACH),
-    "log_sigmoid_quantile": Block(log_sigmoid_quantile, (*EACH, "reference_rewards")),
-    "shortfall": Block(shortfall, EACH),
-    "gate": Block(gate, ("values", "raw", "names"), "row"),
-    "demote": Block(demote, ("values", "raw", "names"), "row"),
-    "above_reference": Block(above_reference, (*EACH, "reference_rewards")),
-}

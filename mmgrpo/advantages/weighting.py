@@ -17,7 +17,10 @@ from typing import Annotated, Any
 from mmgrpo.advantages.combine import Names
 from mmgrpo.advantages.pareto import hypervolume as volume
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, POSITIVE, UPPER_BOUND
-from mmgrpo.config.registry import Block, Bound
+from mmgrpo.config.registry import Block, Bound, block
+
+WEIGHTINGS: dict[str, Block] = {}
+
 
 TENSORS = 8
 """Trained tensors, the last ones, in which gradients of rewards are compared."""
@@ -54,10 +57,12 @@ def advance(rules: Sequence[Bound], weights: RewardWeights, **observed: Any) -> 
     return weights
 
 
+@block(WEIGHTINGS, level="group")
 def dual_ascent(
     state: RewardWeights,
     names: Names,
     round_means: Sequence[float],
+    *,
     by: str,
     least: Annotated[float, ANY_NUMBER],
     rate: Annotated[float, POSITIVE],
@@ -73,6 +78,7 @@ def dual_ascent(
     return replace(state, values=(*state.values[:index], price, *state.values[index + 1 :]))
 
 
+@block(WEIGHTINGS, level="group")
 def least_first(
     state: RewardWeights, round_means: Sequence[float], rate: Annotated[float, POSITIVE] = 0.1
 ) -> RewardWeights:
@@ -81,7 +87,8 @@ def least_first(
     return _exponentiated(state, [-rate * mean for mean in round_means])
 
 
-def relay(state: RewardWeights, names: Names, of: str, by: str, at: Annotated[int, COUNT]) -> RewardWeights:
+@block(WEIGHTINGS, level="group")
+def relay(state: RewardWeights, names: Names, *, of: str, by: str, at: Annotated[int, COUNT]) -> RewardWeights:
     """After round ``at`` the reward ``by`` has the weight of ``of``, which has none: a stricter rule takes over from an
     easier one (progressive rule refinement of Vision-R1, arXiv:2503.18013)."""
     easy, strict = list(names).index(of), list(names).index(by)
@@ -92,9 +99,11 @@ def relay(state: RewardWeights, names: Names, of: str, by: str, at: Annotated[in
     return replace(state, values=tuple(values))
 
 
+@block(WEIGHTINGS, level="group")
 def gradient(
     state: RewardWeights,
     inner_products: Sequence[Sequence[float]],
+    *,
     rate: Annotated[float, POSITIVE],
     tensors: Annotated[int, COUNT] = TENSORS,
 ) -> RewardWeights:
@@ -107,6 +116,7 @@ def gradient(
     return _exponentiated(state, [rate * sum(row) for row in inner_products])
 
 
+@block(WEIGHTINGS, level="group")
 def hypervolume(state: RewardWeights, evaluation_means: Sequence[float]) -> RewardWeights:
     """All advantages times .5 + 1.5 tanh(gain), gain the hypervolume that the held-out means add to those of earlier
     evaluations (hypervolume-guided weighting, arXiv:2509.11452); .5 where they add none.
@@ -133,12 +143,3 @@ def _exponentiated(state: RewardWeights, exponents: Sequence[float]) -> RewardWe
     raised = [w * math.exp(e - max(used)) if w else 0.0 for e, w in zip(exponents, state.values, strict=True)]
     total = sum(state.values) / sum(raised)
     return replace(state, values=tuple(w * total for w in raised))
-
-
-WEIGHTINGS = {
-    "dual_ascent": Block(dual_ascent, ("state", "names", "round_means"), "group"),
-    "least_first": Block(least_first, ("state", "round_means"), "group"),
-    "relay": Block(relay, ("state", "names"), "group"),
-    "gradient": Block(gradient, ("state", "inner_products"), "group"),
-    "hypervolume": Block(hypervolume, ("state", "evaluation_means"), "group"),
-}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 
 if TYPE_CHECKING:
     from mmgrpo.rewards import RewardEntry

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 
 COMMANDS = {
     "train": ("mmgrpo.cli.train", "train a model with a recipe, or with the embedded default"),

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.extras import install
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
-from mmgrpo.config.registry import nearest, parse
+from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import families, family
 from mmgrpo.runtime.devices import refuse_launcher

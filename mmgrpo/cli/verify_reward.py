@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given and not given[0].startswith("-"):
         given = ["--reward", *given]
     args = from_arguments(Args(), given, str(__doc__))
-    from mmgrpo.config.registry import nearest, parse
+    from mmgrpo.config.names import nearest
+    from mmgrpo.config.registry import parse
     from reward_models.evaluation.published import TARGETS
 
     if not args.reward:

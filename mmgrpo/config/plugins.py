@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 
 Kind: TypeAlias = Callable[[Any], str]
 """From an object to what was expected instead; empty if the object is of the kind."""

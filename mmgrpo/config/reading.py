@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import yaml
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
-from mmgrpo.config.registry import nearest
 from mmgrpo.config.settings import LAUNCH, Algorithm
 from mmgrpo.runtime.files import write_text
 

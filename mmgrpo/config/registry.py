@@ -1,10 +1,14 @@
 """Named, parametrized pure functions: how an algorithm is written down.
 
-A table maps names to ``Block`` rows. A user writes ``name`` or ``name(parameter=value, ...)`` in a
-recipe or on the command line; ``bind`` turns that text into a function of the table's inputs.
+A table maps names to ``Block`` rows, and ``block`` writes a function into it. A user writes ``name`` or
+``name(parameter=value, ...)`` in a recipe or on the command line; ``bind`` turns that text into a function of the
+table's inputs. ``package.module:function`` names a function of one's own.
 
-    >>> from mmgrpo.config.registry import Block, bind
-    >>> table = {"power": Block(lambda x, exponent=2.0: x**exponent, needs=("x",))}
+    >>> from mmgrpo.config.registry import bind, block
+    >>> table = {}
+    >>> @block(table)
+    ... def power(x, exponent=2.0):
+    ...     return x**exponent
     >>> bind("power(exponent=3)", table, "demo")({"x": 2.0})
     8.0
 """
@@ -12,27 +16,61 @@ recipe or on the command line; ``bind`` turns that text into a function of the t
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
+from mmgrpo.config.names import nearest
+from mmgrpo.config.plugins import load_object
 from mmgrpo.config.ranges import check_parameter
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a table: a pure function and the names of its inputs, in order.
-
-    ``level`` is what the function must see together: ``decision`` (elementwise), ``row`` (all decisions
-    of a sample) or ``group`` (all samples of a group).
-    """
+    """One row of a table: a pure function, and what it must see together (``level``): ``decision`` (elementwise),
+    ``row`` (all decisions of a sample) or ``group`` (all samples of a group)."""
 
     fn: Callable[..., Any]
-    needs: tuple[str, ...] = ()
     level: str = "decision"
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """Names of its inputs in order: the positional parameters without a default. All others are the user's; one
+        that the user must give is keyword-only."""
+        parameters = inspect.signature(self.fn).parameters.values()
+        return tuple(one.name for one in parameters if one.default is one.empty and one.kind is not one.KEYWORD_ONLY)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters that a user may set, by name."""
+        return {name: one for name, one in inspect.signature(self.fn).parameters.items() if name not in self.needs}
+
+
+LEVELS = ("decision", "row", "group")
+_OWN: dict[Callable[..., Any], Block] = {}
+
+
+def block(table: dict[str, Block] | None = None, name: str = "", level: str = "decision") -> Callable[[F], F]:
+    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level`` as in ``Block``.
+
+    Without a table it becomes a block of one's own, which recipes name as ``package.module:function``.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
+
+    def register(fn: F) -> F:
+        if table is None:
+            _OWN[fn] = Block(fn, level)
+        else:
+            table[name or fn.__name__] = Block(fn, level)
+        return fn
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -48,7 +86,7 @@ class Bound:
         """Names of its inputs. ``changed_NAME`` is ``NAME@CHANGE``, NAME under the parameter ``change``."""
         if not any(name.startswith("changed_") for name in self.block.needs):
             return self.block.needs
-        change = self.parameters.get("change", inspect.signature(self.block.fn).parameters["change"].default)
+        change = self.parameters.get("change", self.block.parameters["change"].default)
         return tuple(f"{n[8:]}@{change}" if n.startswith("changed_") else n for n in self.block.needs)
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
@@ -86,41 +124,29 @@ def _literal(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-FEW = 16
-"""Longest list of names that a message shows whole."""
-
-SHOWN = 5
-"""Names that a message shows of a longer one."""
-
-
-def nearest(name: str, names: Any, listing: str = "") -> str:
-    """A hint for an unknown name: the closest of ``names``, then all of them, or the five closest of more than
-    ``FEW`` and the command that lists all (``listing``)."""
-    ordered = sorted(names)
-    close = difflib.get_close_matches(name, ordered, n=1, cutoff=0.5)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    if len(ordered) <= FEW:
-        return f"{hint} Known: {', '.join(ordered)}."
-    shown = difflib.get_close_matches(name, ordered, n=SHOWN, cutoff=0.0) if name else ordered[:SHOWN]
-    rest = f"'{listing}' lists all {len(ordered)}" if listing else f"and {len(ordered) - len(shown)} others"
-    return f"{hint} Known: {', '.join(shown)}{'; ' if listing else ' '}{rest}."
-
-
 def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
     """Bind the text to a block of the table; unknown names and parameters are errors that name the nearest, and so are
     values of a wrong type or out of range. A whole number for a parameter that is declared ``float`` is converted."""
     name, parameters = parse(text, what)
-    if name not in table:
-        raise ValueError(f"{what}: there is no '{name}'.{nearest(name, table)}")
-    block = table[name]
-    signature = inspect.signature(block.fn).parameters
-    accepted = list(signature)[len(block.needs) :]
+    row = _own(name, what) if ":" in name else table.get(name)
+    if row is None:
+        raise ValueError(f"{what}: unknown block '{name}'.{nearest(name, table)} One of your own is module:function.")
     for parameter in parameters:
-        if parameter not in accepted:
-            raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
-    for parameter in accepted:
-        if signature[parameter].default is inspect.Parameter.empty and parameter not in parameters:
+        if parameter not in row.parameters:
+            raise ValueError(f"{what}: '{name}' has no parameter '{parameter}'.{nearest(parameter, row.parameters)}")
+    for parameter, declared in row.parameters.items():
+        if declared.default is declared.empty and parameter not in parameters:
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
-        parameters[parameter] = check_parameter(block.fn, parameter, value, f"{what}: {parameter} of {name}")
-    return Bound(text, block, parameters)
+        parameters[parameter] = check_parameter(row.fn, parameter, value, f"{what}: {parameter} of {name}")
+    return Bound(text, row, parameters)
+
+
+def _own(name: str, what: str) -> Block:
+    fn = load_object(name, what)
+    if fn not in _OWN:
+        raise ValueError(
+            f"{what}: '{name}' does not say what it must see together; decorate it with @mmgrpo.block(level=...): "
+            f"{', '.join(LEVELS)}"
+        )
+    return _OWN[fn]

@@ -8,7 +8,7 @@ to change is returned itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
@@ -17,9 +17,13 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE_FRACTION
-from mmgrpo.config.registry import Block, bind
+from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.runtime.randomness import derive
 from mmgrpo.types import Media, Prompt
+
+CHANGES: dict[str, Block] = {}
+"""Changes by name, as the parameter ``change`` of a term names them."""
+
 
 Sizes: TypeAlias = Sequence[tuple[int, int]]
 
@@ -60,6 +64,7 @@ def masked(media: Media, pixels: Shaped[Tensor, "*frames 3 height width"]) -> Sh
     return media.options["mask"].apply(pixels) if "mask" in media.options else pixels
 
 
+@block(CHANGES)
 def mask_patches(
     prompt: Prompt,
     seen: Sizes,
@@ -81,11 +86,13 @@ def mask_patches(
     return _with_media(prompt, hide)
 
 
+@block(CHANGES)
 def blank(prompt: Prompt, seen: Sizes, seed: int) -> Prompt:
     """Pictures and clips all grey, sounds silent: what is left is the text, in a prompt of the same form."""
     return _with_media(prompt, lambda media, _: replace(media, options={**media.options, "mask": Mask(1.0, level=0.5)}))
 
 
+@block(CHANGES)
 def shuffle_frames(prompt: Prompt, seen: Sizes, seed: int) -> Prompt:
     """The frames of clips in random order, as in T-GRPO (Video-R1, arXiv:2503.21776, section 3.2)."""
     order = derive(seed, "shuffle", prompt.id)
@@ -106,16 +113,6 @@ def _with_media(prompt: Prompt, change: Callable[[Media, int], Media]) -> Prompt
         for turn in prompt.turns
     )
     return replace(prompt, turns=turns)
-
-
-_NEEDS = ("prompt", "seen", "seed")
-
-CHANGES: Mapping[str, Block] = {
-    "mask_patches": Block(mask_patches, _NEEDS),
-    "blank": Block(blank, _NEEDS),
-    "shuffle_frames": Block(shuffle_frames, _NEEDS),
-}
-"""Changes by name, as the parameter ``change`` of a term names them."""
 
 
 def check_changes(scores: Iterable[str]) -> None:

@@ -25,7 +25,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.data.values import reason_of
 
 DATE = date(2024, 7, 26)

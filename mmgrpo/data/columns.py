@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED
-from mmgrpo.config.registry import nearest
 from mmgrpo.data.media import IN_MEMORY, Inside, only
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.types import Audio

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.data.limits import MAX_PIXELS
 from mmgrpo.data.values import CONTROL, quoted, shown
 from mmgrpo.types import Audio, Image, Media, Video

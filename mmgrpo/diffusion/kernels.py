@@ -26,8 +26,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import UPPER_BOUND
-from mmgrpo.config.registry import Block, bind
+from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.schedules import Grid
+
+KERNELS: dict[str, Block] = {}
+
 
 Latent: TypeAlias = Float[Tensor, "N *latent"]
 """Samples, network outputs and noise: any latent axes behind N."""
@@ -95,6 +98,7 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid], Transition]
 """(x [N, ...], output [N, ...], step [N], grid) to the transition of each entry."""
 
 
+@block(KERNELS)
 def flow_sde(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7) -> Transition:
     """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
 
@@ -106,6 +110,7 @@ def flow_sde(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7) 
     return reverse_sde(x, output, step, grid, a * (now / (1 - now.clamp(max=grid.cap))).sqrt())
 
 
+@block(KERNELS)
 def flow_sde_wan(x: Latent, output: Latent, step: Step, grid: Grid) -> Transition:
     """Reverse SDE of a flow at the level of Flow-GRPO's released code for Wan, ``s_t = s_min + (s_max - s_min) s``.
 
@@ -116,6 +121,7 @@ def flow_sde_wan(x: Latent, output: Latent, step: Step, grid: Grid) -> Transitio
     return reverse_sde(x, output, step, grid, last + (grid.cap - last) * now)
 
 
+@block(KERNELS)
 def dance(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.3) -> Transition:
     """Reverse SDE of a flow at the constant noise level ``s_t = eta``; DanceGRPO, arXiv:2505.07818."""
     now, _ = flow_levels(x, step, grid)
@@ -134,6 +140,7 @@ def reverse_sde(x: Latent, output: Latent, step: Step, grid: Grid, level: Level)
     return Transition(x + velocity * dt + level.square() / (2 * now) * noise * dt, level * (-dt).sqrt())
 
 
+@block(KERNELS)
 def cps(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scaled: bool = False) -> Transition:
     """Coefficients-preserving sampling: after the step the total noise is exactly s' (a = 0 is Euler).
 
@@ -147,6 +154,7 @@ def cps(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.8, scale
     return Transition((1 - then) * clean + then * math.cos(angle) * noise, then * math.sin(angle), scaled)
 
 
+@block(KERNELS)
 def flow_ddim(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.7) -> Transition:
     """DDIM with noise eta for flows; the total noise after the step is exactly s'.
 
@@ -160,6 +168,7 @@ def flow_ddim(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.
     return Transition((1 - then) * clean + (then.square() - std.square()).sqrt() * noise, std)
 
 
+@block(KERNELS)
 def edm_churn(x: Latent, output: Latent, step: Step, grid: Grid, gamma: float = 0.0025) -> Transition:
     """Step past s' to ``r = s' / (1 + gamma - gamma s')``, then add noise up to s' and rescale.
 
@@ -173,6 +182,7 @@ def edm_churn(x: Latent, output: Latent, step: Step, grid: Grid, gamma: float = 
     return Transition((x + (past - now) * velocity) * scale, past * math.sqrt((1 + gamma) ** 2 - 1) * scale)
 
 
+@block(KERNELS)
 def drawn_velocity(x: Latent, output: Float[Tensor, "N *outputs"], step: Step, grid: Grid) -> Transition:
     """Euler's step along a velocity that the network's own Gaussian draws: ``v ~ N(mu, sigma^2)``.
 
@@ -189,6 +199,7 @@ def drawn_velocity(x: Latent, output: Float[Tensor, "N *outputs"], step: Step, g
     return Transition(x.to(now.dtype) + mean * (then - now), log_sigma.exp() * (now - then))
 
 
+@block(KERNELS)
 def ddim(
     x: Latent,
     output: Latent,
@@ -219,19 +230,6 @@ def ddim(
     direction = (1 - then - std.square()).clamp(min=0).sqrt()
     return Transition(then.sqrt() * clean.clamp(-clip, clip) + direction * noise, std)
 
-
-KERNEL_INPUTS = ("x", "output", "step", "grid")
-
-KERNELS: dict[str, Block] = {
-    "flow_sde": Block(flow_sde, KERNEL_INPUTS),
-    "flow_sde_wan": Block(flow_sde_wan, KERNEL_INPUTS),
-    "dance": Block(dance, KERNEL_INPUTS),
-    "cps": Block(cps, KERNEL_INPUTS),
-    "flow_ddim": Block(flow_ddim, KERNEL_INPUTS),
-    "edm_churn": Block(edm_churn, KERNEL_INPUTS),
-    "drawn_velocity": Block(drawn_velocity, KERNEL_INPUTS),
-    "ddim": Block(ddim, (*KERNEL_INPUTS, "prediction")),
-}
 
 DIFFUSION_KERNELS = ("ddim",)
 """Kernels of a diffusion process; all others are a flow's."""

@@ -21,13 +21,17 @@ from typing import Annotated, TypeAlias
 import torch
 
 from mmgrpo.config.ranges import COUNT, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
-from mmgrpo.config.registry import Block, bind
+from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.plan import Plan
+
+PLANS: dict[str, Block] = {}
+
 
 Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]
 """(steps, group_size, round, generator) to the plans of the round."""
 
 
+@block(PLANS)
 def every_step(
     steps: int, group_size: int, round: int, generator: torch.Generator, shared_noise: bool = False
 ) -> list[Plan]:
@@ -35,6 +39,7 @@ def every_step(
     return [spread(steps, range(steps - 1), group_size, shared_noise)]
 
 
+@block(PLANS)
 def random_subset(
     steps: int,
     group_size: int,
@@ -50,6 +55,7 @@ def random_subset(
     return [replace(spread(steps, range(steps - 1), group_size, shared_noise), fraction=fraction)]
 
 
+@block(PLANS)
 def random_window(
     steps: int,
     group_size: int,
@@ -69,6 +75,7 @@ def random_window(
     return [spread(steps, range(start, start + size), group_size, shared_noise)]
 
 
+@block(PLANS)
 def sliding_window(
     steps: int,
     group_size: int,
@@ -117,6 +124,7 @@ def sliding_window(
     return [replace(plan, tail=tail, tail_steps=after if tail_ratio < 1 else 0)]
 
 
+@block(PLANS)
 def one_step_branch(
     steps: int,
     group_size: int,
@@ -153,6 +161,7 @@ def one_step_branch(
     ]
 
 
+@block(PLANS)
 def branch_tree(
     steps: int,
     group_size: int,
@@ -182,6 +191,7 @@ def branch_tree(
     return [replace(plan, sibling_scale=sibling_scale)]
 
 
+@block(PLANS)
 def branch_mix(
     steps: int,
     group_size: int,
@@ -205,6 +215,7 @@ def branch_mix(
     return [replace(plan, sibling_scale=sibling_scale)]
 
 
+@block(PLANS)
 def tree_window(
     steps: int,
     group_size: int,
@@ -232,20 +243,6 @@ def window_starts(steps: int, depth: int, r: float) -> torch.Tensor:
         raise ValueError(f"tree_window: got r {r}, expected 0 < r < 1")
     count = steps - depth
     return (1 - r) * r ** torch.arange(count, dtype=torch.float64) / (1 - r**count)
-
-
-PLAN_INPUTS = ("steps", "group_size", "round", "generator")
-
-PLANS: dict[str, Block] = {
-    "every_step": Block(every_step, PLAN_INPUTS),
-    "random_subset": Block(random_subset, PLAN_INPUTS),
-    "random_window": Block(random_window, PLAN_INPUTS),
-    "sliding_window": Block(sliding_window, PLAN_INPUTS),
-    "one_step_branch": Block(one_step_branch, PLAN_INPUTS),
-    "branch_tree": Block(branch_tree, PLAN_INPUTS),
-    "branch_mix": Block(branch_mix, PLAN_INPUTS),
-    "tree_window": Block(tree_window, PLAN_INPUTS),
-}
 
 
 def planner(text: str) -> Planner:

@@ -17,7 +17,10 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE, within
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
+
+GRIDS: dict[str, Block] = {}
+"""Grids of flows by name, as alternatives to the checkpoint's own."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def flow(levels: Float[Tensor, " points"], shift: float = 1.0) -> Grid:
     return Grid(levels, levels[:-1], "flow", float(levels[1]), shift)
 
 
+@block(GRIDS, "shifted_linspace")
 def flow_grid(steps: int, shift: Annotated[float, POSITIVE] = 3.0) -> Grid:
     """``linspace(1, 0, T + 1)``, then the time shift.
 
@@ -110,7 +114,8 @@ def flux_shift(image_tokens: int) -> float:
     return math.exp(0.5 + (image_tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
-def flux_grid(steps: int, image_tokens: Annotated[int, COUNT]) -> Grid:
+@block(GRIDS, "flux")
+def flux_grid(steps: int, *, image_tokens: Annotated[int, COUNT]) -> Grid:
     """``linspace(1, 1/T, T)`` with FLUX's dynamic shift, then 0: the grid of diffusers' FLUX pipeline."""
     at_least_one(steps)
     shift = flux_shift(image_tokens)
@@ -118,6 +123,7 @@ def flux_grid(steps: int, image_tokens: Annotated[int, COUNT]) -> Grid:
     return flow(torch.cat([shifted(even, shift), torch.zeros(1)]).float(), shift)
 
 
+@block(GRIDS, "sway")
 def sway_grid(steps: int, s: Annotated[float, within("[-1, 1.75]")] = -1.0) -> Grid:
     """Sway sampling: ``1 - sigma = t + s (cos(pi t / 2) - 1 + t)`` for T + 1 even t from 0 (noise) to 1 (data).
 
@@ -210,11 +216,3 @@ def exponential_sigmas(steps: int, lowest: float, highest: float) -> Float[Tenso
 def at_least_one(steps: int) -> None:
     if steps < 1:
         raise ValueError(f"got steps={steps}, expected at least 1")
-
-
-GRIDS: dict[str, Block] = {
-    "shifted_linspace": Block(flow_grid, ("steps",)),
-    "flux": Block(flux_grid, ("steps",)),
-    "sway": Block(sway_grid, ("steps",)),
-}
-"""Grids of flows by name, as alternatives to the checkpoint's own."""

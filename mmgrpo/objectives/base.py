@@ -13,6 +13,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.registry import Block
+
+OBJECTIVES: dict[str, Block] = {}
+"""Functions that return a ``Loss`` to minimize."""
+OFF_POLICY_OBJECTIVES: dict[str, Block] = {}
+"""The same for decisions that a data set supplied."""
+TERMS: dict[str, Block] = {}
+"""Functions that return a penalty per decision, which is added to the loss."""
+AGGREGATIONS: dict[str, Block] = {}
+"""Functions that return the weight of each decision of the whole optimizer step."""
+MISMATCH: dict[str, Block] = {}
+"""Functions that return a detached factor of each decision's loss."""
+
 LARGEST_LOG_RATIO = 80.0
 """exp(80) = 5.5e34 is still finite in fp32, and so is its product with any sane advantage."""
 

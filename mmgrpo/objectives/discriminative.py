@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE, one_of
-from mmgrpo.objectives.base import Loss, at_decisions, exp_ratio, peers, row_advantage, row_mean, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, Loss, at_decisions, exp_ratio, peers, row_advantage, row_mean, unclipped
 
 
 def row_score(
@@ -48,6 +49,7 @@ def soft_mean(values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], tau: floa
     return tau * (scaled.logsumexp(1) - among.sum(1).clamp_min(1).to(values.dtype).log())
 
 
+@block(OBJECTIVES, level="group")
 def disco(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -69,6 +71,7 @@ def disco(
     return _contrast(gap, positive, negative, loss_mask)
 
 
+@block(OBJECTIVES, level="group")
 def disco_basic(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -89,6 +92,7 @@ def disco_basic(
     return _contrast(gap, positive, negative, loss_mask)
 
 
+@block(OBJECTIVES, level="group")
 def drpo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],

@@ -22,9 +22,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER
-from mmgrpo.objectives.base import exp_ratio
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import TERMS, exp_ratio
 
 
+@block(TERMS)
 def kl_k1(
     log_probs: Float[Tensor, "*shape"], reference_log_probs: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:
@@ -32,6 +34,7 @@ def kl_k1(
     return coef * (log_probs - reference_log_probs)
 
 
+@block(TERMS)
 def kl_k2(
     log_probs: Float[Tensor, "*shape"], reference_log_probs: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:
@@ -39,6 +42,7 @@ def kl_k2(
     return coef * (log_probs - reference_log_probs).square() / 2
 
 
+@block(TERMS)
 def kl_k3(
     log_probs: Float[Tensor, "*shape"], reference_log_probs: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:
@@ -47,6 +51,7 @@ def kl_k3(
     return coef * (exp_ratio(difference) - difference - 1)
 
 
+@block(TERMS)
 def kl_unbiased(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -62,6 +67,7 @@ def kl_unbiased(
     return exp_ratio(log_probs - old_log_probs) * kl_k3(log_probs, reference_log_probs, coef=coef)
 
 
+@block(TERMS)
 def kl_forward(
     log_probs: Float[Tensor, "*shape"], reference_log_probs: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:
@@ -70,6 +76,7 @@ def kl_forward(
     return coef * (exp_ratio(difference) * (difference - 1) + 1)
 
 
+@block(TERMS)
 def kl_gaussian_exact(
     reference_shift: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:
@@ -77,6 +84,7 @@ def kl_gaussian_exact(
     return coef * reference_shift / (2 * std.square())
 
 
+@block(TERMS)
 def kl_gaussian_dt_free(
     reference_shift: Float[Tensor, "*shape"], level: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:
@@ -87,21 +95,25 @@ def kl_gaussian_dt_free(
     return coef * reference_shift / (2 * level.square())
 
 
+@block(TERMS)
 def kl_velocity(reference_velocity_gap: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
     """coef mean((v - v_ref)^2): about a hundred times larger than the others, so that coef is near 4e-4."""
     return coef * reference_velocity_gap
 
 
+@block(TERMS)
 def kl_transition(reference_kl: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
     """coef KL(policy||ref) of two transitions that may differ in std too, per dimension; F5R-TTS (2504.02407)."""
     return coef * reference_kl
 
 
+@block(TERMS)
 def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: Annotated[float, ANY_NUMBER]) -> Float[Tensor, "*shape"]:
     """-coef entropy: a positive coefficient keeps the policy exploring."""
     return -coef * entropy
 
 
+@block(TERMS, level="group")
 def kl_hinge(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

@@ -5,10 +5,12 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, Loss, at_decisions, peers, row_advantage, row_sum, unclipped
 from mmgrpo.objectives.discriminative import weighted_mean
 
 
+@block(OBJECTIVES, level="group")
 def n_best(
     log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],

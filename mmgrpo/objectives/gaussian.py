@@ -13,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE
-from mmgrpo.objectives.base import Loss, exp_ratio, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, Loss, exp_ratio, unclipped
 from mmgrpo.objectives.surrogates import clipped, stop
 
 
+@block(OBJECTIVES)
 def grpo_guard(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -38,6 +40,7 @@ def grpo_guard(
     return loss._replace(values=loss.values / dt)
 
 
+@block(OBJECTIVES)
 def flow_dppo(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -59,6 +62,7 @@ def flow_dppo(
     return Loss((-advantages * exp_ratio(log_ratio)).masked_fill(low | high, 0.0), low, high)
 
 
+@block(OBJECTIVES)
 def diffusion_kto(
     log_probs: Float[Tensor, "*shape"],
     reference_log_probs: Float[Tensor, "*shape"],

@@ -15,14 +15,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import UPPER_BOUND
-from mmgrpo.objectives.base import exp_ratio, row_mean
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import MISMATCH, exp_ratio, row_mean
 
 
+@block(MISMATCH)
 def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """One everywhere: no correction."""
     return torch.ones_like(old_log_probs)
 
 
+@block(MISMATCH)
 def tis(
     old_log_probs: Float[Tensor, "*shape"],
     sampler_log_probs: Float[Tensor, "*shape"],
@@ -32,6 +35,7 @@ def tis(
     return exp_ratio(old_log_probs - sampler_log_probs).clamp(max=cap).detach()
 
 
+@block(MISMATCH)
 def mis(
     old_log_probs: Float[Tensor, "*shape"],
     sampler_log_probs: Float[Tensor, "*shape"],
@@ -43,6 +47,7 @@ def mis(
     return weight.masked_fill((weight < low) | (weight > high), 0.0)
 
 
+@block(MISMATCH, level="row")
 def sequence_mask(
     old_log_probs: Float[Tensor, "B T"],
     sampler_log_probs: Float[Tensor, "B T"],
@@ -60,6 +65,7 @@ def sequence_mask(
     return torch.where(decision_mask & inside[:, None], exp_ratio(gap), 0.0).detach()
 
 
+@block(MISMATCH, level="row")
 def off_policy_mask(
     log_probs: Float[Tensor, "B T"],
     sampler_log_probs: Float[Tensor, "B T"],

@@ -27,12 +27,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import UPPER_BOUND
-from mmgrpo.objectives.base import exp_ratio
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import TERMS, exp_ratio
 
 MASKED = "mask_patches(ratio=0.6, patch=14)"
 """The change of PAPO (2507.06448): 60 % of the patches of 14 x 14 pixels are black."""
 
 
+@block(TERMS)
 def perception(
     log_probs: Float[Tensor, "*shape"],
     changed_log_probs: Float[Tensor, "*shape"],
@@ -50,6 +52,7 @@ def perception(
     return -gamma * _bounded(_gap(log_probs, changed_log_probs, both_sides), limit)
 
 
+@block(TERMS)
 def perception_k3(
     log_probs: Float[Tensor, "*shape"],
     changed_log_probs: Float[Tensor, "*shape"],
@@ -64,6 +67,7 @@ def perception_k3(
     return -gamma * _bounded(-_gap(log_probs, changed_log_probs, both_sides), limit)
 
 
+@block(TERMS)
 def double_entropy(
     log_probs: Float[Tensor, "*shape"],
     changed_log_probs: Float[Tensor, "*shape"],

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND
-from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_mean, row_sum, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, Loss, at_decisions, peers, row_advantage, row_mean, row_sum, unclipped
 
 
+@block(OBJECTIVES, level="group")
 def codpo(
     log_probs: Float[Tensor, "B T"],
     reference_log_probs: Float[Tensor, "B T"],

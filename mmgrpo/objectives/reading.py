@@ -6,7 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import TERMS
 
+
+@block(TERMS)
 def diffro(
     read_log_probs: Float[Tensor, "*shape"], advantages: Float[Tensor, "*shape"], *, coef: float, every: bool = False
 ) -> Float[Tensor, "*shape"]:

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE, UPPER_BOUND
-from mmgrpo.objectives.base import Loss, at_decisions, peers, row_advantage, row_sum, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, Loss, at_decisions, peers, row_advantage, row_sum, unclipped
 
 
 def pair_mean(
@@ -35,6 +36,7 @@ def pair_mean(
     return total / pairs.clamp_min(1)
 
 
+@block(OBJECTIVES, level="group")
 def regression_pair(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -52,6 +54,7 @@ def regression_pair(
     return unclipped(at_decisions(pair_mean(residual[None], loss_mask.any(1), key), loss_mask))
 
 
+@block(OBJECTIVES, level="group")
 def regression_group(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -70,6 +73,7 @@ def regression_group(
     return unclipped(at_decisions(pair_mean(residual[None], loss_mask.any(1), key) / 4, loss_mask))
 
 
+@block(OBJECTIVES, level="group")
 def regression_standardized(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -99,6 +103,7 @@ def regression_standardized(
     return unclipped(at_decisions(half_share * pair_mean(residual[None], members, key), loss_mask))
 
 
+@block(OBJECTIVES, level="group")
 def regression_proximal(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],

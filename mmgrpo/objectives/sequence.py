@@ -13,10 +13,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND
-from mmgrpo.objectives.base import Loss, exp_ratio, row_mean, row_sum, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, Loss, exp_ratio, row_mean, row_sum, unclipped
 from mmgrpo.objectives.surrogates import clipped, stop
 
 
+@block(OBJECTIVES, level="row")
 def gspo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -34,6 +36,7 @@ def gspo(
     return clipped(mean, advantages, low, high)
 
 
+@block(OBJECTIVES, level="row")
 def gspo_token(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -51,6 +54,7 @@ def gspo_token(
     return clipped(mean + (log_probs - log_probs.detach()), advantages, low, high)
 
 
+@block(OBJECTIVES, level="row")
 def gmpo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -67,6 +71,7 @@ def gmpo(
     return Loss(-advantages * exp_ratio(row_mean(stopped, decision_mask))[:, None], below, above)
 
 
+@block(OBJECTIVES, level="row")
 def sequence_sum(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -85,6 +90,7 @@ def sequence_sum(
     return clipped(total, advantages, low, high)
 
 
+@block(OBJECTIVES, level="row")
 def vespo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],

@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND, within
-from mmgrpo.objectives.base import Loss, exp_ratio, unclipped
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import OBJECTIVES, OFF_POLICY_OBJECTIVES, Loss, exp_ratio, unclipped
 
 
 def stop(
@@ -54,6 +55,7 @@ def clipped(
     return Loss(-advantages * exp_ratio(stopped), below, above)
 
 
+@block(OBJECTIVES)
 def ppo(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -70,6 +72,7 @@ def ppo(
     return clipped(log_probs - old_log_probs, advantages, low, high)
 
 
+@block(OBJECTIVES)
 def dual_clip(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -85,6 +88,7 @@ def dual_clip(
     return clipped(log_probs - old_log_probs, advantages, low, high, dual)
 
 
+@block(OBJECTIVES)
 def two_sided_clip(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -100,6 +104,7 @@ def two_sided_clip(
     return clipped(log_probs - old_log_probs, advantages, low, high, ceiling)
 
 
+@block(OBJECTIVES)
 def log_preclip(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -119,6 +124,7 @@ def log_preclip(
     return Loss(values, below | (log_ratio < -limit), above | (log_ratio > limit))
 
 
+@block(OBJECTIVES)
 def cispo_band(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -137,6 +143,7 @@ def cispo_band(
     return Loss(-weight * advantages * log_probs, log_ratio < floor, log_ratio > roof)
 
 
+@block(OBJECTIVES)
 def cispo_cap(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -150,6 +157,7 @@ def cispo_cap(
     return cispo_band(log_probs, old_log_probs, advantages, low=1.0, high=cap - 1)
 
 
+@block(OBJECTIVES)
 def sapo(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -167,6 +175,7 @@ def sapo(
     return unclipped(-advantages * 4 * torch.sigmoid(tau * (ratio - 1)) / tau)
 
 
+@block(OBJECTIVES)
 def simple_policy(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -181,11 +190,13 @@ def simple_policy(
     return unclipped(-(ratio * advantages - advantages.abs() * (ratio - 1).square() / (2 * eps)))
 
 
+@block(OBJECTIVES)
 def policy_gradient(log_probs: Float[Tensor, "*shape"], advantages: Float[Tensor, "*shape"]) -> Loss:
     """Plain REINFORCE: -A log_probs, without ratio, clip or old log-probs (GPG, 2504.02546)."""
     return unclipped(-advantages * log_probs)
 
 
+@block(OBJECTIVES)
 def mini_rl(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -205,6 +216,7 @@ def mini_rl(
     return Loss(-weight * advantages * log_probs, below, above)
 
 
+@block(OFF_POLICY_OBJECTIVES)
 def importance(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],
@@ -218,6 +230,7 @@ def importance(
     return unclipped(-exp_ratio(log_probs - old_log_probs) * advantages)
 
 
+@block(OFF_POLICY_OBJECTIVES)
 def luffy(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

@@ -6,16 +6,18 @@ model that answers as well then has not used the order, and correct answers earn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
 from mmgrpo.config.ranges import POSITIVE_FRACTION
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import Block, block
 from mmgrpo.data.changes import shuffle_frames
 from mmgrpo.types import Prompt
 
+CONTRASTS: dict[str, Block] = {}
 
+
+@block(CONTRASTS)
 def shuffled_frames(
     prompt: Prompt, group_size: int, seed: int, *, fraction: Annotated[float, POSITIVE_FRACTION] = 0.5
 ) -> tuple[Prompt, int]:
@@ -27,8 +29,3 @@ def shuffled_frames(
     if shuffled is prompt:
         return prompt, 0
     return replace(shuffled, meta={**prompt.meta, "contrast": "shuffled_frames"}), max(1, round(fraction * group_size))
-
-
-CONTRASTS: Mapping[str, Block] = {
-    "shuffled_frames": Block(shuffled_frames, needs=("prompt", "group_size", "seed")),
-}

@@ -25,19 +25,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER
-from mmgrpo.config.registry import Block, bind
+from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.runtime.files import share
 from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
+ERRORS: dict[str, Block] = {}
 
+
+@block(ERRORS, "velocity")
 def velocity_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """mean((v - v*)^2): the plain flow-matching error."""
     return over_latent(gap.square())
 
 
+@block(ERRORS, "weighted")
 def weighted_error(
     gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"], power: Annotated[float, ANY_NUMBER] = 1.0
 ) -> Float[Tensor, " N"]:
@@ -45,6 +49,7 @@ def weighted_error(
     return time**power * over_latent(gap.square())
 
 
+@block(ERRORS, "self_normalized")
 def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """mean((x0 - x_0)^2) / mean|x0 - x_0| with x0 - x_0 = -t (v - v*), the denominator without gradient.
 
@@ -52,13 +57,6 @@ def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, "
     """
     scale = over_latent(gap.detach().abs()).clamp_min(1e-5)
     return time * over_latent(gap.square()) / scale
-
-
-ERRORS: dict[str, Block] = {
-    "velocity": Block(velocity_error, ("gap", "time")),
-    "weighted": Block(weighted_error, ("gap", "time")),
-    "self_normalized": Block(self_normalized_error, ("gap", "time")),
-}
 
 
 @dataclass(frozen=True)

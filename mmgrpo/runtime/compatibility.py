@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mmgrpo.advantages.comparison import COMPARISON_FIELDS, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import LossRecipe

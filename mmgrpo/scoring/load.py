@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.config import plugins
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.scoring import trl
 from mmgrpo.scoring.call import in_words
 from mmgrpo.scoring.decisions import PARAMETER

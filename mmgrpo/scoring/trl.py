@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import python_function, reward_function
-from mmgrpo.config.registry import nearest
 from mmgrpo.scoring.progress import current
 from mmgrpo.types import Output, Prompt, Text, Turn
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.runtime.files import write_tensors, write_text
 from mmgrpo.runtime.randomness import derive, stream
 from mmgrpo.runtime.weight_files import read_object

@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float
 
 from mmgrpo.config.extras import install
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object, made_of
-from mmgrpo.config.registry import nearest
 from mmgrpo.types import Audio, Prompt
 from pipelines import require
 

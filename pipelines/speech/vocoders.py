@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object, locate, made_of
-from mmgrpo.config.registry import nearest
 from mmgrpo.types import Audio, Prompt
 from pipelines import pretrained, require
 from pipelines.training import Training

@@ -22,7 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from mmgrpo.config.registry import nearest, parse
+from mmgrpo.config.names import nearest
+from mmgrpo.config.registry import parse
 from mmgrpo.runtime.files import write_tensors
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import read_tensors

@@ -12,7 +12,8 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from mmgrpo.config.registry import nearest, parse
+from mmgrpo.config.names import nearest
+from mmgrpo.config.registry import parse
 from reward_models.evaluation.comparison import Comparison
 from reward_models.evaluation.metrics.accuracy import TieRule
 from reward_models.evaluation.readers import answers, pictures, scenes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.reading import literal, malformed, meta_number, numbers
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from mmgrpo.config.extras import install
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.data.letters import script_rule
 from mmgrpo.types import Prompt
 

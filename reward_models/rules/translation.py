@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.report.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.reading import gold_texts

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmgrpo.config import plugins
-from mmgrpo.config.registry import nearest, parse
+from mmgrpo.config.names import nearest
+from mmgrpo.config.registry import parse
 from mmgrpo.types import Image, Output, Video
 
 LAYOUT = "reward_models.sets.embeddings:layout"

@@ -66,7 +66,7 @@ def test_a_reward_of_large_scale_does_not_drown_the_others():
 def test_an_advantage_that_is_not_finite_is_an_error_that_names_the_blocks():
     """A schedule of one's own, say, that divides by nothing."""
     made = AdvantageRecipe.of(Algorithm(scale="none"))
-    made = replace(made, scale=replace(made.scale, block=Block(lambda centred: centred / 0, ("centred",))))
+    made = replace(made, scale=replace(made.scale, block=Block(lambda centred: centred / 0)))
     with pytest.raises(ValueError, match="group_mean"):
         estimate(torch.tensor([[1.0], [0.0]]), torch.ones(2, 1).bool(), torch.ones(1), plain([1, 1]), made)
 

@@ -11,24 +11,23 @@ from mmgrpo.config.settings import Algorithm
 @pytest.mark.parametrize(
     "blocks, message",
     [
-        ({"baseline": "group_man"}, "algorithm.baseline: there is no 'group_man'. Did you mean 'group_mean'"),
-        ({"scale": "group_std(dof=1)"}, "algorithm.scale: 'group_std' has no parameter 'dof'. Did you mean 'ddof'"),
-        ({"combine": "sum"}, "algorithm.combine: there is no 'sum'"),
-        ({"shape": ["clamp(limits=5)"]}, "algorithm.shape: 'clamp' has no parameter 'limits'"),
-        ({"credit": "tree"}, "algorithm.credit: there is no 'tree'"),
-        ({"select": ["gfpo"]}, "algorithm.select: 'gfpo' needs the parameter 'count'"),
-        ({"keys": []}, "algorithm.keys: got an empty list, expected at least one"),
-        ({"keys": ["prompt(wait=2)"]}, "algorithm.keys: 'prompt' has no parameter 'wait'"),
-        ({"keys": ["prompt(weight='two')"]}, "algorithm.keys: weight of prompt"),
-        ({"baseline": "greedy", "combine": "minimum"}, "algorithm.combine: got 'minimum', expected the plain weighted"),
-        ({"baseline": "greedy", "weighting": ["hypervolume"]}, "algorithm.weighting: got 'hypervolume', expected"),
-        ({"baseline": "greedy", "transform": ["clip(low=0, high=1)"]}, "algorithm.transform: got"),
+        ({"baseline": "group_man"}, "algorithm.baseline.*'group_man'.*'group_mean'"),
+        ({"scale": "group_std(dof=1)"}, "algorithm.scale.*'group_std'.*'dof'.*'ddof'"),
+        ({"combine": "sum"}, "algorithm.combine.*'sum'"),
+        ({"shape": ["clamp(limits=5)"]}, "algorithm.shape.*'clamp'.*'limits'"),
+        ({"credit": "tree"}, "algorithm.credit.*'tree'"),
+        ({"select": ["gfpo"]}, "algorithm.select.*'gfpo'.*'count'"),
+        ({"keys": []}, "algorithm.keys"),
+        ({"keys": ["prompt(wait=2)"]}, "algorithm.keys.*'prompt'.*'wait'"),
+        ({"keys": ["prompt(weight='two')"]}, "algorithm.keys.*weight.*prompt"),
+        ({"baseline": "greedy", "combine": "minimum"}, "algorithm.combine.*'minimum'"),
+        ({"baseline": "greedy", "weighting": ["hypervolume"]}, "algorithm.weighting.*'hypervolume'"),
+        ({"baseline": "greedy", "transform": ["clip(low=0, high=1)"]}, "algorithm.transform.*clip"),
     ],
 )
 def test_a_mistake_in_the_recipe_is_found_at_the_start(blocks, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=message):
         AdvantageRecipe.of(Algorithm(**blocks))
-    assert message in str(error.value)
 
 
 def test_a_recipe_knows_the_fields_and_keys_it_needs():

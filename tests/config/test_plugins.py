@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 from mmgrpo.config import plugins
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 from mmgrpo.family import families, family
 from mmgrpo.rewards import entries, scorer
 from mmgrpo.types import Prompt, Text

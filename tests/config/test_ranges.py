@@ -189,7 +189,7 @@ def scale(x: float, by: Annotated[float, within("(0, 1]")] = 1.0, shift: float =
     return x * by + shift + count
 
 
-TABLE: Mapping[str, Block] = {"scale": Block(scale, ("x",))}
+TABLE: Mapping[str, Block] = {"scale": Block(scale)}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_function_whose_annotations_cannot_be_resolved_is_taken_as_it_is():
     def own(x: Unknown, by: float = 1.0) -> Unknown:  # type: ignore[name-defined]
         return x * by
 
-    table = {"own": Block(own, ("x",)), "partial": Block(partial(own, by=2.0), ("x",))}
+    table = {"own": Block(own), "partial": Block(partial(own, by=2.0))}
     assert bind("own(by=-2)", table, "demo")({"x": 4.0}) == -8.0
     assert bind("partial(by=3)", table, "demo")({"x": 4.0}) == 12.0
 

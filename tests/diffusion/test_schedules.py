@@ -43,7 +43,7 @@ def test_shift_one_is_evenly_spaced():
     torch.testing.assert_close(flow_grid(4, shift=1.0).levels, torch.tensor([1, 0.75, 0.5, 0.25, 0]))
 
 
-@pytest.mark.parametrize("grid", [flow_grid(7), flow_grid(25, 5.0), flux_grid(28, 1024), flux_grid(1, 4096)])
+@pytest.mark.parametrize("grid", [flow_grid(7), flow_grid(25, 5.0), flux_grid(28, image_tokens=1024), flux_grid(1, image_tokens=4096)])
 def test_flow_levels_start_at_one_and_end_at_zero_exactly(grid):
     assert grid.levels[0] == 1 and grid.levels[-1] == 0
     assert grid.levels.dtype == torch.float32
@@ -65,7 +65,7 @@ def test_flux_grid_is_that_of_diffusers(steps, tokens):
     scheduler = schedulers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0)
     base = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
     scheduler.set_timesteps(sigmas=base, mu=math.log(flux_shift(tokens)))
-    torch.testing.assert_close(flux_grid(steps, tokens).levels, scheduler.sigmas, atol=2e-7, rtol=0)
+    torch.testing.assert_close(flux_grid(steps, image_tokens=tokens).levels, scheduler.sigmas, atol=2e-7, rtol=0)
 
 
 @pytest.mark.parametrize("steps", [7, 28, 50])
@@ -74,7 +74,7 @@ def test_levels_are_rounded_to_fp32_once(steps):
     shift = flux_shift(1024)
     sigmas = [1 - k * (1 - 1 / steps) / max(1, steps - 1) for k in range(steps)]
     exact = torch.tensor([*(shift * s / (1 + (shift - 1) * s) for s in sigmas), 0], dtype=torch.float64)
-    torch.testing.assert_close(flux_grid(steps, 1024).levels.double(), exact, rtol=0, atol=2**-25 + 1e-15)
+    torch.testing.assert_close(flux_grid(steps, image_tokens=1024).levels.double(), exact, rtol=0, atol=2**-25 + 1e-15)
 
 
 def test_the_network_is_given_sigma_and_not_a_truncated_thousandth():
@@ -95,7 +95,7 @@ def test_unshifted_undoes_shifted():
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 11])
-@pytest.mark.parametrize("grid", [flow_grid(16), flux_grid(16, 1024)])
+@pytest.mark.parametrize("grid", [flow_grid(16), flux_grid(16, image_tokens=1024)])
 def test_a_tail_lands_on_zero_and_leaves_the_head_alone(grid, length):
     tail = grid.with_tail(5, length)
     assert tail.steps == 5 + length and tail.times.shape == (5 + length,)
@@ -208,7 +208,7 @@ def test_levels_in_geometric_progression_end_at_zero():
 def test_a_grid_of_no_steps_is_refused_whatever_its_kind():
     alphas = stable_diffusion_alphas()
     made = (
-        *(flow_grid, sway_grid, lambda steps: flux_grid(steps, 1024)),
+        *(flow_grid, sway_grid, lambda steps: flux_grid(steps, image_tokens=1024)),
         *(lambda steps: ddim_grid(alphas, steps), lambda steps: exponential_sigmas(steps, 0.1, 10.0)),
     )
     for grid in made:

@@ -92,7 +92,7 @@ def test_flash_takes_the_sixteen_evaluations_of_the_paper_on_average():
 @pytest.mark.parametrize("ratio", [0.2, 0.4, 0.99])
 def test_every_flash_grid_ends_at_sigma_zero(round, ratio):
     plan = one(f"sliding_window(size=4, tail='dpmpp_2m', tail_ratio={ratio})", 25, 12, round)
-    for base in (flow_grid(25), flux_grid(25, 1024)):
+    for base in (flow_grid(25), flux_grid(25, image_tokens=1024)):
         grid = plan.grid(base)
         assert grid.levels[-1] == 0 and grid.steps == plan.steps
         assert bool((grid.levels[1:] < grid.levels[:-1]).all())

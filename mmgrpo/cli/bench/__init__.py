@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmgrpo.cli.options import options, words
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 
 BENCHMARKS = ("visual", "vlm", "speech", "rewards")
 """Modules with the options of a benchmark (``Args``) and the function ``run``."""

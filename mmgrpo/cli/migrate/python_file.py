@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mmgrpo.cli.migrate.sources import Source
-from mmgrpo.config.registry import nearest
+from mmgrpo.config.names import nearest
 
 ARITHMETIC = {
     ast.Add: operator.add,

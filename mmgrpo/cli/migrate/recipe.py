@@ -15,8 +15,8 @@ from mmgrpo.cli.migrate.sources import Source, from_words, read
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 from mmgrpo.cli.migrate.trl_script import flags_of, from_trl_script
 from mmgrpo.cli.train import arithmetic
+from mmgrpo.config.names import nearest
 from mmgrpo.config.reading import UNDECIDED, build, option_names, undecided, without
-from mmgrpo.config.registry import nearest
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family

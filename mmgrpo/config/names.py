@@ -1,0 +1,25 @@
+"""Hints for unknown names."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+FEW = 16
+"""Longest list of names that a message shows whole."""
+
+SHOWN = 5
+"""Names that a message shows of a longer one."""
+
+
+def nearest(name: str, names: Any, listing: str = "") -> str:
+    """A hint for an unknown name: the closest of ``names``, then all of them, or the five closest of more than
+    ``FEW`` and the command that lists all (``listing``)."""
+    ordered = sorted(names)
+    close = difflib.get_close_matches(name, ordered, n=1, cutoff=0.5)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    if len(ordered) <= FEW:
+        return f"{hint} Known: {', '.join(ordered)}."
+    shown = difflib.get_close_matches(name, ordered, n=SHOWN, cutoff=0.0) if name else ordered[:SHOWN]
+    rest = f"'{listing}' lists all {len(ordered)}" if listing else f"and {len(ordered) - len(shown)} others"
+    return f"{hint} Known: {', '.join(shown)}{'; ' if listing else ' '}{rest}."
