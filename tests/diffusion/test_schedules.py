@@ -43,7 +43,9 @@ def test_shift_one_is_evenly_spaced():
     torch.testing.assert_close(flow_grid(4, shift=1.0).levels, torch.tensor([1, 0.75, 0.5, 0.25, 0]))
 
 
-@pytest.mark.parametrize("grid", [flow_grid(7), flow_grid(25, 5.0), flux_grid(28, image_tokens=1024), flux_grid(1, image_tokens=4096)])
+@pytest.mark.parametrize(
+    "grid", [flow_grid(7), flow_grid(25, 5.0), flux_grid(28, image_tokens=1024), flux_grid(1, image_tokens=4096)]
+)
 def test_flow_levels_start_at_one_and_end_at_zero_exactly(grid):
     assert grid.levels[0] == 1 and grid.levels[-1] == 0
     assert grid.levels.dtype == torch.float32
