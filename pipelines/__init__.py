@@ -1,6 +1,6 @@
 """Model families: each file implements the interface of a policy for one family of models.
 
-A family is a module with ``load(path, ...)``, which reads an ordinary checkpoint, and ``tiny(folder)``, which writes a
+A family is a module with ``load(options)``, which reads an ordinary checkpoint, and ``tiny(folder)``, which writes a
 small random checkpoint of the same architecture. The packages ``visual``, ``vlm`` and ``speech`` list theirs in
 ``FAMILIES`` and construct policies:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
-from mmgrpo.family import family
+from mmgrpo.family import families, family
 from mmgrpo.rollout import RoundSettings, redraws
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.scoring import ErrorRate, Scorer
@@ -37,7 +38,12 @@ def load(family: ModuleType, folder: str | Path, **settings: Any) -> Any:
     keep = settings.pop("keep_reference", False)
     names = {one.name for one in fields(Training)}
     training = Training(**{name: value for name, value in settings.items() if name in names})
-    model = family.load(folder, training, **{name: value for name, value in settings.items() if name not in names})
+    own = {name: value for name, value in settings.items() if name not in names}
+    if "options" in inspect.signature(family.load).parameters:
+        options = families()[family.__name__.split(".")[-1]].sections.model
+        model = family.load(options(path=str(folder), **own), training)
+    else:
+        model = family.load(folder, training, **own)
     if keep:
         model.reference.keep()
     return model

@@ -20,6 +20,7 @@ from pipelines.lora import lora_weights
 from pipelines.pretrained import locate, read_network, read_pipeline, reading
 from pipelines.training import Training, freeze, make_trainable
 from pipelines.visual.flow import Architecture, FlowModel
+from pipelines.visual.options import StableDiffusionOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
 UNET = "unet"
@@ -78,27 +79,24 @@ class DiffusionModel(FlowModel):
 def load_unet(
     kind: Any,
     architecture: Callable[[Any, torch.device, tuple[int, int]], UnetArchitecture],
-    path: str | Path,
+    options: StableDiffusionOptions,
     training: Training,
     *,
     example: str,
-    height: int,
-    width: int,
-    guidance: float,
-    options: Mapping[str, Any],
+    unread: Mapping[str, Any],
 ) -> DiffusionModel:
     """A UNet with the frozen parts of its pipeline, which is of class ``kind``.
 
-    ``architecture`` takes pipeline, device, and height and width of latents. ``options`` are further arguments of
+    ``architecture`` takes pipeline, device, and height and width of latents. ``unread`` are further arguments of
     ``kind.from_pretrained``, among them None for parts that are not read; ``example`` is a hub id for errors.
     """
     from diffusers import UNet2DConditionModel
 
-    at_least_one("guidance", guidance)
-    source = locate(path, example, "model_index.json")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, example, "model_index.json")
     device = torch.device(training.device)
     network = read_network(UNet2DConditionModel, source, training, UNET)
-    pipeline = read_pipeline(kind, source, training, unet=network, **options)
+    pipeline = read_pipeline(kind, source, training, unet=network, **unread)
     refuse_other_inputs(source, network.config, pipeline.vae.config.latent_channels)
     scheduler, prediction = ddim_scheduler(source, pipeline.scheduler)
     freeze((part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)), device)
@@ -116,11 +114,11 @@ def load_unet(
 
     return DiffusionModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         prediction=prediction,
         sized=sized,
     )

@@ -6,7 +6,7 @@ import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pipelines.export import Elsewhere
 
 COMMON = {f.name for f in (*fields(ModelOptions), *fields(MemoryOptions))}
-"""Options that all families have, which are no arguments of their ``load``."""
+"""Options that all families have, on which encodings do not depend, or which ``limit_memory`` names."""
 
 
 SIZE = ("height", "width", "frames")
@@ -153,9 +153,8 @@ class VisualFamily:
         self.refuse_other_architectures(path)
         own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON}
         model = importlib.import_module(self.module).load(
-            path,
+            replace(options, path=path),
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
-            **own,
         )
         model.levels = config.sampling.grid
         model.negative_prompt = options.negative_prompt

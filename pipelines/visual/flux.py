@@ -25,6 +25,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
+from pipelines.visual.options import FluxOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(
@@ -120,30 +121,19 @@ def places(height: int, width: int, picture: int = 0) -> Float[Tensor, "tokens 3
     return grid.view(-1, 3)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 512,
-    width: int = 512,
-    guidance: float = 3.5,
-    true_cfg_scale: float = 1.0,
-    max_sequence_length: int = 512,
-    kind: type[Flux] = Flux,
-) -> FlowModel:
+def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] = Flux) -> FlowModel:
     """Load a FLUX.1 model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; T5 reads ``max_sequence_length`` tokens (at
-    most 512, schnell 256). ``kind`` is the architecture, which a family with the same parts replaces.
+    Text encoders are stored in the precision of computation, the VAE in fp32. ``kind`` is the architecture, which a
+    family with the same parts replaces.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     import diffusers
 
-    at_least_one("true_cfg_scale", true_cfg_scale)
-    source = locate(path, "black-forest-labs/FLUX.1-dev", "model_index.json")
+    at_least_one("true_cfg_scale", options.true_cfg_scale)
+    source = locate(options.path, "black-forest-labs/FLUX.1-dev", "model_index.json")
     device = torch.device(training.device)
     network = read_network(diffusers.FluxTransformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(getattr(diffusers, kind.pipeline_name), source, training, transformer=network)
@@ -154,15 +144,18 @@ def load(
     def sized(height: int, width: int, frames: int) -> tuple[Flux, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
         size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
-        return kind(pipeline, max_sequence_length, guidance, device, size), (network.config.in_channels // 4, *size)
+        return kind(pipeline, options.max_sequence_length, options.guidance, device, size), (
+            network.config.in_channels // 4,
+            *size,
+        )
 
     return FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(true_cfg_scale),
+        guidance=float(options.true_cfg_scale),
         sized=sized,
     )
 

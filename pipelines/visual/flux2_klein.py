@@ -30,6 +30,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.given import optional_picture, with_and_without
+from pipelines.visual.options import KleinOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(
@@ -133,33 +134,24 @@ def places(picture: int = 0, rows: int = 1, columns: int = 1, words: int = 1) ->
     return torch.cartesian_prod(torch.tensor([picture]), torch.arange(rows), torch.arange(columns), torch.arange(words))
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 512,
-    width: int = 512,
-    guidance: float = 4.0,
-    max_sequence_length: int = 512,
-) -> FlowModel:
+def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:
     """Load a FLUX.2 klein model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; Qwen reads ``max_sequence_length`` tokens.
+    The text encoder is stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
 
-    at_least_one("guidance", guidance)
-    source = locate(path, "black-forest-labs/FLUX.2-klein-base-4B", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, "black-forest-labs/FLUX.2-klein-base-4B", "model_index.json")
     network = read_network(Flux2Transformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(Flux2KleinPipeline, source, training, vae=AutoencoderKLFlux2, transformer=network)
-    if pipeline.config.is_distilled and guidance != 1:
+    if pipeline.config.is_distilled and options.guidance != 1:
         raise ValueError(
-            f"guidance: got {guidance}, expected 1, since '{source}' is distilled and takes none; set it to 1 or train "
-            "a base checkpoint, e.g. black-forest-labs/FLUX.2-klein-base-4B"
+            f"guidance: got {options.guidance}, expected 1, since '{source}' is distilled and takes none; set it to 1 "
+            "or train a base checkpoint, e.g. black-forest-labs/FLUX.2-klein-base-4B"
         )
     device = torch.device(training.device)
     freeze((pipeline.vae, pipeline.text_encoder), device)
@@ -167,15 +159,15 @@ def load(
 
     def sized(height: int, width: int, frames: int) -> tuple[Klein, tuple[int, ...]]:
         size = latent_size(height, width, unit=factor, factor=factor, default=default)
-        return Klein(pipeline, max_sequence_length, device, size), (network.config.in_channels, *size)
+        return Klein(pipeline, options.max_sequence_length, device, size), (network.config.in_channels, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         sized=sized,
     )
 

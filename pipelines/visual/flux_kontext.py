@@ -20,6 +20,7 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual import flux
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.given import optional_picture, with_and_without
+from pipelines.visual.options import KontextOptions
 
 LORA_TARGETS = flux.LORA_TARGETS
 
@@ -53,27 +54,9 @@ class Kontext(flux.Flux):
         return with_and_without(given, predict)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 512,
-    width: int = 512,
-    guidance: float = 3.5,
-    true_cfg_scale: float = 1.0,
-    max_sequence_length: int = 512,
-) -> FlowModel:
+def load(options: KontextOptions, training: Training = PLAIN) -> FlowModel:
     """Load a FLUX.1 Kontext model for training, as ``flux.load`` does FLUX.1."""
-    return flux.load(
-        path,
-        training,
-        height=height,
-        width=width,
-        guidance=guidance,
-        true_cfg_scale=true_cfg_scale,
-        max_sequence_length=max_sequence_length,
-        kind=Kontext,
-    )
+    return flux.load(options, training, kind=Kontext)
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_tiny import tiny
+from pipelines.visual.options import HunyuanVideoOptions
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
@@ -152,34 +152,21 @@ def latent_clip(
     return latent_frames(frames or own, pipeline.vae_scale_factor_temporal), *size
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    frames: int = 0,
-    fps: float = 0.0,
-    guidance: float = 6.0,
-    true_cfg_scale: float = 1.0,
-    max_sequence_length: int = 256,
-) -> FlowModel:
+def load(options: HunyuanVideoOptions, training: Training = PLAIN) -> FlowModel:
     """Load a HunyuanVideo model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels; 0 is the pipeline's default (720 x 1280, 129 frames, 24 per second). Llama
-    reads ``max_sequence_length`` tokens of a prompt.
+    Text encoders are stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
 
-    at_least_one("true_cfg_scale", true_cfg_scale)
-    source = locate(path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
+    at_least_one("true_cfg_scale", options.true_cfg_scale)
+    source = locate(options.path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
     network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_hunyuan(HunyuanVideoPipeline, source, training, network)
-    architecture = HunyuanVideo(pipeline, max_sequence_length, guidance, torch.device(training.device))
+    architecture = HunyuanVideo(pipeline, options.max_sequence_length, options.guidance, torch.device(training.device))
 
     def sized(height: int, width: int, frames: int) -> tuple[HunyuanVideo, tuple[int, ...]]:
         size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
@@ -187,11 +174,11 @@ def load(
 
     return FlowModel(
         network,
-        *sized(height, width, frames),
+        *sized(options.height, options.width, options.frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(true_cfg_scale),
-        fps=fps or FPS,
+        guidance=float(options.true_cfg_scale),
+        fps=options.fps or FPS,
         sized=sized,
     )

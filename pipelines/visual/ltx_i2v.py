@@ -35,6 +35,7 @@ from pipelines.visual.ltx_video import (
     spacing,
     velocity,
 )
+from pipelines.visual.options import LtxImageOptions
 from pipelines.visual.sizes import at_least_one
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
@@ -89,17 +90,7 @@ class LtxImage(Architecture):
         return spacing(scheduler, steps, math.prod(self.size))
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    frames: int = 0,
-    fps: float = 0.0,
-    guidance: float = 3.0,
-    max_sequence_length: int = 128,
-) -> FlowModel:
+def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
     """Load an LTX-Video model for training on clips that begin with a picture; see ``pipelines.visual.ltx_video.load``.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
@@ -107,8 +98,8 @@ def load(
     require("visual", "diffusers", "transformers")
     from diffusers import LTXImageToVideoPipeline, LTXVideoTransformer3DModel
 
-    at_least_one("guidance", guidance)
-    source = locate(path, "Lightricks/LTX-Video", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_ltx(LTXImageToVideoPipeline, source, training, network)
     device = torch.device(training.device)
@@ -121,16 +112,16 @@ def load(
                 f"{pipeline.vae_temporal_compression_ratio + 1}"
             )
         shape = (network.config.in_channels, size[0] - 1, *size[1:])
-        return LtxImage(pipeline, max_sequence_length, fps or FPS, device, size), shape
+        return LtxImage(pipeline, options.max_sequence_length, options.fps or FPS, device, size), shape
 
     return FlowModel(
         network,
-        *sized(height, width, frames),
+        *sized(options.height, options.width, options.frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
-        fps=fps or FPS,
+        guidance=float(options.guidance),
+        fps=options.fps or FPS,
         sized=sized,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.ltx_tiny import tiny
+from pipelines.visual.options import LtxVideoOptions
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
@@ -139,46 +139,34 @@ def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[in
     return latent_frames(frames or FRAMES, pipeline.vae_temporal_compression_ratio), *size
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    frames: int = 0,
-    fps: float = 0.0,
-    guidance: float = 3.0,
-    max_sequence_length: int = 128,
-) -> FlowModel:
+def load(options: LtxVideoOptions, training: Training = PLAIN) -> FlowModel:
     """Load an LTX-Video model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels; 0 is the pipeline's default (512 x 704, 161 frames, 25 per second). T5 reads
-    ``max_sequence_length`` tokens.
+    The text encoder is stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import LTXPipeline, LTXVideoTransformer3DModel
 
-    at_least_one("guidance", guidance)
-    source = locate(path, "Lightricks/LTX-Video", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_ltx(LTXPipeline, source, training, network)
     device = torch.device(training.device)
 
     def sized(height: int, width: int, frames: int) -> tuple[LtxVideo, tuple[int, ...]]:
         size = latent_clip(pipeline, frames, height, width)
-        architecture = LtxVideo(pipeline, max_sequence_length, fps or FPS, device, math.prod(size))
+        architecture = LtxVideo(pipeline, options.max_sequence_length, options.fps or FPS, device, math.prod(size))
         return architecture, (network.config.in_channels, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, frames),
+        *sized(options.height, options.width, options.frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
-        fps=fps or FPS,
+        guidance=float(options.guidance),
+        fps=options.fps or FPS,
         sized=sized,
     )

@@ -24,6 +24,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
+from pipelines.visual.options import QwenImageOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
@@ -114,29 +115,20 @@ def latent_statistics(vae: Any) -> tuple[Float[Tensor, "c 1 1 1"], Float[Tensor,
     return torch.tensor(config.latents_mean).view(-1, 1, 1, 1), torch.tensor(config.latents_std).view(-1, 1, 1, 1)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 4.0,
-    max_sequence_length: int = 512,
-) -> FlowModel:
+def load(options: QwenImageOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Qwen-Image model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; ``guidance`` is the pipeline's
-    ``true_cfg_scale``, 1 is none. A prompt may have ``max_sequence_length`` tokens, at most 1024.
+    The text encoder is stored in the precision of computation, the VAE in fp32. ``guidance`` is the
+    pipeline's ``true_cfg_scale``.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 
-    at_least_one("guidance", guidance)
-    check_text_tokens(max_sequence_length, TEXT_TOKENS)
-    source = locate(path, "Qwen/Qwen-Image", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    check_text_tokens(options.max_sequence_length, TEXT_TOKENS)
+    source = locate(options.path, "Qwen/Qwen-Image", "model_index.json")
     device = torch.device(training.device)
     network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(QwenImagePipeline, source, training, vae=AutoencoderKLQwenImage, transformer=network)
@@ -146,15 +138,15 @@ def load(
     def sized(height: int, width: int, frames: int) -> tuple[QwenImage, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
         size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
-        return QwenImage(pipeline, max_sequence_length, device, size), (network.config.in_channels // 4, *size)
+        return QwenImage(pipeline, options.max_sequence_length, device, size), (network.config.in_channels // 4, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         sized=sized,
     )
 

@@ -25,6 +25,7 @@ from pipelines.visual import qwen_tiny
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.given import given_picture
+from pipelines.visual.options import QwenImageEditOptions
 from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -120,21 +121,8 @@ def scaled(size: tuple[int, int], side: int) -> tuple[int, int]:
     return round(wide / (width / height) / UNIT) * UNIT, round(wide / UNIT) * UNIT
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 4.0,
-    given_size: int = 1024,
-    max_sequence_length: int = 2048,
-) -> FlowModel:
+def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Qwen-Image-Edit model (Plus or not, with one given picture) for training; only the transformer trains.
-
-    ``path`` is a folder or a hub id. ``height`` and ``width`` are in pixels, 0 for the pipeline's default;
-    ``guidance`` is the pipeline's ``true_cfg_scale``, 1 is none. A given picture is scaled to the pixels of a square of
-    ``given_size``, in its own proportions; with the words it may have ``max_sequence_length`` tokens.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
@@ -146,11 +134,11 @@ def load(
         QwenImageTransformer2DModel,
     )
 
-    at_least_one("guidance", guidance)
-    check_text_tokens(max_sequence_length, TEXT_TOKENS)
-    if given_size < 2 * UNIT:
-        raise ValueError(f"given_size: got {given_size} pixels, expected at least {2 * UNIT}")
-    source = locate(path, "Qwen/Qwen-Image-Edit-2509", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    check_text_tokens(options.max_sequence_length, TEXT_TOKENS)
+    if options.given_size < 2 * UNIT:
+        raise ValueError(f"given_size: got {options.given_size} pixels, expected at least {2 * UNIT}")
+    source = locate(options.path, "Qwen/Qwen-Image-Edit-2509", "model_index.json")
     device = torch.device(training.device)
     network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
     plus = architecture(source) == PLUS
@@ -165,21 +153,21 @@ def load(
     )
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor = pipeline.vae_scale_factor
-    read_size = PLUS_READS if plus else given_size
+    read_size = PLUS_READS if plus else options.given_size
 
     def sized(height: int, width: int, frames: int) -> tuple[QwenImageEdit, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
         size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
-        architecture = QwenImageEdit(pipeline, max_sequence_length, device, size, given_size, read_size)
+        architecture = QwenImageEdit(pipeline, options.max_sequence_length, device, size, options.given_size, read_size)
         return architecture, (network.config.in_channels // 4, *size)
 
     model = FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         sized=sized,
     )
     model.encodings.kept = model.negatives.kept = 128  # of up to 16 MB each

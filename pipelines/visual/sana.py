@@ -33,6 +33,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, pixels_of_latents
+from pipelines.visual.options import SanaOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -128,35 +129,25 @@ def euler(scheduler: Any, source: str) -> tuple[Any, bool]:
     return FlowMatchEulerDiscreteScheduler(shift=config["flow_shift"]), True
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 4.5,
-    max_sequence_length: int = 300,
-) -> FlowModel:
+def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Sana model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default; of the words Gemma reads
-    ``max_sequence_length`` tokens.
+    The text encoder is stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderDC, SanaPipeline, SanaTransformer2DModel
 
-    at_least_one("guidance", guidance)
-    source = locate(path, "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "model_index.json")
     network = read_network(SanaTransformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(SanaPipeline, source, training, vae=AutoencoderDC, transformer=network)
     device = torch.device(training.device)
     freeze((pipeline.vae, pipeline.text_encoder), device)
     scheduler, even = euler(pipeline.scheduler, source)
     factor, config = pipeline.vae_scale_factor, network.config
-    architecture = Sana(pipeline, max_sequence_length, device, even)
+    architecture = Sana(pipeline, options.max_sequence_length, device, even)
 
     def sized(height: int, width: int, frames: int) -> tuple[Sana, tuple[int, ...]]:
         unit, default = factor * config.patch_size, config.sample_size * factor
@@ -167,11 +158,11 @@ def load(
 
     return FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         sized=sized,
     )
 

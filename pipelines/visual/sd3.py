@@ -21,6 +21,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline, read_sched
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
+from pipelines.visual.options import FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sizes import at_least_one, latent_size
 from pipelines.visual.small import SmallModel, is_small, read_words
@@ -118,27 +119,18 @@ class Small(SmallModel):
         return StableDiffusion3Pipeline
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 1.0,
-    max_sequence_length: int = 256,
-) -> FlowModel:
+def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default; T5 reads ``max_sequence_length`` tokens.
+    Text encoders are stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 
-    at_least_one("guidance", guidance)
-    source = locate(path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
     scheduler = read_scheduler(source)
@@ -165,14 +157,14 @@ def load(
         tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
         if words is not None:
             return Small(words, scheduler, tokens, enlarger), (config.in_channels, *size)
-        return Pretrained(pipeline, max_sequence_length, device, tokens), (config.in_channels, *size)
+        return Pretrained(pipeline, options.max_sequence_length, device, tokens), (config.in_channels, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         sized=sized,
     )

@@ -23,6 +23,7 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
 from pipelines.visual.flow import pixels_of_latents
+from pipelines.visual.options import SdxlOptions
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -68,18 +69,10 @@ class Sdxl(UnetArchitecture):
         return pixels_of_latents(self.pipeline.vae, latents)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 5.0,
-) -> DiffusionModel:
+def load(options: SdxlOptions, training: Training = PLAIN) -> DiffusionModel:
     """Load a Stable Diffusion XL model for training; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default.
+    Text encoders are stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes, settings or checkpoints.
     """
@@ -89,13 +82,10 @@ def load(
     return load_unet(
         StableDiffusionXLPipeline,
         Sdxl,
-        path,
+        options,
         training,
         example="stabilityai/stable-diffusion-xl-base-1.0",
-        height=height,
-        width=width,
-        guidance=guidance,
-        options=NOT_READ,
+        unread=NOT_READ,
     )
 
 

@@ -34,6 +34,7 @@ from pipelines.visual.hunyuan_video import (
     spacing,
     velocity,
 )
+from pipelines.visual.options import SkyreelsOptions
 from pipelines.visual.sizes import at_least_one
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
@@ -83,24 +84,11 @@ class Skyreels(Architecture):
         return spacing(steps)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    transformer: str = "",
-    height: int = 0,
-    width: int = 0,
-    frames: int = 0,
-    fps: float = 0.0,
-    guidance: float = 1.0,
-    true_cfg_scale: float = 6.0,
-    max_sequence_length: int = 256,
-) -> FlowModel:
+def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
     """Load a SkyReels model for training on clips that begin with a picture; text encoders and VAE are frozen.
 
-    ``path`` is a folder or a hub id of HunyuanVideo; ``transformer`` is that of a network which is published by itself,
-    empty where the network is part of ``path``. ``height`` and ``width`` are in pixels; 0 is the pipeline's default
-    (544 x 960, 97 frames, 24 per second). Otherwise as ``pipelines.visual.hunyuan_video.load``.
+    ``options.path`` is a HunyuanVideo, and ``options.transformer`` a network that is published by itself, or empty
+    where the network is part of ``path``.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for a network that takes no picture, and for
     unsupported sizes or settings.
@@ -108,17 +96,17 @@ def load(
     require("visual", "diffusers", "transformers")
     from diffusers import HunyuanSkyreelsImageToVideoPipeline, HunyuanVideoTransformer3DModel
 
-    at_least_one("true_cfg_scale", true_cfg_scale)
-    source = locate(path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
-    if transformer and not training.network:
-        network = read_network(HunyuanVideoTransformer3DModel, locate(transformer, NETWORK), training)
+    at_least_one("true_cfg_scale", options.true_cfg_scale)
+    source = locate(options.path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
+    if options.transformer and not training.network:
+        network = read_network(HunyuanVideoTransformer3DModel, locate(options.transformer, NETWORK), training)
     else:
         network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_hunyuan(HunyuanSkyreelsImageToVideoPipeline, source, training, network)
     channels = pipeline.vae.config.latent_channels
     if network.config.in_channels != 2 * channels:
         raise ValueError(
-            f"'{transformer or source}': the network reads {network.config.in_channels} channels, expected "
+            f"'{options.transformer or source}': the network reads {network.config.in_channels} channels, expected "
             f"{2 * channels}, half of them for the picture; set model.transformer={NETWORK}, or take "
             "model.family=hunyuan_video for clips from words"
         )
@@ -126,16 +114,16 @@ def load(
     def sized(height: int, width: int, frames: int) -> tuple[Skyreels, tuple[int, ...]]:
         size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
         device = torch.device(training.device)
-        return Skyreels(pipeline, max_sequence_length, guidance, device, size[1:]), (channels, *size)
+        return Skyreels(pipeline, options.max_sequence_length, options.guidance, device, size[1:]), (channels, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, frames),
+        *sized(options.height, options.width, options.frames),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(true_cfg_scale),
-        fps=fps or FPS,
+        guidance=float(options.true_cfg_scale),
+        fps=options.fps or FPS,
         sized=sized,
     )
 

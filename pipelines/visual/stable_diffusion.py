@@ -22,6 +22,7 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
 from pipelines.visual.flow import pixels_of_latents
+from pipelines.visual.options import StableDiffusionOptions
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -57,18 +58,10 @@ class StableDiffusion(UnetArchitecture):
         return pixels_of_latents(self.pipeline.vae, latents)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 5.0,
-) -> DiffusionModel:
+def load(options: StableDiffusionOptions, training: Training = PLAIN) -> DiffusionModel:
     """Load a Stable Diffusion 1.x or 2.x model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the checkpoint's default.
+    The text encoder is stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes, settings or checkpoints.
     """
@@ -78,13 +71,10 @@ def load(
     return load_unet(
         StableDiffusionPipeline,
         StableDiffusion,
-        path,
+        options,
         training,
         example="CompVis/stable-diffusion-v1-4",
-        height=height,
-        width=width,
-        guidance=guidance,
-        options=NOT_READ,
+        unread=NOT_READ,
     )
 
 

@@ -26,6 +26,7 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.options import WanOptions
 from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
@@ -138,52 +139,38 @@ def boundary_of(pipeline: Any) -> float:
     return pipeline.config.boundary_ratio * pipeline.scheduler.config.num_train_timesteps
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    frames: int = 0,
-    fps: float = 0.0,
-    guidance: float = 5.0,
-    guidance_2: float = 0.0,
-    max_sequence_length: int = 512,
-) -> FlowModel:
+def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Wan model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. Text encoders are stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels; they, ``frames`` and ``fps`` are 0 for the checkpoint's own. ``guidance_2``
-    is the scale of the second of two networks, 0 for that of the first.
+    Text encoders are stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import WanPipeline, WanTransformer3DModel
 
-    source = locate(path, EXAMPLE, "model_index.json", "words")
-    clip = Clip(frames, height, width, fps)
+    source = locate(options.path, EXAMPLE, "model_index.json", "words")
     if not is_small(source):
-        return pretrained(Wan, WanPipeline, source, training, clip, guidance, guidance_2, max_sequence_length)
-    at_least_one("guidance", guidance)
-    refuse_second_scale(guidance_2, source)
+        return pretrained(Wan, WanPipeline, source, options, training)
+    at_least_one("guidance", options.guidance)
+    refuse_second_scale(options.guidance_2, source)
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
     scheduler = read_scheduler(source)
     own = Clip.read(source)
     architecture = Small(read_words(source, torch.device(training.device)), scheduler, own)
 
     def sized(height: int, width: int, frames: int) -> tuple[Small, tuple[int, ...]]:
-        size = latent_clip(Clip(frames, height, width, fps), own, network.config)
+        size = latent_clip(Clip(frames, height, width, options.fps), own, network.config)
         return architecture, (network.config.in_channels, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, frames),
+        *sized(options.height, options.width, options.frames),
         scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
-        fps=fps or own.fps,
+        guidance=float(options.guidance),
+        fps=options.fps or own.fps,
         sized=sized,
     )
 
@@ -232,15 +219,13 @@ def pretrained(
     kind: type[Wan],
     pipeline_class: Any,
     source: str,
+    options: WanOptions,
     training: Training,
-    clip: Clip,
-    guidance: float,
-    guidance_2: float,
-    max_sequence_length: int,
 ) -> FlowModel:
-    """A published checkpoint as a model of ``kind``; zeros of ``clip`` are the defaults of diffusers' pipelines."""
+    """A published checkpoint as a model of ``kind``; sizes of 0 are the defaults of diffusers' pipelines."""
     from diffusers import AutoencoderKLWan
 
+    guidance, guidance_2 = options.guidance, options.guidance_2
     at_least_one("guidance", guidance)
     parts = read_networks(source, training)
     config = parts[TRANSFORMER].config
@@ -268,7 +253,7 @@ def pretrained(
         size = latent_clip(clip, own, config, vae.scale_factor_spatial, vae.scale_factor_temporal)
         architecture = kind(
             pipeline,
-            max_sequence_length,
+            options.max_sequence_length,
             torch.device(training.device),
             size,
             (size[1] // rows) * (size[2] // columns),
@@ -280,11 +265,11 @@ def pretrained(
 
     return FlowModel(
         network,
-        *sized(clip.height, clip.width, clip.frames),
+        *sized(options.height, options.width, options.frames),
         pipeline.scheduler,
         training,
         reference,
         guidance=float(guidance),
-        fps=clip.fps or own.fps,
+        fps=options.fps or own.fps,
         sized=sized,
     )

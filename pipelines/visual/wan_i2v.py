@@ -25,8 +25,8 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual import wan_tiny
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.given import given_picture
+from pipelines.visual.options import WanImageOptions
 from pipelines.visual.wan import Wan, pretrained
-from pipelines.visual.wan_small import Clip
 
 __all__ = ["load", "tiny"]
 
@@ -98,18 +98,7 @@ class WanImage(Wan):
         return torch.cat([first, latents], 2)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    frames: int = 0,
-    fps: float = 0.0,
-    guidance: float = 5.0,
-    guidance_2: float = 0.0,
-    max_sequence_length: int = 512,
-) -> FlowModel:
+def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Wan model for training on clips that begin with a picture; see ``pipelines.visual.wan.load``.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for one that takes words only or a last picture
@@ -118,7 +107,7 @@ def load(
     require("visual", "diffusers", "transformers")
     from diffusers import WanImageToVideoPipeline
 
-    source = locate(path, EXAMPLE, "model_index.json")
+    source = locate(options.path, EXAMPLE, "model_index.json")
     index = read_json(source, "model_index.json") or {}
     if not index.get("expand_timesteps") and index.get("_class_name") == "WanPipeline":
         raise ValueError(f"'{source}' makes clips from words only, expected one that takes a picture; take family wan")
@@ -128,15 +117,12 @@ def load(
             f"'{source}' takes the last frame of a clip beside the first, expected the first only; take a model of "
             f"image-to-video, e.g. {EXAMPLE}"
         )
-    if network.get("image_dim") is not None and max_sequence_length != IMAGE_CONTEXT:
+    if network.get("image_dim") is not None and options.max_sequence_length != IMAGE_CONTEXT:
         raise ValueError(
-            f"max_sequence_length: got {max_sequence_length}, expected {IMAGE_CONTEXT}, the only number of text tokens "
-            "that a network with image tokens takes"
+            f"max_sequence_length: got {options.max_sequence_length}, expected {IMAGE_CONTEXT}, the only number of "
+            "text tokens that a network with image tokens takes"
         )
-    clip = Clip(frames, height, width, fps)
-    return pretrained(
-        WanImage, WanImageToVideoPipeline, source, training, clip, guidance, guidance_2, max_sequence_length
-    )
+    return pretrained(WanImage, WanImageToVideoPipeline, source, options, training)
 
 
 def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1") -> Path:

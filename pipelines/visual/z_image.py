@@ -23,6 +23,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny, tiny_parts
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
+from pipelines.visual.options import ZImageOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -93,55 +94,45 @@ class ZImage(Architecture):
         return {"sigmas": torch.linspace(1.0, 1 / steps, steps).tolist(), "mu": mu}
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    height: int = 0,
-    width: int = 0,
-    guidance: float = 1.0,
-    cfg_normalization: float = 0.0,
-    max_sequence_length: int = 512,
-) -> FlowModel:
+def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
     """Load a Z-Image model for training; text encoder and VAE are frozen.
 
-    ``path`` is a folder or a hub id. The text encoder is stored in the precision of computation, the VAE in fp32.
-    ``height`` and ``width`` are in pixels, 0 for the pipeline's default; ``guidance`` is the pipeline's
-    ``guidance_scale`` plus 1, so that 1 is none; ``cfg_normalization`` is the pipeline's, 0 for no limit.
+    The text encoder is stored in the precision of computation, the VAE in fp32. ``guidance`` is the
+    pipeline's ``guidance_scale`` plus 1.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import ZImagePipeline, ZImageTransformer2DModel
 
-    at_least_one("guidance", guidance)
-    source = locate(path, "Tongyi-MAI/Z-Image-Turbo", "model_index.json")
+    at_least_one("guidance", options.guidance)
+    source = locate(options.path, "Tongyi-MAI/Z-Image-Turbo", "model_index.json")
     device = torch.device(training.device)
     network = read_network(ZImageTransformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(ZImagePipeline, source, training, transformer=network)
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor, (text, *sides) = pipeline.vae_scale_factor, network.config.axes_lens
     # The prompt has the positions from 1, padded, and the picture the one behind them.
-    if max_sequence_length > (most := (text - 2) // MULTIPLE * MULTIPLE):
+    if options.max_sequence_length > (most := (text - 2) // MULTIPLE * MULTIPLE):
         raise ValueError(
-            f"max_sequence_length: got {max_sequence_length}, expected at most {most}, for which the network has "
-            "positions"
+            f"max_sequence_length: got {options.max_sequence_length}, expected at most {most}, for which the network "
+            "has positions"
         )
     unit = PATCH * factor
 
     def sized(height: int, width: int, frames: int) -> tuple[ZImage, tuple[int, ...]]:
         size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS, most=unit * min(sides))
         tokens = size[0] * size[1] // PATCH**2
-        architecture = ZImage(pipeline, max_sequence_length, float(cfg_normalization), device, tokens)
+        architecture = ZImage(pipeline, options.max_sequence_length, float(options.cfg_normalization), device, tokens)
         return architecture, (network.config.in_channels, *size)
 
     return FlowModel(
         network,
-        *sized(height, width, 0),
+        *sized(options.height, options.width, 0),
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
+        guidance=float(options.guidance),
         sized=sized,
     )
 

@@ -19,6 +19,7 @@ from mmgrpo.family import family
 from mmgrpo.types import Prompt
 from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.diffusion import ddim_scheduler, refuse_other_inputs
+from tests.building import load
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.visual.denoising import KINDS, draw, ours, theirs
 from tests.pipelines.visual.drawing import noise
@@ -150,9 +151,9 @@ def test_unets_that_read_more_than_latents_and_words_are_refused(folders, tmp_pa
 @pytest.mark.parametrize("family", KINDS, ids=lambda family: family.__name__.rpartition(".")[2])
 def test_sizes_settings_and_prompts_that_cannot_be_are_errors(folders, family, tmp_path):
     folder = folders[family]
-    assert family.load(folder).shape == (4, 8, 8)  # the UNet's own size
+    assert load(family, folder).shape == (4, 8, 8)  # the UNet's own size
     oblong = edited(folder, tmp_path / "oblong", "unet/config.json", sample_size=[8, 12])
-    assert family.load(oblong).shape == (4, 8, 12)
+    assert load(family, oblong).shape == (4, 8, 12)
     assert ours(family, folder, height=24, width=0).shape == (4, 12, 8)
     with pytest.raises(ValueError, match="height.*18.*16"):
         ours(family, folder, height=18)

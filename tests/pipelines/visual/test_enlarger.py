@@ -10,6 +10,7 @@ import torch
 
 from pipelines.visual import sd3
 from pipelines.visual.enlarger import Enlarger
+from tests.building import load
 from tests.pipelines.visual.drawing import noise
 
 
@@ -65,7 +66,7 @@ def test_a_model_with_an_enlarger_draws_and_saves_larger_pictures(words_folder, 
     folder = tmp_path / "model"
     shutil.copytree(words_folder, folder)
     enlarger().save(folder / "enlarger")
-    small, large = sd3.load(words_folder, height=16, width=24), sd3.load(folder, height=32, width=48)
+    small, large = load(sd3, words_folder, height=16, width=24), load(sd3, folder, height=32, width=48)
     assert not any(parameter.requires_grad for parameter in large.architecture.enlarger.parameters())
     assert large.latent_shape() == small.latent_shape() == (3, 16, 24)
     x = noise(small, 2)
@@ -74,8 +75,8 @@ def test_a_model_with_an_enlarger_draws_and_saves_larger_pictures(words_folder, 
     for shown, wanted in zip(large.decode(x), expected, strict=True):
         torch.testing.assert_close(shown.pixels, wanted)
     with pytest.raises(ValueError, match="height.*36.*8"):
-        sd3.load(folder, height=36)
+        load(sd3, folder, height=36)
     large.save(tmp_path / "saved", large.network)
-    again = sd3.load(tmp_path / "saved")
+    again = load(sd3, tmp_path / "saved")
     assert again.decode(noise(again, 1))[0].pixels.shape == (3, 32, 32)  # the default of 16 positions
     torch.testing.assert_close(again.decode(x)[0].pixels, large.decode(x)[0].pixels)

@@ -13,6 +13,7 @@ from mmgrpo.evaluation import Shown
 from mmgrpo.report.plots import sample_grid
 from mmgrpo.types import Image, Prompt
 from pipelines.visual import pictures
+from tests.building import load
 
 
 def shown(count: int, shade: float = 0.5) -> Shown:
@@ -63,9 +64,9 @@ def test_a_reward_that_is_missing_is_a_dash():
 def test_the_tokens_of_an_oblong_picture_are_those_of_both_sides(words_folder):
     from pipelines.visual import sd3
 
-    patch = sd3.load(words_folder, height=16, width=16).network.config.patch_size
+    patch = load(sd3, words_folder, height=16, width=16).network.config.patch_size
     for height, width in ((16, 24), (24, 16), (16, 16)):
-        made = sd3.load(words_folder, height=height, width=width)
+        made = load(sd3, words_folder, height=height, width=width)
         assert made.latent_shape()[1:] == (height, width)
         assert made.architecture.tokens == (height // patch) * (width // patch)
 
@@ -77,7 +78,7 @@ def test_only_the_transformer_trains(name, tmp_path):
     from torch import nn
 
     family = importlib.import_module(f"pipelines.visual.{name}")
-    made = family.load(family.tiny(tmp_path), height=16, width=16)
+    made = load(family, family.tiny(tmp_path), height=16, width=16)
     parts = [part for part in made.architecture.pipeline.components.values() if isinstance(part, nn.Module)]
     frozen = [part for part in parts if part is not made.network]
     assert len(frozen) >= 2 and all(p.requires_grad for p in made.network.parameters())

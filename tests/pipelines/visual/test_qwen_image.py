@@ -118,13 +118,13 @@ def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
         model.encode([Prompt("x" * (words + 1))])
     assert qwen_image.check_text_tokens(1024, 1024) is None
     with pytest.raises(ValueError, match="max_sequence_length.*1025.*1024"):
-        qwen_image.load(folder, max_sequence_length=1025)
+        load(qwen_image, folder, max_sequence_length=1025)
 
 
 @pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (1, 4)])
 def test_a_size_between_two_tokens_is_refused_with_the_nearest(folder, size, nearest):
     with pytest.raises(ValueError, match=f"height.*{size}.*{nearest}"):
-        qwen_image.load(folder, height=size)
+        load(qwen_image, folder, height=size)
 
 
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):

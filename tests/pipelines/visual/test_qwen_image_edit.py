@@ -200,9 +200,9 @@ def test_bad_input_is_told(folder):
     with pytest.raises(ValueError, match="1.*160.*max_sequence"):
         model.encode([long])
     with pytest.raises(ValueError, match="max_sequence_length.*3585.*3584"):
-        qwen_image_edit.load(folder, max_sequence_length=3585)
+        load(qwen_image_edit, folder, max_sequence_length=3585)
     with pytest.raises(ValueError, match="given_size.*63.*64"):
-        qwen_image_edit.load(folder, given_size=63)
+        load(qwen_image_edit, folder, given_size=63)
     with pytest.raises(ValueError, match="width.*26.*24"):
         ours(folder, width=26)
     with pytest.raises(ValueError, match="qwen_image.*model.family=qwen_image_edit"):

@@ -133,14 +133,14 @@ def test_a_prompt_longer_than_gemma_reads_is_refused(folder):
 
 def test_bad_sizes_media_and_checkpoints_are_refused(folder):
     with pytest.raises(ValueError, match="height.*18.*16"):
-        sana.load(folder, height=18)
+        load(sana, folder, height=18)
     with pytest.raises(ValueError, match="guidance.*0.5"):
-        sana.load(folder, guidance=0.5)
+        load(sana, folder, guidance=0.5)
     with pytest.raises(ValueError, match="1 media"):
         ours(folder).encode(SEEN[:1])
     with pytest.raises(ValueError, match="SanaPipeline.*model.family=sana"):
         FAMILIES["flux"].refuse_other_architectures(str(folder))
-    assert sana.load(folder).latent_shape() == (4, 4, 4)
+    assert load(sana, folder).latent_shape() == (4, 4, 4)
 
 
 def test_only_the_transformer_trains(folder):

@@ -44,7 +44,7 @@ def test_the_encoding_equals_that_of_diffusers(folder, pipe):
 
 
 def test_the_length_that_t5_reads_is_a_setting(folder):
-    short, usual = ours(folder), sd3.load(folder, height=16, width=16)
+    short, usual = ours(folder), load(sd3, folder, height=16, width=16)
     # CLIP gives 77 hidden states, T5 as many as it reads
     assert short.encode(PROMPTS).tensors[0].shape == (3, 77 + 48, 32)
     assert usual.encode(PROMPTS).tensors[0].shape == (3, 77 + 256, 32)
@@ -236,11 +236,11 @@ def test_a_folder_that_is_no_model_says_what_is_there(tmp_path):
 
 def test_sizes_and_settings_that_cannot_be_are_errors(folder):
     # The transformer of the tiny model is made for 8 x 8 latents, of 2 x 2 pixels each.
-    assert sd3.load(folder).shape == (16, 8, 8)
+    assert load(sd3, folder).shape == (16, 8, 8)
     with pytest.raises(ValueError, match="height.*18"):
-        sd3.load(folder, height=18, width=16)
+        load(sd3, folder, height=18, width=16)
     with pytest.raises(ValueError, match="width.*68"):
-        sd3.load(folder, height=16, width=68)
+        load(sd3, folder, height=16, width=68)
     with pytest.raises(ValueError, match="guidance.*0.5.*1"):
         ours(folder, guidance=0.5)
     with pytest.raises(ValueError, match="bfloat.*bfloat16"):

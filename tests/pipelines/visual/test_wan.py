@@ -232,8 +232,8 @@ def test_the_encoders_can_be_freed(folders):
 
 def test_sizes_and_lengths_that_cannot_be_name_the_nearest(folders):
     folder = folders["2.1"]
-    assert wan.load(folder, height=64, width=64).shape == (4, 21, 8, 8)
-    assert wan.load(folder, frames=5).shape == (4, 2, 60, 104)
+    assert load(wan, folder, height=64, width=64).shape == (4, 21, 8, 8)
+    assert load(wan, folder, frames=5).shape == (4, 2, 60, 104)
     with pytest.raises(ValueError, match="height.*40.*32"):
         ours(folder, height=40)
     with pytest.raises(ValueError, match="frames.*8.*9"):
@@ -246,7 +246,7 @@ def test_scales_of_guidance_that_would_do_nothing_are_errors(folders, two, tmp_p
     with pytest.raises(ValueError, match="guidance_2.*3.0.*0"):
         ours(folders["2.1"], guidance=4.0, guidance_2=3.0)
     with pytest.raises(ValueError, match="guidance_2.*3.0.*0"):
-        wan.load(wan.tiny_words(tmp_path), guidance_2=3.0)
+        load(wan, wan.tiny_words(tmp_path), guidance_2=3.0)
     with pytest.raises(ValueError, match="guidance_2.*3.0.*guidance=1"):
         ours(two, guidance_2=3.0)
     with pytest.raises(ValueError, match="guidance_2.*0.5.*1"):
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_family_is_named(folders, folder):
 
 
 def test_frozen_parts_are_frozen_and_one_network_trains(folders):
-    model = wan.load(folders["2.1"], Training(lora_rank=2), height=32, width=32, frames=5)
+    model = load(wan, folders["2.1"], lora_rank=2, height=32, width=32, frames=5)
     pipeline = model.architecture.pipeline
     for part in (pipeline.text_encoder, pipeline.vae):
         assert not part.training and not any(parameter.requires_grad for parameter in part.parameters())

@@ -16,6 +16,7 @@ from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import wan, wan_i2v
 from pipelines.visual.families import FAMILIES
+from tests.building import load
 from tests.pipelines.visual.drawing import draw, shake
 from tests.pipelines.visual.filming import FOUR, PICTURED, VERSIONS, checkpoint, clips_of, ours, pictured, theirs
 
@@ -190,7 +191,7 @@ def test_a_checkpoint_for_words_with_a_time_per_token_takes_a_picture_too(tmp_pa
     folder = wan.tiny(tmp_path, version="2.2-5B")
     model = ours(folder, True)
     FAMILIES["wan_i2v"].refuse_other_architectures(str(folder))
-    assert model.latent_shape() == (4, 2, 2, 4) and wan.load(folder, height=32, width=64, frames=9).shape[1] == 3
+    assert model.latent_shape() == (4, 2, 2, 4) and load(wan, folder, height=32, width=64, frames=9).shape[1] == 3
 
 
 def test_a_repository_without_its_index_at_hand_is_read_all_the_same(monkeypatch):
@@ -198,7 +199,7 @@ def test_a_repository_without_its_index_at_hand_is_read_all_the_same(monkeypatch
     monkeypatch.setattr(wan_i2v, "locate", lambda path, *_: path)
     monkeypatch.setattr(wan_i2v, "read_json", lambda *_: None)
     monkeypatch.setattr(wan_i2v, "pretrained", lambda *_: model)
-    assert wan_i2v.load("owner/name") is model
+    assert load(wan_i2v, "owner/name") is model
 
 
 def test_a_network_with_a_picture_s_tokens_trains_the_attention_to_them(folders):

@@ -57,9 +57,9 @@ def test_the_network_is_that_of_diffusers_at_a_thousand_sigma(small):
 
 
 def test_words_are_encoded_as_in_small_models_of_pictures(small, tmp_path):
-    pictures = sd3.load(sd3.tiny_words(tmp_path))
+    pictures = load(sd3, sd3.tiny_words(tmp_path))
     shutil.copytree(small / "words", tmp_path / "words", dirs_exist_ok=True)
-    pictures = sd3.load(tmp_path)
+    pictures = load(sd3, tmp_path)
     ours, theirs = load(wan, small, guidance=1.0).encode(PROMPTS), pictures.encode(PROMPTS)
     assert all(torch.equal(one, other) for one, other in zip(ours.tensors, theirs.tensors, strict=True))
 

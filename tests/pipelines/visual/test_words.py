@@ -8,11 +8,12 @@ import torch
 from mmgrpo.types import Prompt
 from pipelines.visual import sd3
 from pipelines.visual.words import NULL, PAD, WordEncoder
+from tests.building import load
 from tests.pipelines.visual.drawing import draw, noise, ours
 
 
 def test_a_model_without_vae_draws_pixels(words_folder):
-    model = sd3.load(words_folder, height=16, width=24, guidance=2.0)
+    model = load(sd3, words_folder, height=16, width=24, guidance=2.0)
     assert model.latent_shape() == (3, 16, 24)
     x = torch.zeros(2, 3, 16, 24)
     x[0], x[1] = -1.0, 0.5

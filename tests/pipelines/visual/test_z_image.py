@@ -114,7 +114,7 @@ def test_a_prompt_may_not_be_longer_than_the_network_has_positions(folder):
     assert int(longest.tensors[1].sum()) == 992  # and 8 tokens of the chat template
     assert bool(model.predict(model.network, noise(model, 1), torch.ones(1), longest).isfinite().all())
     with pytest.raises(ValueError, match="max_sequence_length.*993.*992"):
-        z_image.load(folder, height=16, width=16, max_sequence_length=993)
+        load(z_image, folder, height=16, width=16, max_sequence_length=993)
 
 
 def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(folder, tmp_path):
@@ -122,17 +122,17 @@ def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(
     file = copy / "transformer" / "config.json"
     for positions, most in ((994, 992), (993, 960)):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"axes_lens": [positions, 512, 256]}))
-        assert z_image.load(copy, max_sequence_length=most).latent_shape() == (4, 512, 512)
+        assert load(z_image, copy, max_sequence_length=most).latent_shape() == (4, 512, 512)
         with pytest.raises(ValueError, match=f"{most + 1}.*{most}"):
-            z_image.load(copy, max_sequence_length=most + 1)
+            load(z_image, copy, max_sequence_length=most + 1)
     with pytest.raises(ValueError, match="1024"):  # 4 pixels a token on the shorter axis
-        z_image.load(copy, height=1028)
+        load(z_image, copy, height=1028)
 
 
 @pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (2052, 2048)])
 def test_a_size_that_the_network_cannot_do_is_refused_with_the_nearest(folder, size, nearest):
     with pytest.raises(ValueError, match=f"width.*{size}.*{nearest}"):
-        z_image.load(folder, height=16, width=size, max_sequence_length=48)
+        load(z_image, folder, height=16, width=size, max_sequence_length=48)
 
 
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
